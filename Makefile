@@ -1,0 +1,41 @@
+# Every target does its own set-up: a virtual environment in .venv, CPU torch through constraints.txt.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-slow check format bench clean
+help:            ## show this list
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
+
+setup: $(READY)  ## create .venv with everything needed to work on prism-prm
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "prism-prm needs Python 3.11 or newer; found $$($(PYTHON) --version). Name one with: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)   ## the story so far, on your machine
+	$(BIN)/prism --help
+
+test: $(READY)   ## run the tests
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## run the slow proofs too
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+check: $(READY)  ## lint and type-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## format the code and apply safe lint fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## run the benchmarks, one after the other
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:           ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

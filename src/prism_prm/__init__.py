@@ -1,0 +1,31 @@
+"""prism-prm: train, measure and use process reward models.
+
+Names are imported on first use, so that `import prism_prm` stays instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "PrismError": "prism_prm.errors",
+    "Step": "prism_prm.records",
+    "StepPair": "prism_prm.records",
+    "StepTree": "prism_prm.records",
+}
+"""Public name → the module that owns it."""
+
+__all__ = ["__version__", *_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'prism_prm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,45 @@
+"""The `prism` command: one file per sub-command, and nothing heavy imported before it is needed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from prism_prm import __version__
+from prism_prm.errors import PrismError
+
+app = typer.Typer(
+    name="prism",
+    help="Train, measure and use process reward models (PRMs): models that score each step of a chain of reasoning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"prism-prm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `prism` itself."""
+
+
+def main() -> None:
+    """Run the command line; an error the user can mend is printed plainly and ends with status 2."""
+    try:
+        app()
+    except PrismError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)

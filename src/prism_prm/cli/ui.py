@@ -1,0 +1,47 @@
+"""What commands show while they work: progress bars and tables on standard error, data on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Advance = Callable[[int], None]
+"""Call with how many more units are done."""
+
+
+def console() -> Console:
+    """The console for everything that is not data."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+@contextlib.contextmanager
+def progress(description: str, total: float | None, *, unit: str = "", is_bytes: bool = False) -> Iterator[Advance]:
+    """A progress bar over `total` units (None: unknown); yields the function that advances it."""
+    from rich import progress as bars
+
+    count = bars.DownloadColumn() if is_bytes else bars.MofNCompleteColumn()
+    columns = (
+        bars.TextColumn("{task.description}"), bars.BarColumn(), count, bars.TextColumn(unit),
+        bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
+    )  # fmt: skip
+    with bars.Progress(*columns, console=console()) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda steps: bar.advance(task, steps)
+
+
+def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table for people; the first column is text, the others are right-aligned."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for i, header in enumerate(headers):
+        table.add_column(header, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)

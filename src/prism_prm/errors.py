@@ -1,0 +1,33 @@
+"""The errors a user can meet: each says where, what was found, and the way out."""
+
+from __future__ import annotations
+
+
+class PrismError(Exception):
+    """Anything the user can mend. The command line prints it and exits with status 2."""
+
+
+class DataError(PrismError):
+    """A file or record that cannot be read as what it should be.
+
+    `reason` is a short, stable name used for counting (`--on-bad-record skip`).
+    """
+
+    def __init__(self, message: str, *, reason: str = "bad-record") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ConfigError(PrismError):
+    """A setting that is unknown, out of range, or contradicts another."""
+
+
+class ModelError(PrismError):
+    """A model folder, tokenizer or forward pass that does not do what its family needs."""
+
+
+class MissingExtraError(PrismError):
+    """An optional dependency is not installed; the message gives the exact pip command."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"This needs {package}. Install it with: pip install 'prism-prm[{extra}]'")

@@ -1,0 +1,132 @@
+"""The records everything exchanges: a problem with its tree of steps, and pairs of steps to compare.
+
+A labelled solution is a trunk of steps; at each position hang the other candidates that share its prefix.
+Nodes are numbered in file order, a node's parent comes before it, and -1 is the problem itself. An alternative
+is valid only under the prefix it was labelled with, which the parent pointer says by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Origin = Literal["model", "human", "perturbed"]
+"""Who wrote a step. `perturbed` steps are made by us for ablations and carry no label."""
+
+PairKind = Literal["annotated", "lookahead", "random", "perturbed"]
+PAIR_KINDS: tuple[PairKind, ...] = ("annotated", "lookahead", "random", "perturbed")
+
+ROOT = -1
+"""The parent of a first step: the problem itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One candidate step of a solution."""
+
+    text: str
+    label: float | None = None
+    """Probability that the step is right, in [0, 1]; None where nobody said. Neutral ratings are None here."""
+    rating: float | None = None
+    """What the source said, untouched (PRM800K: -1, 0, 1)."""
+    origin: Origin = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTree:
+    """A problem and a tree of steps; equal records stay two, told apart by `tree_id`."""
+
+    tree_id: int
+    """Ordinal in what was read."""
+    problem: str
+    nodes: tuple[Step, ...]
+    parents: tuple[int, ...]
+    """For each node the index of the step before it, or ROOT; always smaller than the node's own index."""
+    trunk: tuple[int, ...]
+    """The nodes of the solution itself, from the first step on; may end before the deepest position."""
+    name: str = ""
+    """The source's own id ("gsm8k-17", "circular_test_p2_3"), or "" where it has none."""
+    answer: str | None = None
+    """The reference answer, where the source gives it."""
+    ended: bool | None = None
+    """Whether the trunk reached the end of its solution; None where the source does not say."""
+
+    def __post_init__(self) -> None:
+        assert len(self.nodes) == len(self.parents), "one parent per node"
+        assert all(ROOT <= parent < i for i, parent in enumerate(self.parents)), "parents come first"
+        before = ROOT
+        for node in self.trunk:
+            assert self.parents[node] == before, "the trunk is a path from the problem"
+            before = node
+
+    @classmethod
+    def chain(
+        cls,
+        problem: str,
+        steps: Sequence[Step | str],
+        *,
+        tree_id: int = 0,
+        name: str = "",
+        answer: str | None = None,
+        ended: bool | None = None,
+    ) -> StepTree:
+        """A tree that is one plain solution."""
+        nodes = tuple(step if isinstance(step, Step) else Step(step) for step in steps)
+        return cls(
+            tree_id, problem, nodes, tuple(range(-1, len(nodes) - 1)), tuple(range(len(nodes))), name, answer, ended
+        )
+
+    def depths(self) -> tuple[int, ...]:
+        """The position of every node."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The nodes from the first step to `node`, itself included."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def texts(self, path: Sequence[int]) -> list[str]:
+        """The texts of some nodes."""
+        return [self.nodes[node].text for node in path]
+
+    def positions(self) -> Iterator[tuple[int, list[int]]]:
+        """(parent, its candidate nodes) for every prefix that has candidates, in file order."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        yield from children.items()
+
+    def content_hash(self) -> str:
+        """A hash of what the tree says, without its ordinal: 16 hexadecimal digits."""
+        digest = hashlib.blake2b(digest_size=8)
+        for part in (self.problem, self.answer, self.ended, self.trunk, self.parents, self.nodes):
+            digest.update(repr(part).encode("utf-8", "surrogatepass"))
+            digest.update(b"\0")
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPair:
+    """Two steps to compare under one prefix; `chosen` should score higher than `rejected`.
+
+    The prefix is the one `chosen` stands under, `parents[chosen]`. The rejected text is read after that same
+    prefix, also when it comes from later in the tree (lookahead) or from another tree (random).
+    """
+
+    pair_id: int
+    tree_id: int
+    position: int
+    """How many steps the prefix has."""
+    chosen: int
+    rejected: int
+    rejected_tree: int
+    """Where the rejected text is found: `tree_id` itself, save for random negatives."""
+    kind: PairKind
