@@ -1,0 +1,124 @@
+"""Figures as SVG that follow the page into dark mode; the one place that imports matplotlib.
+
+Ink, grid and series are drawn in fixed colours that become CSS variables, each with a light and a dark value. Text
+stays text, nothing depends on the clock or on global state, so the same data gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one system is drawn in every figure: colour, and a line and marker that do without colour."""
+
+    colour: str
+    line: str | tuple[int, tuple[int, ...]]
+    """matplotlib's name of a line style, or its own notation (offset, dashes)."""
+    marker: str
+
+
+LOOKS: tuple[Look, ...] = (
+    Look("#0072b2", "-", "o"),
+    Look("#d55e00", "--", "s"),
+    Look("#009e73", "-.", "^"),
+    Look("#aa4499", ":", "D"),
+    Look("#b07d00", (0, (5, 1)), "v"),
+    Look("#3d8fc4", (0, (3, 1, 1, 1)), "P"),
+    Look("#6b6b6b", (0, (1, 1)), "X"),
+)
+"""After Okabe and Ito, darkened where they would be faint on white; told apart by every common colour vision."""
+
+_INK, _GRID = "#010203", "#040506"
+_THEME = {
+    # drawn as → (variable, light, dark)
+    _INK: ("--ink", "#1f2328", "#e6edf3"),
+    _GRID: ("--grid", "#d8dee4", "#3a424c"),
+    LOOKS[0].colour: ("--series-1", LOOKS[0].colour, "#58b0ea"),
+    LOOKS[1].colour: ("--series-2", LOOKS[1].colour, "#f28e4c"),
+    LOOKS[2].colour: ("--series-3", LOOKS[2].colour, "#2fcf9f"),
+    LOOKS[3].colour: ("--series-4", LOOKS[3].colour, "#dd8fc4"),
+    LOOKS[4].colour: ("--series-5", LOOKS[4].colour, "#e6b83c"),
+    LOOKS[5].colour: ("--series-6", LOOKS[5].colour, "#9ad2f7"),
+    LOOKS[6].colour: ("--series-7", LOOKS[6].colour, "#b8b8b8"),
+}
+
+_STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "svg.fonttype": "none",
+}
+
+
+@dataclass
+class Picture:
+    """What is being drawn; `svg` is there once the block ends."""
+
+    axes: Any
+    svg: str = ""
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """One look per system, by its place in the list; beyond seven systems they repeat."""
+    return {name: LOOKS[i % len(LOOKS)] for i, name in enumerate(names)}
+
+
+@contextlib.contextmanager
+def drawing(name: str, alt: str, size: tuple[float, float], panels: int) -> Iterator[Picture]:
+    """Axes in our style (a list of them for several panels, side by side); rendered when the block ends."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE, "svg.hashsalt": name, "backend": "agg"}):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(1, panels)
+        picture = Picture(list(axes) if panels > 1 else axes)
+        yield picture
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+        picture.svg = _themed(buffer.getvalue(), name, alt)
+
+
+def _themed(svg: str, name: str, alt: str) -> str:
+    """Bare `<svg>` with colours as variables and ids of its own, so that many can stand in one page."""
+    svg = svg[svg.index("<svg") :]
+    for drawn, (variable, light, _) in _THEME.items():
+        svg = svg.replace(drawn, f"var({variable}, {light})")
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    light = ";".join(f"{variable}:{value}" for variable, value, _ in _THEME.values())
+    dark = ";".join(f"{variable}:{value}" for variable, _, value in _THEME.values())
+    style = f"<style>:root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    # matplotlib's fixed size would overflow a phone; the view box keeps the proportions.
+    for fixed in ("width", "height"):
+        svg = re.sub(rf'(<svg[^>]*?) {fixed}="[^"]*"', r"\1", svg, count=1)
+    opening = f'<svg role="img" aria-label="{html.escape(alt)}"'
+    svg = svg.replace("<svg", opening, 1)
+    return svg.replace(">", ">" + style, 1)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism_prm import statistics
+
+
+def test_number_clusters_keeps_order_of_first_sight() -> None:
+    ordinals, num = statistics.number_clusters(["b", "a", "b", "c"])
+    assert ordinals.tolist() == [0, 1, 0, 2]
+    assert num == 3
+
+
+def test_a_draw_holds_as_many_clusters_as_there_are() -> None:
+    draws = statistics.cluster_draws(7, 50, seed=3)
+    assert draws.shape == (50, 7)
+    assert draws.sum(axis=1).tolist() == [7] * 50
+    assert (draws != statistics.cluster_draws(7, 50, seed=4)).any()
+    assert (draws == statistics.cluster_draws(7, 50, seed=3)).all()
+
+
+def test_draws_are_uniform() -> None:
+    draws = statistics.cluster_draws(5, 4000)
+    # A cluster's weight has mean 1 and variance 1 - 1/5.
+    assert draws.mean(axis=0) == pytest.approx([1] * 5, abs=0.06)
+    assert draws.var(axis=0) == pytest.approx([0.8] * 5, abs=0.08)
+
+
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 1000))
+def test_resampled_sums_equal_a_loop_over_repeated_rows(rows: int, num_clusters: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clusters = rng.integers(num_clusters, size=rows)
+    values = rng.integers(-5, 6, size=(rows, 3))
+    draws = statistics.cluster_draws(num_clusters, 11, seed)
+    fast = statistics.resampled_sums(statistics.cluster_sums(values, clusters, num_clusters), draws)
+    for draw, sums in zip(draws, fast, strict=True):
+        repeated = [values[i] * draw[clusters[i]] for i in range(rows)]
+        assert sums.tolist() == np.sum(repeated, axis=0).tolist()
+
+
+def test_mean_interval_covers_the_known_standard_error() -> None:
+    values = np.random.default_rng(0).normal(size=400)
+    found = statistics.mean_interval(values, num_draws=4000)
+    half = 1.96 * values.std() / 20
+    assert found.value == values.mean()
+    assert found.low == pytest.approx(values.mean() - half, abs=0.01)
+    assert found.high == pytest.approx(values.mean() + half, abs=0.01)
+
+
+def test_clusters_widen_the_interval() -> None:
+    """Ten copies of each value carry no more information than one."""
+    values = np.random.default_rng(1).normal(size=50)
+    alone = statistics.mean_interval(values)
+    copied = statistics.mean_interval(np.repeat(values, 10), np.repeat(np.arange(50), 10))
+    blind = statistics.mean_interval(np.repeat(values, 10))
+    assert copied.high - copied.low == pytest.approx(alone.high - alone.low)
+    assert copied.num_clusters == 50
+    assert blind.high - blind.low < 0.5 * (alone.high - alone.low)
+
+
+def test_intervals_cover_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(5)
+    covered = 0
+    for trial in range(300):
+        values = rng.random(60) < 0.3
+        found = statistics.mean_interval(values, num_draws=400, seed=trial)
+        covered += found.low <= 0.3 <= found.high
+    assert 0.90 <= covered / 300 <= 0.98
+
+
+def test_comparison_is_paired() -> None:
+    """Two systems that differ by a constant differ for certain, however noisy the items are."""
+    noise = np.random.default_rng(2).normal(size=30) * 100
+    found = statistics.compare_means(noise + 1, noise)
+    assert found.difference == pytest.approx(1)
+    assert (found.low, found.high) == (pytest.approx(1), pytest.approx(1))
+    assert found.p == pytest.approx(2 / 1001)
+
+
+def test_equal_systems_have_p_one() -> None:
+    found = statistics.compare_means([1, 0, 1], [1, 0, 1])
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+def test_p_values_are_about_uniform_under_the_null() -> None:
+    rng = np.random.default_rng(8)
+    p = [statistics.compare_means(rng.random(50), rng.random(50), num_draws=300, seed=s).p for s in range(200)]
+    assert np.mean(np.array(p) < 0.05) < 0.11
+    assert np.mean(p) == pytest.approx(0.5, abs=0.08)
+
+
+def test_no_data_is_nan_never_zero() -> None:
+    assert math.isnan(statistics.mean_interval([]).value)
+    one = statistics.mean_interval([3.0])
+    assert one.value == 3
+    assert math.isnan(one.low)
+    undefined = np.array([0.5] * 90 + [math.nan] * 10)
+    assert math.isnan(statistics.interval(0.5, undefined, 10).low)
+    assert statistics.interval(0.5, np.array([0.5] * 96 + [math.nan] * 4), 10).low == 0.5
+    assert math.isnan(statistics.compare(math.nan, 1, undefined, undefined, 10).p)
+
+
+def test_a_comparison_needs_the_same_draws() -> None:
+    with pytest.raises(AssertionError, match="same draws"):
+        statistics.compare(0, 0, np.zeros(3), np.zeros(4), 5)
