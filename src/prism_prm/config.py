@@ -1,0 +1,117 @@
+"""Settings from TOML: typed, documented beside their owner, and closed to unknown keys.
+
+A section is a frozen dataclass; `from_mapping` fills it (nested sections too), `override` applies `--set a.b=value`,
+and `to_toml` writes the resolved settings back so that they can be saved with a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from prism_prm.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file; an error names the file and what is wrong with it."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file. Name a TOML file, e.g. one of those in recipes/.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """A copy of `settings` with `section.key=value` assignments applied; values are TOML, or plain text."""
+    result: dict[str, Any] = _copy(settings)
+    for assignment in assignments:
+        dotted, equals, text = assignment.partition("=")
+        keys = dotted.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {assignment}: expected section.key=value, e.g. train.lr=2e-6")
+        section = result
+        for key in keys[:-1]:
+            section = section.setdefault(key, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"--set {assignment}: {key!r} is a value, not a section")
+        section[keys[-1]] = _toml_value(text.strip())
+    return result
+
+
+def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> T:
+    """Fill the dataclass `cls`; unknown keys and wrong types are errors that say what is known."""
+    _reject_unknown_keys(cls, settings, where)
+    try:
+        return msgspec.convert(settings, type=cls)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`$.", "`").replace(" - at `$`", "")
+        raise ConfigError(f"Wrong setting{f' in [{where}]' if where else ''}: {message}") from error
+
+
+def to_toml(config: Any) -> str:
+    """The settings of a dataclass as TOML, sections last; None is left out, since TOML has no such value."""
+    return "\n".join(_toml_lines(dataclasses.asdict(config), "")) + "\n"
+
+
+def _copy(value: Any) -> Any:
+    return {key: _copy(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _sections(cls: type) -> dict[str, type]:
+    """The fields of a dataclass that are dataclasses themselves, also as `Section | None`."""
+    found: dict[str, type] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        for choice in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
+            if isinstance(choice, type) and dataclasses.is_dataclass(choice):
+                found[name] = choice
+    return found
+
+
+def _reject_unknown_keys(cls: type, settings: Mapping[str, Any], where: str) -> None:
+    assert dataclasses.is_dataclass(cls), f"{cls} is no settings class"
+    known = [field.name for field in dataclasses.fields(cls)]
+    unknown = [key for key in settings if key not in known]
+    if unknown:
+        raise ConfigError(f"Unknown keys {unknown}{f' in [{where}]' if where else ''}. Known: {known}.")
+    for name, section in _sections(cls).items():
+        if isinstance(settings.get(name), Mapping):
+            _reject_unknown_keys(section, settings[name], f"{where}.{name}" if where else name)
+
+
+def _toml_lines(settings: Mapping[str, Any], where: str) -> list[str]:
+    plain = {key: value for key, value in settings.items() if value is not None and not isinstance(value, Mapping)}
+    lines = [f"{key} = {_toml_text(value)}" for key, value in plain.items()]
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            name = f"{where}.{key}" if where else key
+            lines += ["", f"[{name}]", *_toml_lines(value, name)]
+    return lines
+
+
+def _toml_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_text(item) for item in value) + "]"
+    if isinstance(value, int | float):
+        return repr(value)
+    assert isinstance(value, str), f"{value!r} has no TOML form"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,89 @@
+"""The margin curriculum: which pairs are trained in which round, from easy to hard.
+
+The margin of a pair is r⁺ − r⁻, scored by the PRM before training; it lies in [−1, 1]. A large margin is easy, a small
+one hard, a negative one contradicts the PRM and is dropped unless a bin reaches down to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism_prm.errors import ConfigError, DataError
+
+PAPER_BINS = ((0.5, 1.0), (0.3, 0.5), (0.2, 0.3), (0.1, 0.2))
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Section [curriculum]: bins of the margin, trained one after the other."""
+
+    mode: Literal["bins", "none"] = "bins"
+    """`bins`: a round per bin, easy to hard. `none`: the pairs of all bins, shuffled, in one round."""
+    bins: tuple[tuple[float, float], ...] = PAPER_BINS
+    """[lo, hi) each, the topmost [lo, hi]; without holes or overlaps. A bin below 0 keeps negative margins."""
+    rescore: bool = False
+    """Score the pairs again before each later round, with the PRM trained so far, and bin by the new margins."""
+
+    def __post_init__(self) -> None:
+        if not self.bins:
+            raise ConfigError(
+                "curriculum.bins is empty; the paper's are [[0.5, 1.0], [0.3, 0.5], [0.2, 0.3], [0.1, 0.2]]."
+            )
+        for lo, hi in self.bins:
+            if not -1 <= lo < hi <= 1:
+                raise ConfigError(f"curriculum.bins has [{lo}, {hi}]: expected -1 <= lo < hi <= 1.")
+        for (lo, hi), (next_lo, next_hi) in zip(self.easy_to_hard, self.easy_to_hard[1:], strict=False):
+            if next_hi != lo:
+                kind = "hole" if next_hi < lo else "overlap"
+                raise ConfigError(f"curriculum.bins has a {kind} between [{next_lo}, {next_hi}] and [{lo}, {hi}].")
+        if self.rescore and self.mode == "none":
+            raise ConfigError("curriculum.rescore needs rounds to score between; mode = 'none' has a single one.")
+
+    @property
+    def easy_to_hard(self) -> tuple[tuple[float, float], ...]:
+        """The bins from the largest margins down, whatever order they were written in."""
+        return tuple(sorted(self.bins, reverse=True))
+
+    def round_names(self) -> list[str]:
+        """A name per round, in order: "1_0.5-1", "2_0.3-0.5", …"""
+        if self.mode == "none":
+            return ["1_all"]
+        return [f"{i}_{lo:g}-{hi:g}" for i, (lo, hi) in enumerate(self.easy_to_hard, start=1)]
+
+
+@dataclass(frozen=True)
+class Binned:
+    """What the curriculum makes of a table of margins."""
+
+    rounds: tuple[NDArray[np.int64], ...]
+    """For each round the indices of its pairs."""
+    bin_sizes: dict[str, int]
+    """Pairs per bin, also with mode `none`."""
+    dropped: dict[str, int]
+    """Pairs in no bin: `negative` margins, `below-lowest-bin` (not negative), `above-highest-bin`."""
+
+
+def assign(margins: NDArray[np.float64], curriculum: Curriculum) -> Binned:
+    """Sort pairs into rounds by their margin; every pair is in one round or counted as dropped."""
+    if not np.isfinite(margins).all():
+        bad = int(np.flatnonzero(~np.isfinite(margins))[0])
+        raise DataError(f"margin {bad} is {margins[bad]}: score the pairs again; a margin must be a number.")
+    bins = curriculum.easy_to_hard
+    top, bottom = bins[0][1], bins[-1][0]
+    members = [
+        np.flatnonzero((margins >= lo) & ((margins < hi) if i else (margins <= hi))) for i, (lo, hi) in enumerate(bins)
+    ]
+    below = margins < bottom
+    dropped = {
+        "negative": int((below & (margins < 0)).sum()),
+        "below-lowest-bin": int((below & (margins >= 0)).sum()),
+        "above-highest-bin": int((margins > top).sum()),
+    }
+    assert sum(map(len, members)) + sum(dropped.values()) == len(margins), "every pair is somewhere"
+    rounds = (np.sort(np.concatenate(members)),) if curriculum.mode == "none" else tuple(members)
+    sizes = {f"{lo:g}-{hi:g}": len(member) for (lo, hi), member in zip(bins, members, strict=True)}
+    return Binned(rounds, sizes, dropped)

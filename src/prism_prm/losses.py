@@ -1,0 +1,91 @@
+"""The objectives: what a PRM's log-odds should be, pair by pair or step by step.
+
+Every function takes log-odds (probability = sigmoid) and returns one loss per pair or step, never a mean: how many
+pairs make an update is decided by the sampler, not here. Shapes: P pairs, N steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prism_prm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Section [objective]: what training minimises."""
+
+    name: Literal["sc", "bce", "hybrid"] = "sc"
+    """`sc`: the step-contrastive loss −log σ(r⁺ − r⁻). `bce`: pointwise cross-entropy. `hybrid`: their sum."""
+    on: Literal["pairs", "labels"] = "pairs"
+    """`pairs`, or (with `bce` only) `labels`: every labelled step once, hard or soft."""
+    space: Literal["probability", "log-odds"] = "probability"
+    """What r is in `sc`. The paper: probability, whose loss stays above −log σ(1) = 0.313; log-odds has no floor."""
+    temperature: float = 1.0
+    """`sc` divides the margin by it; below 1 sharpens."""
+    margin: float = 0.0
+    """`sc` asks for r⁺ − r⁻ to exceed this."""
+    anchor_weight: float = 1.0
+    """`hybrid`: sc + anchor_weight · bce. SC leaves the level of the two scores free; the anchor holds it."""
+    anchor_on: Literal["both", "chosen"] = "both"
+    """`hybrid`: the anchor's steps: both of a pair, or only the chosen one (holds false negatives down)."""
+    positive_weight: float = 1.0
+    """`bce`: weight of the right side of each label."""
+    negative_weight: float = 1.0
+    """`bce`: weight of the wrong side of each label."""
+
+    def __post_init__(self) -> None:
+        if self.on == "labels" and self.name != "bce":
+            raise ConfigError(
+                f"objective.on = 'labels' goes with name = 'bce', not {self.name!r}: the others need pairs."
+            )
+        for key in ("temperature", "positive_weight", "negative_weight"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"objective.{key} = {getattr(self, key)}: must be above 0.")
+        if self.anchor_weight < 0:
+            raise ConfigError(f"objective.anchor_weight = {self.anchor_weight}: must not be negative.")
+
+    def of_pairs(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+        """The loss of each pair."""
+        if self.name == "sc":
+            return self._contrastive(chosen_P, rejected_P)
+        pointwise_P = self._pointwise_pair(chosen_P, rejected_P)
+        if self.name == "bce":
+            return pointwise_P
+        return self._contrastive(chosen_P, rejected_P) + self.anchor_weight * pointwise_P
+
+    def of_steps(self, log_odds_N: Tensor, label_N: Tensor) -> Tensor:
+        """The loss of each labelled step (`on = "labels"`)."""
+        return pointwise(log_odds_N, label_N, self.positive_weight, self.negative_weight)
+
+    def _contrastive(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+        if self.space == "probability":
+            chosen_P, rejected_P = torch.sigmoid(chosen_P), torch.sigmoid(rejected_P)
+        return step_contrastive(chosen_P, rejected_P, self.temperature, self.margin)
+
+    def _pointwise_pair(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+        """The mean over the pair's two steps, or the chosen step alone in a hybrid anchored there."""
+        right_P = pointwise(chosen_P, torch.ones_like(chosen_P), self.positive_weight, self.negative_weight)
+        if self.name == "hybrid" and self.anchor_on == "chosen":
+            return right_P
+        wrong_P = pointwise(rejected_P, torch.zeros_like(rejected_P), self.positive_weight, self.negative_weight)
+        return (right_P + wrong_P) / 2
+
+
+def step_contrastive(chosen_P: Tensor, rejected_P: Tensor, temperature: float = 1.0, margin: float = 0.0) -> Tensor:
+    """−log σ((r⁺ − r⁻ − margin) / temperature): the paper's loss at temperature 1 and margin 0."""
+    return F.softplus(-(chosen_P - rejected_P - margin) / temperature)
+
+
+def pointwise(
+    log_odds_N: Tensor, label_N: Tensor, positive_weight: float = 1.0, negative_weight: float = 1.0
+) -> Tensor:
+    """Cross-entropy with a hard or soft label: −w⁺·y·log p − w⁻·(1 − y)·log(1 − p)."""
+    return positive_weight * label_N * F.softplus(-log_odds_N) + negative_weight * (1 - label_N) * F.softplus(
+        log_odds_N
+    )

@@ -1,0 +1,74 @@
+"""Settings: what a user writes, and what they are told when it is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from prism_prm.config import from_mapping, override, read_toml, to_toml
+from prism_prm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Engine:
+    power: float = 1.5
+    fuels: tuple[str, ...] = ("oil",)
+
+
+@dataclass(frozen=True)
+class Car:
+    name: str
+    doors: int = 4
+    fast: bool = False
+    note: str | None = None
+    engine: Engine = field(default_factory=Engine)
+    spare: Engine | None = None
+
+
+def test_nested_sections_and_defaults() -> None:
+    car = from_mapping(Car, {"name": "a", "engine": {"power": 2}, "spare": {"fuels": ["gas", "oil"]}})
+    assert car == Car("a", engine=Engine(power=2.0), spare=Engine(fuels=("gas", "oil")))
+
+
+def test_unknown_keys_list_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"Unknown keys \['warp'\] in \[engine\]. Known: \['power', 'fuels'\]."):
+        from_mapping(Car, {"name": "a", "engine": {"warp": 9}})
+    with pytest.raises(ConfigError, match=r"Unknown keys \['warp'\] in \[spare\]"):
+        from_mapping(Car, {"name": "a", "spare": {"warp": 9}})
+
+
+def test_wrong_type_names_the_place() -> None:
+    with pytest.raises(ConfigError, match=r"Expected `float`, got `str` - at `engine.power`"):
+        from_mapping(Car, {"name": "a", "engine": {"power": "much"}})
+    with pytest.raises(ConfigError, match="missing required field `name`"):
+        from_mapping(Car, {})
+
+
+def test_override_reads_toml_values_and_leaves_the_original_alone() -> None:
+    original = {"name": "a", "engine": {"power": 1.0}}
+    changed = override(original, ["engine.power=2e-6", "name=b c", 'engine.fuels=["x"]', "fast = true"])
+    assert changed == {"name": "b c", "engine": {"power": 2e-6, "fuels": ["x"]}, "fast": True}
+    assert original == {"name": "a", "engine": {"power": 1.0}}
+
+
+@pytest.mark.parametrize("text", ["engine.power", "=3", "name.x=3", "engine..power=1"])
+def test_bad_override(text: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        override({"name": "a"}, [text])
+
+
+def test_toml_round_trip() -> None:
+    car = Car('a "quoted" \\ näme\n', doors=2, engine=Engine(1e-9, ("x", "y")), spare=Engine())
+    assert from_mapping(Car, tomllib.loads(to_toml(car))) == car
+    assert "note" not in to_toml(car)
+
+
+def test_read_toml_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        read_toml(tmp_path / "missing.toml")
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    with pytest.raises(ConfigError, match=r"bad.toml: not valid TOML: .*line 1"):
+        read_toml(tmp_path / "bad.toml")
