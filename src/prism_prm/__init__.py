@@ -15,6 +15,8 @@ _EXPORTS = {
     "Step": "prism_prm.records",
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
+    "read_trees": "prism_prm.data",
+    "split_steps": "prism_prm.data.steps",
 }
 """Public name → the module that owns it."""
 

@@ -1,13 +1,30 @@
-"""The Parquet schemas that commands exchange; `docs/architecture.md` says what each column means."""
+"""The Parquet tables that commands exchange, and how they are written and read.
+
+`docs/architecture.md` says what each column means.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from prism_prm.data.draft import Draft
+from prism_prm.data.forest import Forest
+from prism_prm.errors import DataError
+from prism_prm.files import whole_file
+from prism_prm.records import StepPair, StepTree
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 """For columns with few distinct values."""
+
+T = TypeVar("T")
 
 NODE = pa.struct(
     [
@@ -64,3 +81,115 @@ def scores_schema(outputs: Sequence[str]) -> pa.Schema:
             pa.field("model_hash", _NAME, nullable=False),
         ]
     )
+
+
+def tree_table(forest: Forest, *, tree_ids: Sequence[int], splits: Sequence[str], sources: Sequence[str]) -> pa.Table:
+    """Rows of `trees.parquet`."""
+    drafts = forest.drafts
+    node_columns = [
+        forest.texts,
+        pa.array(forest.parents),
+        forest.labels,
+        forest.column("ratings", pa.float64()),
+        forest.column("origins", pa.string()),
+    ]
+    nodes = pa.StructArray.from_arrays(node_columns, fields=list(NODE))
+    columns = [
+        pa.array(tree_ids, pa.int32()),
+        pa.array([draft.name for draft in drafts], pa.string()),
+        pa.array([draft.problem for draft in drafts], pa.string()),
+        pa.array([draft.answer for draft in drafts], pa.string()),
+        pa.array([draft.ended for draft in drafts], pa.bool_()),
+        pa.ListArray.from_arrays(pa.array(forest.node_starts, pa.int32()), nodes, type=TREES.field("nodes").type),
+        pa.ListArray.from_arrays(pa.array(forest.trunk_starts, pa.int32()), pa.array(forest.trunk)),
+        pa.array(splits, pa.string()).dictionary_encode(),
+        pa.array(sources, pa.string()).dictionary_encode(),
+        pa.array([draft.content_hash() for draft in drafts], pa.string()),
+    ]
+    return pa.Table.from_arrays(columns, schema=TREES)
+
+
+def write_trees(path: str | Path, trees: Iterable[StepTree], *, split: str = "", source: str = "") -> None:
+    """Write `trees.parquet`, all in one split."""
+    with whole_file(path) as aside, pq.ParquetWriter(aside, TREES) as writer:
+        for chunk in _batched(trees, 1024):
+            size = len(chunk)
+            forest = Forest.of([Draft.of(tree) for tree in chunk])
+            ids = [tree.tree_id for tree in chunk]
+            writer.write_table(tree_table(forest, tree_ids=ids, splits=[split] * size, sources=[source] * size))
+
+
+def iter_trees(path: str | Path, *, split: str | None = None) -> Iterator[StepTree]:
+    """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with."""
+    with _open(path, "trees.parquet", TREES) as file:
+        for batch in file.iter_batches(batch_size=256):
+            yield from _trees_of_batch(_only_split(batch, split))
+
+
+def _trees_of_batch(batch: Any) -> Iterator[StepTree]:
+    nodes = batch.column("nodes")
+    values = nodes.flatten()
+    starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
+    texts, parents, labels, ratings, origins = (values.field(field.name).to_pylist() for field in NODE)
+    names = ("tree_id", "problem", "trunk", "name", "answer", "ended")
+    for i, row in enumerate(zip(*(batch.column(name).to_pylist() for name in names), strict=True)):
+        tree_id, problem, trunk, name, answer, ended = row
+        of = slice(starts[i], starts[i + 1])
+        draft = Draft(
+            problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended
+        )  # fmt: skip
+        yield draft.tree(tree_id)
+
+
+def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "") -> None:
+    """Write `pairs.parquet`, all in one split."""
+    with whole_file(path) as aside, pq.ParquetWriter(aside, PAIRS) as writer:
+        for chunk in _batched(pairs, 65536):
+            plain = [field.name for field in PAIRS if field.name not in ("kind", "split")]
+            columns = [pa.array([getattr(pair, name) for pair in chunk], PAIRS.field(name).type) for name in plain]
+            columns.append(pa.array([pair.kind for pair in chunk]).dictionary_encode())
+            columns.append(pa.array([split] * len(chunk)).dictionary_encode())
+            writer.write_table(pa.Table.from_arrays(columns, schema=PAIRS))
+
+
+def read_pairs(path: str | Path, *, split: str | None = None) -> pa.Table:
+    """The whole of a `pairs.parquet` (or of the folder that holds it) as columns: about 37 bytes per pair."""
+    with _open(path, "pairs.parquet", PAIRS) as file:
+        return _only_split(file.read(), split)
+
+
+def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPair]:
+    """The pairs of a `pairs.parquet` (or of the folder that holds it), one by one."""
+    names = [field.name for field in PAIRS if field.name != "split"]
+    with _open(path, "pairs.parquet", PAIRS) as file:
+        for batch in file.iter_batches(batch_size=65536):
+            kept = _only_split(batch, split)
+            for row in zip(*(kept.column(name).to_pylist() for name in names), strict=True):
+                yield StepPair(*row)
+
+
+def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def _only_split(table: Any, split: str | None) -> Any:
+    return table if split is None else table.filter(pc.equal(table.column("split"), split))
+
+
+def _open(path: str | Path, name: str, schema: pa.Schema) -> pq.ParquetFile:
+    """The Parquet file `path`, or `name` in the folder `path`, if it has the right columns."""
+    path = Path(path)
+    path = path / name if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; `prism pairs` writes it", reason="no-such-file")
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({error})", reason="unreadable-parquet") from error
+    missing = sorted(set(schema.names) - set(file.schema_arrow.names))
+    if missing:
+        file.close()
+        raise DataError(f"{path}: not a {name} of prism; it lacks the columns {missing}", reason="wrong-format")
+    return file

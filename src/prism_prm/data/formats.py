@@ -1,0 +1,78 @@
+"""The formats we read, in one dict, and how a record shows which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prism_prm.data import math_shepherd, prm800k, prmbench, process_labels, solutions, stepwise
+from prism_prm.data.draft import Draft
+from prism_prm.data.options import ReadOptions
+from prism_prm.errors import DataError
+
+
+def _never(record: Any, options: ReadOptions) -> str | None:  # noqa: ARG001
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one kind of record is recognised and read."""
+
+    name: str
+    record: type[Any]
+    """The msgspec type that a record must have."""
+    keys: frozenset[str]
+    """A record with these keys looks like this format."""
+    read: Callable[[Any, ReadOptions], list[Draft]]
+    drop_reason: Callable[[Any, ReadOptions], str | None] = _never
+    unique_names: bool = False
+    """Whether a name that was seen before is dropped (and counted)."""
+
+
+FORMATS: dict[str, tuple[Format, ...]] = {
+    "prm800k": (Format("prm800k", prm800k.Record, prm800k.KEYS, prm800k.read, prm800k.drop_reason),),
+    "math-shepherd": (
+        Format("math-shepherd", math_shepherd.Record, math_shepherd.KEYS, math_shepherd.read),
+        Format("math-shepherd", math_shepherd.SplitRecord, math_shepherd.SPLIT_KEYS, math_shepherd.read_split),
+    ),
+    "stepwise": (Format("stepwise", stepwise.Record, stepwise.KEYS, stepwise.read),),
+    "process-labels": (Format("process-labels", process_labels.Record, process_labels.KEYS, process_labels.read),),
+    "prmbench": (Format("prmbench", prmbench.Record, prmbench.KEYS, prmbench.read, unique_names=True),),
+}
+"""Format name → its variants, in the order in which they are tried."""
+
+SOLUTIONS = tuple(Format("solutions", solutions.Record, keys, solutions.read) for keys in solutions.KEYS)
+"""Plain solutions, tried after all others and only when the user asks for splitting into steps."""
+
+
+def detect(keys: Iterable[str], *, wanted: str = "auto", with_solutions: bool = False) -> Format:
+    """The format of a record with these keys; `wanted` is a name in FORMATS or "auto"."""
+    keys = set(keys)
+    every = [variant for variants in FORMATS.values() for variant in variants] + (list(SOLUTIONS) * with_solutions)
+    fitting = [variant for variant in every if variant.keys <= keys]
+    if wanted == "auto":
+        if fitting:
+            return fitting[0]
+        hint = "" if with_solutions or not any(f.keys <= keys for f in SOLUTIONS) else _SOLUTION_HINT
+        raise DataError(
+            f"a record with the fields {sorted(keys)} is in no known format. Known: {describe_formats()}.{hint}",
+            reason="wrong-format",
+        )
+    for variant in FORMATS[wanted]:
+        if variant.keys <= keys:
+            return variant
+    needed = " or ".join(str(sorted(variant.keys)) for variant in FORMATS[wanted])
+    other = f" It looks like {fitting[0].name}: give --format {fitting[0].name}." if fitting else ""
+    raise DataError(f"a {wanted} record needs the fields {needed}; found {sorted(keys)}.{other}", reason="wrong-format")
+
+
+_SOLUTION_HINT = " It looks like a problem with a plain solution: add --split-steps to cut it into steps."
+
+
+def describe_formats() -> str:
+    """Each format with the fields that show it."""
+    return "; ".join(
+        f"{variant.name} ({', '.join(sorted(variant.keys))})" for variants in FORMATS.values() for variant in variants
+    )

@@ -1,0 +1,216 @@
+"""What the user names → sources → rows: .jsonl, .json, .jsonl.gz, .parquet, a folder of them, or a hub data set.
+
+A row is not decoded yet: JSON stays bytes until the format is known, so that it is decoded once, into its own type.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from prism_prm.errors import DataError
+
+Kind = Literal["jsonl", "json", "jsonl.gz", "parquet", "hub"]
+SUFFIXES: dict[str, Kind] = {".jsonl": "jsonl", ".json": "json", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
+TREE_TABLE = "trees.parquet"
+"""The file that makes a folder one of ours; its neighbours are not input."""
+
+Advance = Callable[[int], None]
+"""Called with how many more bytes of input were read."""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One thing to read."""
+
+    name: str
+    """The file's path or the data set's id, as the user wrote it."""
+    kind: Kind
+
+    def size(self) -> int | None:
+        """Its bytes, or None where that is not known before reading."""
+        return None if self.kind == "hub" else Path(self.name).stat().st_size
+
+    def sha256(self) -> str | None:
+        """The hash of the file, as `sha256sum` prints it; None for a hub data set."""
+        if self.kind == "hub":
+            return None
+        with Path(self.name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record, not decoded: JSON bytes, or an object from a table."""
+
+    where: str
+    """For messages: `file:line`."""
+    data: bytes | dict[str, Any]
+    is_last_line: bool = False
+    """Whether the line has no line break: a record cut short shows there."""
+
+
+def kind_of(path: Path) -> Kind | None:
+    """What the file's name says it is."""
+    return next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
+
+
+def find_sources(inputs: Iterable[str | Path]) -> list[Source]:
+    """The files and data sets that the user's words name, in their order; a folder gives its files by name."""
+    sources: list[Source] = []
+    for given in inputs:
+        path = Path(given)
+        if path.is_dir():
+            sources += _in_folder(path)
+        elif path.is_file():
+            kind = kind_of(path)
+            if kind is None:
+                raise DataError(
+                    f"{path}: the name does not end in one of {', '.join(SUFFIXES)}; rename or convert the file",
+                    reason="unknown-suffix",
+                )
+            sources.append(Source(str(given), kind))
+        elif _HUB_ID.fullmatch(str(given)) and kind_of(path) is None:
+            sources.append(Source(str(given), "hub"))
+        else:
+            raise DataError(f"{given}: no such file or folder", reason="no-such-file")
+    return sources
+
+
+def _in_folder(folder: Path) -> list[Source]:
+    if (folder / TREE_TABLE).is_file():
+        return [Source(str(folder / TREE_TABLE), "parquet")]
+    found = [(path, kind_of(path)) for path in sorted(folder.iterdir()) if path.is_file()]
+    sources = [Source(str(path), kind) for path, kind in found if kind is not None]
+    if not sources:
+        raise DataError(f"{folder}: nothing to read; no file ends in {', '.join(SUFFIXES)}", reason="empty-folder")
+    return sources
+
+
+def rows(source: Source, advance: Advance = lambda _: None) -> Iterator[Row]:
+    """The records of a source, as a stream."""
+    readers: dict[Kind, Callable[[Source, Advance], Iterator[Row]]] = {
+        "jsonl": _lines,
+        "json": _json,
+        "jsonl.gz": _gzip_lines,
+        "parquet": _parquet,
+        "hub": _hub,
+    }
+    found = False
+    for row in readers[source.kind](source, advance):
+        found = True
+        yield row
+    if not found:
+        raise DataError(f"{source.name}: the file is empty; was it downloaded completely?", reason="empty-file")
+
+
+def _lines(source: Source, advance: Advance) -> Iterator[Row]:
+    with Path(source.name).open("rb") as file:
+        for row in _file_lines(source.name, file):
+            advance(len(row.data))
+            yield row
+
+
+def _file_lines(name: str, file: Iterable[bytes]) -> Iterator[Row]:
+    for number, line in enumerate(file, start=1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line.isspace():
+            yield Row(f"{name}:{number}", line, not line.endswith(b"\n"))
+
+
+def _gzip_lines(source: Source, advance: Advance) -> Iterator[Row]:
+    with Path(source.name).open("rb") as raw:
+        done = 0
+        try:
+            with gzip.GzipFile(fileobj=raw) as unzipped:
+                for row in _file_lines(source.name, io.BufferedReader(unzipped, 1 << 20)):
+                    advance(raw.tell() - done)
+                    done = raw.tell()
+                    yield row
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                f"{source.name}: cannot be unpacked as gzip ({error}); download it again, or unpack it by hand",
+                reason="unreadable-gzip",
+            ) from error
+
+
+def _json(source: Source, advance: Advance) -> Iterator[Row]:
+    """An array of records; also one record, or lines of records in a file that is only named .json."""
+    data = Path(source.name).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    advance(len(data))
+    if data.lstrip()[:1] != b"[":
+        if _is_json(data):
+            yield Row(f"{source.name}:1", data)
+        else:
+            yield from _file_lines(source.name, io.BytesIO(data))
+        return
+    try:
+        records = msgspec.json.decode(data, type=list[msgspec.Raw])
+    except msgspec.DecodeError as error:
+        raise DataError(f"{source.name}: not a JSON array ({error}); was it cut short?", reason="not-json") from error
+    at, line = 0, 1
+    for record in records:
+        text = bytes(record)
+        start = data.index(text, at)
+        line += data.count(b"\n", at, start)
+        yield Row(f"{source.name}:{line}", text)
+        at = start + len(text)
+        line += text.count(b"\n")
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return bool(data.strip())
+
+
+def _parquet(source: Source, advance: Advance) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    size = Path(source.name).stat().st_size
+    try:
+        with pq.ParquetFile(source.name) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=256):
+                for record in batch.to_pylist():
+                    yield Row(f"{source.name}: row {number}", record)
+                    number += 1
+                advance(size * batch.num_rows // max(1, file.metadata.num_rows))
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{source.name}: cannot be read as Parquet ({error}); download it again", reason="unreadable-parquet"
+        ) from error
+
+
+def _hub(source: Source, advance: Advance) -> Iterator[Row]:  # noqa: ARG001
+    """`owner/name`, `owner/name:split` or `owner/name:config:split`; without a split, all of them in turn."""
+    from datasets import load_dataset
+
+    name, *rest = source.name.split(":")
+    config, split = (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else None)
+    try:
+        loaded = load_dataset(name, config, split=split, streaming=True)
+    except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
+        raise DataError(
+            f"{source.name}: no such file, and the hub data set cannot be loaded ({type(error).__name__}: {error}). "
+            "Check the name and the network; without one, give a local file",
+            reason="no-such-file",
+        ) from error
+    for part, records in {split: loaded}.items() if split else loaded.items():
+        for number, record in enumerate(records):
+            yield Row(f"{name}:{part}: row {number}", record)

@@ -1,0 +1,127 @@
+"""PRM800K, both phases, in its original records: per position several rated completions, of which one goes on.
+
+The trunk follows the chosen completion, or the human completion where none was chosen. Where neither is there the
+trunk ends. Every other completion is a candidate under the prefix it was shown with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from prism_prm.data.draft import Draft, is_blank
+from prism_prm.data.options import NEUTRAL_LABELS, ReadOptions
+from prism_prm.errors import DataError
+from prism_prm.records import ROOT, Origin
+
+
+class Completion(msgspec.Struct):
+    text: str
+    rating: float | None = None
+
+
+class Position(msgspec.Struct):
+    completions: list[Completion] | None
+    chosen_completion: int | None
+    human_completion: Completion | None = None
+
+
+class Question(msgspec.Struct):
+    problem: str
+    ground_truth_answer: str | None = None
+
+
+class Labels(msgspec.Struct):
+    steps: list[Position]
+    finish_reason: str | None = None
+
+
+class Record(msgspec.Struct):
+    question: Question
+    label: Labels
+    is_quality_control_question: bool = False
+    is_initial_screening_question: bool = False
+
+
+KEYS = frozenset({"question", "label"})
+
+
+def drop_reason(record: Record, options: ReadOptions) -> str | None:
+    """Why the options leave this record out, or None."""
+    if record.label.finish_reason in options.drop_finish:
+        return f"finish:{record.label.finish_reason}"
+    if record.is_quality_control_question and options.quality_control == "drop":
+        return "quality-control"
+    if record.is_initial_screening_question and options.screening == "drop":
+        return "screening"
+    return None
+
+
+def read(record: Record, options: ReadOptions) -> list[Draft]:
+    """The record as one tree."""
+    if is_blank(record.question.problem):
+        raise DataError("the problem is empty; every record needs one", reason="empty-text")
+    label_of: dict[float | None, float | None] = {
+        -1.0: 0.0, 0.0: NEUTRAL_LABELS[options.neutral], 1.0: 1.0, None: None,
+    }  # fmt: skip
+    texts: list[str] = []
+    ratings: list[float | None] = []
+    parents: list[int] = []
+    humans: list[int] = []
+    trunk: list[int] = []
+    prefix = ROOT
+    steps = record.label.steps
+    for at, position in enumerate(steps):
+        if len(trunk) < at:
+            raise DataError(
+                f"position {at} has neither a chosen nor a human completion, yet {len(steps) - at} positions follow; "
+                "their prefix is unknown",
+                reason="broken-trunk",
+            )
+        first = len(texts)
+        for completion in position.completions or ():
+            texts.append(completion.text)
+            ratings.append(completion.rating)
+        chosen = position.chosen_completion
+        if chosen is not None:
+            if not 0 <= chosen < len(texts) - first:
+                raise DataError(
+                    f"position {at + 1}: chosen_completion {chosen} is not the index of one of its "
+                    f"{len(texts) - first} completions",
+                    reason="bad-index",
+                )
+            trunk.append(first + chosen)
+        if position.human_completion is not None:
+            humans.append(len(texts))
+            if chosen is None:
+                trunk.append(len(texts))
+            texts.append(position.human_completion.text)
+            ratings.append(position.human_completion.rating)
+        parents += [prefix] * (len(texts) - first)
+        prefix = trunk[-1] if trunk else ROOT
+    try:
+        labels = [label_of[rating] for rating in ratings]
+    except KeyError:
+        raise _bad_rating(texts, ratings, label_of) from None
+    if any(map(is_blank, texts)):
+        raise DataError("a completion has an empty text; every step needs one", reason="empty-text")
+    if not texts:
+        raise DataError("the record has no completions; every record needs at least one", reason="no-steps")
+    origins: list[Origin] = ["model"] * len(texts)
+    for node in humans:
+        origins[node] = "human"
+        labels[node] = 1.0
+    ended = _ended(record.label.finish_reason, len(trunk) == len(steps))
+    answer = record.question.ground_truth_answer
+    return [Draft(record.question.problem, texts, parents, labels, ratings, origins, trunk, "", answer, ended)]
+
+
+def _ended(finish_reason: str | None, complete: bool) -> bool:
+    """Whether the trunk reached the end; regrouped copies lose the finish reason, and then completeness decides."""
+    return complete if finish_reason is None else finish_reason == "solution"
+
+
+def _bad_rating(texts: list[str], ratings: list[float | None], known: Mapping[float | None, float | None]) -> DataError:
+    text, rating = next((t, r) for t, r in zip(texts, ratings, strict=True) if r not in known)
+    return DataError(f"rating {rating:g} is not one of -1, 0, 1, null (of the step {text[:60]!r})", reason="bad-rating")

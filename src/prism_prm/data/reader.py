@@ -1,0 +1,134 @@
+"""Sources → trees, as a stream: find the format, decode, draft, and count everything that is left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prism_prm.data.draft import Draft
+from prism_prm.data.formats import FORMATS, Format, detect
+from prism_prm.data.inputs import Advance, Row, Source, find_sources, rows
+from prism_prm.data.options import ReadOptions
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.records import StepTree
+
+TREE_TABLE_KEYS = frozenset({"tree_id", "nodes", "trunk"})
+SHOWN_BAD_RECORDS = 10
+
+
+@dataclass(slots=True)
+class ReadReport:
+    """What was read and what was not."""
+
+    records: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    """Records by format."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Records left out as the options say, by reason."""
+    bad: Counter[str] = field(default_factory=Counter)
+    """Bad records that were skipped, by reason."""
+    first_bad: list[str] = field(default_factory=list)
+    """Messages of the first bad records."""
+
+
+class Reader:
+    """One pass over some sources; iterate over `drafts`, then look at `report`."""
+
+    def __init__(self, inputs: Iterable[str | Path], *, format: str = "auto", options: ReadOptions | None = None):
+        if format != "auto" and format not in FORMATS:
+            raise ConfigError(f"Unknown format {format!r}. Known: auto, {', '.join(FORMATS)}.")
+        self.format = format
+        self.options = options or ReadOptions()
+        self.sources = find_sources(inputs)
+        self.report = ReadReport()
+        self._seen: set[str] = set()
+
+    def drafts(self, advance: Advance = lambda _: None) -> Iterator[tuple[Source, Draft]]:
+        """Every tree that can be read, with its source."""
+        for source in self.sources:
+            try:
+                for draft in self._of_source(source, advance):
+                    yield source, draft
+            except DataError as error:
+                self._bad(error)
+
+    def _of_source(self, source: Source, advance: Advance) -> Iterator[Draft]:
+        found: Format | None = None
+        for row in rows(source, advance):
+            try:
+                if found is None:
+                    found = self._detect(row)
+                yield from self._of_row(row, found)
+            except DataError as error:
+                self._bad(DataError(f"{row.where}: {error}", reason=error.reason))
+
+    def _detect(self, row: Row) -> Format:
+        record = _decode(row, dict[str, Any])
+        if record.keys() >= TREE_TABLE_KEYS:
+            from prism_prm.data import tree_table
+
+            return tree_table.FORMAT
+        return detect(record, wanted=self.format, with_solutions=self.options.split_steps)
+
+    def _of_row(self, row: Row, format: Format) -> Iterator[Draft]:
+        record = _decode(row, format.record)
+        reason = format.drop_reason(record, self.options)
+        drafts = [] if reason else format.read(record, self.options)
+        self.report.records += 1
+        self.report.formats[format.name] += 1
+        if reason:
+            self.report.dropped[reason] += 1
+        for draft in drafts:
+            if format.unique_names and draft.name in self._seen:
+                self.report.dropped["duplicate-name"] += 1
+                continue
+            if format.unique_names:
+                self._seen.add(draft.name)
+            yield draft
+
+    def _bad(self, error: DataError) -> None:
+        if self.options.on_bad_record == "fail":
+            raise DataError(f"{error} (--on-bad-record skip leaves such records out)", reason=error.reason) from error
+        self.report.bad[error.reason] += 1
+        if len(self.report.first_bad) < SHOWN_BAD_RECORDS:
+            self.report.first_bad.append(str(error))
+
+
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def _decode(row: Row, type_: Any) -> Any:
+    """The row as that type; what does not fit is said in the words of the user's file."""
+    try:
+        if isinstance(row.data, dict):
+            return msgspec.convert(row.data, type_)
+        if type_ not in _DECODERS:
+            _DECODERS[type_] = msgspec.json.Decoder(type_)
+        return _DECODERS[type_].decode(row.data)
+    except msgspec.ValidationError as error:
+        reason = "missing-field" if "missing required field" in str(error) else "wrong-type"
+        raise DataError(f"{error}; correct the record or check --format", reason=reason) from error
+    except msgspec.DecodeError as error:
+        if row.is_last_line:
+            raise DataError(
+                f"the last line is cut short ({error}); was the file downloaded or copied completely?",
+                reason="truncated",
+            ) from error
+        start = bytes(row.data[:60]).decode("utf-8", "replace").strip() if isinstance(row.data, bytes) else ""
+        raise DataError(
+            f"not JSON ({error}): found {start!r}; each line must be one record", reason="not-json"
+        ) from error
+
+
+def read_trees(
+    path: str | Path | Iterable[str | Path], format: str = "auto", *, options: ReadOptions | None = None
+) -> Iterator[StepTree]:
+    """A stream of the trees in a file, folder or hub data set (or several), numbered in the order of reading."""
+    inputs = [path] if isinstance(path, str | Path) else path
+    reader = Reader(inputs, format=format, options=options)
+    return (draft.tree(tree_id) for tree_id, (_, draft) in enumerate(reader.drafts()))

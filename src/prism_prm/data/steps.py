@@ -1,0 +1,57 @@
+"""Cut the text of a solution into steps, where its writer did: blank lines, "Step i:" and list markers, or sentences.
+
+Code fences, displayed formulas and LaTeX environments are never cut.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BLOCK = re.compile(
+    r"""
+      (?P<fence>^[ \t]*(?P<ticks>```+|~~~+)[^\n]*\n.*?(?:^[ \t]*(?P=ticks)[^\n]*$|\Z))
+    | \\begin\{(?P<name>[A-Za-z]+\*?)\}.*?(?:\\end\{(?P=name)\}|\Z)
+    | \[asy\].*?(?:\[/asy\]|\Z)
+    | \$\$.*?(?:\$\$|\Z)
+    | \\\[.*?(?:\\\]|\Z)
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+"""What must stay whole. A block that is never closed runs to the end."""
+
+_INLINE = re.compile(r"\\\(.*?\\\)|(?<![\\$])\$(?!\$)[^$\n]+\$")
+"""Formulas in a line, in which a full stop ends nothing."""
+
+_BLANK_LINE = re.compile(r"\n[ \t]*\n\s*")
+_MARKER = re.compile(r"\n(?=[ \t]*(?:\*\*|\#+[ ]*)?(?:Step[ ]*\d+\b|\d{1,3}[.)][ \t]|[-*•][ \t]))", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bcf\.)(?<!\bvs\.)\s+(?=[A-Z\\$(])")
+
+_CUTS = (_BLANK_LINE, _MARKER)
+"""Every place where one of these matches is a border between steps."""
+
+
+def split_steps(text: str) -> list[str]:
+    """The steps of a solution, without the white space around them; joined they give the whole text again.
+
+    Blank lines and markers ("Step 2:", "3.", "-") are the borders. Without any of them each line is a step, and a
+    text of one line is cut into sentences.
+    """
+    kept = [match.span() for match in _BLOCK.finditer(text)]
+    for patterns in (_CUTS, (re.compile(r"\n"),)):
+        steps = _cut(text, [m.span() for pattern in patterns for m in pattern.finditer(text)], kept)
+        if len(steps) > 1:
+            return steps
+    inline = [match.span() for match in _INLINE.finditer(text)]
+    return _cut(text, [match.span() for match in _SENTENCE.finditer(text)], kept + inline)
+
+
+def _cut(text: str, borders: list[tuple[int, int]], kept: list[tuple[int, int]]) -> list[str]:
+    """The pieces between those borders that do not lie within a kept block."""
+    steps: list[str] = []
+    at = 0
+    for start, end in sorted(borders):
+        if start < at or any(first < end and start < last for first, last in kept):
+            continue
+        steps.append(text[at:start])
+        at = end
+    return [step for piece in [*steps, text[at:]] if (step := piece.strip())]

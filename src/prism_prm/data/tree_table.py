@@ -1,0 +1,49 @@
+"""Our own `trees.parquet`, read back as it was written: labels are kept, and neutral ratings are not judged anew."""
+
+from __future__ import annotations
+
+import msgspec
+
+from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Format
+from prism_prm.data.options import ReadOptions
+from prism_prm.records import Origin
+
+
+class Node(msgspec.Struct):
+    text: str
+    parent: int
+    label: float | None
+    rating: float | None
+    origin: Origin
+
+
+class Record(msgspec.Struct):
+    problem: str
+    nodes: list[Node]
+    trunk: list[int]
+    name: str = ""
+    answer: str | None = None
+    ended: bool | None = None
+
+
+def read(record: Record, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    """The tree of a row."""
+    nodes = record.nodes
+    return [
+        Draft(
+            record.problem,
+            [node.text for node in nodes],
+            [node.parent for node in nodes],
+            [node.label for node in nodes],
+            [node.rating for node in nodes],
+            [node.origin for node in nodes],
+            record.trunk,
+            record.name,
+            record.answer,
+            record.ended,
+        )
+    ]
+
+
+FORMAT = Format("trees", Record, frozenset({"tree_id", "nodes", "trunk"}), read)
