@@ -1,0 +1,111 @@
+"""Find the final answer in the text of a solution, and say by which method it was found.
+
+Every method reads the text once, so a megabyte of it costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+TAIL = 4_000
+"""Phrases and loose numbers are looked for in this many last characters: a final answer stands at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """An answer and where it came from."""
+
+    answer: str | None
+    method: str
+    """A key of EXTRACTORS, "given" where the pool itself holds the answer, or "none"."""
+
+
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{)?|\\.|[{}]", re.DOTALL)
+_BARE = re.compile(r"[^\s$.,;{}\\]+")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last \boxed{…} that is closed and not empty; `\boxed 5` counts too."""
+    found: str | None = None
+    open_braces: list[int | None] = []  # for each open brace, where the content of a box starts, or None
+    for match in _BOX.finditer(text):
+        token = match.group()
+        if match.group(1):
+            open_braces.append(match.end())
+        elif token == "{":
+            open_braces.append(None)
+        elif token == "}":
+            start = open_braces.pop() if open_braces else None
+            if start is not None:
+                found = text[start : match.start()].strip() or found
+        elif len(token) > 2 and (bare := _BARE.match(text, match.end())):
+            found = bare.group()
+    return found
+
+
+def after_hashes(text: str) -> str | None:
+    """What follows the last `####` on its line, as in GSM8K."""
+    _, mark, after = text.rpartition("####")
+    return (_tidy(after.split("\n", 1)[0]) or None) if mark else None
+
+
+_PHRASE = re.compile(
+    r"(?:final\s+answer|answer|solution)\s*(?:\*\*)?\s*(?:is\s*:?|:|=)\s*(?:\*\*)?(?:\s*(?:that|equal to)\b)?", re.I
+)
+_MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_SENTENCE_END = re.compile(r"\.(?:\s|$)|\n\s*\n|\n(?=\S)")
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)\]}])[-−])?"
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
+    r"(?:\s*/\s*\d+(?:\.\d+)?)?(?:\s*\\?%)?"
+    r"|-?\\[dt]?frac\{-?\d+\}\{-?\d+\}"
+)
+_MAX_PLAIN_WORDS = 3
+
+
+def after_phrase(text: str) -> str | None:
+    """What follows the last "answer is" or "answer:": its formula, else its few words, else its first number."""
+    tail = text[-TAIL:]
+    phrases = list(_PHRASE.finditer(tail))
+    if not phrases:
+        return None
+    clause = tail[phrases[-1].end() :].lstrip()
+    if formula := _MATH.match(clause):
+        return _tidy(next(group for group in formula.groups() if group is not None)) or None
+    clause = _tidy(_SENTENCE_END.split(clause, maxsplit=1)[0])
+    if len(clause.split()) <= _MAX_PLAIN_WORDS and "$" not in clause:
+        return clause or None
+    if formula := _MATH.search(clause):
+        return _tidy(next(group for group in formula.groups() if group is not None)) or None
+    number = _NUMBER.search(clause)
+    return number.group() if number else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number anywhere near the end: a guess, for solutions that state no answer."""
+    numbers = list(_NUMBER.finditer(text[-TAIL:]))
+    return numbers[-1].group() if numbers else None
+
+
+def _tidy(answer: str) -> str:
+    """Without the marks of a sentence or of Markdown around it."""
+    return answer.strip().strip("*").strip().rstrip(".,;:").strip()
+
+
+EXTRACTORS: dict[str, Callable[[str], str | None]] = {
+    "boxed": last_boxed,
+    "####": after_hashes,
+    "answer is": after_phrase,
+    "last number": last_number,
+}
+"""The methods, surest first; the last is a last resort."""
+
+
+def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Extraction:
+    """The answer of the first method that finds one."""
+    for method in methods:
+        if (answer := EXTRACTORS[method](text)) is not None:
+            return Extraction(answer, method)
+    return Extraction(None, "none")

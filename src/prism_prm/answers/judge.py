@@ -1,0 +1,116 @@
+"""Judge answers against a reference, and give each the key it votes under.
+
+Plain numbers and words are compared as they stand; algebra, in worker processes, only where that is not enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prism_prm.answers.numerals import normalise, numeral, plain_key, same_number, text_key, word
+from prism_prm.answers.workers import Advance, Call, Workers, ignore
+
+MAX_LENGTH = 2_000
+"""Longer answers are compared as text only: no final answer is that long, and parsers are not made for it."""
+
+Status = Literal["ok", "timeout", "error", "too long", "no answer"]
+"""What became of an answer. After "timeout", "error" and "too long" it was compared as text only; these are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an answer is right, and whether the algebra that says so came to an end."""
+
+    correct: bool
+    status: Status = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What an answer votes under: answers to one problem with equal keys are one answer. None casts no vote."""
+
+    key: str | None
+    status: Status = "ok"
+
+
+class Judge:
+    """Judges answers, and remembers what it judged; use as a context manager, or call `close`."""
+
+    def __init__(self, *, workers: int | None = None, seconds: float = 5.0) -> None:
+        self._workers = Workers("prism_prm.answers.symbolic", count=workers, cpu_seconds=seconds)
+        self._known: dict[Call, tuple[Any, Status]] = {}
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._workers.close()
+
+    def judge(
+        self,
+        pairs: Sequence[tuple[str, str | None]],
+        tolerances: Sequence[float] | None = None,
+        advance: Advance = ignore,
+    ) -> list[Verdict]:
+        """The verdict on every (reference, answer); `tolerances` are relative, for numbers, one per pair."""
+        verdicts: list[Verdict | None] = []
+        calls: list[Call] = []
+        for (reference, answer), tolerance in zip(pairs, tolerances or [0.0] * len(pairs), strict=True):
+            verdicts.append(_plain_verdict(reference, answer, tolerance))
+            calls.append(("equivalent", (normalise(reference), normalise(answer or ""), tolerance)))
+        found = self._run(calls, verdicts, advance)
+        return [
+            verdict or Verdict(bool(value), status) for verdict, (value, status) in zip(verdicts, found, strict=True)
+        ]
+
+    def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
+        """The key of every answer."""
+        keys = [_plain_key(answer) for answer in answers]
+        spellings = [normalise(answer or "") for answer in answers]
+        found = self._run([("key", (spelling,)) for spelling in spellings], keys, advance)
+        return [
+            key or Key(value if status == "ok" else text_key(spelling), status)
+            for key, spelling, (value, status) in zip(keys, spellings, found, strict=True)
+        ]
+
+    def _run(
+        self, calls: Sequence[Call], decided: Sequence[object | None], advance: Advance
+    ) -> list[tuple[Any, Status]]:
+        """What the workers say to the calls that are not yet decided; equal calls run once."""
+        open_calls = [call for call, known in zip(calls, decided, strict=True) if known is None]
+        new = [call for call in dict.fromkeys(open_calls) if call not in self._known]
+        advance(len(calls) - len(new))
+        for call, outcome in zip(new, self._workers.run(new, advance) if new else [], strict=True):
+            self._known[call] = (outcome.value, outcome.status)
+        return [self._known.get(call, (None, "ok")) for call in calls]
+
+
+def _plain_verdict(reference: str, answer: str | None, tolerance: float) -> Verdict | None:
+    """The verdict where it needs no algebra, else None."""
+    if answer is None:
+        return Verdict(False, "no answer")
+    if max(len(reference), len(answer)) > MAX_LENGTH:
+        return Verdict(text_key(reference) == text_key(answer), "too long")
+    expected, found = normalise(reference), normalise(answer)
+    if expected == found:
+        return Verdict(True)
+    expected_number, found_number = numeral(expected), numeral(found)
+    if expected_number and found_number:
+        return Verdict(same_number(expected_number, found_number, tolerance))
+    return Verdict(True) if word(expected) and word(expected) == word(found) else None
+
+
+def _plain_key(answer: str | None) -> Key | None:
+    """The key where it needs no algebra, else None."""
+    if answer is None:
+        return Key(None, "no answer")
+    if len(answer) > MAX_LENGTH:
+        return Key(text_key(answer), "too long")
+    key = plain_key(normalise(answer))
+    return Key(key) if key is not None else None

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism_prm.answers import symbolic
+from prism_prm.answers.numerals import Numeral, normalise, number_key, numeral, plain_key, same_number, text_key
+
+
+@pytest.mark.parametrize(
+    ("answer", "normal"),
+    [
+        (r" $\dfrac{1}{2}$. ", r"\frac{1}{2}"),
+        (r"\left( 3, 4 \right)", "( 3, 4 )"),
+        (r"1,\!000", "1,000"),
+        (r"90^{\circ}", "90"),
+        (r"\text{ Tuesday }", "Tuesday"),
+        (r"\$5.50", "5.50"),
+        (r"$1$ and $2$", r"$1$ and $2$"),
+        (r"\(x\)", "x"),
+        (r"\leftarrow", r"\leftarrow"),
+    ],
+)
+def test_normalise_takes_off_the_dress_only(answer: str, normal: str) -> None:
+    assert normalise(answer) == normal
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("12", 12), ("-12", -12), ("+3", 3), ("007", 7), ("1,234", 1234), ("1{,}234,567", 1234567), ("10 000", 10000),
+        ("0.5", Fraction(1, 2)), (".5", Fraction(1, 2)), ("5.", 5), ("-0.25", Fraction(-1, 4)), ("27.0", 27),
+        ("1/2", Fraction(1, 2)), ("-3/4", Fraction(-3, 4)), (r"\frac{1}{2}", Fraction(1, 2)),
+        (r"\frac12", Fraction(1, 2)),
+        (r"\frac{270}7", Fraction(270, 7)), (r"-\frac{1}{2}", Fraction(-1, 2)), (r"\frac{-1}{2}", Fraction(-1, 2)),
+        (r"1\frac{4}{5}", Fraction(9, 5)), (r"-2\frac{1}{2}", Fraction(-5, 2)), ("50%", Fraction(1, 2)),
+        ("4.5e33", 45 * 10**32), (r"6.72 \times 10^{-5}", Fraction(672, 10**7)), (r"3\cdot10^8", 3 * 10**8),
+    ],
+)  # fmt: skip
+def test_numerals_have_their_value(answer: str, value: Fraction | int) -> None:
+    found = numeral(answer)
+    assert found is not None
+    assert found.value == value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["", ".", "-", "1,2", "1,23", "-2,1", "(1)", "1/0", r"\frac{1}{0}", "x", "2k", "1e9999", "9" * 500, "e5", "%"],
+)
+def test_what_is_not_plainly_a_number_is_left_to_algebra(answer: str) -> None:
+    assert numeral(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "right"),
+    [
+        ("1/2", "0.5", True), ("1/2", "50%", True), ("50", "50%", True), ("50%", "50", True), ("12.5", "12.5%", True),
+        ("0.5", "5%", False), ("1/3", "0.333333", True), ("1/3", "0.3333", False), ("3", "3.0", True),
+        (".0000672", "0.000067", False), (".0000672", "0.0000672", True), ("0.0000672", "0.00006720000001", True),
+        ("1234567", "1234568", False), ("0", "0.00000001", False), ("0.0", "0", True),
+    ],
+)  # fmt: skip
+def test_same_number(reference: str, answer: str, right: bool) -> None:
+    a, b = numeral(reference), numeral(answer)
+    assert a is not None
+    assert b is not None
+    assert same_number(a, b) is right
+
+
+def test_tolerance_is_relative_to_the_reference() -> None:
+    reference = Numeral(Fraction(200))
+    assert same_number(reference, Numeral(Fraction(202)), tolerance=0.01)
+    assert not same_number(reference, Numeral(Fraction(203)), tolerance=0.01)
+
+
+def test_keys_of_numbers_keep_twelve_digits() -> None:
+    assert number_key(Fraction(1, 3)) == "0.333333333333"
+    assert number_key(Fraction(10**20)) == str(10**20)
+    assert plain_key("0.50") == plain_key("1/2") == plain_key("50%") == plain_key(r"\frac{1}{2}") == "0.5"
+    assert plain_key("(E)") == plain_key("e") == "e"
+    assert plain_key("Tuesday") == "tuesday"
+    assert plain_key("xy") is None  # a product, perhaps
+
+
+def test_keys_of_long_texts_are_short_and_differ() -> None:
+    assert text_key("x" * 10**6) != text_key("x" * (10**6 - 1) + "y")
+    assert len(text_key("x" * 10**6)) < 50
+
+
+WHOLE = st.integers(-5000, 5000)
+WRITTEN = st.one_of(
+    WHOLE.map(str),
+    WHOLE.map(lambda n: f"{n:,}"),
+    st.tuples(WHOLE, st.integers(1, 60)).map(lambda ab: rf"\frac{{{ab[0]}}}{{{ab[1]}}}"),
+    st.tuples(WHOLE, st.integers(1, 60)).map(lambda ab: f"{ab[0]}/{ab[1]}"),
+    st.tuples(st.integers(-400, 400), st.sampled_from([".5", ".25", ".125", ".750"])).map(lambda ab: f"{ab[0]}{ab[1]}"),
+)
+
+
+@settings(deadline=None)  # the first example imports sympy
+@given(WRITTEN, WRITTEN)
+def test_plain_reading_agrees_with_math_verify(reference: str, answer: str) -> None:
+    """The fast path says what the slow one says; numbers below 0.1 and decimal percents are meant to differ."""
+    a, b = numeral(reference), numeral(answer)
+    assert a is not None
+    assert b is not None
+    assert same_number(a, b) == symbolic.equivalent(reference, answer)
+    assert same_number(a, a)
+    assert symbolic.key(answer) == plain_key(answer)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prism_prm.answers.workers import Outcome, Workers
+from prism_prm.errors import PrismError
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    monkeypatch.syspath_prepend(str(HERE))
+    with Workers("hanging", count=2, cpu_seconds=0.3, memory_bytes=1 << 30) as workers:
+        yield workers
+
+
+def test_outcomes_come_in_order_whatever_goes_wrong_between(workers: Workers) -> None:
+    bad = ["loop", "loop_in_c", "sleep", "crash", "fail", "eat_memory"]
+    calls = [("double", (0,))]
+    for i, name in enumerate(bad, 1):
+        calls += [(name, ()), ("double", (i,))]  # type: ignore[list-item]
+    advanced: list[int] = []
+    outcomes = workers.run(calls, advanced.append)
+    assert outcomes[::2] == [Outcome("ok", 2 * i) for i in range(len(bad) + 1)]
+    statuses = dict(zip(bad, (outcome.status for outcome in outcomes[1::2]), strict=True))
+    assert statuses == {
+        "loop": "timeout", "loop_in_c": "timeout", "sleep": "timeout", "crash": "error", "fail": "error",
+        "eat_memory": "error",
+    }  # fmt: skip
+    details = {name: outcome.detail for name, outcome in zip(bad, outcomes[1::2], strict=True)}
+    assert details["fail"] == "ValueError: bad text"
+    assert "status 7" in details["crash"]
+    assert "MemoryError" in details["eat_memory"]
+    assert sum(advanced) == len(calls)
+
+
+def test_a_worker_that_cannot_start_says_how_to_see_why() -> None:
+    with (
+        Workers("no_such_module", count=1) as workers,
+        pytest.raises(PrismError, match=r"could not start.*no_such_module"),
+    ):
+        workers.run([("anything", ())])
+
+
+def test_an_interrupt_ends_the_run_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # no `if __name__ == "__main__"` is needed
+    script.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(HERE)!r})\n"
+        "from prism_prm.answers.workers import Workers\n"
+        "workers = Workers('hanging', count=2, cpu_seconds=600)\n"
+        "workers.run([('double', (1,))] * 2)\n"
+        "print(*(worker._process.pid for worker in workers._workers if worker._process), flush=True)\n"
+        "workers.run([('loop', ())] * 4)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    children = [int(pid) for pid in process.stdout.readline().split()]
+    assert children
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    for pid in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, sys\nsys.path.insert(0, {str(HERE)!r})\n"
+        "from prism_prm.answers.workers import Workers\n"
+        "workers = Workers('hanging', count=1)\n"
+        "workers.run([('double', (1,))])\n"
+        "print(workers._workers[0]._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    child = int(out.stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker outlived its parent")
