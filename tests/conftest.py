@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,3 +24,29 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("needs real data: set PRISM_DATA to the folder that holds it")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Architecture → the folder of a tiny random language model (see tiny.py)."""
+    from tiny import language_model
+
+    root = tmp_path_factory.mktemp("models")
+    return lambda kind, **settings: language_model(kind, root, **settings)
+
+
+@pytest.fixture(scope="session")
+def tiny_prm(tiny_lm: Callable[..., Path]) -> Callable[..., Any]:
+    """(family, architecture, dtype="float64") → a tiny PRM, in 64 bits with exact norms. Shared: do not change it."""
+
+    @lru_cache
+    def make(family: str, kind: str, dtype: str = "float64") -> Any:
+        from prism_prm import init_prm
+        from tiny import exact_norms
+
+        prm = init_prm(tiny_lm(kind), family=family, dtype=dtype)
+        if dtype == "float64":
+            exact_norms(prm.module)
+        return prm
+
+    return make

@@ -11,10 +11,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "Prm": "prism_prm.scorer",
     "PrismError": "prism_prm.errors",
     "Step": "prism_prm.records",
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
+    "TreeScores": "prism_prm.scorer",
+    "init_prm": "prism_prm.scorer",
+    "load_prm": "prism_prm.scorer",
     "read_trees": "prism_prm.data",
     "split_steps": "prism_prm.data.steps",
 }

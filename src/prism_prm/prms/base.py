@@ -1,0 +1,117 @@
+"""What a PRM family is: the few facts in which published PRMs differ.
+
+A family says which ids come before the first step, which ids one step has and where in them it is read, and how the
+head's output there becomes named log-odds. Packing, sessions, training and evaluation need nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from prism_prm.errors import ConfigError, DataError, ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+STEPS_REMEMBERED = 16384
+"""How many texts a tokenizer's ids are kept for: candidates of one prefix return as lookaheads of others."""
+
+
+class TextEncoder:
+    """A tokenizer as the families use it: text never turns into control tokens, and tokens are found by their text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.plain = lru_cache(maxsize=STEPS_REMEMBERED)(self._plain)
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        if self._backend is None:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        self._backend.encode_special_tokens = True
+        try:
+            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        finally:
+            self._backend.encode_special_tokens = False
+
+    def step(self, text: str) -> tuple[int, ...]:
+        """The ids of a step's text, which must be some."""
+        ids = self.plain(text)
+        if not ids:
+            raise DataError(f"the step {text!r} makes no token, so it cannot be scored", reason="empty-step")
+        return ids
+
+    def layout(self, text: str) -> list[int]:
+        """The ids of our own layout text, in which control tokens are meant."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def token(self, text: str) -> int:
+        """The id of the one token that `text` is."""
+        ids = self.layout(text)
+        if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+            raise ModelError(
+                f"{text!r} is not one token of this tokenizer (it gives {ids}); the PRM's family does not fit its "
+                "tokenizer. Name another family, or make the PRM with init_prm, which adds the tokens it needs."
+            )
+        return ids[0]
+
+    def bos(self) -> list[int]:
+        """The beginning-of-sequence id, where the tokenizer has one."""
+        return [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
+
+
+class Family(ABC):
+    """One way to lay out a problem and its steps, and to read a head."""
+
+    name: ClassVar[str]
+    outputs: ClassVar[tuple[str, ...]] = ("correct",)
+    """Names of the log-odds; the first is that the step is right."""
+    head_name: ClassVar[str]
+    """Where the head's weights stand in a checkpoint."""
+    uses_lm_head: ClassVar[bool] = False
+    """Whether the head is the language model's own output layer."""
+    new_tokens: ClassVar[tuple[str, ...]] = ()
+    """Tokens that the layout needs as one id each; `init_prm` adds them to a tokenizer without them."""
+    architectures: ClassVar[Mapping[str, str]] = {}
+    """model_type → the architecture name under which others know this kind of checkpoint."""
+    known_ids: ClassVar[tuple[str, ...]] = ()
+    """Published models of this family."""
+    config_extras: ClassVar[Mapping[str, Any]] = {}
+    """What config.json of such a checkpoint says about its head."""
+    aggregator: ClassVar[str] = "min"
+    """How the family's own code makes one score of a solution."""
+    settings: ClassVar[Mapping[str, str]] = {}
+    """Settings of the layout that prism.json may change, with their defaults."""
+
+    def __init__(self, tokenizer: Any, *, compat: bool = False, settings: Mapping[str, str] | None = None) -> None:
+        unknown = sorted(set(settings or {}) - set(self.settings))
+        if unknown:
+            raise ConfigError(f"Unknown settings {unknown} of family {self.name!r}. Known: {sorted(self.settings)}.")
+        self.text = TextEncoder(tokenizer)
+        self.compat = compat
+        """Reproduce the published code's quirk, where it has one."""
+        self.chosen = {**self.settings, **(settings or {})}
+
+    @abstractmethod
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The ids before the first step."""
+
+    @abstractmethod
+    def step_ids(self, text: str, index: int) -> tuple[list[int], int]:
+        """The ids of the step at position `index` (0 is the first), and the offset in them where it is read."""
+
+    @abstractmethod
+    def make_head(self, hidden_size: int, config: Any) -> nn.Module:
+        """A fresh head; its parameters are named as in the published checkpoints."""
+
+    @staticmethod
+    @abstractmethod
+    def log_odds(logits_RC: Tensor) -> Tensor:
+        """The head's outputs at R read positions → (R, number of outputs) log-odds."""
+
+    def architecture(self, config: Any) -> str:
+        """The name for config.json: the one others know, or our own where there is none."""
+        return self.architectures.get(config.model_type, "PrismProcessRewardModel")

@@ -1,0 +1,76 @@
+"""prism.json: what a PRM folder says about itself beyond its weights, and how a folder without it is recognised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prism_prm.errors import ModelError
+from prism_prm.prms import FAMILIES
+
+CARD_FILE = "prism.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The content of prism.json."""
+
+    family: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the family's layout; see `Family.settings`."""
+    compat: bool = False
+    """Reproduce the published code's quirk, where it has one."""
+    threshold: float = 0.5
+    """A step counts as right iff its probability is above this."""
+    aggregator: str = "min"
+    """How step scores make one score of a solution."""
+
+    def write(self, folder: Path) -> None:
+        (folder / CARD_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def read_card(folder: Path) -> Card | None:
+    """The folder's prism.json, or None."""
+    path = folder / CARD_FILE
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        unknown = sorted(set(found) - set(Card.__slots__))
+        if unknown:
+            raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
+        card = msgspec.convert(found, Card)
+    except (ValueError, msgspec.ValidationError, TypeError) as error:
+        raise ModelError(f"{path}: {error}") from None
+    check_family(card.family)
+    return card
+
+
+def check_family(name: str) -> None:
+    """An error that lists the families, unless `name` is one."""
+    if name not in FAMILIES:
+        raise ModelError(f"{name!r} is not a PRM family. Families: {', '.join(FAMILIES)}.")
+
+
+def recognise(name: str, config: Any) -> str:
+    """The family of a published PRM: by its id (or a folder of that name), then by its architecture."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    for family in FAMILIES.values():
+        if any(known.rsplit("/", 1)[-1].lower() == last for known in family.known_ids):
+            return family.name
+    found = list(getattr(config, "architectures", None) or [])
+    for family in FAMILIES.values():
+        if set(found) & set(family.architectures.values()):
+            return family.name
+    if any(architecture.endswith("ForTokenClassification") for architecture in found):
+        return "token-classification"
+    raise ModelError(
+        f"{name}: cannot tell its PRM family from its name or its architecture {found}. Name one of: "
+        f"{', '.join(FAMILIES)} (family=… in Python, --family on the command line). init_prm makes a new PRM "
+        "from a language model."
+    )

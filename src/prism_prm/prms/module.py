@@ -1,0 +1,151 @@
+"""The differentiable part of every PRM: a transformer over packed trees and a head at the read positions.
+
+It is an ordinary `torch.nn.Module` without state between calls, so that DDP, FSDP and peft can wrap it. Its parameters
+are named as in the published checkpoints (`model.…`, `score.…`).
+
+Shapes: B rows, L tokens of a row, Q new tokens, K tokens that can be seen, R reads, H hidden size, C head outputs,
+O named log-odds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from prism_prm.errors import ConfigError, ModelError
+from prism_prm.packing import PackedBatch
+from prism_prm.prms.base import Family
+
+Attention = Literal["sdpa", "flex"]
+ATTENTION: dict[str, str] = {"sdpa": "sdpa", "flex": "flex_attention"}
+"""Our name of an attention kernel → transformers'. Both take a mask of our own; `eager` would need an additive one."""
+FLEX_BLOCK = 128
+"""Flex attention works in blocks of this many tokens; rows are padded to whole blocks."""
+
+
+class PrmModule(nn.Module):
+    """Backbone and head; call it with a `PackedBatch` to get the log-odds of its reads."""
+
+    def __init__(self, backbone: Any, head: nn.Module, family: Family) -> None:
+        super().__init__()
+        self.config = backbone.config
+        self.windows = attention_windows(backbone)
+        self.backbone_name: str = backbone.base_model_prefix
+        self.head_name = family.head_name
+        self.to_log_odds = family.log_odds
+        self.add_module(self.backbone_name, backbone)
+        self.add_module(self.head_name, head)
+        self.name_or_path: str | None = None
+        """Where it was loaded from; peft writes it into adapters as their base model."""
+        self._no_split_modules = backbone._no_split_modules  # read by FSDP's and device maps' wrapping policies
+
+    @property
+    def backbone(self) -> Any:
+        return self.get_submodule(self.backbone_name)
+
+    @property
+    def head(self) -> nn.Module:
+        return self.get_submodule(self.head_name)
+
+    @property
+    def attention(self) -> Attention:
+        return "flex" if self.config._attn_implementation == ATTENTION["flex"] else "sdpa"
+
+    @property
+    def device(self) -> torch.device:
+        """Where input goes."""
+        return next(self.parameters()).device
+
+    def gradient_checkpointing_enable(self, **options: Any) -> None:
+        """Trade time for memory in training."""
+        self.backbone.gradient_checkpointing_enable(**options)
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """The log-odds_RO of the batch's reads."""
+        make = block_mask if self.attention == "flex" else dense_mask
+        masks = {kind: make(batch.end_BL, batch.position_ids_BL, window) for kind, window in self.windows.items()}
+        hidden_BLH = self.run(batch.input_ids_BL, batch.position_ids_BL, masks)
+        return self.read(hidden_BLH[batch.read_row_R, batch.read_col_R])
+
+    def run(self, ids_BQ: Tensor, positions_BQ: Tensor, masks: dict[str, Any], cache: Any = None) -> Tensor:
+        """The last hidden states; `masks` has one mask per kind of attention layer (see `attention_windows`)."""
+        mask = next(iter(masks.values())) if len(masks) == 1 else masks
+        with _eager_flex() if self.attention == "flex" and ids_BQ.device.type == "cpu" else nullcontext():
+            output = self.backbone(
+                input_ids=ids_BQ,
+                attention_mask=mask,
+                position_ids=positions_BQ,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+        hidden_BQH: Tensor = output.last_hidden_state
+        return hidden_BQH
+
+    def read(self, hidden_RH: Tensor) -> Tensor:
+        """Hidden states at read positions → log-odds, in 32 bits at least."""
+        logits_RC: Tensor = self.head(hidden_RH)
+        return self.to_log_odds(logits_RC if logits_RC.dtype == torch.float64 else logits_RC.float())
+
+
+def attention_windows(backbone: Any) -> dict[str, int | None]:
+    """Kind of attention layer → its sliding window (None: sees everything); an error where masks cannot be ours."""
+    config = backbone.config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise ModelError(
+            f"{config.model_type}: layers of kind {sorted(kinds)} cannot be packed; only full and sliding attention can"
+        )
+    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+        raise ModelError(f"{config.model_type}: the model takes no position_ids, so its trees cannot be packed")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        raise ModelError(
+            f"{config.model_type}: rope type {rope['rope_type']!r} makes a score depend on what else is in the batch"
+        )
+    window = getattr(config, "sliding_window", None)
+    if not kinds:
+        return {"sliding_attention": window} if window else {"full_attention": None}
+    windows = {"full_attention": None, "sliding_attention": window}
+    return {kind: windows[kind] for kind in sorted(kinds)}
+
+
+def dense_mask(end_BL: Tensor, positions_BL: Tensor, window: int | None) -> Tensor:
+    """The (B, 1, L, L) mask: q sees k iff k ≤ q < end[k], and in a sliding window iff pos_q − pos_k < window."""
+    at_L = torch.arange(end_BL.shape[1], device=end_BL.device)
+    seen_BLL = (at_L[None, None, :] <= at_L[None, :, None]) & (at_L[None, :, None] < end_BL[:, None, :])
+    if window is not None:
+        seen_BLL &= positions_BL[:, :, None] - positions_BL[:, None, :] < window
+    return seen_BLL[:, None]
+
+
+def block_mask(end_BL: Tensor, positions_BL: Tensor, window: int | None) -> Any:
+    """The same rule as a block mask for flex attention."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001
+        sees = (k <= q) & (q < end_BL[b, k])
+        return sees if window is None else sees & (positions_BL[b, q] - positions_BL[b, k] < window)
+
+    rows, length = end_BL.shape
+    return create_block_mask(seen, rows, None, length, length, device=end_BL.device, BLOCK_SIZE=FLEX_BLOCK)
+
+
+@contextmanager
+def _eager_flex() -> Iterator[None]:
+    """Flex attention without its compiler: on CPUs torch 2.13 writes C++ for it that does not compile."""
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        yield
+
+
+def check_attention(name: str) -> str:
+    """transformers' name of an attention kernel."""
+    if name not in ATTENTION:
+        raise ConfigError(f"attn={name!r} is not one of {sorted(ATTENTION)}")
+    return ATTENTION[name]

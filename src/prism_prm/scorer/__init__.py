@@ -1,0 +1,9 @@
+"""Score solutions, trees, and growing trees with any discriminative PRM; one table of scores for all uses."""
+
+from __future__ import annotations
+
+from prism_prm.scorer.open import init_prm, load_prm
+from prism_prm.scorer.prm import Prm
+from prism_prm.scorer.results import TreeScores
+
+__all__ = ["Prm", "TreeScores", "init_prm", "load_prm"]

@@ -1,0 +1,45 @@
+"""A hash of what decides a PRM's scores, taken from memory: it is right also after training or merging an adapter.
+
+It covers every parameter as loaded (so the same folder in another dtype is another model), the backbone's config, the
+tokenizer, and the family with its settings. It leaves out what changes no score: threshold, aggregator, versions.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import xxhash
+
+from prism_prm.prms.base import Family
+from prism_prm.prms.module import PrmModule
+
+_CHANGES_NO_SCORE = (
+    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels", "problem_type",
+    "return_dict", "torch_dtype", "transformers_version", "use_cache",
+)  # fmt: skip
+
+
+def hash_model(module: PrmModule, family: Family) -> str:
+    """32 hexadecimal digits; a few seconds for billions of parameters."""
+    digest = xxhash.xxh3_128()
+    config = {key: value for key, value in module.config.to_dict().items() if key not in _CHANGES_NO_SCORE}
+    config |= dict.fromkeys(family.config_extras)  # written with the head, which the weights below show
+    facts = {"family": family.name, "settings": family.chosen, "compat": family.compat, "config": config}
+    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    digest.update(_tokenizer_text(family.text.tokenizer).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _tokenizer_text(tokenizer: Any) -> str:
+    """The tokenizer's whole definition, or for a slow one its vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return json.dumps(sorted(tokenizer.get_vocab().items()))
+    # Truncation and padding are call options that tokenizers remember; they are not part of what a text means.
+    definition = json.loads(backend.to_str())
+    return json.dumps({**definition, "truncation": None, "padding": None}, sort_keys=True)

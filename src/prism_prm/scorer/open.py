@@ -1,0 +1,215 @@
+"""Open a PRM: `load_prm` reads one, `init_prm` makes a fresh one from a language model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from prism_prm.errors import ConfigError, MissingExtraError, ModelError
+from prism_prm.prms import FAMILIES
+from prism_prm.prms.base import Family
+from prism_prm.prms.card import Card, check_family
+from prism_prm.prms.folder import check_weights, load_backbone, load_folder, load_tokenizer, local_folder, quietly
+from prism_prm.prms.module import PrmModule, check_attention
+from prism_prm.scorer.prm import Prm, default_device
+from prism_prm.scorer.too_long import OnTooLong
+
+_ADAPTER = "adapter_config.json"
+
+
+def load_prm(
+    name: str | Path,
+    *,
+    family: str | None = None,
+    adapter: str | Path | None = None,
+    compat: bool | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    device_map: Any = None,
+    attn: str = "sdpa",
+    token_budget: int | None = None,
+    context: int | None = None,
+    on_too_long: OnTooLong = "error",
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Prm:
+    """A PRM from a folder or a hub id.
+
+    Args:
+        name: folder or hub id of a PRM, or of a LoRA adapter of one.
+        family: how it is read, where neither prism.json nor its name or architecture says so.
+        adapter: folder of a LoRA adapter (peft) to merge into it.
+        compat: reproduce the published code's quirk, where the family has one.
+        dtype: "auto" for the checkpoint's own; default: that on a GPU, float32 on a CPU.
+        device: where to put it; default: a GPU where there is one.
+        device_map: spread it over several devices as accelerate does ("auto", or a map); instead of `device`.
+        attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
+        token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
+        context: longest path in tokens; default: the model's own.
+        on_too_long: "error", "drop-left-steps" or "skip".
+        allow_pickle: read pickled weights, which can run any code.
+        trust_remote_code: let transformers run code from the model's repository.
+    """
+    if device is not None and device_map is not None:
+        raise ConfigError("give device or device_map, not both")
+    if Path(name, _ADAPTER).exists():
+        if adapter is not None:
+            raise ConfigError(f"{name} is an adapter itself; give its base model, or no adapter=")
+        name, adapter = _base_of(Path(name)), name
+    target = torch.device(device) if device is not None else default_device()
+    module, laid_out, card = load_folder(
+        str(name),
+        family=family,
+        compat=compat,
+        dtype=_dtype(dtype, target),
+        device_map=device_map,
+        attn=attn,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
+    if device_map is None:
+        module.to(target)
+    if adapter is not None:
+        module = merge_adapter(module, Path(adapter))
+    module.eval()
+    return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long)
+
+
+def _dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:
+    if isinstance(dtype, str) and dtype != "auto":
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ConfigError(f"dtype={dtype!r} is not a torch dtype such as bfloat16, float16, float32")
+        return found
+    return dtype or (torch.float32 if device.type == "cpu" else "auto")
+
+
+def _base_of(folder: Path) -> str:
+    base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not base:
+        raise ModelError(f"{folder}: its {_ADAPTER} names no base model; load the base with adapter='{folder}'")
+    return str(base)
+
+
+def merge_adapter(module: PrmModule, folder: Path) -> PrmModule:
+    """The module with a LoRA adapter merged into its weights."""
+    from peft import PeftModel
+
+    if not (folder / _ADAPTER).exists():
+        raise ModelError(f"{folder}: no {_ADAPTER}, so this is not a LoRA adapter")
+    if not (folder / "adapter_model.safetensors").exists():
+        raise ModelError(f"{folder}: no adapter_model.safetensors; pickled adapters are not read")
+    merged: PrmModule = PeftModel.from_pretrained(module, folder).merge_and_unload()
+    return merged
+
+
+def init_prm(
+    backbone: str | Path,
+    *,
+    family: str = "qwen",
+    settings: Mapping[str, str] | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    attn: str = "sdpa",
+    seed: int = 0,
+    token_budget: int | None = None,
+    on_too_long: OnTooLong = "error",
+    allow_pickle: bool = False,
+) -> Prm:
+    """A fresh PRM on any causal language model: a hub id, a folder, or a folder with one GGUF file.
+
+    Its head is random (drawn with `seed`), save in families that read the language model's own output layer. Tokens
+    that the family's layout needs are added to the tokenizer, with the mean of all embeddings.
+    """
+    check_family(family)
+    kind = FAMILIES[family]
+    kernel = check_attention(attn)
+    target = torch.device(device) if device is not None else default_device()
+    folder = local_folder(str(backbone), allow_pickle=allow_pickle)
+    model, tokenizer = _language_model(
+        folder, _dtype(dtype, target), kernel, allow_pickle, FAMILIES[family].uses_lm_head
+    )
+    _add_tokens(model, tokenizer, kind.new_tokens)
+    laid_out = kind(tokenizer, settings=settings)
+    body = model.base_model if kind.uses_lm_head else model
+    head = _fresh_head(laid_out, model, seed)
+    module = PrmModule(body, head.to(next(body.parameters()).dtype), laid_out).to(target).eval()
+    card = Card(family, laid_out.chosen, aggregator=laid_out.aggregator)
+    return Prm(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
+
+
+def _language_model(
+    folder: Path, dtype: torch.dtype | str, kernel: str, allow_pickle: bool, with_lm_head: bool
+) -> tuple[Any, Any]:
+    """(model, tokenizer); the model with its output layer only where the family reads it."""
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": kernel}
+    gguf = sorted(folder.glob("*.gguf"))
+    if gguf and not (folder / "config.json").exists():
+        return _from_gguf(folder, gguf, options, with_lm_head)
+    check_weights(folder, allow_pickle=allow_pickle)
+    tokenizer = load_tokenizer(folder)
+    options["use_safetensors"] = not allow_pickle or None
+    if not with_lm_head:
+        return load_backbone(folder, **options), tokenizer
+    with quietly(folder):
+        return AutoModelForCausalLM.from_pretrained(folder, **options), tokenizer
+
+
+def _from_gguf(folder: Path, files: list[Path], options: dict[str, Any], with_lm_head: bool) -> tuple[Any, Any]:
+    """A model from a GGUF file, copied into a fresh one of its config: one read from GGUF refuses to be saved."""
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    if len(files) > 1:
+        raise ModelError(f"{folder}: GGUF files {', '.join(f.name for f in files)}; leave one of them in the folder")
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("gguf", "gguf") from None
+    kind = AutoModelForCausalLM if with_lm_head else AutoModel
+    if options["dtype"] == "auto":
+        options["dtype"] = torch.bfloat16
+    with quietly(folder):
+        read = kind.from_pretrained(folder, gguf_file=files[0].name, **options)
+        tokenizer = load_tokenizer(folder, gguf_file=files[0].name)
+    vars(read.config).pop("quantization_config", None)
+    fresh = kind.from_config(read.config, attn_implementation=options["attn_implementation"]).to(options["dtype"])
+    fresh.load_state_dict(read.state_dict())
+    return fresh, tokenizer
+
+
+def _add_tokens(model: Any, tokenizer: Any, tokens: tuple[str, ...]) -> None:
+    missing = [token for token in tokens if token not in tokenizer.get_vocab()]
+    if not missing:
+        return
+    tokenizer.add_tokens(missing, special_tokens=True)
+    embedding = model.get_input_embeddings()
+    if len(tokenizer) > embedding.weight.shape[0]:
+        mean_H = embedding.weight.detach().mean(dim=0)
+        old = embedding.weight.shape[0]
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        with torch.no_grad():
+            model.get_input_embeddings().weight[old:] = mean_H
+
+
+def _fresh_head(family: Family, model: Any, seed: int) -> nn.Module:
+    """A head drawn as transformers draws linear layers, or the language model's output layer."""
+    config = model.config
+    head = family.make_head(config.hidden_size, config)
+    if family.uses_lm_head:
+        head.weight = model.get_output_embeddings().weight
+        return head
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in head.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.normal_(0.0, getattr(config, "initializer_range", 0.02), generator=generator)
+                if layer.bias is not None:
+                    layer.bias.zero_()
+    return head

@@ -1,0 +1,199 @@
+"""`Prm`: a process reward model to score with, train, and save."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prism_prm.packing import EncodedTree, describe, encode_tree, pack
+from prism_prm.prms.base import Family
+from prism_prm.prms.card import Card
+from prism_prm.prms.folder import save_folder
+from prism_prm.prms.module import PrmModule
+from prism_prm.records import StepTree
+from prism_prm.scorer.model_hash import hash_model
+from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.run import pair_cost, run_rows
+from prism_prm.scorer.too_long import Item, OnTooLong, check_choice, fit
+
+log = logging.getLogger(__name__)
+
+Solution = StepTree | tuple[str, Sequence[str]]
+"""What `score_many` takes: (problem, steps), or a tree that is one."""
+
+TREES_AT_ONCE = 512
+"""Trees are laid out and sorted by length within portions of this many, so that memory stays bounded."""
+
+
+class Prm:
+    """A PRM: its differentiable module, its family's layout, and how to score with them."""
+
+    def __init__(
+        self,
+        module: PrmModule,
+        family: Family,
+        card: Card,
+        *,
+        token_budget: int | None = None,
+        context: int | None = None,
+        on_too_long: OnTooLong = "error",
+    ) -> None:
+        check_choice(on_too_long)
+        self.module = module
+        self.family = family
+        self.card = card
+        self.token_budget = token_budget or (8192 if module.device.type == "cpu" else 16384)
+        """Tokens of one forward pass, padding included."""
+        self.context: int = context or module.config.max_position_embeddings
+        """The longest path that is scored."""
+        self.on_too_long: OnTooLong = on_too_long
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the log-odds; the first is that the step is right."""
+        return self.family.outputs
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.family.text.tokenizer
+
+    def encode_tree(self, tree: StepTree) -> EncodedTree:
+        """The tree's token ids; cheap, and independent of the weights."""
+        return encode_tree(tree, self.family)
+
+    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """P(the step is right) for each step of one solution."""
+        return self.score_many([(problem, steps)], progress=False)[0]
+
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = True) -> list[list[float]]:
+        """P(right) for each step of each solution, in the order given; batched by length."""
+        chains = [s if isinstance(s, StepTree) else StepTree.chain(*s, tree_id=i) for i, s in enumerate(solutions)]
+        return [scores.probability.tolist() for scores in self.score_trees(chains, progress=progress)]
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Callable[[int], None] | None = None,
+    ) -> list[TreeScores]:
+        """The scores of all nodes of each tree, or of the wanted ones only; `advance` hears of finished trees."""
+        results: list[TreeScores] = []
+        with _bar(len(trees), progress) as bar, self.scoring():
+            for start in range(0, len(trees), TREES_AT_ONCE):
+                some = trees[start : start + TREES_AT_ONCE]
+                nodes = (
+                    [range(len(tree.nodes)) for tree in some] if wanted is None else wanted[start : start + len(some)]
+                )
+                results += self._score_portion(some, nodes)
+                bar(len(some))
+                if advance is not None:
+                    advance(len(some))
+        return results
+
+    def _score_portion(self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
+        items: list[Item] = []
+        num_long = 0
+        for i, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
+            fitting, long = fit(tree, i, wanted, self.family, self.context, self.on_too_long)
+            items += fitting
+            num_long += len(long)
+        if num_long:
+            done = "left unscored" if self.on_too_long == "skip" else "scored without their earliest steps"
+            log.warning("%d steps were longer than the context of %d tokens and %s", num_long, self.context, done)
+
+        def owner(item: int, node: int) -> tuple[int, int]:
+            stands_for = items[item].is_node
+            return items[item].index, node if stands_for is None else stands_for
+
+        def named(item: int, node: int) -> str:
+            index, node = owner(item, node)
+            return describe(trees[index], node)
+
+        cost = pair_cost(self.module) if self.module.attention == "sdpa" else 0.0
+        groups = [item.groups for item in items]
+        rows = pack([item.tree for item in items], self.token_budget, groups, pair_cost=cost)
+        scores = [np.full((len(tree.nodes), len(self.outputs)), np.nan) for tree in trees]
+        for owners, log_odds_RO in run_rows(self.module, rows, self.token_budget, named):
+            for (item, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
+                index, node = owner(item, node)
+                scores[index][node] = values
+        return [TreeScores(self.outputs, log_odds_NO) for log_odds_NO in scores]
+
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[None]:
+        """No dropout while scoring, also between two updates of training."""
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train(was_training)
+
+    def model_hash(self) -> str:
+        """A hash of all that decides scores: weights as loaded, config, tokenizer, family and its settings."""
+        return hash_model(self.module, self.family)
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        state: Mapping[str, Tensor] | None = None,
+        threshold: float | None = None,
+        aggregator: str | None = None,
+        readme: str | None = None,
+    ) -> None:
+        """Write the PRM's folder, whole or not at all; `state` replaces the module's own weights if they are spread."""
+        card = replace(
+            self.card,
+            threshold=self.card.threshold if threshold is None else threshold,
+            aggregator=self.card.aggregator if aggregator is None else aggregator,
+        )
+        save_folder(Path(folder), self.module, self.family, card, state, readme or model_card(self.family, card))
+        self.card = card
+
+    def memory_estimate(self) -> int:
+        """Bytes that scoring takes at its peak, roughly: weights, and the activations and masks of one batch."""
+        config = self.module.config
+        weights = sum(p.numel() * p.element_size() for p in self.module.parameters())
+        width = 8 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
+        size = next(self.module.parameters()).element_size()
+        mask = 5 * self.token_budget * min(self.token_budget, self.context) if self.module.attention == "sdpa" else 0
+        return int(weights + self.token_budget * width * size + mask)
+
+
+def model_card(family: Family, card: Card) -> str:
+    """The README of a PRM folder."""
+    return (
+        "---\nlibrary_name: prism-prm\npipeline_tag: token-classification\ntags: [process-reward-model]\n---\n\n"
+        "# A process reward model\n\n"
+        f"It scores each step of a solution; family `{family.name}`, outputs {', '.join(family.outputs)}. A step "
+        f"counts as right iff its probability is above {card.threshold}; a solution's score is the "
+        f"`{card.aggregator}` of its steps'.\n\n"
+        "```python\nfrom prism_prm import load_prm\n\nprm = load_prm('.')\nprm.score(problem, steps)\n```\n"
+    )
+
+
+@contextlib.contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=not shown, transient=True) as bar:
+        task = bar.add_task("scoring", total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def default_device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

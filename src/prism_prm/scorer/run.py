@@ -1,0 +1,91 @@
+"""Run packed rows through a PRM: batches by token budget, halved when memory runs out, every score checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from prism_prm.errors import ModelError
+from prism_prm.packing import Row, batch_rows, collate, merge_rows
+from prism_prm.prms.module import FLEX_BLOCK, PrmModule
+
+Named = Callable[[int, int], str]
+"""(tree, node) of a read → how to name it in a message."""
+
+DENSE_FACTOR = 2.0
+"""How much dearer a multiplication is inside masked attention than in a linear layer (it is less regular)."""
+
+
+def pair_cost(module: PrmModule) -> float:
+    """Attention's work per (token, token) of a row, in units of the rest of the work per token."""
+    config = module.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    pair = 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
+    embedding = module.backbone.get_input_embeddings().weight.numel()
+    token = 2 * (sum(parameter.numel() for parameter in module.backbone.parameters()) - embedding)
+    return float(DENSE_FACTOR * pair / token)
+
+
+def run_rows(
+    module: PrmModule, rows: Sequence[Row], token_budget: int, named: Named
+) -> Iterator[tuple[tuple[tuple[int, int], ...], Tensor]]:
+    """(owners, log-odds_RO on the CPU in 64 bits) of each batch."""
+    flex = module.attention == "flex"
+    if flex:
+        rows = merge_rows(rows, token_budget)
+    for batch in batch_rows(rows, token_budget):
+        for part, log_odds_RO in _run(module, batch, FLEX_BLOCK if flex else 1, named):
+            owners = tuple(owner for row in part for owner in row.owners)
+            check_finite(log_odds_RO, owners, named)
+            yield owners, log_odds_RO
+
+
+def _run(module: PrmModule, rows: Sequence[Row], multiple: int, named: Named) -> Iterator[tuple[Sequence[Row], Tensor]]:
+    """One batch, or its halves if memory does not suffice, down to single rows."""
+    log_odds_RO = None
+    try:
+        with torch.inference_mode():
+            log_odds_RO = module(collate(rows, multiple=multiple).to(module.device)).double().cpu()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(rows) == 1:
+            raise ModelError(
+                f"out of memory with a single row of {len(rows[0])} tokens ({named(*rows[0].owners[0])}): lower the "
+                "token budget, or use a smaller dtype or another device"
+            ) from error
+    if log_odds_RO is not None:
+        yield rows, log_odds_RO
+        return
+    # Only here, outside the handler, are the failed batch's tensors let go.
+    release_memory()
+    half = (len(rows) + 1) // 2
+    yield from _run(module, rows[:half], multiple, named)
+    yield from _run(module, rows[half:], multiple, named)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on any device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
+
+
+def release_memory() -> None:
+    """Give cached blocks back before a retry."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def check_finite(log_odds_RO: Tensor, owners: Sequence[tuple[int, int]], named: Named) -> None:
+    """A score that is not a number is an error that says whose it is."""
+    bad_R = ~torch.isfinite(log_odds_RO).all(dim=1)
+    if bool(bad_R.any()):
+        first = int(bad_R.nonzero()[0, 0])
+        raise ModelError(
+            f"{named(*owners[first])}: the model's score is {log_odds_RO[first].tolist()}, not a finite number "
+            "(broken weights, or an overflow of a 16-bit dtype: try bfloat16 or float32)"
+        )
