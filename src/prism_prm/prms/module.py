@@ -62,6 +62,15 @@ class PrmModule(nn.Module):
         """Where input goes."""
         return next(self.parameters()).device
 
+    @contextmanager
+    def dense_attention(self) -> Iterator[None]:
+        """Attention with dense masks, whatever was chosen: for short new texts over kept key/values."""
+        before, self.config._attn_implementation = self.config._attn_implementation, ATTENTION["sdpa"]
+        try:
+            yield
+        finally:
+            self.config._attn_implementation = before
+
     def gradient_checkpointing_enable(self, **options: Any) -> None:
         """Trade time for memory in training."""
         self.backbone.gradient_checkpointing_enable(**options)

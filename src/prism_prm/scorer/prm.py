@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from prism_prm.scorer.model_hash import hash_model
 from prism_prm.scorer.results import TreeScores
 from prism_prm.scorer.run import pair_cost, run_rows
 from prism_prm.scorer.too_long import Item, OnTooLong, check_choice, fit
+
+if TYPE_CHECKING:
+    from prism_prm.scorer.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +141,12 @@ class Prm:
             yield
         finally:
             self.module.train(was_training)
+
+    def session(self, problems: Sequence[str]) -> Session:
+        """Growing trees of steps, one per problem, that keep key/values: only new tokens go through the model."""
+        from prism_prm.scorer.session import Session
+
+        return Session(self, problems)
 
     def model_hash(self) -> str:
         """A hash of all that decides scores: weights as loaded, config, tokenizer, family and its settings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from prism_prm.errors import ModelError
 from prism_prm.packing import Row, batch_rows, collate, merge_rows
 from prism_prm.prms.module import FLEX_BLOCK, PrmModule
+
+T = TypeVar("T")
 
 Named = Callable[[int, int], str]
 """(tree, node) of a read → how to name it in a message."""
@@ -35,35 +38,45 @@ def run_rows(
     flex = module.attention == "flex"
     if flex:
         rows = merge_rows(rows, token_budget)
+
+    def forward(some: Sequence[Row]) -> Tensor:
+        with torch.inference_mode():
+            log_odds_RO: Tensor = module(collate(some, multiple=FLEX_BLOCK if flex else 1).to(module.device))
+            return log_odds_RO.double().cpu()
+
+    def name_row(row: Row) -> str:
+        return f"a row of {len(row)} tokens with {named(*row.owners[0])}"
+
     for batch in batch_rows(rows, token_budget):
-        for part, log_odds_RO in _run(module, batch, FLEX_BLOCK if flex else 1, named):
+        for part, log_odds_RO in halving(batch, forward, name_row):
             owners = tuple(owner for row in part for owner in row.owners)
             check_finite(log_odds_RO, owners, named)
             yield owners, log_odds_RO
 
 
-def _run(module: PrmModule, rows: Sequence[Row], multiple: int, named: Named) -> Iterator[tuple[Sequence[Row], Tensor]]:
-    """One batch, or its halves if memory does not suffice, down to single rows."""
-    log_odds_RO = None
+def halving(
+    items: Sequence[T], run: Callable[[Sequence[T]], Tensor], name: Callable[[T], str]
+) -> Iterator[tuple[Sequence[T], Tensor]]:
+    """(items, result) of the whole batch, or of its halves if memory does not suffice, down to single items."""
+    result = None
     try:
-        with torch.inference_mode():
-            log_odds_RO = module(collate(rows, multiple=multiple).to(module.device)).double().cpu()
+        result = run(items)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        if len(rows) == 1:
+        if len(items) == 1:
             raise ModelError(
-                f"out of memory with a single row of {len(rows[0])} tokens ({named(*rows[0].owners[0])}): lower the "
-                "token budget, or use a smaller dtype or another device"
+                f"out of memory with {name(items[0])} alone: lower the token budget, or use a smaller dtype or "
+                "another device"
             ) from error
-    if log_odds_RO is not None:
-        yield rows, log_odds_RO
+    if result is not None:
+        yield items, result
         return
     # Only here, outside the handler, are the failed batch's tensors let go.
     release_memory()
-    half = (len(rows) + 1) // 2
-    yield from _run(module, rows[:half], multiple, named)
-    yield from _run(module, rows[half:], multiple, named)
+    half = (len(items) + 1) // 2
+    yield from halving(items[:half], run, name)
+    yield from halving(items[half:], run, name)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
