@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from prism_prm import __version__
+from prism_prm.cli import score
 from prism_prm.errors import PrismError
 
 app = typer.Typer(
@@ -34,6 +35,9 @@ def _options(
     ] = False,
 ) -> None:
     """Options of `prism` itself."""
+
+
+app.command(epilog=score.EXAMPLES)(score.score)
 
 
 def main() -> None:

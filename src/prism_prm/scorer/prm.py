@@ -105,14 +105,14 @@ class Prm:
 
     def _score_portion(self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
         items: list[Item] = []
-        num_long = 0
+        too_long: list[tuple[int, ...]] = []
         for i, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
             fitting, long = fit(tree, i, wanted, self.family, self.context, self.on_too_long)
             items += fitting
-            num_long += len(long)
-        if num_long:
+            too_long.append(tuple(long))
+        if any(too_long):
             done = "left unscored" if self.on_too_long == "skip" else "scored without their earliest steps"
-            log.warning("%d steps were longer than the context of %d tokens and %s", num_long, self.context, done)
+            log.warning("%d steps exceed the context of %d tokens: %s", sum(map(len, too_long)), self.context, done)
 
         def owner(item: int, node: int) -> tuple[int, int]:
             stands_for = items[item].is_node
@@ -130,7 +130,7 @@ class Prm:
             for (item, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
                 index, node = owner(item, node)
                 scores[index][node] = values
-        return [TreeScores(self.outputs, log_odds_NO) for log_odds_NO in scores]
+        return [TreeScores(self.outputs, *found) for found in zip(scores, too_long, strict=True)]
 
     @contextlib.contextmanager
     def scoring(self) -> Iterator[None]:

@@ -22,6 +22,8 @@ class TreeScores:
 
     outputs: tuple[str, ...]
     log_odds_NO: np.ndarray
+    too_long: tuple[int, ...] = ()
+    """Nodes whose path exceeds the context: left unscored, or scored without their earliest steps."""
 
     @property
     def probability(self) -> np.ndarray:

@@ -156,7 +156,8 @@ class Session:
         found: list[tuple[Node, tuple[float, ...]]] = []
         for some, log_odds_RO in halving(batch, lambda some: run_growth(self.prm.module, some), _name):
             nodes = [node for growth in some for node in growth.new]
-            check_finite(log_odds_RO, [(node.problem, node.depth) for node in nodes], _name_step)
+            if nodes[0].parent is not None:  # what is read at the end of a prompt is nobody's score
+                check_finite(log_odds_RO, [(node.problem, node.depth) for node in nodes], _name_step)
             found += zip(nodes, map(tuple, log_odds_RO.tolist()), strict=True)
         return found
 

@@ -1,0 +1,147 @@
+"""`prism score`: P(right) of every step, in one table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from prism_prm.cli.ui import Advance, console, progress
+from prism_prm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prism_prm.data import ReadOptions
+    from prism_prm.records import StepTree
+    from prism_prm.scorer.table import Share
+
+EXAMPLES = """
+Examples
+
+`prism score --prm Qwen/Qwen2.5-Math-PRM-7B solutions.jsonl --out scores.parquet`
+
+`prism score --prm runs/my-prm trees/ --out scores.parquet --dtype bfloat16`
+
+`accelerate launch --num_processes 8 -m prism_prm.cli score --prm runs/my-prm trees/ --out scores.parquet`
+"""
+
+
+def score(
+    inputs: Annotated[list[str], typer.Argument(help="Files, folders or hub data sets: problem and steps, or trees.")],
+    prm: Annotated[str, typer.Option(help="Folder or hub id of a PRM, or of a LoRA adapter of one.")],
+    out: Annotated[Path, typer.Option(help="The table to write (Parquet).")],
+    format: Annotated[str, typer.Option(help="Format of the input; found by itself as a rule.")] = "auto",
+    family: Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="LoRA adapter to merge into the PRM.")] = None,
+    compat: Annotated[
+        bool | None,
+        typer.Option("--compat/--no-compat", help="Read as the published code does, quirk and all."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
+    device_map: Annotated[str | None, typer.Option(help="'auto' spreads the model over all GPUs.")] = None,
+    attn: Annotated[
+        Literal["sdpa", "flex"], typer.Option(help="Attention; flex puts several trees in a row (GPU).")
+    ] = "sdpa",
+    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
+    on_too_long: Annotated[
+        Literal["error", "drop-left-steps", "skip"],
+        typer.Option(help="A step whose path exceeds the context: stop, leave out the earliest steps, or no score."),
+    ] = "error",
+    chunk: Annotated[int, typer.Option(min=1, help="Trees per part file: what a stop can cost.")] = 64,
+    split_steps: Annotated[bool, typer.Option(help="Read plain solution texts too, cut into steps.")] = False,
+    on_bad_record: Annotated[
+        Literal["fail", "skip"], typer.Option(help="Stop at a bad record, or count it and go on.")
+    ] = "fail",
+    allow_pickle: Annotated[bool, typer.Option(help="Read pickled weights, which can run any code.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run code from the model's repository.")] = False,
+) -> None:
+    """Score every step of solutions or trees with a PRM.
+
+    Writes one row per step: its ids, the family's named log-odds, the probability that it is right, and the hash of the
+    model. A run that was stopped goes on where it was. Under `accelerate launch` the work is split over the processes.
+    """
+    from prism_prm.data import ReadOptions
+    from prism_prm.scorer import load_prm
+    from prism_prm.scorer.table import write_scores
+
+    with _share(device) as (share, own_device):
+        options = ReadOptions(split_steps=split_steps, on_bad_record=on_bad_record)
+        trees = _read(inputs, format, options)
+        model = load_prm(
+            prm,
+            family=family,
+            adapter=adapter,
+            compat=compat,
+            dtype=dtype,
+            device=None if device_map else own_device,
+            device_map=device_map,
+            attn=attn,
+            token_budget=token_budget,
+            context=context,
+            on_too_long=on_too_long,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+        )
+        show = console()
+        if share.rank == 0 and model.memory_estimate() > 10**9:
+            show.print(f"needs about {model.memory_estimate() / 1e9:.1f} GB of memory per process (an estimate)")
+        mine = sum(len(trees[i : i + chunk]) for i in range(share.rank * chunk, len(trees), share.world * chunk))
+        with _progress(mine, share.rank == 0) as advance:
+            report = write_scores(model, trees, out, chunk_trees=chunk, share=share, advance=advance)
+    if share.rank == 0:
+        resumed = f"; {report.resumed} parts were there already" if report.resumed else ""
+        show.print(f"{report.steps} steps of {report.trees} trees → {out}{resumed}")
+        if report.too_long:
+            done = "left out" if on_too_long == "skip" else "scored without their earliest steps"
+            show.print(f"{report.too_long} steps exceeded the context of {model.context} tokens and were {done}")
+
+
+def _read(inputs: Sequence[str], format: str, options: ReadOptions) -> list[StepTree]:
+    """All trees; a table of ours keeps the ids it was written with."""
+    from prism_prm.data import Reader
+    from prism_prm.data.inputs import TREE_TABLE
+    from prism_prm.tables import iter_trees
+
+    if len(inputs) == 1:
+        path = Path(inputs[0])
+        if path.name == TREE_TABLE or (path / TREE_TABLE).is_file():
+            return list(iter_trees(path))
+    reader = Reader(inputs, format=format, options=options)
+    trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]
+    left_out = reader.report.dropped + reader.report.bad
+    if left_out:
+        console().print(f"left out: {', '.join(f'{n} {reason}' for reason, n in left_out.items())}")
+    if not trees:
+        raise ConfigError(f"{', '.join(inputs)}: there is nothing to score")
+    return trees
+
+
+@contextlib.contextmanager
+def _share(device: str | None) -> Iterator[tuple[Share, str | None]]:
+    """This process's share of the work, and its device."""
+    from prism_prm.scorer.table import Share
+
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Share(), device
+        return
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device == "cpu")
+    try:
+        yield Share(state.process_index, state.num_processes, state.wait_for_everyone), device or str(state.device)
+    finally:
+        state.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _progress(total: int, shown: bool) -> Iterator[Advance | None]:
+    if not shown:
+        yield None
+        return
+    with progress("scoring", total, unit="trees") as advance:
+        yield advance
