@@ -1,8 +1,8 @@
 """The exact truth about every step under every prefix, and for a wrong step the reason.
 
-The oracle reads a solution as a careful reader would: it keeps the value that was last derived and which operation comes
-next, and goes on from what was WRITTEN, so a step after an error is right if it follows from the written value. (This is
-PRMBench's convention. Trees made from samples stop at the first error, as PRM800K does, and never meet it.)
+The oracle reads a solution as a careful reader would: it keeps the value that was last derived and which operation
+comes next, and goes on from what was WRITTEN, so a step after an error is right if it follows from the written value.
+(This is PRMBench's convention. Trees made from samples stop at the first error, as PRM800K does, and never meet it.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Verdict = Literal[
 VERDICTS: dict[Verdict, str] = {
     "right": "the next operation, on the present value, with its true result; or the answer when nothing is left to do",
     "counterfactual": "the next operation on the present value, with a false result",
-    "contradiction": "the next operation on a value that is not the present one, or an answer that is not the last value",
+    "contradiction": "the next operation on another value than the present one, or an answer that is not the last value",
     "skipped": "an operation from further on, on the present value: those before it were left out",
     "premature": "an operation from further on, on a value that was not derived yet; or an answer before the end",
     "redundant": "a step that was taken already, or an operation that was used already",
@@ -90,6 +90,10 @@ def _read(step: str) -> _Equation | None:
     return _Equation(int(found[1]), Operation(found[2], int(found[3])), int(found[4]))
 
 
+def _is_answer(step: str) -> bool:
+    return step.startswith(ANSWER_MARK) and step.removeprefix(ANSWER_MARK).isdecimal()
+
+
 def _ahead(state: State, operation: Operation) -> int | None:
     """How many operations after the next one `operation` comes, 0 for the next itself; None if it does not come."""
     rest = state.problem.operations[state.done :]
@@ -99,13 +103,13 @@ def _ahead(state: State, operation: Operation) -> int | None:
 def _judge(state: State, step: str) -> Verdict:
     if step == state.right_step():
         return "right"
+    equation = _read(step)
+    if equation is None and not _is_answer(step):
+        return "malformed"
     if state.answered:
         return "redundant"
-    if step.startswith(ANSWER_MARK) and step.removeprefix(ANSWER_MARK).isdecimal():
-        return "contradiction" if state.done == len(state.problem.operations) else "premature"
-    equation = _read(step)
     if equation is None:
-        return "malformed"
+        return "contradiction" if state.done == len(state.problem.operations) else "premature"
     if step in state.taken:
         return "redundant"
     if state.last is not None and state.before is not None:
@@ -124,14 +128,12 @@ def advance(state: State, step: str) -> tuple[Verdict, State]:
     """The verdict on a step, and where the solution stands after it, going on from what was written."""
     verdict = _judge(state, step)
     taken = state.taken | {step}
-    if step.startswith(ANSWER_MARK) and verdict != "malformed":
+    if _is_answer(step):
         return verdict, State(state.problem, state.done, state.value, state.before, state.last, taken, True)
     equation = _read(step)
     if verdict in ("malformed", "redundant", "circular") or equation is None:
         # Nothing new was derived: the value and the next operation stay.
-        return verdict, State(
-            state.problem, state.done, state.value, state.before, state.last, taken, state.answered
-        )
+        return verdict, State(state.problem, state.done, state.value, state.before, state.last, taken, state.answered)
     ahead = _ahead(state, equation.operation)
     # An invented operation stands in the place of the next one, if there is one.
     passed = min(state.done + (ahead or 0) + 1, len(state.problem.operations))

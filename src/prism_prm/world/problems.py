@@ -131,16 +131,13 @@ def draw_problems(
     """`count` different random problems, none of which has a text in `exclude`."""
     seen = set(exclude or ())
     problems: list[Problem] = []
-    for tries in range(100 * count + 100):
+    for _ in range(100 * count + 100):
         if len(problems) == count:
             return problems
         problem = draw_problem(settings, rng)
         if problem.text not in seen:
             seen.add(problem.text)
             problems.append(problem)
-        del tries
-    if len(problems) == count:
-        return problems
     raise ConfigError(
         f"Found only {len(problems)} of {count} different problems. Ask for fewer, or raise modulus or max_operations."
     )

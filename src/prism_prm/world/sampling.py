@@ -63,9 +63,7 @@ def _until_stop(row: list[int], stop: set[int]) -> list[int]:
     return row
 
 
-def _batches(
-    model: Any, tokenizer: Any, texts: Sequence[str], *, batch: int, **options: Any
-) -> list[str]:
+def _batches(model: Any, tokenizer: Any, texts: Sequence[str], *, batch: int, **options: Any) -> list[str]:
     """The continuations of texts, longest together so that little is padding, in the order asked."""
     prompts: list[list[int]] = tokenizer(list(texts))["input_ids"]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))

@@ -1,14 +1,15 @@
-"""The world's tokenizer: a real `PreTrainedTokenizerFast`, with the special tokens of the Qwen2.5-Math-PRM family.
+"""The world's tokenizer: a real `Qwen2Tokenizer`, with the special tokens of the Qwen2.5-Math-PRM family.
 
-A number, an operation (`+6`) and a result (`=3`) are one token each, so a step is three tokens and a separator.
+A number, an operation (`+6`) and a result (`=3`) are one token each, so a step is three tokens and a separator. They
+are added tokens, since Qwen2's own rules cut every digit off, and transformers applies those rules to any tokenizer
+that stands beside a Qwen2 model.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, Qwen2Tokenizer
 
 from prism_prm.world.problems import ANSWER_MARK, OPERATORS
 
@@ -18,40 +19,45 @@ PAD, UNKNOWN, TURN_START, TURN_END = "<|endoftext|>", "<unk>", "<|im_start|>", "
 STEP_SEPARATOR = "<extra_0>"
 """Where a PRM of the qwen family is read: after each step."""
 SPECIALS = (PAD, UNKNOWN, TURN_START, TURN_END, STEP_SEPARATOR)
+LAYOUT = ("user\n", "assistant\n", "\n", STEP_END, ANSWER_MARK)
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'user' %}<|im_start|>{{ message['content'] }}<|im_end|>"
-    "{% elif message['role'] == 'assistant' %}{{ message['content'] }}<|im_end|>{% endif %}"
-    "{% endfor %}"
+    "{% for message in messages %}{% if message['role'] != 'system' %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""The problem is the only turn with marks of its own; a system message would say the same to every problem."""
+"""Qwen's, without a system turn: it would say the same before every problem."""
 
 
 def make_tokenizer(modulus: int) -> Any:
     """The tokenizer of all problems modulo `modulus`."""
     numbers = range(modulus)
     words = [
-        *SPECIALS, STEP_END, ANSWER_MARK, *map(str, numbers), *(f"={n}" for n in numbers),
+        *LAYOUT, *map(str, numbers), *(f"={n}" for n in numbers),
         *(f"{operator}{n}" for operator in OPERATORS for n in numbers),
     ]  # fmt: skip
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[-+*=]?\d+|#### |\n\n"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    vocabulary = {token: i for i, token in enumerate(SPECIALS)}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=[],
         pad_token=PAD,
         unk_token=UNKNOWN,
         eos_token=TURN_END,
-        additional_special_tokens=[TURN_START, STEP_SEPARATOR],
+        extra_special_tokens=[TURN_START, STEP_SEPARATOR],
         chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
     )
+    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in words])
+    return tokenizer
 
 
 def prompt_of(problem: str) -> str:
     """What stands before the first step: the chat template with the problem as its only turn."""
-    return f"{TURN_START}{problem}{TURN_END}"
+    return f"{TURN_START}user\n{problem}{TURN_END}\n{TURN_START}assistant\n"
+
+
+PRM_SETTINGS = {"system": ""}
+"""Settings of the qwen family under which a PRM reads the same prompt."""
 
 
 def solution_text(steps: list[str]) -> str:

@@ -1,0 +1,171 @@
+"""Build a world: train its policies, sample and judge, and write ordinary files; what was built before is reused.
+
+Each stage is a folder named by the content of the settings it depends on, written whole or not at all, so a build that
+was stopped goes on where it was, and worlds that share a stage share its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.files import whole_folder, write_text
+from prism_prm.records import StepTree
+from prism_prm.tables import write_trees
+from prism_prm.world.oracle import Verdict
+from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
+from prism_prm.world.policy import PolicySettings, train_policy
+from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
+from prism_prm.world.sampling import sample_solutions
+from prism_prm.world.settings import WorldSettings, content_key
+from prism_prm.world.tokens import make_tokenizer
+from prism_prm.world.trees import count_verdicts, let_errors_pass, sample_trees
+
+Bars = Callable[[str, float], AbstractContextManager[Callable[[int], None]]]
+"""(description, total) → a progress bar that yields the function to advance it."""
+
+
+def no_bars(_description: str, _total: float) -> AbstractContextManager[Callable[[int], None]]:
+    """For callers that show nothing."""
+    return contextlib.nullcontext(lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Where the files of a built world are."""
+
+    settings: WorldSettings
+    policy: Path
+    """A causal language model with its tokenizer, as transformers saves it."""
+    data: Path
+    far_policy: Path | None = None
+    far_data: Path | None = None
+    """Out of distribution, where it was asked for."""
+
+    def trees(self, name: str, *, far: bool = False) -> Path:
+        """A trees.parquet: `base` (lenient labels), `annotated`, `natural`, or a class of errors."""
+        return self._data(far) / f"{name}.parquet"
+
+    def pool(self, *, far: bool = False) -> Path:
+        """Problems with sampled solutions, as `prism rerank` reads them."""
+        return self._data(far) / "pool.jsonl"
+
+    def verdicts(self, *, far: bool = False) -> dict[str, dict[str, int]]:
+        """For each file of trees, how many nodes have each of the oracle's verdicts."""
+        found: dict[str, dict[str, int]] = json.loads((self._data(far) / "verdicts.json").read_text(encoding="utf-8"))
+        return found
+
+    def _data(self, far: bool) -> Path:
+        folder = self.far_data if far else self.data
+        assert folder is not None, "built without its far part"
+        return folder
+
+
+def build_world(settings: WorldSettings, cache: str | Path, *, far: bool = False, bars: Bars = no_bars) -> World:
+    """Build what is not in `cache` yet."""
+    cache = Path(cache)
+    policy = _policy(settings.policy, settings, 0, cache, bars)
+    data = _data(settings, settings.problems, policy, cache, bars, far=False)
+    if not far:
+        return World(settings, policy, data)
+    far_policy = _policy(settings.far_policy, settings, 1, cache, bars)
+    far_data = _data(settings, settings.far_problems, far_policy, cache, bars, far=True)
+    return World(settings, policy, data, far_policy, far_data)
+
+
+def load_policy(folder: str | Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of a policy's folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def _policy(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path, bars: Bars) -> Path:
+    """Train a policy; the world's seed and `stream` keep two policies of one world apart."""
+    policy = replace(policy, seed=1000 * settings.seed + 2 * policy.seed + stream)
+    folder = cache / f"policy-{content_key(policy, settings.pretraining)}"
+    if folder.exists():
+        return folder
+    tokenizer = make_tokenizer(settings.modulus)
+    with bars("policy", policy.max_updates) as advance:
+        model = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
+    with whole_folder(folder) as aside:
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        write_text(aside / "settings.json", json.dumps(dataclasses.asdict(policy), indent=2) + "\n")
+    return folder
+
+
+def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: Path, bars: Bars, *, far: bool) -> Path:
+    """Sample, judge and write all files of one problem range."""
+    folder = cache / f"{'far-' if far else ''}data-{content_key(settings, far, policy.name)}"
+    if folder.exists():
+        return folder
+    model, tokenizer = load_policy(policy)
+    sizes = {"natural": settings.test_trees, "pool": settings.pool_problems}
+    if not far:
+        sizes |= {"base": settings.base_trees, "annotated": settings.pair_trees}
+    problems = _split_problems(settings, kind, sizes, far)
+
+    def sampled(name: str, candidates: int, stream: int) -> list[StepTree]:
+        return sample_trees(
+            model, tokenizer, problems[name], candidates=candidates, temperature=settings.temperature,
+            seed=_seed(settings, far, stream), name=name,
+        )  # fmt: skip
+
+    with bars("samples", len(sizes) + 1) as advance, whole_folder(folder) as aside:
+        trees = {"natural": sampled("natural", settings.pair_candidates, 1)}
+        for error in PERTURBATIONS:
+            trees[error] = perturbed_trees(problems["natural"], error, seed=_seed(settings, far, 2))
+        advance(2)
+        if not far:
+            lenient = sampled("base", settings.base_candidates, 3)
+            trees["base"] = let_errors_pass(lenient, settings.passing_errors, settings.seed)
+            trees["annotated"] = sampled("annotated", settings.pair_candidates, 4)
+            advance(2)
+        for name, some in trees.items():
+            write_trees(aside / f"{name}.parquet", some, source=f"world-{settings.seed}")
+        counts: dict[str, dict[Verdict, int]] = {
+            name: dict(count_verdicts(some, settings.modulus)) for name, some in trees.items()
+        }
+        write_text(aside / "verdicts.json", json.dumps(counts, indent=2) + "\n")
+        pool = _pool_lines(model, tokenizer, problems["pool"], settings, _seed(settings, far, 5))
+        write_text(aside / "pool.jsonl", "".join(f"{line}\n" for line in pool))
+        write_text(aside / "settings.json", json.dumps(dataclasses.asdict(settings), indent=2) + "\n")
+        advance(1)
+    return folder
+
+
+def _seed(settings: WorldSettings, far: bool, stream: int) -> int:
+    """A seed of its own for every use of chance."""
+    return int(np.random.SeedSequence([settings.seed, int(far), stream]).generate_state(1)[0])
+
+
+def _split_problems(
+    settings: WorldSettings, kind: ProblemSettings, sizes: dict[str, int], far: bool
+) -> dict[str, list[Problem]]:
+    """Problems for every use, no problem in two of them."""
+    drawn = iter(draw_problems(kind, sum(sizes.values()), np.random.default_rng(_seed(settings, far, 0))))
+    return {name: [next(drawn) for _ in range(size)] for name, size in sizes.items()}
+
+
+def _pool_lines(
+    model: Any, tokenizer: Any, problems: Sequence[Problem], settings: WorldSettings, seed: int
+) -> list[str]:
+    """`pool_size` sampled solutions of every problem, one JSON record per problem."""
+    texts = [problem.text for problem in problems for _ in range(settings.pool_size)]
+    written = iter(sample_solutions(model, tokenizer, texts, temperature=settings.temperature, seed=seed))
+    lines = []
+    for i, problem in enumerate(problems):
+        solutions = [{"steps": [step for step in next(written)[0] if step]} for _ in range(settings.pool_size)]
+        record = {"problem": problem.text, "answer": problem.answer, "name": f"world-{i}", "solutions": solutions}
+        lines.append(json.dumps(record))
+    return lines

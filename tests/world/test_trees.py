@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prism_prm.errors import ConfigError
+from prism_prm.records import ROOT, Step
+from prism_prm.world.oracle import judge_step
+from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
+from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
+from prism_prm.world.trees import count_verdicts, grow, let_errors_pass
+
+
+def test_a_tree_grows_from_candidates() -> None:
+    problem = Problem.parse("7+6*3")
+    tree = grow(problem, [["7+6=3", "7+6=4", "7+6=4"], ["9*3=7", ""], ["#### 9"]], name="x-1")
+    right = {"label": 1.0, "rating": 1.0}
+    wrong = {"label": 0.0, "rating": -1.0}
+    assert tree.nodes == (
+        Step("7+6=3", **right),
+        Step("7+6=4", **wrong),
+        Step("3*3=9", **right, origin="human"),
+        Step("9*3=7", **wrong),
+        Step("#### 9", **right),
+    )
+    assert tree.parents == (ROOT, ROOT, 0, 0, 2)
+    assert tree.trunk == (0, 2, 4)
+    assert (tree.answer, tree.ended, tree.name) == ("9", True, "x-1")
+    assert count_verdicts([tree], 10) == {"right": 3, "counterfactual": 1, "contradiction": 1}
+
+
+def test_errors_pass_as_often_as_asked_and_truth_stays() -> None:
+    problem = Problem.parse("7+6*3")
+    trees = [grow(problem, [["7+6=4"], ["9*3=7"], ["#### 1"]]) for _ in range(2000)]
+    noisy = let_errors_pass(trees, 0.4, seed=3)
+    labels = np.array([[node.label for node in tree.nodes] for tree in noisy])
+    assert (labels[:, [0, 2, 4]] == 1.0).all()
+    assert labels[:, [1, 3, 5]].mean() == pytest.approx(0.4, abs=0.02)
+    assert noisy == let_errors_pass(trees, 0.4, seed=3)
+    assert let_errors_pass(trees, 0.0, seed=3) == trees
+    assert count_verdicts(noisy, 10) == count_verdicts(trees, 10)
+
+
+@pytest.mark.parametrize("kind", PERTURBATIONS)
+def test_every_perturbed_step_has_its_class_and_the_rest_is_right(kind: str) -> None:
+    problems = draw_problems(ProblemSettings(13, "+-*", 3, 6), 200, np.random.default_rng(0))
+    trees = perturbed_trees(problems, kind, seed=1)
+    assert len(trees) > 150
+    assert [tree.tree_id for tree in trees] == list(range(len(trees)))
+    positions = set()
+    for tree in trees:
+        problem = Problem.parse(tree.problem, 13)
+        assert tree.texts(tree.trunk) == problem.solution()
+        wrong = len(tree.nodes) - 1
+        assert [node.label for node in tree.nodes] == [1.0] * wrong + [0.0]
+        *prefix, step = tree.texts(tree.path(wrong))
+        assert prefix == problem.solution()[: len(prefix)]
+        assert judge_step(problem, prefix, step) == kind
+        assert tree.name.startswith(f"{kind}-")
+        positions.add(len(prefix))
+    assert len(positions) > 2
+    assert trees == perturbed_trees(problems, kind, seed=1)
+    assert trees != perturbed_trees(problems, kind, seed=2)
+
+
+def test_a_world_without_a_place_for_an_error() -> None:
+    with pytest.raises(ConfigError, match="'circular'"):
+        perturbed_trees([Problem.parse("7*3*3")], "circular")
