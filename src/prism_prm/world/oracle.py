@@ -29,7 +29,7 @@ Verdict = Literal[
 VERDICTS: dict[Verdict, str] = {
     "right": "the next operation, on the present value, with its true result; or the answer when nothing is left to do",
     "counterfactual": "the next operation on the present value, with a false result",
-    "contradiction": "the next operation on another value than the present one, or an answer that is not the last value",
+    "contradiction": "the next operation on another value than the present one, or an answer that is not the last one",
     "skipped": "an operation from further on, on the present value: those before it were left out",
     "premature": "an operation from further on, on a value that was not derived yet; or an answer before the end",
     "redundant": "a step that was taken already, or an operation that was used already",
