@@ -19,6 +19,8 @@ _EXPORTS = {
     "TreeScores": "prism_prm.scorer",
     "init_prm": "prism_prm.scorer",
     "load_prm": "prism_prm.scorer",
+    "annotated_pairs": "prism_prm.pairs",
+    "lookahead_pairs": "prism_prm.pairs",
     "read_trees": "prism_prm.data",
     "split_steps": "prism_prm.data.steps",
 }

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import score
+from prism_prm.cli import export, pairs, score
 from prism_prm.errors import PrismError
 
 app = typer.Typer(
@@ -37,6 +37,8 @@ def _options(
     """Options of `prism` itself."""
 
 
+app.command(epilog=pairs.EXAMPLES)(pairs.pairs)
+app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=score.EXAMPLES)(score.score)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from prism_prm.data.draft import Draft
 
@@ -27,8 +28,14 @@ class Forest:
     """The same for the trunks."""
     texts: Any
     """Arrow strings, one per node."""
+    text_codes: Ints
+    """A number for every text, equal for equal texts."""
     labels: Any
-    """Arrow floats with nulls."""
+    """Arrow floats with nulls,"""
+    ratings: Any
+    """and so are these."""
+    origins: Any
+    """Arrow strings."""
     parents: npt.NDArray[np.int32]
     """Numbers within the tree, as in the records."""
     trunk: npt.NDArray[np.int32]
@@ -36,23 +43,29 @@ class Forest:
     @classmethod
     def of(cls, drafts: Sequence[Draft]) -> Forest:
         """Put trees side by side."""
+        texts = pa.array(_flat(draft.texts for draft in drafts), pa.string())
         return cls(
             drafts,
             _starts([len(draft.texts) for draft in drafts]),
             _starts([len(draft.trunk) for draft in drafts]),
-            pa.array(_flat(draft.texts for draft in drafts), pa.string()),
+            texts,
+            string_codes(texts),
             pa.array(_flat(draft.labels for draft in drafts), pa.float64()),
+            pa.array(_flat(draft.ratings for draft in drafts), pa.float64()),
+            pa.array(_flat(draft.origins for draft in drafts), pa.string()),
             np.array(_flat(draft.parents for draft in drafts), dtype=np.int32),
             np.array(_flat(draft.trunk for draft in drafts), dtype=np.int32),
         )
 
-    def column(self, name: str, type_: Any) -> Any:
-        """Another per-node field of the drafts as an Arrow array."""
-        return pa.array(_flat(getattr(draft, name) for draft in self.drafts), type_)
-
     def tree_of_node(self) -> Ints:
         """For every node the index of its tree in this chunk."""
         return np.repeat(np.arange(len(self.drafts)), np.diff(self.node_starts))
+
+
+def string_codes(strings: Any) -> Ints:
+    """A number for every string, equal for equal strings."""
+    codes: Ints = pc.dictionary_encode(strings).indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
 
 
 def _starts(sizes: list[int]) -> Ints:

@@ -16,28 +16,28 @@ from prism_prm.errors import DataError
 from prism_prm.records import ROOT, Origin
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, gc=False):
     text: str
     rating: float | None = None
 
 
-class Position(msgspec.Struct):
+class Position(msgspec.Struct, gc=False):
     completions: list[Completion] | None
     chosen_completion: int | None
     human_completion: Completion | None = None
 
 
-class Question(msgspec.Struct):
+class Question(msgspec.Struct, gc=False):
     problem: str
     ground_truth_answer: str | None = None
 
 
-class Labels(msgspec.Struct):
+class Labels(msgspec.Struct, gc=False):
     steps: list[Position]
     finish_reason: str | None = None
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, gc=False):
     question: Question
     label: Labels
     is_quality_control_question: bool = False
@@ -65,8 +65,7 @@ def read(record: Record, options: ReadOptions) -> list[Draft]:
     label_of: dict[float | None, float | None] = {
         -1.0: 0.0, 0.0: NEUTRAL_LABELS[options.neutral], 1.0: 1.0, None: None,
     }  # fmt: skip
-    texts: list[str] = []
-    ratings: list[float | None] = []
+    found: list[Completion] = []
     parents: list[int] = []
     humans: list[int] = []
     trunk: list[int] = []
@@ -74,37 +73,25 @@ def read(record: Record, options: ReadOptions) -> list[Draft]:
     steps = record.label.steps
     for at, position in enumerate(steps):
         if len(trunk) < at:
-            raise DataError(
-                f"position {at} has neither a chosen nor a human completion, yet {len(steps) - at} positions follow; "
-                "their prefix is unknown",
-                reason="broken-trunk",
-            )
-        first = len(texts)
-        for completion in position.completions or ():
-            texts.append(completion.text)
-            ratings.append(completion.rating)
-        chosen = position.chosen_completion
-        if chosen is not None:
-            if not 0 <= chosen < len(texts) - first:
-                raise DataError(
-                    f"position {at + 1}: chosen_completion {chosen} is not the index of one of its "
-                    f"{len(texts) - first} completions",
-                    reason="bad-index",
-                )
-            trunk.append(first + chosen)
+            raise _broken_trunk(at, len(steps))
+        first = len(found)
+        found += position.completions or ()
+        if position.chosen_completion is not None:
+            trunk.append(_chosen(position, at, first))
         if position.human_completion is not None:
-            humans.append(len(texts))
-            if chosen is None:
-                trunk.append(len(texts))
-            texts.append(position.human_completion.text)
-            ratings.append(position.human_completion.rating)
-        parents += [prefix] * (len(texts) - first)
+            humans.append(len(found))
+            if position.chosen_completion is None:
+                trunk.append(len(found))
+            found.append(position.human_completion)
+        parents += [prefix] * (len(found) - first)
         prefix = trunk[-1] if trunk else ROOT
+    texts = [completion.text for completion in found]
+    ratings = [completion.rating for completion in found]
     try:
         labels = [label_of[rating] for rating in ratings]
     except KeyError:
-        raise _bad_rating(texts, ratings, label_of) from None
-    if any(map(is_blank, texts)):
+        raise _bad_rating(found, label_of) from None
+    if "" in texts or any(map(str.isspace, texts)):
         raise DataError("a completion has an empty text; every step needs one", reason="empty-text")
     if not texts:
         raise DataError("the record has no completions; every record needs at least one", reason="no-steps")
@@ -122,6 +109,26 @@ def _ended(finish_reason: str | None, complete: bool) -> bool:
     return complete if finish_reason is None else finish_reason == "solution"
 
 
-def _bad_rating(texts: list[str], ratings: list[float | None], known: Mapping[float | None, float | None]) -> DataError:
-    text, rating = next((t, r) for t, r in zip(texts, ratings, strict=True) if r not in known)
+def _chosen(position: Position, at: int, first: int) -> int:
+    """The node of the chosen completion, where the position's nodes begin with `first`."""
+    chosen, size = position.chosen_completion, len(position.completions or ())
+    assert chosen is not None
+    if not 0 <= chosen < size:
+        raise DataError(
+            f"position {at + 1}: chosen_completion {chosen} is not the index of one of its {size} completions",
+            reason="bad-index",
+        )
+    return first + chosen
+
+
+def _broken_trunk(at: int, size: int) -> DataError:
+    return DataError(
+        f"position {at} has neither a chosen nor a human completion, yet {size - at} positions follow; "
+        "their prefix is unknown",
+        reason="broken-trunk",
+    )
+
+
+def _bad_rating(found: list[Completion], known: Mapping[float | None, float | None]) -> DataError:
+    text, rating = next((step.text, step.rating) for step in found if step.rating not in known)
     return DataError(f"rating {rating:g} is not one of -1, 0, 1, null (of the step {text[:60]!r})", reason="bad-rating")

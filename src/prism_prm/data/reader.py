@@ -12,7 +12,7 @@ import msgspec
 
 from prism_prm.data.draft import Draft
 from prism_prm.data.formats import FORMATS, Format, detect
-from prism_prm.data.inputs import Advance, Row, Source, find_sources, rows
+from prism_prm.data.inputs import Row, Source, find_sources, rows
 from prism_prm.data.options import ReadOptions
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.records import StepTree
@@ -25,6 +25,8 @@ SHOWN_BAD_RECORDS = 10
 class ReadReport:
     """What was read and what was not."""
 
+    bytes: int = 0
+    """Of the files, so far."""
     records: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     """Records by format."""
@@ -48,18 +50,18 @@ class Reader:
         self.report = ReadReport()
         self._seen: set[str] = set()
 
-    def drafts(self, advance: Advance = lambda _: None) -> Iterator[tuple[Source, Draft]]:
+    def drafts(self) -> Iterator[tuple[Source, Draft]]:
         """Every tree that can be read, with its source."""
         for source in self.sources:
             try:
-                for draft in self._of_source(source, advance):
+                for draft in self._of_source(source):
                     yield source, draft
             except DataError as error:
                 self._bad(error)
 
-    def _of_source(self, source: Source, advance: Advance) -> Iterator[Draft]:
+    def _of_source(self, source: Source) -> Iterator[Draft]:
         found: Format | None = None
-        for row in rows(source, advance):
+        for row in rows(source, self._advance):
             try:
                 if found is None:
                     found = self._detect(row)
@@ -67,8 +69,11 @@ class Reader:
             except DataError as error:
                 self._bad(DataError(f"{row.where}: {error}", reason=error.reason))
 
+    def _advance(self, size: int) -> None:
+        self.report.bytes += size
+
     def _detect(self, row: Row) -> Format:
-        record = _decode(row, dict[str, Any])
+        record = decode(row, dict[str, Any])
         if record.keys() >= TREE_TABLE_KEYS:
             from prism_prm.data import tree_table
 
@@ -76,7 +81,7 @@ class Reader:
         return detect(record, wanted=self.format, with_solutions=self.options.split_steps)
 
     def _of_row(self, row: Row, format: Format) -> Iterator[Draft]:
-        record = _decode(row, format.record)
+        record = decode(row, format.record)
         reason = format.drop_reason(record, self.options)
         drafts = [] if reason else format.read(record, self.options)
         self.report.records += 1
@@ -102,7 +107,7 @@ class Reader:
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-def _decode(row: Row, type_: Any) -> Any:
+def decode(row: Row, type_: Any) -> Any:
     """The row as that type; what does not fit is said in the words of the user's file."""
     try:
         if isinstance(row.data, dict):

@@ -1,0 +1,86 @@
+"""`prism pairs` against a bare `json.loads` pass over the same bytes: 20 copies of PRM800K phase 1 train, 150 MB.
+
+    PRISM_DATA=… python benchmarks/pairs.py
+
+Targets: reading, pairing and writing at most 3 times the pass; the audit's own cost at most 5 times; peak memory on 20
+copies at most 1.2 times that on one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from _side_by_side import side_by_side
+from prism_prm.data import Reader
+from prism_prm.pairs import PairSettings
+from prism_prm.pairs.build import Recipe, build_pairs
+from prism_prm.pairs.settings import Audit
+
+COPIES = 20
+
+PEAK_MEMORY = """
+import resource, sys
+from prism_prm.data import Reader
+from prism_prm.pairs import PairSettings
+from prism_prm.pairs.build import Recipe, build_pairs
+build_pairs(Reader([sys.argv[1]]), sys.argv[2], Recipe(PairSettings(audit=sys.argv[3])))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def json_pass(file: Path) -> None:
+    """The peer: decode every line and throw it away."""
+    with file.open("rb") as lines:
+        for line in lines:
+            json.loads(line)
+
+
+def build(file: Path, out: Path, audit: Audit) -> int:
+    """The whole of `prism pairs --lookahead all`; returns the number of pairs."""
+    summary = build_pairs(Reader([file]), out, Recipe(PairSettings(audit=audit)))
+    return int(summary["pairs"]["total"])
+
+
+def peak_megabytes(file: Path, out: Path, audit: Audit) -> float:
+    """Peak memory of a process of its own."""
+    command = [sys.executable, "-c", PEAK_MEMORY, str(file), str(out), audit]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
+
+
+def main() -> None:
+    data = os.environ.get("PRISM_DATA")
+    if not data:
+        print("skipped: set PRISM_DATA to the folder that holds prm800k/phase1_train.jsonl")
+        return
+    once = Path(data) / "prm800k" / "phase1_train.jsonl"
+    with tempfile.TemporaryDirectory() as folder:
+        copies, out = Path(folder) / "copies.jsonl", Path(folder) / "out"
+        copies.write_bytes(once.read_bytes() * COPIES)
+        print(f"{copies.stat().st_size / 1e6:.0f} MB, {build(copies, out, 'off'):,} pairs without the audit")
+        medians = side_by_side(
+            {
+                "json.loads": lambda: json_pass(copies),
+                "audit off": lambda: build(copies, out, "off"),
+                "audit drop": lambda: build(copies, out, "drop"),
+            },
+            repeats=3,
+        )
+        off, audit = medians["audit off"], medians["audit drop"] - medians["audit off"]
+        for name, seconds in (
+            ("bare json.loads pass", medians["json.loads"]),
+            ("read, pair and write, audit off", off),
+            ("the audit's own cost", audit),
+        ):
+            print(f"{name:32} {seconds:6.2f} s  {seconds / medians['json.loads']:5.2f}x")
+        for mode in ("off", "drop"):
+            one, many = peak_megabytes(once, out, mode), peak_megabytes(copies, out, mode)
+            print(f"peak memory, audit {mode}: 1 copy {one:.0f} MB, {COPIES} copies {many:.0f} MB, {many / one:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Pairs and trees in the formats of other trainers, as a stream of plain records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from prism_prm.errors import DataError
+from prism_prm.records import StepPair, StepTree
+from prism_prm.tables import iter_pairs, iter_trees
+
+SEPARATOR = "\n\n"
+
+
+def trl_stepwise(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str, Any]]:
+    """TRL's prompt / completions / labels: the labelled trunk, and every other labelled candidate after its prefix.
+
+    A row needs a label for each of its steps, so a path ends before the first step without one. Labels are true or
+    false where all of a row's are 0 or 1, and soft otherwise.
+    """
+    for tree in iter_trees(folder, split=split):
+        on_trunk = set(tree.trunk)
+        unbroken = next((i for i, n in enumerate(tree.trunk) if tree.nodes[n].label is None), len(tree.trunk))
+        if unbroken:
+            yield _stepwise(tree, tree.trunk[:unbroken])
+        for node in range(len(tree.nodes)):
+            path = tree.path(node)
+            if node not in on_trunk and all(tree.nodes[step].label is not None for step in path):
+                yield _stepwise(tree, path)
+
+
+def _stepwise(tree: StepTree, path: Collection[int]) -> dict[str, Any]:
+    labels = [tree.nodes[node].label for node in path]
+    hard = all(label in (0.0, 1.0) for label in labels)
+    return {
+        "prompt": tree.problem,
+        "completions": [tree.nodes[node].text for node in path],
+        "labels": [bool(label) for label in labels] if hard else labels,
+    }
+
+
+def trl_preference(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str, Any]]:
+    """TRL's prompt / chosen / rejected: the prompt is the problem and the steps before, the rest is one step."""
+    for pair, tree, rejected in _pairs_with_texts(folder, split):
+        prompt = [tree.problem, *tree.texts(tree.path(tree.parents[pair.chosen]))]
+        yield {
+            "prompt": "".join(part + SEPARATOR for part in prompt),
+            "chosen": tree.nodes[pair.chosen].text,
+            "rejected": rejected,
+        }
+
+
+def plain(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str, Any]]:
+    """Everything about a pair, with its texts."""
+    for pair, tree, rejected in _pairs_with_texts(folder, split):
+        yield {
+            "pair_id": pair.pair_id,
+            "tree_id": pair.tree_id,
+            "name": tree.name,
+            "kind": pair.kind,
+            "position": pair.position,
+            "problem": tree.problem,
+            "prefix": tree.texts(tree.path(tree.parents[pair.chosen])),
+            "chosen": tree.nodes[pair.chosen].text,
+            "rejected": rejected,
+        }
+
+
+EXPORTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
+    "trl-stepwise": trl_stepwise,
+    "trl-preference": trl_preference,
+    "jsonl": plain,
+}
+"""Format name → the records of a folder that `prism pairs` wrote."""
+
+
+def _pairs_with_texts(folder: str | Path, split: str | None) -> Iterator[tuple[StepPair, StepTree, str]]:
+    """Every pair with its tree and the text of its rejected step.
+
+    Pairs come tree by tree, so one pass over both tables serves them; only random negatives, which stand last and
+    look into any tree, need all trees at hand.
+    """
+    trees = iter_trees(folder)
+    tree: StepTree | None = None
+    all_trees: dict[int, StepTree] = {}
+    for pair in iter_pairs(folder, split=split):
+        if pair.kind == "random":
+            all_trees = all_trees or {tree.tree_id: tree for tree in iter_trees(folder)}
+            tree = all_trees[pair.tree_id]
+            yield pair, tree, all_trees[pair.rejected_tree].nodes[pair.rejected].text
+            continue
+        while tree is None or tree.tree_id != pair.tree_id:
+            tree = next(trees, None)
+            if tree is None:
+                raise DataError(f"{folder}: pair {pair.pair_id} is of tree {pair.tree_id}, which trees.parquet lacks")
+        assert pair.chosen < len(tree.nodes), "trees and pairs of one run"
+        yield pair, tree, tree.nodes[pair.rejected].text

@@ -1,0 +1,263 @@
+"""The whole way from labelled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
+
+Trees are read, paired and written in chunks, so that memory does not grow with the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from prism_prm import __version__
+from prism_prm.data import Reader
+from prism_prm.data.draft import Draft
+from prism_prm.data.forest import Forest, Ints
+from prism_prm.errors import DataError
+from prism_prm.files import whole_file
+from prism_prm.pairs.columns import PairColumns, annotated_columns, lookahead_columns
+from prism_prm.pairs.negatives import OtherProblems, add_perturbed
+from prism_prm.pairs.problems import Exclusions, Splits
+from prism_prm.pairs.settings import PairSettings
+from prism_prm.pairs.summary import PairCounts, TreeCounts
+from prism_prm.records import PAIR_KINDS, PairKind
+from prism_prm.tables import PAIRS, pair_writer, tree_table, tree_writer
+
+Write = Callable[[pa.Table], None]
+
+CHUNK_NODES = 16384
+"""Steps per chunk: enough for NumPy to be busy, few enough to stay small."""
+
+
+@dataclass(slots=True)
+class _Output:
+    """The two tables while they are written, and the counts."""
+
+    trees: Write
+    pairs: Write
+    counts: PairCounts
+    split_names: Sequence[str]
+    next_pair: int = 0
+
+    def write_pairs(self, kinds: Sequence[tuple[PairKind, PairColumns]], splits: Ints, first_id: int) -> None:
+        """Write the pairs of a chunk tree by tree; `splits` numbers the split of each tree of the chunk."""
+        tree = np.concatenate([pairs.tree for _, pairs in kinds])
+        order = np.argsort(tree.astype(np.uint16) if len(splits) < 2**16 else tree, kind="stable")
+        tree = tree[order]
+        position, chosen, rejected = (
+            np.concatenate([getattr(pairs, name) for _, pairs in kinds])[order]
+            for name in ("position", "chosen", "rejected")
+        )
+        kind = np.repeat([PAIR_KINDS.index(kind) for kind, _ in kinds], [len(pairs) for _, pairs in kinds])[order]
+        self.write_columns(tree + first_id, position, chosen, rejected, tree + first_id, kind, splits[tree])
+
+    def write_columns(
+        self, tree: Ints, position: Ints, chosen: Ints, rejected: Ints, rejected_tree: Ints, kind: Ints, split: Ints
+    ) -> None:
+        """Write pairs, numbering them on; kinds and splits are numbers of names."""
+        if not len(tree):
+            return
+        numbers = np.arange(self.next_pair, self.next_pair + len(tree))
+        small = [pa.array(column.astype(np.int32)) for column in (tree, position, chosen, rejected, rejected_tree)]
+        names = [_named(kind, PAIR_KINDS), _named(split, self.split_names)]
+        self.pairs(pa.Table.from_arrays([pa.array(numbers), *small, *names], schema=PAIRS))
+        self.next_pair += len(tree)
+        for code, count in enumerate(np.bincount(kind, minlength=len(PAIR_KINDS)).tolist()):
+            self.counts.kinds[PAIR_KINDS[code]] += count
+        for code, count in enumerate(np.bincount(split, minlength=len(self.split_names)).tolist()):
+            self.counts.splits[self.split_names[code]]["pairs"] += count
+
+
+def _named(codes: Ints, names: Sequence[str]) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names, pa.string()))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides what is made of the input."""
+
+    pairs: PairSettings = field(default_factory=PairSettings)
+    splits: Splits | None = None
+    exclusions: Exclusions | None = None
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits that trees can be in."""
+        return tuple(self.splits.shares) if self.splits else ("",)
+
+    def split_of(self, problem: str) -> int:
+        """The number of a problem's split in `split_names`."""
+        return self.split_names.index(self.splits.split_of(problem)) if self.splits else 0
+
+
+def build_pairs(
+    reader: Reader, out: str | Path, recipe: Recipe | None = None, *, advance: Callable[[int], None] = lambda _: None
+) -> dict[str, Any]:
+    """Read everything, write the three files into the folder `out`, and return the summary.
+
+    `advance` is called with how many more bytes of input are done.
+    """
+    recipe = recipe or Recipe()
+    out = Path(out)
+    counts, tree_counts = PairCounts(), TreeCounts(recipe.pairs)
+    counts.splits = {name: Counter(trees=0, pairs=0) for name in recipe.split_names}
+    others = OtherProblems(recipe.pairs, counts.drops["random"])
+    with _three_files(out) as (trees_file, pairs_file, summary_file):
+        with (
+            tree_writer(trees_file) as trees,
+            pair_writer(pairs_file) as pairs,
+            _in_background(trees.write_table) as write_trees,
+            _in_background(pairs.write_table) as write_pairs,
+        ):
+            output = _Output(write_trees, write_pairs, counts, recipe.split_names)
+            done = 0
+            for sources, drafts in _chunks(reader, recipe):
+                _write_chunk(output, sources, drafts, tree_counts, others, recipe)
+                advance(reader.report.bytes - done)
+                done = reader.report.bytes
+            _write_random(output, others)
+        if not tree_counts.trees:
+            raise DataError(_nothing_left(reader, recipe), reason="no-trees")
+        summary = _summary(reader, recipe, tree_counts, counts)
+        summary_file.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return summary
+
+
+def _chunks(reader: Reader, recipe: Recipe) -> Iterator[tuple[list[str], list[Draft]]]:
+    """Trees that are not excluded, with their sources, so many at a time."""
+    sources: list[str] = []
+    drafts: list[Draft] = []
+    size = 0
+    for source, draft in reader.drafts():
+        if recipe.exclusions and recipe.exclusions.match(draft.problem):
+            continue
+        sources.append(source.name)
+        drafts.append(draft)
+        size += len(draft.texts)
+        if size >= CHUNK_NODES:
+            yield sources, drafts
+            sources, drafts, size = [], [], 0
+    if drafts:
+        yield sources, drafts
+
+
+def _write_chunk(
+    output: _Output,
+    sources: list[str],
+    drafts: list[Draft],
+    tree_counts: TreeCounts,
+    others: OtherProblems,
+    recipe: Recipe,
+) -> None:
+    first_id = tree_counts.trees
+    settings, drops = recipe.pairs, output.counts.drops
+    perturbed = add_perturbed(drafts, first_id, settings, drops["perturbed"])
+    forest = Forest.of(drafts)
+    splits = np.array([recipe.split_of(draft.problem) for draft in drafts], dtype=np.int64)
+    names = [recipe.split_names[split] for split in splits]
+    tree_ids = range(first_id, first_id + len(drafts))
+    output.trees(tree_table(forest, tree_ids=tree_ids, splits=names, sources=sources))
+    kinds: list[tuple[PairKind, PairColumns]] = [
+        ("annotated", annotated_columns(forest, first_id, settings, drops["annotated"])),
+        ("lookahead", lookahead_columns(forest, first_id, settings, drops["lookahead"])),
+        ("perturbed", perturbed),
+    ]
+    output.write_pairs(kinds, splits, first_id)
+    tree_counts.add(forest)
+    for name in names:
+        output.counts.splits[name]["trees"] += 1
+    if settings.random:
+        for tree_id, draft, split in zip(tree_ids, drafts, splits.tolist(), strict=True):
+            others.add(tree_id, draft, split)
+
+
+def _write_random(output: _Output, others: OtherProblems) -> None:
+    """These come last, since any tree may give the negative."""
+    if others.settings.random:
+        anchor, offer = others.draw()
+        kind = np.full(len(anchor), PAIR_KINDS.index("random"))
+        output.write_columns(
+            anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind, anchor["split"]
+        )
+
+
+@contextlib.contextmanager
+def _in_background(write: Write) -> Iterator[Write]:
+    """The same, in a thread of its own and in the same order; at most one table waits, so that memory stays small.
+
+    Compressing and writing do without Python's lock, so reading goes on meanwhile.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        running: list[Future[None]] = []
+
+        def finish() -> None:
+            while running:
+                running.pop().result()
+
+        def write_later(table: pa.Table) -> None:
+            finish()
+            running.append(pool.submit(write, table))
+
+        yield write_later
+        finish()
+
+
+@contextlib.contextmanager
+def _three_files(out: Path) -> Iterator[tuple[Path, Path, Path]]:
+    """The output files, none of which is there before all of them are; other files in the folder stay untouched."""
+    existed = out.exists()
+    try:
+        with (
+            whole_file(out / "trees.parquet") as trees,
+            whole_file(out / "pairs.parquet") as pairs,
+            whole_file(out / "summary.json") as summary,
+        ):
+            yield trees, pairs, summary
+    except BaseException:
+        if not existed:
+            with contextlib.suppress(OSError):
+                out.rmdir()
+        raise
+
+
+def _nothing_left(reader: Reader, recipe: Recipe) -> str:
+    left_out = {**reader.report.bad, **reader.report.dropped}
+    for file, counts in (recipe.exclusions.counts if recipe.exclusions else {}).items():
+        left_out[f"excluded by {file}"] = sum(counts.values())
+    said = ", ".join(f"{reason} {count}" for reason, count in left_out.items() if count)
+    return f"no tree is left of {', '.join(source.name for source in reader.sources)} (left out: {said or 'nothing'})"
+
+
+def _summary(reader: Reader, recipe: Recipe, trees: TreeCounts, pairs: PairCounts) -> dict[str, Any]:
+    report = reader.report
+    exclusions = recipe.exclusions
+    splits = recipe.splits
+    return {
+        **trees.as_dict(),
+        **pairs.as_dict(),
+        "records": {"read": report.records, "formats": dict(report.formats)},
+        "dropped_records": dict(report.dropped),
+        "bad_records": {"count": report.bad.total(), "reasons": dict(report.bad), "first": report.first_bad},
+        "excluded_trees": {file: dict(counts) for file, counts in exclusions.counts.items()} if exclusions else {},
+        "settings": {
+            "format": reader.format,
+            **asdict(reader.options),
+            **asdict(recipe.pairs),
+            "split": dict(splits.shares) if splits else None,
+            "exclude_ngram": exclusions.ngram if exclusions else None,
+        },
+        "inputs": _input_list(reader.sources),
+        "version": __version__,
+    }
+
+
+def _input_list(sources: Iterable[Any]) -> list[dict[str, Any]]:
+    return [{"name": source.name, "bytes": source.size(), "sha256": source.sha256()} for source in sources]

@@ -1,0 +1,77 @@
+"""Which pairs are made, and the seeded choice among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prism_prm.errors import ConfigError
+
+Audit = Literal["drop", "keep", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class PairSettings:
+    """The rules of pairing; the defaults are those of `prism pairs`."""
+
+    lookahead: int | Literal["all", "none"] = "all"
+    """How many later trunk steps become negatives of a position."""
+    min_gap: int = 1
+    """How many steps later such a negative stands at least,"""
+    max_gap: int | None = None
+    """and at most."""
+    audit: Audit = "drop"
+    """What happens to lookahead negatives that may be legitimate at the earlier point."""
+    max_per_position: int | None = None
+    """How many annotated pairs a position gives at most."""
+    random: int = 0
+    """Negatives per position from other problems (an ablation)."""
+    perturbed: int = 0
+    """Negatives per position with a number or a sign changed (an ablation)."""
+    positive_above: float = 0.5
+    """A step is positive if its label is above this,"""
+    negative_below: float = 0.5
+    """and negative if its label is below this."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.lookahead, str) or self.lookahead > 0, "lookahead", self.lookahead, "all, none or ≥ 1")
+        _require(self.min_gap >= 1, "min_gap", self.min_gap, "≥ 1")
+        _require(self.max_gap is None or self.max_gap >= self.min_gap, "max_gap", self.max_gap, "≥ min_gap")
+        _require(self.max_per_position is None or self.max_per_position >= 1, "max_per_position",
+                 self.max_per_position, "≥ 1")  # fmt: skip
+        _require(self.random >= 0, "random", self.random, "≥ 0")
+        _require(self.perturbed >= 0, "perturbed", self.perturbed, "≥ 0")
+        _require(0 <= self.negative_below <= self.positive_above <= 1, "negative_below", self.negative_below,
+                 "in [0, positive_above], which is at most 1")  # fmt: skip
+
+    def is_positive(self, label: float | None) -> bool:
+        """Whether a step with this label is right."""
+        return label is not None and label > self.positive_above
+
+    def is_negative(self, label: float | None) -> bool:
+        """Whether a step with this label is wrong."""
+        return label is not None and label < self.negative_below
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} {value} must be {rule}")
+
+
+_MASK = (1 << 64) - 1
+
+
+def priority(seed: int, *parts: Any) -> Any:
+    """A number in [0, 2^64) that looks random, for Python integers and for NumPy uint64 arrays alike.
+
+    Choosing the smallest of them is a seeded choice that does not depend on what else is read, nor in which chunks.
+    The mixing is splitmix64's.
+    """
+    state: Any = (seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK
+    for part in parts:
+        state = (state ^ part) * 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state = state ^ (state >> 31)
+    return state

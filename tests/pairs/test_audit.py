@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism_prm.pairs import audit
+from prism_prm.pairs.audit import TrunkAudit, mark, normalise_step, quantities, tokens
+from strategies import TEXTS
+
+PROBLEM = "Tom has 3 boxes of 4 apples. How many apples are left after he eats 5?"
+STEPS = [
+    "He starts with 3 * 4 = 12 apples.",
+    "He eats 5 of them.",
+    "So 12 - 5 = 7 are left.",
+    "So 12 - 5 = 7 apples are left.",
+]
+
+
+@pytest.mark.parametrize(
+    ("current", "candidate", "expected"),
+    [
+        (0, 1, "no_new_quantity"),  # 5 is in the problem: eating may come first
+        (0, 2, None),  # needs the 12 of step 0
+        (1, 2, "no_new_quantity"),  # 12 is known by then, and so is 5
+        (2, 3, "near_duplicate"),
+        (1, 3, None),  # needs the 7 of step 2
+    ],
+)
+def test_marks(current: int, candidate: int, expected: str | None) -> None:
+    assert mark(PROBLEM, STEPS, current, candidate) == expected
+
+
+def test_quantities_are_numbers_and_names() -> None:
+    assert quantities(tokens("I need a value: let x_1 = 2.5 and $y$ = 07, Total = 3")) == {
+        "x",
+        "1",
+        "2.5",
+        "y",
+        "07",
+        "3",
+    }
+    assert quantities(tokens("Exactly.")) == set()
+
+
+def test_normalising_steps() -> None:
+    assert normalise_step(" So\n X  = 1") == normalise_step("so x = 1")
+    assert normalise_step("x = 1") != normalise_step("x = -1")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(TEXTS), st.lists(st.sampled_from([*TEXTS, *STEPS]) | st.text(max_size=8), max_size=8))
+def test_all_at_once_is_one_by_one(problem: str, steps: list[str]) -> None:
+    at_once = TrunkAudit.of(problem, steps)
+    for current in range(len(steps)):
+        for candidate in range(current + 1, len(steps)):
+            known = at_once.needs[candidate] < current
+            found = "near_duplicate" if at_once.similar[current, candidate] else "no_new_quantity" if known else None
+            assert found == mark(problem, steps, current, candidate)
+
+
+def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [f"{' '.join(f'w{j}' for j in range(i % 9 * 7, 80))} end {i % 4}" for i in range(40)]
+    whole = TrunkAudit.of(PROBLEM, steps).similar
+    monkeypatch.setattr(audit, "_BLOCK", 1)
+    assert np.array_equal(TrunkAudit.of(PROBLEM, steps).similar, whole)
+    assert whole.any()
+    assert not whole.all()

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from prism_prm import read_trees
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.pairs.problems import Exclusions, Splits, normalise_problem
+
+
+def test_the_same_problem_in_other_clothes() -> None:
+    assert normalise_problem("What is $\\frac{1}{2}$ of 7?") == normalise_problem("what  is \\frac{1}{2} of 7 ?")
+    assert normalise_problem("What is 1 + 2?") != normalise_problem("What is 1 - 2?")
+
+
+def test_splits_follow_from_the_problem_and_the_seed() -> None:
+    splits = Splits.parse("train=0.8, test=0.2")
+    found = {f"problem {i}": splits.split_of(f"problem {i}") for i in range(2000)}
+    assert 0.17 < Counter(found.values())["test"] / 2000 < 0.23
+    assert all(splits.split_of(f"Problem  {i}!") == found[f"problem {i}"] for i in range(50))
+    other = Splits.parse("train=0.8,test=0.2", seed=1)
+    assert sum(other.split_of(problem) != split for problem, split in found.items()) > 300
+
+
+@pytest.mark.parametrize("text", ["train=0.9", "train=0.9,test=0.2", "train", "train=a,test=0.1", "a=0.5,a=0.5", "=1"])
+def test_bad_splits_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="split"):
+        Splits.parse(text)
+
+
+LONG = "A train leaves town at 9 and goes 60 miles an hour for three hours, then stops. How far has it gone?"
+
+
+def test_exclusions_find_equal_and_overlapping_problems(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    first.write_text(json.dumps({"question": "What is 1+1?"}) + "\n" + json.dumps({"input": "q? Step 1: a ки"}))
+    second.write_text(json.dumps({"question": {"problem": LONG}, "label": {}}))
+    exclusions = Exclusions.read([first, second])
+    assert exclusions.match("what is 1+1")
+    assert exclusions.match("Q?")
+    assert exclusions.match(f"On Monday, {LONG.lower()}")
+    assert not exclusions.match("What is 1-1?")
+    assert not exclusions.match(" ".join(LONG.split()[:10]))
+    assert not exclusions.match(
+        f"{LONG[:60]} Then Ann wonders whether her dog, which is quite old, likes the other "
+        "one, since it barked when they met in the park near the lake, on the way to school."
+    )
+    assert exclusions.counts == {str(first): {"same_problem": 2}, str(second): {"ngram_overlap": 1}}
+    assert not Exclusions.read([second], ngram=0).match(f"On Monday, {LONG}")
+
+
+def test_a_file_without_problems_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "x"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:1: no problem in any of the fields"):
+        Exclusions.read([file])
+
+
+def test_real_overlaps(real_data: Path) -> None:
+    def matched(folder: str) -> tuple[int, Counter[str]]:
+        exclusions = Exclusions.read([real_data / "math500" / "test.jsonl"])
+        trees = list(read_trees(real_data / folder))
+        twins = [tree for tree in trees if tree.name.startswith("correct_")]
+        assert all(exclusions.match(tree.problem) for tree in twins)
+        exclusions.counts.clear()
+        found = sum(exclusions.match(tree.problem) for tree in trees)
+        return found, sum(exclusions.counts.values(), Counter())
+
+    assert matched("prm800k/phase1_train.jsonl")[1]["same_problem"] == 0
+    found, reasons = matched("prm800k/phase1_train.jsonl")
+    assert found == reasons.total() < 10
+    assert matched("processbench/math.json")[1]["same_problem"] == 112
+    assert matched("prmbench")[0] > 2400
