@@ -1,0 +1,67 @@
+"""From the scores of its steps to the score of a solution.
+
+Every aggregator gives the LOGARITHM of the solution's score: a product over hundreds of steps would otherwise be 0, and
+all long solutions would tie. `aggregate` gives the score itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from prism_prm.errors import ConfigError, DataError
+
+Floats = npt.NDArray[np.float64]
+
+SOFT_MIN_TEMPERATURE = 0.1
+"""Of `soft-min`: towards 0 it becomes the minimum, towards infinity the mean."""
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _product(probabilities: Floats) -> float:
+    with np.errstate(divide="ignore"):
+        return float(np.log(probabilities).sum())
+
+
+def _soft_min(probabilities: Floats) -> float:
+    """The mean weighted by softmax(−p / T): near the minimum, yet every step counts."""
+    weights = np.exp((probabilities.min() - probabilities) / SOFT_MIN_TEMPERATURE)
+    return _log(float((weights * probabilities).sum() / weights.sum()))
+
+
+AGGREGATORS: dict[str, Callable[[Floats], float]] = {
+    "last": lambda probabilities: _log(float(probabilities[-1])),
+    "min": lambda probabilities: _log(float(probabilities.min())),
+    "product": _product,
+    "mean": lambda probabilities: _log(float(probabilities.mean())),
+    "soft-min": _soft_min,
+}
+"""P(right) of each step, in order → log of the solution's score."""
+
+
+def check_aggregator(name: str) -> None:
+    """Reject a name that is not in AGGREGATORS."""
+    if name not in AGGREGATORS:
+        raise ConfigError(f"Unknown aggregator {name!r}. Known: {', '.join(AGGREGATORS)}.")
+
+
+def log_score(probabilities: Sequence[float] | Floats, how: str = "last") -> float:
+    """The log of a solution's score; steps must have probabilities, and there must be at least one step."""
+    check_aggregator(how)
+    values = np.asarray(probabilities, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise DataError(f"a solution's score needs the scores of its steps; got an array of shape {values.shape}")
+    if not ((values >= 0) & (values <= 1)).all():  # NaN fails both
+        raise DataError(f"step scores must be probabilities in [0, 1]; got {values.tolist()}")
+    return AGGREGATORS[how](values)
+
+
+def aggregate(probabilities: Sequence[float] | Floats, how: str = "last") -> float:
+    """A solution's score in [0, 1] from P(right) of each of its steps."""
+    return math.exp(log_score(probabilities, how))

@@ -1,0 +1,102 @@
+"""Select one of N solutions: the best-scored one, or a member of the group of equal answers with the most votes.
+
+Ties: the earlier solution, or the group whose first member comes earlier. A voted group answers with its best-scored
+member. Solutions without an answer cast no vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism_prm.aggregate import Floats
+from prism_prm.answers import Judge
+from prism_prm.errors import DataError
+
+TIE = 1e-9
+"""Sums of weights that differ by less than this, relatively, are equal: the order of adding must not decide a vote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """The outcome of a vote."""
+
+    index: int | None
+    """The solution that gives the answer; None where no solution has one."""
+    answer: str | None
+    weights: dict[str, float]
+    """The sum of the weights behind each group's key, in order of first sight."""
+
+
+def best_of_n(scores: Sequence[float] | Floats) -> int:
+    """The index of the highest score, the first of equals. Any scores will do, also logarithms; −inf is "no score"."""
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or np.isnan(values).any():
+        raise DataError(f"Best-of-N needs one number per solution; got {values.tolist()}")
+    return int(values.argmax())
+
+
+def weighted_vote(
+    answers: Sequence[str | None], scores: Sequence[float] | Floats, *, judge: Judge | None = None
+) -> Vote:
+    """The answer whose solutions' scores (not negative, not logarithms) sum to the most, over EQUIVALENT spellings.
+
+    `judge` keeps its worker processes between votes; without one, they are started for this vote alone.
+    """
+    if len(answers) != len(scores):
+        raise DataError(f"a vote needs one score per answer; got {len(scores)} scores for {len(answers)} answers")
+    weights = np.asarray(scores, dtype=np.float64)
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError(f"the weights of a vote are finite and not negative; got {weights.tolist()}")
+    keys = _keys(answers, judge)
+    index = vote(keys, weights)
+    return Vote(index, None if index is None else answers[index], _totals(keys, weights))
+
+
+def majority_vote(answers: Sequence[str | None], *, judge: Judge | None = None) -> Vote:
+    """The answer that most solutions give, over equivalent spellings."""
+    return weighted_vote(answers, [1.0] * len(answers), judge=judge)
+
+
+def _keys(answers: Sequence[str | None], judge: Judge | None) -> list[str | None]:
+    if judge is not None:
+        return [key.key for key in judge.keys(answers)]
+    with Judge() as own:
+        return [key.key for key in own.keys(answers)]
+
+
+def _totals(keys: Sequence[str | None], weights: Floats) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for key, weight in zip(keys, weights.tolist(), strict=True):
+        if key is not None:
+            totals[key] = totals.get(key, 0.0) + weight
+    return totals
+
+
+def vote(keys: Sequence[str | None], weights: Floats) -> int | None:
+    """The index of the solution that speaks for the winning group of keys; None where nobody votes."""
+    totals = _totals(keys, weights)
+    if not totals:
+        return None
+    most = max(totals.values())
+    winner = next(key for key, total in totals.items() if total >= most * (1 - TIE))
+    return best_of_n([weight if key == winner else -1.0 for key, weight in zip(keys, weights.tolist(), strict=True)])
+
+
+def relative_weights(log_scores: Sequence[float] | Floats) -> Floats:
+    """Weights in proportion to the scores, the largest 1: what a vote needs, without underflow."""
+    values = np.asarray(log_scores, dtype=np.float64)
+    top = values.max(initial=-np.inf)
+    return np.zeros_like(values) if np.isneginf(top) else np.exp(values - top)
+
+
+Selector = Callable[[Sequence[str | None], Floats], int | None]
+
+SELECTORS: dict[str, Selector] = {
+    "argmax": lambda _, log_scores: best_of_n(log_scores),
+    "majority": lambda keys, log_scores: vote(keys, np.ones(len(log_scores))),
+    "weighted": lambda keys, log_scores: vote(keys, relative_weights(log_scores)),
+}
+"""How a set of solutions becomes one: (keys of the answers, log scores) → index of a solution, or None."""
