@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "prism_prm"
 LAYERS: list[set[str]] = [
     {"__init__", "errors", "files", "records"},
     {"aggregate", "answers", "config", "curriculum", "losses", "metrics", "statistics", "theory"},
-    {"data", "export", "packing", "pairs", "prms", "tables", "report", "tasks"},
+    {"data", "export", "packing", "pairs", "pools", "prms", "tables", "report", "tasks"},
     {"policies", "scorer"},
     {"evaluation", "grpo", "rerank", "search", "serve", "training", "world"},
     {"cli"},

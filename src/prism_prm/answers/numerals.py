@@ -63,7 +63,7 @@ _PLAIN = re.compile(
 _FRACTION = re.compile(
     r"(?:(?P<whole>\d+)\s*(?=\\frac))?(?:"
     r"\\frac\s*(?:\{\s*(?P<a>-?\d+)\s*\}|(?P<a1>\d))\s*(?:\{\s*(?P<b>-?\d+)\s*\}|(?P<b1>\d+))"
-    r"|(?P<a2>\d+)\s*/\s*(?P<b2>-?\d+))"
+    r"|(?P<a2>\d+)\.?\s*/\s*(?P<b2>-?\d+))"
 )
 
 

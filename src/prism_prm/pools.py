@@ -1,0 +1,180 @@
+"""Pools: problems with N solutions each, as people sample them and as search writes them.
+
+One record per problem, as JSON lines (or Parquet, JSON, a folder, a hub data set):
+
+    {"problem": "…", "answer": "12", "name": "test/7", "solutions": [
+        {"text": "…"}, {"steps": ["…", "…"], "answer": "12", "scores": [0.9, 0.7], "tokens": 310}]}
+
+A solution is a text, which is cut into steps, or a list of steps; it may also be given bare, as a string or a list.
+`answer` (what it answers), `scores` (P(right) per step), `tokens` and `correct` are optional. Other tools' names for
+the same things are understood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prism_prm.data.inputs import Advance, find_sources, rows
+from prism_prm.data.reader import decode
+from prism_prm.data.steps import split_steps
+from prism_prm.errors import DataError
+from prism_prm.files import whole_file
+from prism_prm.records import StepTree
+from prism_prm.tasks import Problem, problem_of
+
+_SOLUTIONS_FIELDS = ("solutions", "samples", "completions", "responses", "generations", "outputs")
+_TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """One sampled solution."""
+
+    steps: tuple[str, ...]
+    """Empty where the solution says nothing; such a solution has no score and no answer."""
+    text: str
+    answer: str | None = None
+    """Its answer, where the pool says it; otherwise it is found in the text."""
+    scores: tuple[float, ...] | None = None
+    """P(right) of each step, where the pool says it."""
+    tokens: int | None = None
+    correct: bool | None = None
+    """What the pool says; only used for problems without a reference answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProblem:
+    """A problem and its solutions."""
+
+    problem: Problem
+    solutions: tuple[Solution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """All problems of a pool; solutions are numbered through, in order: the `tree_id` of their scores."""
+
+    problems: tuple[PoolProblem, ...]
+
+    @property
+    def solutions(self) -> list[Solution]:
+        """All solutions, in order."""
+        return [solution for entry in self.problems for solution in entry.solutions]
+
+    def trees(self) -> list[StepTree]:
+        """Each solution as a tree to score, named `problem#k`; one without steps is left out, its number too."""
+        trees = []
+        number = 0
+        for i, entry in enumerate(self.problems):
+            for k, solution in enumerate(entry.solutions):
+                if solution.steps:
+                    name = f"{entry.problem.name or i}#{k}"
+                    trees.append(StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=name))
+                number += 1
+        return trees
+
+    def content_hash(self) -> str:
+        """A hash of all that the pool says."""
+        digest = hashlib.blake2b(digest_size=16)
+        for entry in self.problems:
+            digest.update(repr(entry).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def read_pool(source: str | Path | Sequence[str | Path], advance: Advance = lambda _: None) -> Pool:
+    """The pool in a file, a folder, a hub data set, or several of them."""
+    inputs = [source] if isinstance(source, str | Path) else source
+    return Pool(tuple(entry for found in find_sources(inputs) for entry in _entries(found, advance)))
+
+
+def _entries(source: Any, advance: Advance) -> Iterator[PoolProblem]:
+    for row in rows(source, advance):
+        try:
+            yield pool_problem(decode(row, dict[str, Any]))
+        except DataError as error:
+            raise DataError(f"{row.where}: {error}", reason=error.reason) from error
+
+
+def pool_problem(record: Mapping[str, Any]) -> PoolProblem:
+    """A record of a pool."""
+    field = next((field for field in _SOLUTIONS_FIELDS if isinstance(record.get(field), list)), None)
+    if field is None:
+        raise DataError(
+            f"no list of solutions in any of the fields {', '.join(_SOLUTIONS_FIELDS)}; found {sorted(record)}",
+            reason="missing-field",
+        )
+    given = record[field]
+    if not given:
+        raise DataError(f"the list `{field}` is empty; a problem needs at least one solution", reason="no-solutions")
+    scores = record.get("scores")  # beside the solutions, as search-and-learn writes them
+    if scores is not None and len(scores) != len(given):
+        raise DataError(f"{len(scores)} lists of scores for {len(given)} solutions", reason="wrong-type")
+    solutions = []
+    for k, item in enumerate(given):
+        try:
+            solutions.append(_solution(item, scores[k] if scores is not None else None))
+        except (DataError, msgspec.ValidationError) as error:
+            raise DataError(f"solution {k}: {error}", reason="wrong-type") from error
+    return PoolProblem(problem_of(record), tuple(solutions))
+
+
+class _Given(msgspec.Struct):
+    """The fields of a solution beside its text."""
+
+    steps: list[str] | None = None
+    answer: str | int | float | None = None
+    scores: list[float] | None = None
+    tokens: int | None = None
+    correct: bool | None = None
+
+
+def _solution(item: Any, scores: list[float] | None) -> Solution:
+    if isinstance(item, str):
+        item = {"text": item}
+    elif isinstance(item, list):
+        item = {"steps": item}
+    elif not isinstance(item, dict):
+        raise DataError(f"expected a text, a list of steps or an object, found {type(item).__name__}")
+    given = msgspec.convert(item, _Given)
+    text = next((item[field] for field in _TEXT_FIELDS if isinstance(item.get(field), str)), None)
+    if text is None and given.steps is None:
+        raise DataError(f"neither `steps` nor a text in any of the fields {', '.join(_TEXT_FIELDS)}")
+    steps = tuple(split_steps(text or "")) if given.steps is None else tuple(given.steps)
+    if not all(step.strip() for step in steps):
+        raise DataError("a step is empty; every step needs a text")
+    found = given.scores if given.scores is not None else scores
+    if found is not None and len(found) != len(steps):
+        raise DataError(f"{len(found)} scores for {len(steps)} steps; give `steps` together with `scores`")
+    return Solution(
+        steps,
+        "\n\n".join(steps) if text is None else text,
+        None if given.answer is None else str(given.answer),
+        None if found is None else tuple(map(float, found)),
+        given.tokens,
+        given.correct,
+    )
+
+
+def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
+    """Write a pool as JSON lines, whole or not at all."""
+    with whole_file(path) as aside, aside.open("wb") as file:
+        for entry in problems:
+            file.write(msgspec.json.encode(_record(entry)) + b"\n")
+
+
+def _record(entry: PoolProblem) -> dict[str, Any]:
+    problem = entry.problem
+    record: dict[str, Any] = {"problem": problem.text, "answer": problem.answer, "name": problem.name}
+    record |= {key: value for key, value in (("level", problem.level), ("tolerance", problem.tolerance)) if value}
+    optional = ("answer", "scores", "tokens", "correct")
+    record["solutions"] = [
+        {"steps": solution.steps} | {key: value for key in optional if (value := getattr(solution, key)) is not None}
+        for solution in entry.solutions
+    ]
+    return record

@@ -1,0 +1,119 @@
+"""Accuracy against the number of solutions drawn, for every way to select one of them, with intervals over problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism_prm.aggregate import Floats, log_score
+from prism_prm.answers.workers import Advance, ignore
+from prism_prm.errors import ConfigError
+from prism_prm.rerank.expectation import NUM_DRAWS, Ints, best_of, draw_orders, pass_at, voted
+from prism_prm.rerank.grading import GradedPool
+from prism_prm.rerank.select import relative_weights
+from prism_prm.statistics import Comparison, Interval, compare_means, mean_interval, number_clusters
+
+StepScores = Sequence[Floats | None]
+"""P(right) of the steps of each solution of a pool, in order; None has no score: ranked last, no weight."""
+
+WITHOUT_PRM = ("mean", "majority", "oracle")
+WITH_PRM = ("best-of-n", "weighted")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The expected accuracy of one way to select, for each n."""
+
+    method: str
+    """mean (pass@1), majority, oracle (pass@n), best-of-n or weighted."""
+    prm: str
+    """Whose scores; "" for the methods that need none."""
+    aggregator: str
+    ns: tuple[int, ...]
+    values: Floats
+    """One row per n, one column per problem."""
+    clusters: Ints
+    """Problems with the same text are one cluster."""
+
+    def at(self, n: int) -> Interval:
+        """The accuracy over all problems."""
+        return mean_interval(self.values[self.ns.index(n)], self.clusters)
+
+    def minus(self, other: Curve, n: int) -> Comparison:
+        """This one's accuracy minus the other's, on the same draws of the same problems."""
+        return compare_means(self.values[self.ns.index(n)], other.values[other.ns.index(n)], self.clusters)
+
+
+def default_ns(graded: GradedPool) -> tuple[int, ...]:
+    """1, 2, 4, … up to the size of the smallest problem's pool, and that size."""
+    most = min(len(grades) for grades in graded.grades)
+    powers = [1 << i for i in range(most.bit_length())]
+    return tuple(sorted({*powers, most}))
+
+
+def check_ns(graded: GradedPool, ns: Sequence[int]) -> tuple[int, ...]:
+    """`ns` sorted; each must be possible for every problem."""
+    sizes = [len(grades) for grades in graded.grades]
+    bad = [n for n in ns if not 1 <= n <= min(sizes)]
+    if bad or not ns:
+        raise ConfigError(
+            f"n = {bad} is not possible: a problem of this pool has {min(sizes)} solutions, so n goes from 1 to that."
+        )
+    return tuple(sorted(set(ns)))
+
+
+def compute_curves(
+    graded: GradedPool,
+    scores: Mapping[str, StepScores],
+    *,
+    aggregators: Sequence[str],
+    ns: Sequence[int] | None = None,
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
+    advance: Advance = ignore,
+) -> list[Curve]:
+    """All curves of a pool; `scores` maps the name of a PRM to its step scores. `advance` is told of each problem."""
+    ns = default_ns(graded) if ns is None else check_ns(graded, ns)
+    log_scores = {
+        (prm, aggregator): _log_scores(steps, aggregator) for prm, steps in scores.items() for aggregator in aggregators
+    }
+    names = [(method, "", "") for method in WITHOUT_PRM]
+    names += [(method, *key) for key in log_scores for method in WITH_PRM]
+    columns: list[list[Floats]] = []
+    start = 0
+    for problem, grades in enumerate(graded.grades):
+        here = slice(start, start + len(grades))
+        start += len(grades)
+        columns.append(
+            _of_problem(graded, problem, [values[here] for values in log_scores.values()], ns, num_draws, seed)
+        )
+        advance(1)
+    clusters, _ = number_clusters(entry.problem.text for entry in graded.pool.problems)
+    return [
+        Curve(*name, tuple(ns), np.stack([column[i] for column in columns], axis=1), clusters)
+        for i, name in enumerate(names)
+    ]
+
+
+def _log_scores(steps: StepScores, aggregator: str) -> Floats:
+    return np.array([-np.inf if step is None else log_score(step, aggregator) for step in steps])
+
+
+def _of_problem(
+    graded: GradedPool, problem: int, log_scores: Sequence[Floats], ns: Sequence[int], num_draws: int, seed: int
+) -> list[Floats]:
+    """The values of one problem: without a PRM, then for each set of scores Best-of-n and the weighted vote."""
+    correct_N, groups_N = graded.correct(problem), graded.groups(problem)
+    orders_DN = draw_orders(len(correct_N), num_draws, [seed, problem])
+
+    def votes(weights_N: Floats) -> Floats:
+        values_K = voted(groups_N, correct_N, weights_N, ns, orders_DN)
+        # One solution outvotes nobody: this value is known exactly.
+        return np.where(np.asarray(ns) == 1, correct_N.mean(), values_K)
+
+    values = [np.full(len(ns), correct_N.mean()), votes(np.ones(len(correct_N))), pass_at(correct_N, ns)]
+    for log_scores_N in log_scores:
+        values += [best_of(correct_N, log_scores_N, ns), votes(relative_weights(log_scores_N))]
+    return values

@@ -1,0 +1,110 @@
+"""Grade a pool: find the answer of every solution, judge it, and number equal answers of a problem alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism_prm.answers import Extraction
+from prism_prm.answers.workers import Advance, ignore
+from prism_prm.errors import DataError
+from prism_prm.pools import Pool, PoolProblem
+from prism_prm.rerank.expectation import Bools, Ints
+from prism_prm.tasks import Grader, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What became of one solution's answer."""
+
+    answer: str | None
+    method: str
+    """How the answer was found; "given" where the pool says it."""
+    correct: bool
+    group: int
+    """Equal answers of a problem have equal numbers, in order of first sight; −1 has no answer."""
+    status: str
+    """ "ok", "no answer", or why the answer could only be compared as text: "timeout", "error", "too long"."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradedPool:
+    """A pool with the grades of its solutions, problem by problem."""
+
+    pool: Pool
+    grades: tuple[tuple[Grade, ...], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [len(entry.solutions) for entry in self.pool.problems]
+        assert [len(grades) for grades in self.grades] == sizes, "one grade per solution"
+
+    def correct(self, problem: int) -> Bools:
+        """Whether each solution of a problem is right."""
+        return np.array([grade.correct for grade in self.grades[problem]])
+
+    def groups(self, problem: int) -> Ints:
+        """Which group each solution of a problem votes for."""
+        return np.array([grade.group for grade in self.grades[problem]])
+
+    def count(self, field: str) -> Counter[str]:
+        """How often each value of a field (`method`, `status`) occurs."""
+        return Counter(str(getattr(grade, field)) for grades in self.grades for grade in grades)
+
+
+def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedPool:
+    """Grade all solutions; `advance` is told of each answer judged and each answer grouped, two per solution."""
+    _check_answers(pool)
+    found = [
+        Extraction(solution.answer, "given") if solution.answer is not None else grader.extract(solution.text)
+        for solution in pool.solutions
+    ]
+    keys = grader.keys([extraction.answer for extraction in found], advance)
+    problems = [entry.problem for entry in pool.problems for _ in entry.solutions]
+    judged = [i for i, problem in enumerate(problems) if problem.answer is not None]
+    verdicts = dict(zip(judged, grader.judge([(problems[i], found[i].answer) for i in judged], advance), strict=True))
+    grades: list[tuple[Grade, ...]] = []
+    at = 0
+    for entry in pool.problems:
+        numbers: dict[str, int] = {}
+        of_problem = []
+        for k, solution in enumerate(entry.solutions):
+            key, verdict = keys[at + k], verdicts.get(at + k)
+            group = -1 if key.key is None else numbers.setdefault(key.key, len(numbers))
+            correct = bool(solution.correct) if verdict is None else verdict.correct
+            status = key.status if verdict is None or verdict.status == "ok" else verdict.status
+            extraction = found[at + k]
+            of_problem.append(Grade(extraction.answer, extraction.method, correct, group, status))
+        grades.append(tuple(of_problem))
+        at += len(entry.solutions)
+    return GradedPool(pool, tuple(grades))
+
+
+def _check_answers(pool: Pool) -> None:
+    """Every problem needs a reference answer, or the pool's own word on each solution."""
+    unknown = [entry for entry in pool.problems if entry.problem.answer is None and not _is_judged(entry)]
+    if unknown:
+        example = unknown[0].problem
+        raise DataError(
+            f"{len(unknown)} of {len(pool.problems)} problems have no `answer` (the first: {example.name!r}, "
+            f"{example.text[:60]!r}). Add the answers to the pool, or name the task they belong to (--task).",
+            reason="missing-field",
+        )
+
+
+def _is_judged(entry: PoolProblem) -> bool:
+    return all(solution.correct is not None for solution in entry.solutions)
+
+
+def with_task(pool: Pool, task: Task) -> Pool:
+    """The pool with the task's reference answers (and tolerances); problems are found by their text."""
+    known = {problem.text.strip(): problem for problem in task.problems}
+    missing = [entry.problem.text for entry in pool.problems if entry.problem.text.strip() not in known]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(pool.problems)} problems of the pool are not in the task {task.name!r} "
+            f"(the first: {missing[0][:60]!r}). Choose another task.",
+            reason="unknown-problem",
+        )
+    return Pool(tuple(PoolProblem(known[entry.problem.text.strip()], entry.solutions) for entry in pool.problems))

@@ -1,0 +1,202 @@
+"""Tasks: problems with reference answers, and how answers to them are found, judged and grouped.
+
+    task = load_task("math-500-100", "math500/test.jsonl")   # without a file: from the Hugging Face hub
+    task = load_task("my-problems.jsonl")                    # fields `problem` and `answer`
+
+Mathematics is graded by `MathGrader`; another kind of task (code, say) needs only another `Grader`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
+from prism_prm.answers.extract import after_hashes, last_boxed
+from prism_prm.answers.judge import Key
+from prism_prm.answers.numerals import normalise, numeral
+from prism_prm.answers.workers import Advance, ignore
+from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.reader import decode
+from prism_prm.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem and what is known about its answer."""
+
+    text: str
+    answer: str | None = None
+    name: str = ""
+    level: str = ""
+    """How hard it is, in the source's own words."""
+    tolerance: float = 0.0
+    """How far off a number may be and still be right, relative to the reference."""
+
+
+class Grader(Protocol):
+    """Finds, judges and groups the answers to one kind of task."""
+
+    def extract(self, text: str) -> Extraction:
+        """The answer in a solution, and how it was found."""
+
+    def judge(self, answers: Sequence[tuple[Problem, str | None]], advance: Advance = ignore) -> list[Verdict]:
+        """Whether each answer is right."""
+
+    def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
+        """What each answer votes under; equal keys are equal answers."""
+
+
+class MathGrader:
+    """Grades final answers with math-verify in killable workers; use as a context manager, or call `close`."""
+
+    def __init__(
+        self, *, methods: Sequence[str] = tuple(EXTRACTORS), workers: int | None = None, seconds: float = 5.0
+    ) -> None:
+        unknown = [method for method in methods if method not in EXTRACTORS]
+        if unknown or not methods:
+            raise ConfigError(f"Unknown ways to find an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
+        self.methods = tuple(methods)
+        self.judge_ = Judge(workers=workers, seconds=seconds)
+
+    def __enter__(self) -> MathGrader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self.judge_.close()
+
+    def extract(self, text: str) -> Extraction:
+        """The answer in a solution, and how it was found."""
+        return extract_answer(text, self.methods)
+
+    def judge(self, answers: Sequence[tuple[Problem, str | None]], advance: Advance = ignore) -> list[Verdict]:
+        """Whether each answer is right; every problem must have a reference answer."""
+        pairs = []
+        for problem, answer in answers:
+            assert problem.answer is not None, f"a problem without an answer: {problem.text[:60]}"
+            pairs.append((problem.answer, answer))
+        return self.judge_.judge(pairs, [problem.tolerance for problem, _ in answers], advance)
+
+    def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
+        """What each answer votes under."""
+        return self.judge_.keys(answers, advance)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSource:
+    """Where a known task comes from and what is special about it."""
+
+    hub: str
+    """`owner/name[:config]:split`"""
+    about: str
+    tolerance: float = 0.0
+    subsample: int | None = None
+    """Take this many problems, over all levels in proportion."""
+
+
+TASKS: dict[str, TaskSource] = {
+    "math-500": TaskSource("HuggingFaceH4/MATH-500:test", "500 problems of the MATH test set"),
+    "math-500-100": TaskSource("HuggingFaceH4/MATH-500:test", "100 of them, over all levels", subsample=100),
+    "aime-2024": TaskSource("HuggingFaceH4/aime_2024:train", "30 problems of AIME I and II 2024"),
+    "amc-2023": TaskSource("math-ai/amc23:test", "40 problems of AMC 12 2023"),
+    "gsm8k": TaskSource("openai/gsm8k:main:test", "1,319 word problems"),
+    "minerva": TaskSource("math-ai/minervamath:test", "272 problems of university science", tolerance=0.01),
+    "olympiadbench": TaskSource("math-ai/olympiadbench:test", "675 olympiad problems in English, text only"),
+}
+"""Minerva's references are rounded to two or three digits, so numbers within 1 % are right there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A named list of problems, each with its answer."""
+
+    name: str
+    problems: tuple[Problem, ...]
+
+
+def load_task(name: str, source: str | Path | None = None) -> Task:
+    """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems."""
+    known = TASKS.get(name)
+    if known is None and source is None and not Path(name).exists():
+        raise ConfigError(f"Unknown task {name!r}: neither a file nor one of {', '.join(TASKS)}.")
+    where = source or (known.hub if known else name)
+    problems = list(read_problems(where, tolerance=known.tolerance if known else 0.0))
+    if known and known.subsample:
+        problems = subsample(problems, known.subsample)
+    return Task(name if known else Path(name).stem, tuple(problems))
+
+
+_PROBLEM_FIELDS = ("problem", "question", "prompt")
+_ANSWER_FIELDS = ("answer", "final_answer", "expected_answer", "ground_truth")
+_NAME_FIELDS = ("name", "unique_id", "id", "idx", "problem_id")
+
+
+def read_problems(source: str | Path, *, tolerance: float = 0.0) -> Iterator[Problem]:
+    """The problems of a file, folder or hub data set; each must have an answer."""
+    for found in find_sources([source]):
+        for row in rows(found):
+            try:
+                problem = problem_of(decode(row, dict[str, Any]), tolerance)
+                if problem.answer is None:
+                    raise DataError(
+                        f"no answer in any of the fields {', '.join(_ANSWER_FIELDS)}, and no \\boxed{{}} in `solution`",
+                        reason="missing-field",
+                    )
+            except DataError as error:
+                raise DataError(f"{row.where}: {error}", reason=error.reason) from error
+            yield problem
+
+
+def problem_of(record: Mapping[str, Any], tolerance: float = 0.0) -> Problem:
+    """The problem in a record, under the names that data sets use."""
+    text = next((value for field in _PROBLEM_FIELDS if (value := record.get(field))), None)
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"no problem text in any of the fields {', '.join(_PROBLEM_FIELDS)}", reason="missing-field")
+    answer = _answer_of(record)
+    name = next((str(value) for field in _NAME_FIELDS if (value := record.get(field)) is not None), "")
+    error = record.get("error")  # OlympiadBench: how far off an answer may be, absolutely
+    number = numeral(normalise(answer)) if answer and error else None
+    if number and number.value:
+        tolerance = float(str(error)) / abs(float(number.value))
+    tolerance = float(record.get("tolerance") or tolerance)
+    return Problem(text, answer, name, str(record.get("level") or ""), tolerance)
+
+
+def _answer_of(record: Mapping[str, Any]) -> str | None:
+    value = next((record[field] for field in _ANSWER_FIELDS if record.get(field) not in (None, "", [])), None)
+    if value is None:  # Minerva's own release has it only as the box in its solution
+        return last_boxed(str(record.get("solution") or ""))
+    if isinstance(value, list):
+        value = ", ".join(str(part).replace("$", "") for part in value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    answer = str(value)
+    return (after_hashes(answer) or answer).strip()
+
+
+def subsample(problems: Sequence[Problem], size: int) -> list[Problem]:
+    """`size` problems in their order, each level in proportion to its share; which ones depends on their text alone."""
+    if size >= len(problems):
+        return list(problems)
+    levels: dict[str, list[int]] = defaultdict(list)
+    for i, problem in enumerate(problems):
+        levels[problem.level].append(i)
+    quotas = {level: size * len(members) / len(problems) for level, members in levels.items()}
+    seats = Counter({level: int(quota) for level, quota in quotas.items()})
+    for level in sorted(quotas, key=lambda level: (seats[level] - quotas[level], level))[: size - seats.total()]:
+        seats[level] += 1
+    chosen = [i for level in levels for i in sorted(levels[level], key=lambda i: _lot(problems[i]))[: seats[level]]]
+    return [problems[i] for i in sorted(chosen)]
+
+
+def _lot(problem: Problem) -> bytes:
+    """A random-looking rank that neither a seed nor the order of a file can change."""
+    return hashlib.blake2b(problem.text.strip().encode(), digest_size=8).digest()
