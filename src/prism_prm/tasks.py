@@ -61,7 +61,8 @@ class MathGrader:
         if unknown or not methods:
             raise ConfigError(f"Unknown ways to find an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
         self.methods = tuple(methods)
-        self.judge_ = Judge(workers=workers, seconds=seconds)
+        self.seconds = seconds
+        self._judge = Judge(workers=workers, seconds=seconds)
 
     def __enter__(self) -> MathGrader:
         return self
@@ -71,7 +72,7 @@ class MathGrader:
 
     def close(self) -> None:
         """End the worker processes."""
-        self.judge_.close()
+        self._judge.close()
 
     def extract(self, text: str) -> Extraction:
         """The answer in a solution, and how it was found."""
@@ -83,11 +84,11 @@ class MathGrader:
         for problem, answer in answers:
             assert problem.answer is not None, f"a problem without an answer: {problem.text[:60]}"
             pairs.append((problem.answer, answer))
-        return self.judge_.judge(pairs, [problem.tolerance for problem, _ in answers], advance)
+        return self._judge.judge(pairs, [problem.tolerance for problem, _ in answers], advance)
 
     def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
         """What each answer votes under."""
-        return self.judge_.keys(answers, advance)
+        return self._judge.keys(answers, advance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import export, pairs, score
+from prism_prm.cli import export, pairs, rerank, score
 from prism_prm.errors import PrismError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def _options(
 app.command(epilog=pairs.EXAMPLES)(pairs.pairs)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=score.EXAMPLES)(score.score)
+app.command(epilog=rerank.EXAMPLES)(rerank.rerank)
 
 
 def main() -> None:

@@ -36,10 +36,8 @@ class Curve:
     """One row per n, one column per problem."""
     clusters: Ints
     """Problems with the same text are one cluster."""
-
-    def at(self, n: int) -> Interval:
-        """The accuracy over all problems."""
-        return mean_interval(self.values[self.ns.index(n)], self.clusters)
+    points: tuple[Interval, ...]
+    """The accuracy over all problems, for each n."""
 
     def minus(self, other: Curve, n: int) -> Comparison:
         """This one's accuracy minus the other's, on the same draws of the same problems."""
@@ -91,10 +89,12 @@ def compute_curves(
         )
         advance(1)
     clusters, _ = number_clusters(entry.problem.text for entry in graded.pool.problems)
-    return [
-        Curve(*name, tuple(ns), np.stack([column[i] for column in columns], axis=1), clusters)
-        for i, name in enumerate(names)
-    ]
+    curves = []
+    for i, name in enumerate(names):
+        values = np.stack([column[i] for column in columns], axis=1)
+        points = tuple(mean_interval(of_n, clusters) for of_n in values)
+        curves.append(Curve(*name, tuple(ns), values, clusters, points))
+    return curves
 
 
 def _log_scores(steps: StepScores, aggregator: str) -> Floats:

@@ -10,6 +10,8 @@ from prism_prm.aggregate import Floats
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool
 
+_COLUMNS = ["content_hash", "node_id", "parent", "probability"]
+
 
 def scores_in_pool(pool: Pool) -> list[Floats | None] | None:
     """The scores that the pool itself holds; None where it holds none."""
@@ -18,37 +20,33 @@ def scores_in_pool(pool: Pool) -> list[Floats | None] | None:
 
 
 def read_scores(path: str | Path, pool: Pool) -> list[Floats | None]:
-    """The scores of the pool's solutions in a scores table; a solution with an unscored step has none.
+    """The scores of the pool's solutions in a scores table, matched by content.
 
-    The table must be of this very pool: solutions are matched by number and by content.
+    A solution with a step that is not in the table has no score; the table must hold some of the pool's solutions.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = ["tree_id", "node_id", "probability", "content_hash"]
     try:
-        table = pq.read_table(path, columns=columns)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file", reason="no-such-file") from None
-    except (pa.ArrowInvalid, KeyError) as error:
+        table = pq.read_table(path, columns=_COLUMNS)
+    except (OSError, pa.ArrowInvalid) as error:
         raise DataError(
-            f"{path}: not a scores table with the columns {', '.join(columns)} ({error})", reason="unreadable-parquet"
+            f"{path}: cannot be read as a scores table with the columns {', '.join(_COLUMNS)} ({error})",
+            reason="unreadable-parquet",
         ) from error
-    trees = {tree.tree_id: tree for tree in pool.trees()}
+    by_tree: dict[str, dict[int, float]] = {}
+    for content, node, parent, probability in zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True):
+        if parent == node - 1:  # a solution is a chain; other rows are of other trees' candidates
+            by_tree.setdefault(content, {})[node] = probability
     scores: list[Floats | None] = [None] * len(pool.solutions)
-    filled = {number: np.full(len(tree.nodes), np.nan) for number, tree in trees.items()}
-    hashes = {number: tree.content_hash() for number, tree in trees.items()}
-    tree_ids, node_ids, probabilities, content = (table.column(name).to_pylist() for name in columns)
-    for number, node, probability, found in zip(tree_ids, node_ids, probabilities, content, strict=True):
-        if hashes.get(number) != found or node >= len(filled[number]):
-            raise DataError(
-                f"{path}: solution {number} is not the one in the pool; these scores are of other data. "
-                "Score this pool with --prm instead.",
-                reason="other-data",
-            )
-        filled[number][node] = probability
-    for number, values in filled.items():
-        scores[number] = None if np.isnan(values).any() else values
+    for tree in pool.trees():
+        own = by_tree.get(tree.content_hash(), {})
+        if len(own) == len(tree.nodes):
+            scores[tree.tree_id] = np.array([own[node] for node in range(len(own))])
     if all(values is None for values in scores):
-        raise DataError(f"{path}: no solution of the pool is fully scored", reason="no-scores")
+        raise DataError(
+            f"{path}: it holds the scores of none of the pool's {len(scores):,} solutions, so it was made from other "
+            "data. Score this pool with --prm.",
+            reason="missing-scores",
+        )
     return scores

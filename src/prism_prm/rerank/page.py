@@ -1,0 +1,157 @@
+"""The report of re-ranking: figures as in the paper, tables, and what could not be judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from prism_prm.report import Look, Report, looks, number, p_value, percent, signed_percent
+from prism_prm.rerank.curves import WITH_PRM, Curve
+from prism_prm.rerank.results import Difference, Results
+
+TITLES = {
+    "mean": "one solution (pass@1)",
+    "majority": "majority vote",
+    "oracle": "oracle (pass@n)",
+    "best-of-n": "Best-of-n",
+    "weighted": "weighted vote",
+}
+_WIDE = (8.6, 3.8)
+_NARROW = (5.2, 3.8)
+
+
+def make_report(results: Results) -> Report:
+    """The page and its metrics."""
+    pool = results.graded.pool
+    subtitle = f"{number(len(pool.problems))} problems, {number(len(pool.solutions))} solutions"
+    differences = results.differences()
+    report = Report(results.title, subtitle=subtitle, metrics=results.metrics(differences))
+    report.text(_introduction(results))
+    _draw_methods(results, report)
+    for prm in results.scores:
+        _draw_aggregators(results, prm, report)
+    _tabulate_accuracy(results, report)
+    _tabulate_gains(results, differences, report)
+    _tabulate_pairs(results, differences, report)
+    _tabulate_answers(results, report)
+    return report
+
+
+def _introduction(results: Results) -> str:
+    return f"""
+Each value is the **expected accuracy of selecting one answer from n solutions**, over all ways to draw n of a problem's
+solutions: exact for one solution, Best-of-n and the oracle; for the votes the mean of {number(results.num_draws)}
+seeded draws. Intervals are 95 % bootstrap intervals over problems; comparisons are paired, on the same problems and
+draws. Ties go to the solution, or to the group of equal answers, that was drawn first. A vote adds the scores of
+solutions with equivalent answers; solutions without an answer cast no vote.
+"""
+
+
+def _draw(axes: Any, curve: Curve, label: str, look: Look, *, band: bool) -> None:
+    style = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+    axes.plot(curve.ns, [100 * point.value for point in curve.points], label=label, **style)
+    if band and not any(math.isnan(point.low) for point in curve.points):
+        low, high = ([100 * getattr(point, side) for point in curve.points] for side in ("low", "high"))
+        axes.fill_between(curve.ns, low, high, color=look.colour, alpha=0.12, linewidth=0)
+
+
+def _finish(axes: Any, ns: Sequence[int], title: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ns, [str(n) for n in ns])
+    axes.minorticks_off()
+    axes.set_xlabel("solutions drawn, n")
+    axes.set_ylabel("accuracy (%)")
+    axes.set_title(title)
+    axes.legend(fontsize=9)
+
+
+def _draw_methods(results: Results, report: Report) -> None:
+    """As in the paper: accuracy against n, a line per PRM, and the vote that needs no PRM beside them."""
+    systems = list(results.scores)
+    look = looks([*systems, "majority", "oracle", "mean"])
+    how = results.aggregators[0]
+    caption = "Expected accuracy against the number of solutions; bands are 95 % intervals over problems."
+    caption += f" Solutions are scored by the {how} of their steps." if systems else ""
+    alt = "Accuracy against n: " + ", ".join([*systems, "majority vote", "oracle", "one solution"])
+    methods = WITH_PRM if systems else ("majority",)
+    size = _WIDE if systems else _NARROW
+    with report.figure("accuracy", caption=caption, alt=alt, size=size, panels=len(methods)) as panels:
+        for axes, method in zip(panels if systems else [panels], methods, strict=True):
+            _draw(axes, results.curve("oracle"), TITLES["oracle"], look["oracle"], band=not systems)
+            for prm in systems:
+                _draw(axes, results.curve(method, prm, how), prm, look[prm], band=True)
+            _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=not systems)
+            _draw(axes, results.curve("mean"), TITLES["mean"], look["mean"], band=False)
+            _finish(axes, results.ns, TITLES[method])
+
+
+def _draw_aggregators(results: Results, prm: str, report: Report) -> None:
+    """Which aggregator to use with a PRM."""
+    look = looks([*results.aggregators, "majority"])
+    caption = f"{prm}: the same by how the scores of steps become the score of a solution."
+    alt = f"Accuracy against n of {prm}, by aggregator: {', '.join(results.aggregators)}"
+    name = f"aggregators-{list(results.scores).index(prm) + 1}"
+    with report.figure(name, caption=caption, alt=alt, size=_WIDE, panels=len(WITH_PRM)) as panels:
+        for axes, method in zip(panels, WITH_PRM, strict=True):
+            for how in results.aggregators:
+                _draw(axes, results.curve(method, prm, how), how, look[how], band=False)
+            _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=False)
+            _finish(axes, results.ns, TITLES[method])
+
+
+def _tabulate_accuracy(results: Results, report: Report) -> None:
+    rows = []
+    for curve in results.curves:
+        name = " · ".join(part for part in (curve.prm, TITLES[curve.method], curve.aggregator) if part)
+        rows.append([name, *(percent(point.value, point.low, point.high) for point in curve.points)])
+    headers = ["selection", *(f"n = {n}" for n in results.ns)]
+    report.table(headers, rows, caption="Expected accuracy (%), with 95 % intervals over problems")
+
+
+def _cell(found: Difference) -> str:
+    gain = found.gain
+    return f"{signed_percent(gain.difference, gain.low, gain.high)} (p {p_value(gain.p)})"
+
+
+def _tabulate_gains(results: Results, differences: Sequence[Difference], report: Report) -> None:
+    """Does a PRM help at all?"""
+    most = results.ns[-1]
+    at_most = {(d.a, d.aggregator, d.method): d for d in differences if d.n == most and not d.b}
+    rows = [
+        [f"{prm} · {how}", *(_cell(at_most[prm, how, method]) for method in WITH_PRM)]
+        for prm in results.scores
+        for how in results.aggregators
+    ]
+    if rows:
+        headers = ["PRM · aggregator", *(TITLES[method] for method in WITH_PRM)]
+        report.table(headers, rows, caption=f"Gain over the majority vote at n = {most} (percentage points, paired)")
+
+
+def _tabulate_pairs(results: Results, differences: Sequence[Difference], report: Report) -> None:
+    """Is one PRM better than another?"""
+    rows: dict[str, list[str]] = {}
+    for found in differences:
+        if found.b and found.n > 1:
+            name = f"{found.a} − {found.b} · {TITLES[found.method]} · {found.aggregator}"
+            rows.setdefault(name, [name]).append(_cell(found))
+    if rows:
+        headers = ["difference", *(f"n = {n}" for n in results.ns if n > 1)]
+        caption = "PRMs compared on the same pool (percentage points, paired over problems)"
+        report.table(headers, list(rows.values()), caption=caption)
+
+
+def _tabulate_answers(results: Results, report: Report) -> None:
+    """How answers were found, and what could not be judged: never silent."""
+    counts: dict[str, int] = {}
+    for field, words in (("method", "found by"), ("status", "judged")):
+        for value, count in results.graded.count(field).most_common():
+            counts[f"{words}: {value}"] = count
+    counts |= {f"no score from {prm}": results.num_unscored(prm) for prm in results.scores}
+    total = len(results.graded.pool.solutions)
+    rows = [[name, number(count), percent(count / total)] for name, count in counts.items()]
+    report.table(["answers", "solutions", "%"], rows, caption="How answers were found, and what became of them")
+    report.text(
+        '"last number" is a guess, for solutions that state no answer. An answer whose comparison ran out of time '
+        '("timeout"), failed ("error") or was too long was compared as text only.'
+    )

@@ -1,0 +1,72 @@
+"""`solutions.parquet`: one row per solution with its grade and scores; also how an interrupted run finds its grades."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from prism_prm import __version__
+from prism_prm.aggregate import log_score
+from prism_prm.files import whole_file
+from prism_prm.pools import Pool
+from prism_prm.rerank.curves import StepScores
+from prism_prm.rerank.grading import Grade, GradedPool
+from prism_prm.tasks import MathGrader
+
+_GRADED_AS = b"prism_graded_as"
+"""Key of the file's metadata under which `grading_hash` is kept."""
+
+
+def grading_hash(pool: Pool, grader: MathGrader) -> str:
+    """A hash of all that decides the grades of a pool."""
+    parts = (pool.content_hash(), grader.methods, grader.seconds, metadata.version("math-verify"), __version__)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def write_table(rows: list[dict[str, Any]], path: str | Path, about: Mapping[bytes, bytes] | None = None) -> None:
+    """Write rows as Parquet, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with whole_file(path) as aside:
+        pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(about), aside)
+
+
+def write_solutions(
+    path: str | Path,
+    graded: GradedPool,
+    graded_as: str,
+    scores: Mapping[str, StepScores] | None = None,
+    aggregators: Sequence[str] = (),
+) -> None:
+    """One row per solution: its grade, and per PRM and aggregator the log of its score (null: no score)."""
+    rows: list[dict[str, Any]] = []
+    for i, (entry, grades) in enumerate(zip(graded.pool.problems, graded.grades, strict=True)):
+        for k, (solution, grade) in enumerate(zip(entry.solutions, grades, strict=True)):
+            row = {"tree_id": len(rows), "problem_id": i, "name": entry.problem.name, "solution": k}
+            row |= {"reference": entry.problem.answer, **asdict(grade), "num_steps": len(solution.steps)}
+            for prm, steps in (scores or {}).items():
+                own = steps[len(rows)]
+                row |= {f"{prm}/{how}": None if own is None else log_score(own, how) for how in aggregators}
+            rows.append(row)
+    write_table(rows, path, {_GRADED_AS: graded_as.encode()})
+
+
+def read_grades(path: str | Path, pool: Pool, graded_as: str) -> GradedPool | None:
+    """The grades in a solutions table, if it holds those of this very pool, graded in the same way."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [field.name for field in fields(Grade)]
+    try:
+        table = pq.read_table(path, columns=names)
+    except (OSError, pa.ArrowInvalid):  # not there, or not ours: grade anew
+        return None
+    if (table.schema.metadata or {}).get(_GRADED_AS) != graded_as.encode():
+        return None
+    grades = iter([Grade(*row) for row in zip(*(table[name].to_pylist() for name in names), strict=True)])
+    return GradedPool(pool, tuple(tuple(next(grades) for _ in entry.solutions) for entry in pool.problems))
