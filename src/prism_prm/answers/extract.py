@@ -57,9 +57,12 @@ _PHRASE = re.compile(
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SENTENCE_END = re.compile(r"\.(?:\s|$)|\n\s*\n|\n(?=\S)")
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)\]}])[-−])?"
-    r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
+    # Not an index, an exponent, a denominator or a part of a name: x_2, x^2, x/2, \sqrt{2}, F2 …
+    r"(?:(?<![\w.)\]}^_/{])[-−])?(?<![\w^_/.{])"
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"(?:\s*/\s*\d+(?:\.\d+)?)?(?:\s*\\?%)?"
+    # … nor a factor: 4S, 3\sqrt{2}; but 12th and 5cm are numbers.
+    r"(?![\d.]*[A-Za-z](?![A-Za-z])|[\d.]*\\(?:sqrt|pi|frac))"
     r"|-?\\[dt]?frac\{-?\d+\}\{-?\d+\}"
 )
 _MAX_PLAIN_WORDS = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -70,6 +70,17 @@ def rerank(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that judge answers; default: all cores.")
     ] = None,
+    family: Annotated[str | None, typer.Option(help="Family of the PRMs, where their folder does not say it.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
+    device_map: Annotated[str | None, typer.Option(help="'auto' spreads the model over all GPUs.")] = None,
+    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
+    on_too_long: Annotated[
+        Literal["error", "drop-left-steps", "skip"],
+        typer.Option(
+            help="A solution longer than the PRM's context: stop, score its steps without the earliest, or no score."
+        ),
+    ] = "error",
     time_limit: Annotated[float, typer.Option(min=0.1, help="CPU seconds for one comparison of answers.")] = 5.0,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
@@ -89,7 +100,8 @@ def rerank(
     found = _read_pool(pool, task, task_data)
     graded, graded_as = _grade(found, out, _words(extract), workers, time_limit)
     ns = check_ns(graded, [_whole(word) for word in _words(n)]) if n else None
-    step_scores = _collect_scores(found, named_prms, named_scores, out)
+    loading = {"family": family, "dtype": dtype, "device": device, "device_map": device_map, "on_too_long": on_too_long}
+    step_scores = _collect_scores(found, named_prms, named_scores, out, loading | {"token_budget": token_budget})
     with progress("curves", len(found.problems), unit="problems") as advance:
         curves = compute_curves(
             graded, step_scores, aggregators=hows, ns=ns, num_draws=draws, seed=seed, advance=advance
@@ -156,7 +168,9 @@ def _grade(pool: Pool, out: Path, methods: list[str], workers: int | None, secon
     return graded, graded_as
 
 
-def _collect_scores(pool: Pool, prms: dict[str, str], tables: dict[str, str], out: Path) -> dict[str, StepScores]:
+def _collect_scores(
+    pool: Pool, prms: dict[str, str], tables: dict[str, str], out: Path, options: dict[str, Any]
+) -> dict[str, StepScores]:
     """PRM → scores: those in the pool, those made before, and those to make now."""
     from prism_prm.rerank.scores import read_scores, scores_in_pool
 
@@ -170,12 +184,20 @@ def _collect_scores(pool: Pool, prms: dict[str, str], tables: dict[str, str], ou
     for name, path in tables.items():
         found[name] = read_scores(path, pool)
     for name, place in prms.items():
-        found[name] = read_scores(_score(pool, place, out / "scores" / f"{name}.parquet"), pool)
+        found[name] = read_scores(_score(pool, place, out / "scores" / f"{name}.parquet", options), pool)
     return found
 
 
-def _score(pool: Pool, place: str, path: Path) -> Path:
-    raise NotImplementedError
+def _score(pool: Pool, place: str, path: Path, options: dict[str, Any]) -> Path:
+    """Score all solutions into a table; work that was stopped goes on where it was."""
+    from prism_prm.scorer import load_prm
+    from prism_prm.scorer.table import write_scores
+
+    trees = pool.trees()
+    model = load_prm(place, **options)
+    with progress(f"scoring, {path.stem}", len(trees), unit="solutions") as advance:
+        write_scores(model, trees, path, advance=advance)
+    return path
 
 
 def _show(results: Results) -> None:

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prism_prm.errors import ConfigError
+from prism_prm.pools import Pool, PoolProblem, Solution
+from prism_prm.rerank.curves import Curve, compute_curves
+from prism_prm.rerank.grading import Grade, GradedPool
+from prism_prm.tasks import Problem
+
+
+def graded_pool(*problems: str) -> GradedPool:
+    """A pool from words whose letters are answers; "a" is right, "-" is none."""
+    entries = tuple(
+        PoolProblem(Problem(f"{i}", "a"), tuple(Solution((c,), c) for c in word)) for i, word in enumerate(problems)
+    )
+    grades = tuple(tuple(Grade(c, "boxed", c == "a", "abcd".find(c), "ok") for c in word) for word in problems)
+    return GradedPool(Pool(entries), grades)
+
+
+def by_name(curves: list[Curve]) -> dict[tuple[str, str, str], Curve]:
+    return {(curve.method, curve.prm, curve.aggregator): curve for curve in curves}
+
+
+def test_a_pool_with_known_sums() -> None:
+    """Three a and one b; two a, one b and none; scores put the b first in both."""
+    graded = graded_pool("aaab", "aab-")
+    scores = [np.array([s]) for s in (0.1, 0.2, 0.3, 0.9, 0.4, 0.3, 0.9, 0.1)]
+    curves = by_name(compute_curves(graded, {"prm": scores}, aggregators=["last"], num_draws=4000))
+    assert curves["mean", "", ""].values.tolist() == [[0.75, 0.5]] * 3
+    assert curves["oracle", "", ""].values == pytest.approx(np.array([[3 / 4, 1 / 2], [1, 5 / 6], [1, 1]]))
+    assert curves["best-of-n", "prm", "last"].values == pytest.approx(
+        np.array([[3 / 4, 1 / 2], [1 / 2, 1 / 2], [0, 0]])
+    )
+    majority = curves["majority", "", ""].values
+    assert majority[0].tolist() == [0.75, 0.5], "one solution: exact"
+    assert majority[1] == pytest.approx([3 / 4, (1 + 2 + 2 / 2) / 6], abs=0.03)
+    assert majority[2] == pytest.approx([1, 1])
+    # 0.9 against 0.1 + 0.2 + 0.3, and against 0.4 + 0.3: b wins whenever it is drawn
+    assert curves["weighted", "prm", "last"].values[2] == pytest.approx([0, 0])
+    assert [point.value for point in curves["oracle", "", ""].points] == pytest.approx([0.625, 11 / 12, 1])
+    assert [point.num_clusters for point in curves["mean", "", ""].points] == [2, 2, 2]
+
+
+def test_unscored_solutions_rank_last_and_have_no_weight() -> None:
+    graded = graded_pool("abb")
+    curves = by_name(compute_curves(graded, {"prm": [np.array([0.1]), None, None]}, aggregators=["min"]))
+    assert curves["best-of-n", "prm", "min"].values[-1].tolist() == [1.0]
+    assert curves["weighted", "prm", "min"].values[-1].tolist() == [1.0]
+    assert curves["majority", "", ""].values[-1].tolist() == [0.0]
+
+
+def test_equal_scores_make_the_weighted_vote_a_majority_vote() -> None:
+    graded = graded_pool("aabbc", "abcd-")
+    scores = [np.array([0.7])] * 10
+    curves = by_name(compute_curves(graded, {"prm": scores}, aggregators=["mean"]))
+    assert (curves["weighted", "prm", "mean"].values == curves["majority", "", ""].values).all()
+
+
+def test_two_prms_are_compared_on_the_same_draws() -> None:
+    graded = graded_pool(*["ab"] * 20)
+    good, bad = [np.array([p]) for p in (0.9, 0.1)], [np.array([p]) for p in (0.1, 0.9)]
+    curves = by_name(compute_curves(graded, {"good": good * 20, "bad": bad * 20}, aggregators=["last"], ns=[2]))
+    gain = curves["best-of-n", "good", "last"].minus(curves["best-of-n", "bad", "last"], 2)
+    assert (gain.difference, gain.low, gain.high) == (1, 1, 1)
+    assert gain.p < 0.01
+    none = curves["best-of-n", "good", "last"].minus(curves["weighted", "good", "last"], 2)
+    assert (none.difference, none.p) == (0, 1)
+
+
+def test_the_seed_decides_the_draws() -> None:
+    graded = graded_pool("aaabbbccd")
+    runs = [compute_curves(graded, {}, aggregators=["last"], num_draws=50, seed=seed)[1].values for seed in (0, 0, 1)]
+    assert (runs[0] == runs[1]).all()
+    assert (runs[0] != runs[2]).any()
+
+
+def test_n_goes_by_powers_of_two_to_the_smallest_problem() -> None:
+    graded = graded_pool("aaaaaa", "ababab" + "a")
+    assert compute_curves(graded, {}, aggregators=["last"])[0].ns == (1, 2, 4, 6)
+    assert compute_curves(graded, {}, aggregators=["last"], ns=[6, 3, 3])[0].ns == (3, 6)
+    with pytest.raises(ConfigError, match=r"n = \[7\] is not possible.*6 solutions"):
+        compute_curves(graded, {}, aggregators=["last"], ns=[1, 7])

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism_prm.errors import DataError
+from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem
+from prism_prm.rerank.grading import Grade, GradedPool, grade_pool, with_task
+from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
+from prism_prm.tasks import MathGrader, Problem, Task
+
+POOL = Pool(
+    (
+        pool_problem(
+            {
+                "problem": "half of one?",
+                "answer": "1/2",
+                "solutions": [r"\boxed{0.5}", r"\boxed{2}", r"\boxed{50\%}", "the answer is 2", "I do not know", "",
+                              {"text": "so \\boxed{7}", "answer": "1/2"}, r"\boxed{\sqrt{\frac{1}{4}}}"],
+            }
+        ),
+        pool_problem({"problem": "big?", "answer": "12", "solutions": ["\\boxed{9^{9^{9^9}}}", "about 12"]}),
+    )
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graded() -> GradedPool:
+    with MathGrader(seconds=0.5, workers=1) as grader:
+        return grade_pool(POOL, grader)
+
+
+def test_grades(graded: GradedPool) -> None:
+    assert graded.grades[0] == (
+        Grade("0.5", "boxed", True, 0, "ok"),
+        Grade("2", "boxed", False, 1, "ok"),
+        Grade(r"50\%", "boxed", True, 0, "ok"),
+        Grade("2", "answer is", False, 1, "ok"),
+        Grade(None, "none", False, -1, "no answer"),
+        Grade(None, "none", False, -1, "no answer"),
+        Grade("1/2", "given", True, 0, "ok"),
+        Grade(r"\sqrt{\frac{1}{4}}", "boxed", True, 0, "ok"),
+    )
+    assert graded.grades[1] == (
+        Grade("9^{9^{9^9}}", "boxed", False, 0, "timeout"),
+        Grade("12", "last number", True, 1, "ok"),
+    )
+    assert graded.count("status") == {"ok": 7, "no answer": 2, "timeout": 1}
+    assert graded.correct(1).tolist() == [False, True]
+    assert graded.groups(0).tolist() == [0, 1, 0, 1, -1, -1, 0, 0]
+
+
+def test_without_a_reference_the_pools_own_word_counts() -> None:
+    solutions = (Solution(("a",), r"\boxed{1}", correct=True), Solution(("b",), r"\boxed{2}", correct=False))
+    with MathGrader(workers=1) as grader:
+        graded = grade_pool(Pool((PoolProblem(Problem("q"), solutions),)), grader)
+        assert [grade.correct for grade in graded.grades[0]] == [True, False]
+        unknown = Pool((PoolProblem(Problem("q"), (*solutions, Solution(("c",), "c"))),))
+        with pytest.raises(DataError, match="1 of 1 problems have no `answer`"):
+            grade_pool(unknown, grader)
+
+
+def test_answers_can_come_from_a_task() -> None:
+    task = Task("mine", (Problem(" half of one? ", "0.5", tolerance=0.1), Problem("big?", "13")))
+    assert [entry.problem.answer for entry in with_task(POOL, task).problems] == ["0.5", "13"]
+    with pytest.raises(DataError, match="1 of 2 problems of the pool are not in the task 'mine'"):
+        with_task(POOL, Task("mine", task.problems[:1]))
+
+
+def test_grades_are_kept_and_taken_up_again(graded: GradedPool, tmp_path: Path) -> None:
+    path = tmp_path / "solutions.parquet"
+    grader = MathGrader(seconds=0.5)
+    graded_as = grading_hash(POOL, grader)
+    assert read_grades(path, POOL, graded_as) is None
+    write_solutions(path, graded, graded_as)
+    assert read_grades(path, POOL, graded_as) == graded
+    scores = [np.array([0.5] * len(solution.steps)) if solution.steps else None for solution in POOL.solutions]
+    write_solutions(path, graded, graded_as, {"prm": scores}, ["min", "product"])
+    assert read_grades(path, POOL, graded_as) == graded
+    others = [grading_hash(POOL, MathGrader(seconds=1)), grading_hash(POOL, MathGrader(seconds=0.5, methods=["boxed"]))]
+    others.append(grading_hash(Pool(POOL.problems[:1]), grader))
+    assert all(read_grades(path, POOL, other) is None for other in others)
+    path.write_bytes(b"not parquet")
+    assert read_grades(path, POOL, graded_as) is None

@@ -1,0 +1,95 @@
+"""The published pool of 100 MATH-500 problems × 40 solutions, whose `correct` field was judged with math-verify."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from prism_prm.answers import Extraction, extract_answer
+from prism_prm.pools import read_pool
+from prism_prm.rerank.curves import compute_curves
+from prism_prm.rerank.grading import GradedPool, grade_pool
+from prism_prm.tasks import MathGrader, Problem
+
+pytestmark = pytest.mark.real_data
+FILE = "best_of_n/math500_pool_100.jsonl"
+
+
+@dataclass(frozen=True)
+class Sample:
+    problem: Problem
+    solution: str
+    parsed_answer: str | None
+    correct: bool
+
+
+@pytest.fixture(scope="module")
+def samples(real_data: Path) -> list[Sample]:
+    records = [json.loads(line) for line in (real_data / FILE).open()]
+    return [
+        Sample(Problem(r["problem"], r["answer"]), s["solution"], s["parsed_answer"], s["correct"])
+        for r in records
+        for s in r["samples"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[MathGrader]:
+    with MathGrader() as grader:
+        yield grader
+
+
+@pytest.fixture(scope="module")
+def graded(real_data: Path, grader: MathGrader) -> GradedPool:
+    return grade_pool(read_pool(real_data / FILE), grader)
+
+
+def test_judging_the_parsed_answers(samples: list[Sample], grader: MathGrader) -> None:
+    """Three disagree: math-verify rounds to six decimals, and so takes 0.000067 and 0.00006696 for .0000672."""
+    verdicts = grader.judge([(sample.problem, sample.parsed_answer) for sample in samples])
+    wrong = [s for s, verdict in zip(samples, verdicts, strict=True) if verdict.correct != s.correct]
+    assert len(samples) == 4000
+    assert len(wrong) / len(samples) <= 0.005
+    assert [(s.problem.answer, s.parsed_answer) for s in wrong] == [
+        (".0000672", "0.00006696"), (".0000672", "0.000067"), (".0000672", "0.000067"),
+    ]  # fmt: skip
+    assert {verdict.status for verdict in verdicts} == {"ok", "no answer"}
+
+
+def test_judging_what_is_extracted_from_whole_solutions(samples: list[Sample], grader: MathGrader) -> None:
+    """Beyond those three we differ only where the pool looked at boxes alone and we find the right answer unboxed."""
+    found = [extract_answer(sample.solution) for sample in samples]
+    verdicts = grader.judge([(s.problem, extraction.answer) for s, extraction in zip(samples, found, strict=True)])
+    rows = zip(samples, found, verdicts, strict=True)
+    wrong: list[tuple[Sample, Extraction]] = [(s, e) for s, e, verdict in rows if verdict.correct != s.correct]
+    assert len(wrong) / len(samples) <= 0.02
+    theirs_right = [s for s, _ in wrong if s.correct]
+    assert {s.problem.answer for s in theirs_right} == {".0000672"}
+    ours_right = [(s, extraction) for s, extraction in wrong if not s.correct]
+    assert all(s.parsed_answer is None and extraction.method != "boxed" for s, extraction in ours_right)
+    boxed = [(s, e) for s, e in zip(samples, found, strict=True) if e.method == "boxed"]
+    assert all(s.parsed_answer is not None for s, _ in boxed), "where we find a box, so did they"
+    assert len(boxed) == sum(s.parsed_answer is not None for s in samples)
+
+
+def test_groups_of_a_vote_are_all_right_or_all_wrong(graded: GradedPool) -> None:
+    """Nothing forces this, since judging is more lenient than grouping; on real answers it holds."""
+    for grades in graded.grades:
+        verdicts: dict[int, set[bool]] = {}
+        for grade in grades:
+            verdicts.setdefault(grade.group, set()).add(grade.correct)
+        assert all(len(of_group) == 1 for of_group in verdicts.values())
+
+
+def test_curves(graded: GradedPool) -> None:
+    """Golden values; pass@1 is below majority, majority below the oracle, and intervals hold their value."""
+    mean, majority, oracle = compute_curves(graded, {}, aggregators=["last"], ns=[1, 4, 16, 40])
+    assert [point.value for point in mean.points] == pytest.approx([0.53975] * 4, abs=1e-9)
+    assert [round(point.value, 3) for point in majority.points] == [0.540, 0.650, 0.739, 0.734]
+    assert [round(point.value, 3) for point in oracle.points] == [0.540, 0.788, 0.900, 0.940]
+    for curve in (majority, oracle):
+        assert all(point.low < point.value < point.high for point in curve.points)
