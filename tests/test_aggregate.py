@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism_prm.aggregate import AGGREGATORS, aggregate, log_score
+from prism_prm.aggregate import AGGREGATORS, log_score, solution_score
 from prism_prm.errors import ConfigError, DataError
 
 STEPS = [0.9, 0.5, 0.8]
@@ -19,26 +19,26 @@ def test_values_a_person_can_check(how: str, score: float | None) -> None:
     if score is None:  # weights exp(-4), 1, exp(-3), by hand
         e4, e3 = math.exp(-4), math.exp(-3)
         score = (0.9 * e4 + 0.5 + 0.8 * e3) / (e4 + 1 + e3)
-    assert aggregate(STEPS, how) == pytest.approx(score, rel=1e-12)
+    assert solution_score(STEPS, how) == pytest.approx(score, rel=1e-12)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.sampled_from(sorted(AGGREGATORS)))
 def test_every_score_lies_between_product_and_maximum(steps: list[float], how: str) -> None:
-    score = aggregate(steps, how)
-    assert aggregate(steps, "product") * (1 - 1e-9) <= score <= max(steps) * (1 + 1e-9)
+    score = solution_score(steps, how)
+    assert solution_score(steps, "product") * (1 - 1e-9) <= score <= max(steps) * (1 + 1e-9)
     if how == "soft-min":
-        assert min(steps) * (1 - 1e-9) <= score <= aggregate(steps, "mean") * (1 + 1e-9)
+        assert min(steps) * (1 - 1e-9) <= score <= solution_score(steps, "mean") * (1 + 1e-9)
 
 
 def test_long_solutions_do_not_all_tie_at_zero() -> None:
     better, worse = [0.1] * 1000, [0.1] * 999 + [0.09]
-    assert aggregate(better, "product") == aggregate(worse, "product") == 0.0
+    assert solution_score(better, "product") == solution_score(worse, "product") == 0.0
     assert log_score(better, "product") == pytest.approx(1000 * math.log(0.1))
     assert log_score(better, "product") > log_score(worse, "product")
 
 
 def test_a_step_of_probability_zero() -> None:
-    assert {how: aggregate([0.0, 1.0], how) for how in ("last", "min", "product", "mean")} == {
+    assert {how: solution_score([0.0, 1.0], how) for how in ("last", "min", "product", "mean")} == {
         "last": 1.0, "min": 0.0, "product": 0.0, "mean": 0.5,
     }  # fmt: skip
 
@@ -51,4 +51,4 @@ def test_bad_scores_are_an_error_not_a_zero(steps: list[float]) -> None:
 
 def test_an_unknown_aggregator_names_the_known() -> None:
     with pytest.raises(ConfigError, match="last, min, product, mean, soft-min"):
-        aggregate(STEPS, "max")
+        solution_score(STEPS, "max")

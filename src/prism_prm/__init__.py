@@ -11,18 +11,26 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Prm": "prism_prm.scorer",
+    "Judge": "prism_prm.answers",
     "PrismError": "prism_prm.errors",
+    "Prm": "prism_prm.scorer",
     "Step": "prism_prm.records",
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
     "TreeScores": "prism_prm.scorer",
+    "annotated_pairs": "prism_prm.pairs",
+    "best_of_n": "prism_prm.rerank",
+    "extract_answer": "prism_prm.answers",
     "init_prm": "prism_prm.scorer",
     "load_prm": "prism_prm.scorer",
-    "annotated_pairs": "prism_prm.pairs",
+    "load_task": "prism_prm.tasks",
     "lookahead_pairs": "prism_prm.pairs",
+    "majority_vote": "prism_prm.rerank",
+    "read_pool": "prism_prm.pools",
     "read_trees": "prism_prm.data",
+    "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.steps",
+    "weighted_vote": "prism_prm.rerank",
 }
 """Public name → the module that owns it."""
 

@@ -1,7 +1,7 @@
 """From the scores of its steps to the score of a solution.
 
 Every aggregator gives the LOGARITHM of the solution's score: a product over hundreds of steps would otherwise be 0, and
-all long solutions would tie. `aggregate` gives the score itself.
+all long solutions would tie. `solution_score` gives the score itself.
 """
 
 from __future__ import annotations
@@ -62,6 +62,6 @@ def log_score(probabilities: Sequence[float] | Floats, how: str = "last") -> flo
     return AGGREGATORS[how](values)
 
 
-def aggregate(probabilities: Sequence[float] | Floats, how: str = "last") -> float:
+def solution_score(probabilities: Sequence[float] | Floats, how: str = "last") -> float:
     """A solution's score in [0, 1] from P(right) of each of its steps."""
     return math.exp(log_score(probabilities, how))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +88,22 @@ def test_groups_of_a_vote_are_all_right_or_all_wrong(graded: GradedPool) -> None
 
 
 def test_curves(graded: GradedPool) -> None:
-    """Golden values; pass@1 is below majority, majority below the oracle, and intervals hold their value."""
-    mean, majority, oracle = compute_curves(graded, {}, aggregators=["last"], ns=[1, 4, 16, 40])
-    assert [point.value for point in mean.points] == pytest.approx([0.53975] * 4, abs=1e-9)
-    assert [round(point.value, 3) for point in majority.points] == [0.540, 0.650, 0.739, 0.734]
-    assert [round(point.value, 3) for point in oracle.points] == [0.540, 0.788, 0.900, 0.940]
+    """The exact values are computed here in another way: binomials, and the top group of all 40 (ties shared)."""
+    ns = [1, 4, 16, 40]
+    mean, majority, oracle = compute_curves(graded, {}, aggregators=["last"], ns=ns)
+    right = [sum(grade.correct for grade in grades) for grades in graded.grades]
+    assert [point.value for point in mean.points] == pytest.approx([sum(right) / 4000] * 4)
+    expected = [sum(1 - math.comb(40 - c, n) / math.comb(40, n) for c in right) / 100 for n in ns]
+    assert [point.value for point in oracle.points] == pytest.approx(expected)
+    shares = []
+    for grades in graded.grades:
+        votes = Counter(grade.group for grade in grades if grade.group >= 0)
+        top = [group for group, count in votes.items() if count == max(votes.values())]
+        is_right = {grade.group: grade.correct for grade in grades}
+        shares.append(sum(is_right[group] for group in top) / len(top))
+    assert majority.points[-1].value == pytest.approx(sum(shares) / 100, abs=0.002)
+    assert majority.points[0].value == pytest.approx(mean.points[0].value)
+    values = [point.value for point in majority.points[:3]]
+    assert values == sorted(values), "on this pool more votes help, up to 16"
     for curve in (majority, oracle):
         assert all(point.low < point.value < point.high for point in curve.points)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from prism_prm import init_prm, load_prm
+from prism_prm.aggregate import log_score
+from prism_prm.cli import app, main
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.pools import read_pool
+
+RECORDS = [
+    {
+        "problem": f"What is {i} + {i}?",
+        "answer": str(2 * i),
+        "name": f"sum-{i}",
+        "solutions": [
+            f"We add.\n\nSo it is \\boxed{{{2 * i}}}.",
+            f"We guess.\n\nSo it is \\boxed{{{2 * i + 1}}}.",
+            ["Let x be it.", f"The answer is {2 * i}.0"],
+            {"text": f"x = {i}\n\n\\boxed{{\\frac{{{4 * i}}}{{2}}}}"},
+            "" if i == 0 else f"I think\n\n{2 * i - 1}",
+        ],
+    }
+    for i in range(4)
+]
+
+
+@pytest.fixture(scope="module")
+def prm_folders(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("prms")
+    folders = [root / "first", root / "second"]
+    for seed, folder in enumerate(folders):
+        init_prm(tiny_lm("qwen2"), family="qwen", seed=seed).save(folder)
+    return folders
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    path = tmp_path / "pool.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["rerank", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def metrics_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "metrics.json").read_text())
+    return found
+
+
+def test_without_a_prm(pool: Path, tmp_path: Path) -> None:
+    output = run(pool, "--out", tmp_path / "out", "--workers", 1)
+    metrics = metrics_of(tmp_path / "out")
+    assert "majority vote" in output
+    assert metrics["answers_found_by"] == {"boxed": 12, "answer is": 4, "last number": 3, "none": 1}
+    assert metrics["answer_status"] == {"ok": 19, "no answer": 1}
+    values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
+    assert values["mean", 1] == values["majority", 1] == values["oracle", 1] == pytest.approx(0.6)
+    assert values["majority", 5] == values["oracle", 5] == 1.0
+    assert values["oracle", 2] == pytest.approx(1 - 1 / 10)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"curves.parquet", "figures", "metrics.json", "report.html", "report.md", "solutions.parquet"}
+
+
+def test_two_prms_on_one_pool(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
+    out = tmp_path / "out"
+    run(
+        pool,
+        "-o",
+        out,
+        "--prm",
+        prm_folders[0],
+        "--prm",
+        f"b={prm_folders[1]}",
+        "--aggregators",
+        "min,product",
+        "-n",
+        "1,4",
+    )
+    metrics = metrics_of(out)
+    assert metrics["unscored_solutions"] == {"first": 1, "b": 1}, "the empty solution"
+    pairs = {(d["a"], d["b"], d["method"], d["aggregator"], d["n"]) for d in metrics["differences"]}
+    methods = [(method, how, n) for method in ("best-of-n", "weighted") for how in ("min", "product") for n in (1, 4)]
+    assert pairs == {(a, b, *rest) for a, b in (("first", ""), ("b", ""), ("b", "first")) for rest in methods}
+    table = pq.read_table(out / "solutions.parquet").to_pylist()
+    prm = load_prm(prm_folders[0])
+    for row, solution in zip(table, read_pool(pool).solutions, strict=True):
+        steps = list(solution.steps)
+        problem = RECORDS[row["problem_id"]]["problem"]
+        expected = log_score(prm.score(str(problem), steps), "product") if steps else None
+        assert row["first/product"] == (None if expected is None else pytest.approx(expected, rel=1e-4))
+    assert "PRMs compared on the same pool" in (out / "report.md").read_text()
+
+
+def test_an_interrupted_run_goes_on(
+    pool: Path, tmp_path: Path, prm_folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped while scoring, the second start judges nothing and gives the same numbers as a run in one go."""
+    import prism_prm.scorer.table as table
+    from prism_prm.answers.workers import Workers
+
+    arguments = (pool, "--prm", prm_folders[0], "--workers", 1)
+    run(*arguments, "-o", tmp_path / "whole")
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "write_scores", stop)
+        assert CliRunner().invoke(app, ["rerank", *map(str, arguments), "-o", str(tmp_path / "out")]).exit_code != 0
+    assert not (tmp_path / "out" / "metrics.json").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Workers, "run", stop)
+        assert "Grades: taken from" in run(*arguments, "-o", tmp_path / "out")
+    assert metrics_of(tmp_path / "out") == metrics_of(tmp_path / "whole")
+
+
+def test_scores_made_before(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
+    run(pool, "-o", tmp_path / "out", "--prm", prm_folders[0])
+    table = tmp_path / "out" / "scores" / "first.parquet"
+    run(pool, "-o", tmp_path / "again", "--scores", table)
+    assert metrics_of(tmp_path / "again") == metrics_of(tmp_path / "out")
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"problem": "q", "answer": "1", "solutions": ["a", "b"]}) + "\n")
+    with pytest.raises(DataError, match="scores of none of the pool's 2 solutions"):
+        run(other, "-o", tmp_path / "third", "--scores", table)
+
+
+def test_scores_in_the_pool(tmp_path: Path) -> None:
+    solutions = [{"steps": ["1"], "answer": "1", "scores": [0.9]}, {"steps": ["2"], "answer": "2", "scores": [0.2]}]
+    path = tmp_path / "pool.jsonl"
+    path.write_text(json.dumps({"problem": "q", "answer": "1", "solutions": solutions}) + "\n")
+    run(path, "-o", tmp_path / "out", "--aggregators", "last")
+    values = {(c["method"], c["prm"], c["n"]): c["value"] for c in metrics_of(tmp_path / "out")["curves"]}
+    assert values["best-of-n", "pool", 2] == values["weighted", "pool", 2] == 1.0
+    assert values["majority", "", 2] == pytest.approx(0.5, abs=0.06)
+
+
+def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
+    task = tmp_path / "task.jsonl"
+    task.write_text("".join(json.dumps({"problem": r["problem"], "answer": "none of it"}) + "\n" for r in RECORDS))
+    run(pool, "-o", tmp_path / "out", "--task", task)
+    assert {curve["value"] for curve in metrics_of(tmp_path / "out")["curves"]} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--aggregators", "max"], ConfigError, "Unknown aggregator 'max'"),
+        (["-n", "1,x"], ConfigError, "-n x: expected whole numbers"),
+        (["-n", "6"], ConfigError, "a problem of this pool has 5 solutions"),
+        (["--extract", "box"], ConfigError, "Unknown ways to find an answer"),
+        (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
+        (["--prm", "a=x", "--scores", "a=y"], ConfigError, "Two sets of scores are called 'a'"),
+        (["--scores", "none.parquet"], DataError, "none.parquet: cannot be read as a scores table"),
+        (["--task", "nonsense"], ConfigError, "Unknown task 'nonsense'"),
+    ],
+)
+def test_mistakes_are_explained(
+    pool: Path, tmp_path: Path, arguments: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run(pool, "-o", tmp_path / "out", *arguments)
+
+
+def test_a_mistake_ends_with_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prism", "rerank", str(tmp_path / "no.jsonl"), "-o", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "no.jsonl: no such file" in capsys.readouterr().err
+
+
+def test_library_functions_are_public() -> None:
+    import prism_prm
+
+    assert prism_prm.best_of_n([0.1, 0.7]) == 1
+    assert prism_prm.weighted_vote(["1/2", "0.5", "3"], [0.3, 0.3, 0.5]).answer == "1/2"
+    assert prism_prm.solution_score(np.array([0.5, 0.5]), "product") == 0.25
+    assert prism_prm.extract_answer(r"\boxed{4}").answer == "4"
