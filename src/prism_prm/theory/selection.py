@@ -1,0 +1,118 @@
+"""Best-of-N with a verifier that says yes or no and errs: p = share of right solutions, α = FPR, β = FNR.
+
+Best-of-N draws N solutions and picks one at random among those the verifier accepts, or among all N if it accepts none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def accept_rate(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike) -> Floats:
+    """q: the share of all solutions that the verifier accepts."""
+    p, alpha, beta = (np.asarray(x, np.float64) for x in (p, alpha, beta))
+    return np.asarray((1 - p) * alpha + p * (1 - beta))
+
+
+def best_of_n(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, n: npt.ArrayLike) -> Floats:
+    """P(N): the chance that a right solution is picked, with both terms: some accepted, and none accepted.
+
+    The paper goes on with the first term alone; that one gives p(1−β) instead of p for N = 1.
+    """
+    p, alpha, beta, n = (np.asarray(x, np.float64) for x in (p, alpha, beta, n))
+    q = accept_rate(p, alpha, beta)
+    none_accepted = (1 - q) ** n
+    with np.errstate(invalid="ignore", divide="ignore"):
+        right_if_accepted = np.where(q > 0, p * (1 - beta) / q, 0.0)
+        right_if_rejected = np.where(q < 1, p * beta / (1 - q), 0.0)
+    return np.asarray((1 - none_accepted) * right_if_accepted + none_accepted * right_if_rejected)
+
+
+def leading_term(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, n: npt.ArrayLike) -> Floats:
+    """The first term alone, as the paper approximates P(N): right and something was accepted."""
+    p, beta, n = (np.asarray(x, np.float64) for x in (p, beta, n))
+    q = accept_rate(p, alpha, beta)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(q > 0, (1 - (1 - q) ** n) * p * (1 - beta) / q, 0.0))
+
+
+def ceiling(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike = 0.0) -> Floats:
+    """The limit of P(N): the verifier's precision, p/(p+(1−p)α) for β = 0. A verifier that accepts nothing leaves p."""
+    p, beta = np.asarray(p, np.float64), np.asarray(beta, np.float64)
+    q = accept_rate(p, alpha, beta)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(q > 0, p * (1 - beta) / q, p))
+
+
+def ceiling_slope(p: npt.ArrayLike, alpha: npt.ArrayLike) -> Floats:
+    """The derivative of the ceiling (β = 0) by α: never positive."""
+    p, alpha = np.asarray(p, np.float64), np.asarray(alpha, np.float64)
+    return np.asarray(-p * (1 - p) / (p + (1 - p) * alpha) ** 2)
+
+
+def samples_to_reach(target: float, p: float, beta: float) -> int:
+    """The least N with P(N) ≥ target when there are no false positives: what false negatives cost.
+
+    With α = 0, P(N) = 1 − (1−q)^N · (1−p)/(1−q): it grows to 1 for every β < 1.
+    """
+    assert 0 < target < 1
+    assert 0 < p <= 1
+    assert 0 <= beta < 1
+    q = p * (1 - beta)
+    if target <= p or q >= 1:
+        return 1
+    # (1−q)^(N−1) ≤ (1−target)/(1−p)
+    estimate = 1 + np.log((1 - target) / (1 - p)) / np.log1p(-q)
+    n = max(1, int(np.ceil(estimate - 1e-9)))
+    while best_of_n(p, 0.0, beta, n) < target:
+        n += 1
+    return n
+
+
+def simulate_best_of_n(p: float, alpha: float, beta: float, n: int, *, num_trials: int, seed: int) -> float:
+    """The same by playing it out: draw N solutions, let the verifier err, pick at random among the best."""
+    rng = np.random.default_rng(seed)
+    right = rng.random((num_trials, n)) < p
+    accepted = rng.random((num_trials, n)) < np.where(right, 1 - beta, alpha)
+    # Random ties: the verdict decides, a random number breaks ties.
+    picked = np.argmax(accepted + rng.random((num_trials, n)), axis=1)
+    return float(right[np.arange(num_trials), picked].mean())
+
+
+def solution_rates(error: float, alpha: float, beta: float, num_steps: int) -> tuple[float, float, float]:
+    """(p, α, β) of whole solutions from those of steps, when a solution passes iff all its T steps pass.
+
+    Each step is wrong with probability `error`, and the PRM errs on each step by itself:
+    p = (1−e)^T; β = 1−(1−b)^T; α = share of wrong solutions in which every wrong step is over-credited.
+    """
+    p = (1 - error) ** num_steps
+    passes = ((1 - error) * (1 - beta) + error * alpha) ** num_steps
+    right_and_passes = ((1 - error) * (1 - beta)) ** num_steps
+    wrong_passes = (passes - right_and_passes) / (1 - p) if p < 1 else float("nan")
+    return p, wrong_passes, 1 - (1 - beta) ** num_steps
+
+
+def guided_search(
+    p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, num_candidates: npt.ArrayLike, num_steps: npt.ArrayLike
+) -> Floats:
+    """The chance that a search which picks one of m candidates at each of T steps never leaves the right path.
+
+    Each step is a Best-of-m of its own, so what is lost per step is lost T times: P(m)^T.
+    """
+    return np.asarray(best_of_n(p, alpha, beta, num_candidates) ** np.asarray(num_steps, np.float64))
+
+
+def policy_ratio(reference_ratio: npt.ArrayLike, margin: npt.ArrayLike, temperature: npt.ArrayLike) -> Floats:
+    """π*(right) / π*(wrong) of the KL-regularised policy: the reference's ratio times exp(margin / β_KL)."""
+    margin, temperature = np.asarray(margin, np.float64), np.asarray(temperature, np.float64)
+    return np.asarray(np.asarray(reference_ratio, np.float64) * np.exp(margin / temperature))
+
+
+def optimal_policy(reference: npt.ArrayLike, rewards: npt.ArrayLike, temperature: float) -> Floats:
+    """π* ∝ π_ref · exp(r / β_KL) over the candidates of the last axis."""
+    logits = np.log(np.asarray(reference, np.float64)) + np.asarray(rewards, np.float64) / temperature
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
