@@ -93,6 +93,7 @@ def test_numbers_for_people() -> None:
     assert percent(None) == percent(math.nan) == number(None) == p_value(math.nan) == "–"
     assert signed_percent(-0.082, -0.091, -0.073) == "−8.2 [−9.1, −7.3]"
     assert signed_percent(0.01) == "+1.0"
+    assert signed_percent(-0.0001, -0.0502, 0.0) == "0.0 [−5.0, 0.0]"
     assert number(1234567) == "1,234,567"
     assert number(0.12345) == "0.123"
     assert (p_value(0.002), p_value(0.25)) == ("< 0.01", "0.25")

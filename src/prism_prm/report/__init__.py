@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.files import whole_file, write_text
-from prism_prm.report.figures import LOOKS, Look, drawing, looks
+from prism_prm.report.figures import LOOKS, Look, drawing, looks, percent_axes
 
 __all__ = [
     "LOOKS",
@@ -34,6 +34,7 @@ __all__ = [
     "number",
     "p_value",
     "percent",
+    "percent_axes",
     "plain_json",
     "signed_percent",
 ]
@@ -208,9 +209,9 @@ def percent(value: float | None, low: float | None = None, high: float | None = 
 def signed_percent(value: float | None, low: float | None = None, high: float | None = None, *, digits: int = 1) -> str:
     """A difference of shares in percentage points, with its sign and interval: `−8.2 [−9.1, −7.3]`."""
     text = percent(value, low, high, digits=digits)
-    if value is not None and value > 0:
+    if value is not None and round(100 * value, digits) > 0:
         text = "+" + text
-    return text.replace("-", "−")
+    return re.sub(r"-(0\.0*)(?![0-9])", r"\1", text).replace("-", "−")
 
 
 def p_value(value: float | None) -> str:

@@ -83,6 +83,12 @@ class Picture:
     svg: str = ""
 
 
+def percent_axes(*axes: Any) -> None:
+    """Show the shares on these axes (`axes.xaxis`, `axes.yaxis`) as percent, without the sign."""
+    for axis in axes:
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+
+
 def looks(names: Sequence[str]) -> dict[str, Look]:
     """One look per system, by its place in the list; beyond seven systems they repeat."""
     return {name: LOOKS[i % len(LOOKS)] for i, name in enumerate(names)}

@@ -1,0 +1,40 @@
+"""`prism compare`: several evaluated PRMs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prism_prm.cli.ui import console
+
+EXAMPLES = """
+Examples
+
+`prism compare eval/base eval/prism --out eval/base-vs-prism`
+
+`prism compare base=eval/base CL1=eval/round-1 CL2=eval/round-2 CL3=eval/round-3 --rounds --out eval/rounds`
+"""
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Folders of `prism eval`, or NAME=FOLDER; the first is the base.")],
+    out: Annotated[Path, typer.Option(help="Folder for the report.")],
+    rounds: Annotated[bool, typer.Option(help="The runs are rounds of a curriculum, in this order.")] = False,
+    draws: Annotated[int, typer.Option(min=100, help="Bootstrap draws of problems.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+) -> None:
+    """Put PRMs side by side: rates, classes, splits, rounds, and paired differences with p-values.
+
+    All runs must be on the same items; differences are taken from the first run.
+    """
+    from prism_prm.evaluation.compare import compare_bench, load_runs, shared_benches
+    from prism_prm.evaluation.compare_report import build_comparison
+
+    loaded = load_runs(runs)
+    shared, left_out = shared_benches(loaded)
+    if left_out:
+        console().print(f"not in all runs, and so left out: {', '.join(left_out)}")
+    compared = [compare_bench(loaded, bench, num_draws=draws, seed=seed) for bench in shared]
+    typer.echo(build_comparison(loaded, compared, left_out=left_out, rounds=rounds).write(out))

@@ -1,0 +1,194 @@
+"""`prism eval`: measure a PRM on PRMBench, ProcessBench or labelled data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from prism_prm.cli.ui import console, print_table, progress
+from prism_prm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
+    from prism_prm.evaluation.items import Benchmark
+    from prism_prm.evaluation.steps import Steps
+
+EXAMPLES = """
+Examples
+
+`prism eval --prm runs/my-prm --bench prmbench,processbench --data benchmarks/ --out eval/my-prm`
+
+`prism eval --prm Qwen/Qwen2.5-Math-PRM-7B --bench processbench --out eval/qwen --dtype bfloat16` (data from the hub)
+
+`prism eval --bench prmbench --data prmbench/ --predictions scores.jsonl --out eval/other` (scores from elsewhere)
+
+`prism eval --bench labelled --data my_labels.jsonl --scores eval/my-prm/labelled.scores.parquet --threshold tpr=0.95
+--out eval/at-95`
+
+`prism eval --prm runs/my-prm --bench prmbench --data prmbench/ --trained-on phase1_train.jsonl --out eval/my-prm`
+"""
+
+
+def evaluate(
+    bench: Annotated[str, typer.Option(help="prmbench, processbench, labelled; several with commas.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.html, report.md, metrics.json and scores.")],
+    prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Files or folders of the benchmark, or a folder that holds one named like it, or a hub id. "
+            "Without it, the hub's. Parts of a benchmark are fine."
+        ),
+    ] = None,
+    scores: Annotated[
+        Path | None, typer.Option(help="A scores table of this data (from `prism score` or an earlier run).")
+    ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help='JSON lines {"id": "…", "scores": [0.9, …]} or {"id": "…", "labels": [true, …]}.'),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="How the PRM is called in the report.")] = None,
+    trained_on: Annotated[
+        list[Path] | None,
+        typer.Option(help="Training data: items on its problems are reported apart, as contaminated."),
+    ] = None,
+    threshold: Annotated[
+        str, typer.Option(help="A step is good above this; or tpr=0.95: choose it on held-out problems for that TPR.")
+    ] = "0.5",
+    holdout: Annotated[float, typer.Option(help="Share of problems held out for --threshold tpr=….")] = 0.2,
+    redundancy_threshold: Annotated[
+        float, typer.Option(help="For PRMs with a redundancy score: redundant above this (PRMBench NR and NCL).")
+    ] = 0.15,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first items of each class or split.")] = None,
+    draws: Annotated[int, typer.Option(help="Bootstrap draws of problems.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the draws and of the held-out problems.")] = 0,
+    family: Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
+    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
+    on_too_long: Annotated[
+        Literal["error", "drop-left-steps"], typer.Option(help="A step whose path exceeds the context.")
+    ] = "error",
+) -> None:
+    """Measure how well a PRM judges steps, and write a report.
+
+    Scores come from --prm, from a scores table (--scores) or from anywhere (--predictions). Raw scores are kept in the
+    output folder, so that another threshold needs no scoring: run again with the same --prm and --out, or --scores.
+    """
+    from prism_prm.evaluation.benchmarks import check_names, read_benchmark
+    from prism_prm.evaluation.eval_report import RunInfo, write_run
+    from prism_prm.evaluation.evaluate import evaluate_steps
+
+    names = [part.strip() for part in bench.split(",") if part.strip()]
+    check_names(names)
+    _check_sources(names, prm, scores, predictions)
+    settings = _settings(threshold, holdout, redundancy_threshold, draws, seed)
+    loading: dict[str, Any] = {
+        "family": family, "dtype": dtype, "device": device, "token_budget": token_budget, "context": context,
+        "on_too_long": on_too_long,
+    }  # fmt: skip
+    attach = _Scores(prm, scores, predictions, out, loading)
+    evaluations = []
+    for one in names:
+        benchmark = read_benchmark(one, data or [])
+        benchmark = benchmark.first(limit) if limit else benchmark
+        benchmark = benchmark.checked_against(trained_on) if trained_on else benchmark
+        console().print(f"{benchmark.described()}, from {len(benchmark.files)} files")
+        steps, notes = attach.to(benchmark)
+        evaluations.append(
+            evaluate_steps(
+                one,
+                steps,
+                settings,
+                described=benchmark.described(),
+                complete=benchmark.complete,
+                files=benchmark.files,
+                notes={**benchmark.notes, **notes},
+            )
+        )
+    source = str(prm or scores or predictions)
+    page = write_run(out, RunInfo(name or _short(source), source, attach.model_hash), evaluations, settings)
+    for evaluation in evaluations:
+        _print(evaluation)
+    typer.echo(page)
+
+
+class _Scores:
+    """Where the scores come from; a PRM is loaded once, when it is first needed."""
+
+    def __init__(
+        self, prm: str | None, scores: Path | None, predictions: Path | None, out: Path, loading: dict[str, Any]
+    ) -> None:
+        self.prm, self.scores, self.predictions, self.out, self.loading = prm, scores, predictions, out, loading
+        self.model: Any = None
+        self.model_hash = ""
+
+    def to(self, benchmark: Benchmark) -> tuple[Steps, dict[str, int]]:
+        """The benchmark's judged steps, and what there is to note about them."""
+        from prism_prm.evaluation.scores import steps_from_predictions, steps_from_table
+
+        if self.predictions is not None:
+            return steps_from_predictions(benchmark, self.predictions)
+        path = self.scores if self.scores is not None else self._scored(benchmark)
+        steps, about = steps_from_table(benchmark, path)
+        self.model_hash = about["model_hash"]
+        return steps, {}
+
+    def _scored(self, benchmark: Benchmark) -> Path:
+        from prism_prm.evaluation.scoring import score_benchmark
+        from prism_prm.scorer import load_prm
+
+        assert self.prm is not None
+        if self.model is None:
+            self.model = load_prm(self.prm, **self.loading)
+        with progress(f"scoring {benchmark.name}", len(benchmark.items), unit="items") as advance:
+            return score_benchmark(self.model, benchmark, self.out, advance)
+
+
+def _check_sources(names: list[str], prm: str | None, scores: Path | None, predictions: Path | None) -> None:
+    given = {"--prm": prm, "--scores": scores, "--predictions": predictions}
+    found = [option for option, value in given.items() if value is not None]
+    if len(found) != 1:
+        what = f"got {' and '.join(found)}" if found else "got none"
+        raise ConfigError(f"give one of --prm, --scores and --predictions; {what}")
+    if len(names) > 1 and prm is None:
+        raise ConfigError(f"{found[0]} is one file, so give one --bench with it, not {', '.join(names)}")
+
+
+def _settings(threshold: str, holdout: float, redundancy_threshold: float, draws: int, seed: int) -> EvalSettings:
+    from prism_prm.evaluation.evaluate import EvalSettings
+
+    key, _, value = threshold.rpartition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if key not in ("", "tpr") or number != number:
+        raise ConfigError(f"--threshold {threshold!r} is neither a number such as 0.5 nor tpr=0.95")
+    common: dict[str, Any] = {
+        "holdout": holdout, "redundancy_threshold": redundancy_threshold, "num_draws": draws, "seed": seed
+    }  # fmt: skip
+    return EvalSettings(target_tpr=number, **common) if key else EvalSettings(threshold=number, **common)
+
+
+def _short(source: str) -> str:
+    """The last part of a path or hub id, without a file's ending."""
+    last = Path(source).name
+    return last.split(".")[0] if Path(source).is_file() else last
+
+
+def _print(evaluation: Evaluation) -> None:
+    from prism_prm.evaluation import wording
+
+    whole = evaluation.subsets["all"]
+    rows = wording.metric_rows({**wording.RATES, "auroc": "AUROC ↑"}, [whole.tables["steps"]])
+    if evaluation.bench == "processbench":
+        rows += [
+            [f"F1 of {name.removeprefix('split:')} ↑", wording.shown(table["f1"])]
+            for name, table in whole.tables.items()
+            if name.startswith("split:")
+        ]
+    print_table(evaluation.described, ["metric (%)", "value [95 % interval]"], rows)

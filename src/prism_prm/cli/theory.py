@@ -1,0 +1,51 @@
+"""`prism theory`: the closed forms, checked by playing them out and on real scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """
+Examples
+
+`prism theory --out theory` (closed forms, Monte-Carlo, figure of FP versus FN, simulation)
+
+`prism theory --p 0.4 --alpha 0.1 --beta 0.3 --no-simulate --out theory`
+
+`prism theory --runs eval/prism --runs eval/base --out theory` (does prism dominate base? is it a shift?)
+"""
+
+
+def theory(
+    out: Annotated[Path, typer.Option(help="Folder for the report.")],
+    p: Annotated[float, typer.Option(help="Share of right solutions.")] = 0.3,
+    alpha: Annotated[float, typer.Option(help="FPR of the verifier, on solutions.")] = 0.2,
+    beta: Annotated[float, typer.Option(help="FNR of the verifier, on solutions.")] = 0.2,
+    simulate: Annotated[bool, typer.Option(help="Train small networks pointwise and pairwise (about 15 s).")] = True,
+    runs: Annotated[
+        list[str] | None, typer.Option(help="Two folders of `prism eval` (NAME=FOLDER): check ROC dominance, A then B.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+) -> None:
+    """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""
+    from prism_prm.errors import ConfigError
+    from prism_prm.evaluation.theory_report import VerifierSettings, build_theory
+    from prism_prm.theory.simulation import SimulationSettings
+
+    if runs is not None and len(runs) != 2:
+        raise ConfigError(f"--runs compares two runs; got {len(runs)}")
+    kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
+    settings = VerifierSettings(p, alpha, beta, seed=seed)
+    report = build_theory(settings, kinds)
+    if runs:
+        from prism_prm.evaluation.compare import load_runs, load_steps, shared_benches
+        from prism_prm.evaluation.dominance_report import add_dominance
+
+        loaded = load_runs(runs)
+        for bench in shared_benches(loaded)[0]:
+            steps = load_steps(loaded, bench)
+            names = [run.name for run in loaded]
+            add_dominance(report, bench, names[0], names[1], steps[names[0]], steps[names[1]], seed=seed)
+    typer.echo(report.write(out))

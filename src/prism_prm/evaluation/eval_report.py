@@ -1,0 +1,227 @@
+"""The report of one PRM: what was measured, the numbers with intervals, and figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prism_prm import __version__
+from prism_prm.evaluation import figures, wording
+from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, SubsetResult, as_json
+from prism_prm.evaluation.measure import missing_splits
+from prism_prm.evaluation.prmbench import CLASSES, SHORT
+from prism_prm.evaluation.steps import write_steps
+from prism_prm.report import LOOKS, Report, looks, percent
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """Whose scores these are."""
+
+    name: str
+    """Shown in tables and figures."""
+    source: str
+    """The PRM's folder or hub id, or the file the scores came from."""
+    model_hash: str = ""
+
+
+def steps_file(folder: str | Path, bench: str) -> Path:
+    """Where a run keeps the judged steps of a benchmark."""
+    return Path(folder) / f"{bench}.steps.parquet"
+
+
+def write_run(folder: str | Path, run: RunInfo, evaluations: list[Evaluation], settings: EvalSettings) -> Path:
+    """Write the report, metrics.json, and the judged steps that `prism compare` reads; returns the page."""
+    for evaluation in evaluations:
+        write_steps(steps_file(folder, evaluation.bench), evaluation.steps)
+    return build_report(run, evaluations, settings).write(folder)
+
+
+def build_report(run: RunInfo, evaluations: list[Evaluation], settings: EvalSettings) -> Report:
+    """The report of a run."""
+    report = Report(f"How well does {run.name} judge steps?", "; ".join(e.described for e in evaluations))
+    report.metrics |= {
+        "prism_prm": __version__,
+        "run": asdict(run),
+        "settings": asdict(settings),
+        "benchmarks": {evaluation.bench: as_json(evaluation) for evaluation in evaluations},
+    }
+    report.text(_introduction(run, settings))
+    for evaluation in evaluations:
+        _add_benchmark(report, run, evaluation)
+    return report
+
+
+def _introduction(run: RunInfo, settings: EvalSettings) -> str:
+    source = f"`{run.source}`" + (f" (model hash `{run.model_hash}`)" if run.model_hash else "")
+    return f"""
+Scores come from {source}. The positive class is the right step: a *false positive* is a wrong step that was judged
+good, which is what misleads Best-of-N and search; a *false negative* is a right step that was judged bad, which only
+costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from {settings.num_draws:,} draws of
+whole problems, so that steps of one problem count as what they are: not independent. "–" means that there is nothing to
+compute from.
+"""
+
+
+def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
+    report.text(f"## {evaluation.bench}\n\n{_what_was_measured(evaluation)}")
+    whole, subsets = evaluation.subsets["all"], evaluation.subsets
+    headers = ["metric", *(f"{name} ({subset.num_items:,} items)" for name, subset in subsets.items())]
+    tables = [subset.tables["steps"] for subset in subsets.values()]
+    if evaluation.bench == "processbench":
+        _add_processbench(report, whole)
+    caption = f"Steps judged at threshold {evaluation.threshold.value:.4g}"
+    report.table(headers, wording.metric_rows(wording.RATES, tables), caption=caption)
+    _add_figures(report, run, evaluation)
+    if evaluation.bench == "prmbench":
+        _add_prmbench(report, evaluation)
+    if ranking_rows := wording.metric_rows(wording.RANKINGS, tables):
+        report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right)")
+    if first_rows := wording.metric_rows(wording.FIRST_ERRORS, tables):
+        headers_here = ["first step judged bad", *headers[1:]]
+        report.table(headers_here, first_rows, caption="Solutions with an error: was it found?")
+    if len(whole.groups) > 1 and evaluation.bench != "prmbench":
+        _add_groups(report, whole)
+    report.table(["count", *headers[1:]], _count_rows(subsets), caption="Judged steps, counted")
+
+
+def _what_was_measured(evaluation: Evaluation) -> str:
+    whole, threshold = evaluation.subsets["all"], evaluation.threshold
+    lines = [
+        f"Measured: {evaluation.described}; {whole.num_steps:,} steps of {whole.num_problems:,} problems, "
+        f"from {_files(evaluation.files)}."
+    ]
+    if evaluation.complete is False:
+        lines.append("**This is a part of the benchmark**; values are not comparable with published ones.")
+    if threshold.target_tpr is None:
+        lines.append(f"A step is good iff its score is above {threshold.value:g}.")
+    else:
+        lines.append(
+            f"The threshold {threshold.value:.4f} was chosen for a TPR of {percent(threshold.target_tpr)} on "
+            f"{threshold.heldout_problems:,} held-out problems ({threshold.heldout_right_steps:,} right steps, TPR "
+            f"there {percent(threshold.heldout_tpr)}), which are not measured."
+        )
+    if "clean" in evaluation.subsets or "contaminated" in evaluation.subsets:
+        lines.append("*Contaminated* items are on problems of the training data; *clean* ones are not.")
+    elif evaluation.bench != "labelled":
+        lines.append("Whether the PRM was trained on these problems was not checked (`--trained-on`).")
+    lines += [f"{count:,} {reason}." for reason, count in evaluation.notes.items() if count]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _files(names: tuple[str, ...]) -> str:
+    shown = ", ".join(f"`{Path(name).name}`" for name in names[:3])
+    return shown if len(names) <= 3 else f"{len(names)} files ({shown}, …; all are in `metrics.json`)"
+
+
+def _count_rows(subsets: dict[str, SubsetResult]) -> list[list[str]]:
+    names = {
+        "tp": "right, judged good (TP)",
+        "fn": "right, judged bad (FN)",
+        "tn": "wrong, judged bad (TN)",
+        "fp": "wrong, judged good (FP)",
+    }
+    rows = [[label, *(wording.counted(s.counts[name]) for s in subsets.values())] for name, label in names.items()]
+    return [*rows, ["problems", *(wording.counted(s.num_problems) for s in subsets.values())]]
+
+
+def _add_prmbench(report: Report, evaluation: Evaluation) -> None:
+    headers = ["items", "Overall", *(header for header, _, _ in wording.PRMBENCH_COLUMNS)]
+    rows = [
+        [
+            name,
+            wording.shown(subset.tables["overall"]["prm_score"], with_interval=False),
+            *(
+                wording.shown(subset.tables[table].get(key), with_interval=False)
+                for _, table, key in wording.PRMBENCH_COLUMNS
+            ),
+        ]
+        for name, subset in evaluation.subsets.items()
+    ]
+    present = len(evaluation.subsets["all"].tables["classes"])
+    pooled = "" if present == len(CLASSES) else f"; overall pools the {present} of {len(CLASSES)} classes that are here"
+    report.table(headers, rows, caption=f"PRMScore by class and group, as the papers print it{pooled}")
+    whole = evaluation.subsets["all"]
+    rows = [
+        [
+            f"{name} ({SHORT[name]})",
+            wording.shown(whole.tables["classes"][name]),
+            wording.shown(whole.groups[name]["fpr"]),
+            wording.shown(whole.groups[name]["fnr"]),
+            wording.shown(whole.groups[name].get("auroc")),
+            wording.counted(sum(whole.group_counts[name].values())),
+        ]
+        for name in whole.tables["classes"]
+    ]
+    report.table(["class", "PRMScore ↑", "FPR ↓", "FNR ↓", "AUROC ↑", "steps"], rows, caption="Classes with intervals")
+    side = [subset.tables["side"] for subset in evaluation.subsets.values()]
+    report.table(["side metric", *evaluation.subsets], wording.metric_rows(wording.SIDE, side), caption="Side metrics")
+
+
+def _add_processbench(report: Report, whole: SubsetResult) -> None:
+    splits = {name.removeprefix("split:"): table for name, table in whole.tables.items() if name.startswith("split:")}
+    mean = splits.pop("mean")
+    rows = [
+        [name, *(wording.shown(table[key]) for key in ("acc_error", "acc_correct", "f1"))]
+        for name, table in splits.items()
+    ]
+    missing = missing_splits(list(splits))
+    label = "mean of all four" if not missing else f"mean of these {len(splits)}"
+    report.table(
+        ["split", "error found ↑", "no error seen ↑", "F1 ↑"],
+        [*rows, [label, "", "", wording.shown(mean["f1"])]],
+        caption="Naming the first wrong step: exact matches among solutions with an error and among those without",
+    )
+    if missing:
+        report.text(f"Splits that are not here: {', '.join(missing)}. The mean is not ProcessBench's overall value.")
+
+
+def _add_groups(report: Report, whole: SubsetResult) -> None:
+    rows = [
+        [name, *(wording.shown(table.get(key)) for key in ("fpr", "fnr", "f1", "negative_f1", "auroc"))]
+        for name, table in whole.groups.items()
+    ]
+    report.table(["group", "FPR ↓", "FNR ↓", "F1 ↑", "Negative F1 ↑", "AUROC ↑"], rows, caption="Steps by group")
+
+
+def _add_figures(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
+    bench, threshold = evaluation.bench, evaluation.threshold.value
+    look = looks([run.name])
+    if evaluation.curve:
+        with report.figure(
+            f"{bench}-fpr-fnr",
+            caption=f"Every threshold trades false positives for false negatives; the marker is {threshold:.4g}.",
+            alt=f"FPR against FNR of {run.name} on {bench} over all thresholds",
+        ) as axes:
+            figures.draw_error_curves(axes, {run.name: evaluation.curve}, look, {run.name: threshold})
+    with report.figure(
+        f"{bench}-distribution",
+        caption="Scores of right steps (up) and of wrong steps (down); the dotted line is the threshold. "
+        "Wrong steps to its right are false positives.",
+        alt=f"Distribution of the scores of right and wrong steps of {bench}",
+    ) as axes:
+        figures.draw_distribution(axes, evaluation.histogram, threshold, LOOKS)
+    if evaluation.pairs is not None:
+        _add_pairs(report, run, evaluation)
+
+
+def _add_pairs(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
+    pairs: Any = evaluation.pairs
+    rows = [
+        [f"{low:g}–{high:g}", percent(found.value, found.low, found.high), wording.counted(size)]
+        for low, high, found, size in zip(pairs.edges, pairs.edges[1:], pairs.bins, pairs.bin_sizes, strict=False)
+    ]
+    total = percent(pairs.overall.value, pairs.overall.low, pairs.overall.high)
+    report.table(
+        ["size of the margin", "accuracy", "pairs"],
+        [*rows, ["all", total, wording.counted(pairs.num_pairs)]],
+        caption="Pairs of a right and a wrong step under the same prefix: the right one scores higher",
+    )
+    with report.figure(
+        f"{evaluation.bench}-pairs",
+        caption="Close calls are where rankings go wrong.",
+        alt="Pairwise accuracy by the size of the margin",
+    ) as axes:
+        figures.draw_pair_accuracy(axes, pairs.edges, {run.name: pairs.bins}, looks([run.name]))
+        axes.set_xlabel("size of the margin |score of right − score of wrong|")

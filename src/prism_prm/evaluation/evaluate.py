@@ -1,0 +1,234 @@
+"""From judged steps to everything a report shows: thresholds, subsets, metrics with intervals, curves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from prism_prm import metrics
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.evaluation import prmbench
+from prism_prm.evaluation.items import TWINS
+from prism_prm.evaluation.measure import (
+    Measurer,
+    Table,
+    measure_prmbench,
+    measure_processbench,
+)
+from prism_prm.evaluation.pairs import PairTable, measure_pairs
+from prism_prm.evaluation.steps import Steps
+from prism_prm.metrics.counts import Bools
+from prism_prm.statistics import NUM_DRAWS, SEED
+
+GRID = np.linspace(0.0, 1.0, 201)
+"""Thresholds of the FPR–FNR curve."""
+NUM_HISTOGRAM_BINS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSettings:
+    """How steps are judged and how sure we are of the result."""
+
+    threshold: float = 0.5
+    """A step is good iff its score is above this."""
+    target_tpr: float | None = None
+    """Choose the threshold instead: the highest that keeps this share of the right steps of held-out problems."""
+    holdout: float = 0.2
+    """The share of problems held out to choose it; they are not measured."""
+    redundancy_threshold: float = prmbench.REDUNDANCY_THRESHOLD
+    num_draws: int = NUM_DRAWS
+    seed: int = SEED
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "redundancy_threshold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
+        if self.target_tpr is not None and not 0 < self.target_tpr <= 1:
+            raise ConfigError(f"a TPR of {self.target_tpr} cannot be aimed at; give a number in (0, 1]")
+        if not 0 < self.holdout < 1:
+            raise ConfigError(f"holdout {self.holdout} is not between 0 and 1")
+        if self.num_draws < 100:
+            raise ConfigError(f"{self.num_draws} bootstrap draws are too few for a 95 % interval; give at least 100")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The threshold that was used, and where it came from."""
+
+    value: float
+    target_tpr: float | None = None
+    heldout_problems: int = 0
+    heldout_right_steps: int = 0
+    heldout_tpr: float = math.nan
+
+
+@dataclass(frozen=True)
+class SubsetResult:
+    """Everything measured on one set of items."""
+
+    num_items: int
+    num_steps: int
+    num_problems: int
+    counts: dict[str, int]
+    tables: dict[str, Table]
+    """`steps` (rates, rankings, calibration, first errors), and what the benchmark adds."""
+    groups: dict[str, Table]
+    """Rates and AUROC by class or split."""
+    group_counts: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One PRM on one benchmark."""
+
+    bench: str
+    described: str
+    complete: bool | None
+    files: tuple[str, ...]
+    notes: dict[str, int]
+    threshold: Threshold
+    subsets: dict[str, SubsetResult]
+    """`all`, and where training problems were given also `clean` and `contaminated`."""
+    steps: Steps = field(repr=False)
+    """What was measured, without held-out problems."""
+    curve: dict[str, list[float]] = field(default_factory=dict)
+    histogram: dict[str, list[float]] = field(default_factory=dict)
+    pairs: PairTable | None = None
+
+
+def choose_threshold(steps: Steps, settings: EvalSettings) -> tuple[Threshold, Steps]:
+    """The threshold, and the steps left to measure."""
+    if settings.target_tpr is None:
+        return Threshold(settings.threshold), steps
+    if steps.hard:
+        raise ConfigError("a threshold cannot be chosen for verdicts; give scores instead of labels")
+    rng = np.random.default_rng(settings.seed)
+    held = np.zeros(steps.num_clusters, bool)
+    held[rng.permutation(steps.num_clusters)[: max(1, round(settings.holdout * steps.num_clusters))]] = True
+    held_out, rest = steps.only(held[steps.item_cluster]), steps.only(~held[steps.item_cluster])
+    judged = held_out.judged
+    value = metrics.threshold_for_tpr(held_out.right[judged], held_out.probability[judged], settings.target_tpr)
+    if math.isnan(value) or not rest.items:
+        raise DataError(
+            f"{held_out.num_clusters} held-out problems have no right step to choose a threshold on; hold out more"
+        )
+    tpr = float(np.mean(held_out.probability[held_out.right] > value))
+    chosen = Threshold(value, settings.target_tpr, held_out.num_clusters, int(held_out.right.sum()), tpr)
+    return chosen, rest
+
+
+def evaluate_steps(
+    bench: str,
+    steps: Steps,
+    settings: EvalSettings,
+    *,
+    described: str,
+    complete: bool | None,
+    files: tuple[str, ...],
+    notes: dict[str, int],
+) -> Evaluation:
+    """Measure; `described` and the like are passed through to the report."""
+    threshold, rest = choose_threshold(steps, settings)
+    subsets = {"all": _measure(bench, rest, threshold.value, settings)}
+    checked = rest.item_contaminated >= 0
+    if checked.all():
+        for name, value in (("clean", 0), ("contaminated", 1)):
+            keep = rest.item_contaminated == value
+            if keep.any():
+                subsets[name] = _measure(bench, rest.only(keep), threshold.value, settings)
+    return Evaluation(
+        bench, described, complete, files, notes, threshold, subsets, rest,
+        curve=error_curve(rest), histogram=histogram(rest), pairs=measure_pairs(rest, settings),
+    )  # fmt: skip
+
+
+def without_twins(steps: Steps) -> Steps:
+    """The steps that are in totals."""
+    return (
+        steps.only_groups([name for name in steps.group_names if name != TWINS])
+        if TWINS in steps.group_names
+        else steps
+    )
+
+
+def _measure(bench: str, steps: Steps, threshold: float, settings: EvalSettings) -> SubsetResult:
+    def measurer(of: Steps) -> Measurer:
+        return Measurer(of, threshold, settings.num_draws, settings.seed, settings.redundancy_threshold)
+
+    total = without_twins(steps)
+    if not total.judged.any():
+        raise DataError(f"{bench}: no step has a label, so there is nothing to measure against", reason="empty-split")
+    whole = measurer(total)
+    tables = {"steps": {**whole.rates(), **whole.rankings(), **whole.calibration(), **whole.first_errors()}}
+    if bench == "prmbench":
+        tables |= measure_prmbench(measurer(steps))
+    elif bench == "processbench":
+        tables |= {f"split:{name}": table for name, table in measure_processbench(whole).items()}
+    groups = whole.by_group()
+    present = [i for i in range(len(total.group_names)) if (total.item_group == i).any()]
+    names = [total.group_names[i] for i in present]
+    masks = {name: total.step_group == i for i, name in zip(present, names, strict=True)}
+    for name in names:
+        groups[name] = {**groups[name], **whole.rankings(masks[name], ("auroc",))}
+    return SubsetResult(
+        len(total.items), len(total.label), total.num_clusters, _counts(whole), tables,
+        {name: groups[name] for name in names}, {name: _counts(whole, mask) for name, mask in masks.items()},
+    )  # fmt: skip
+
+
+def _counts(measurer: Measurer, keep: Bools | None = None) -> dict[str, int]:
+    return dict(zip(("tp", "fp", "tn", "fn"), measurer.counts(keep).astype(int).tolist(), strict=True))
+
+
+def error_curve(steps: Steps) -> dict[str, list[float]]:
+    """FPR and FNR at every threshold of GRID; empty for verdicts or without both kinds of steps."""
+    steps = without_twins(steps)
+    if steps.hard or not steps.right.any() or not steps.wrong.any():
+        return {}
+    judged = steps.judged
+    fpr, fnr = metrics.Ranking.of(steps.right[judged], steps.probability[judged]).error_curve(GRID)
+    return {"threshold": GRID.tolist(), "fpr": fpr.tolist(), "fnr": fnr.tolist()}
+
+
+def histogram(steps: Steps) -> dict[str, list[float]]:
+    """Shares of right and wrong steps by score."""
+    steps = without_twins(steps)
+    edges = np.linspace(0, 1, NUM_HISTOGRAM_BINS + 1)
+    result: dict[str, list[float]] = {"edges": edges.tolist()}
+    for name, mask in (("right", steps.right), ("wrong", steps.wrong)):
+        if mask.any():
+            result[name] = (np.histogram(steps.probability[mask], edges)[0] / mask.sum()).tolist()
+    return result
+
+
+def as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """What goes into metrics.json."""
+    from dataclasses import asdict
+
+    from prism_prm.evaluation.measure import intervals
+
+    return {
+        "described": evaluation.described,
+        "complete": evaluation.complete,
+        "files": evaluation.files,
+        "notes": evaluation.notes,
+        "threshold": asdict(evaluation.threshold),
+        "subsets": {
+            name: {
+                "items": subset.num_items,
+                "steps": subset.num_steps,
+                "problems": subset.num_problems,
+                "counts": subset.counts,
+                "metrics": intervals(subset.tables),
+                "groups": intervals(subset.groups),
+                "group_counts": subset.group_counts,
+            }
+            for name, subset in evaluation.subsets.items()
+        },
+        "curve": evaluation.curve,
+        "histogram": evaluation.histogram,
+        "pairs": None if evaluation.pairs is None else asdict(evaluation.pairs),
+    }

@@ -1,0 +1,39 @@
+"""Any labelled data that `prism pairs` reads: a PRM800K test split, your own labels, a trees.parquet.
+
+A step is right if its label is above ½ and wrong if it is below; others are not judged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from prism_prm.data.reader import Reader
+from prism_prm.errors import DataError
+from prism_prm.evaluation.items import Benchmark, Item, require_items
+from prism_prm.pairs.problems import normalise_problem
+
+
+def read_labelled(inputs: Sequence[str | Path]) -> Benchmark:
+    """The trees that carry a label, grouped by file."""
+    reader = Reader(inputs)
+    notes: Counter[str] = Counter()
+    items: list[Item] = []
+    names: set[str] = set()
+    for source, draft in reader.drafts():
+        if all(label is None or label == 0.5 for label in draft.labels):
+            notes["trees without a judged step"] += 1
+            continue
+        name = draft.name or f"tree-{len(items)}"
+        if name in names:
+            name = f"{name}#{len(items)}"
+        names.add(name)
+        tree = replace(draft.tree(len(items)), name=name)
+        items.append(Item(tree, Path(source.name).name, normalise_problem(draft.problem)))
+    notes.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
+    files = tuple(source.name for source in reader.sources)
+    if not items:
+        raise DataError(f"{', '.join(files)}: no step carries a label, so there is nothing to measure against")
+    return Benchmark("labelled", require_items(items, ", ".join(files)), files, dict(notes))

@@ -1,0 +1,142 @@
+"""PRMBench: read its nine classes, and score them by its own rules.
+
+`error_steps` count from 1 and name the wrong steps; every other step is right, also after an error. Ids are
+`<classification>_<idx>`, the first row of an id counts. Each `redundency` row (the data set's spelling) also gives a
+`correct_<idx>` item without errors, which is never in a total and only serves the similarity metric. For `redundency`
+and `circular` a model that emits a redundancy score is judged by it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from prism_prm import metrics
+from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.options import ReadOptions
+from prism_prm.data.prmbench import Record, read
+from prism_prm.data.reader import decode
+from prism_prm.errors import DataError
+from prism_prm.evaluation.items import TWINS, Benchmark, Item, require_items
+from prism_prm.evaluation.steps import Steps
+from prism_prm.metrics.counts import Bools, Floats, ratio
+from prism_prm.pairs.problems import normalise_problem
+
+HUB = "hitsmy/PRMBench_Preview"
+GROUPS: dict[str, tuple[str, ...]] = {
+    "simplicity": ("redundency", "circular"),
+    "soundness": ("counterfactual", "step_contradiction", "domain_inconsistency", "confidence"),
+    "sensitivity": ("missing_condition", "deception", "multi_solutions"),
+}
+CLASSES = tuple(name for names in GROUPS.values() for name in names)
+SHORT = dict(zip(CLASSES, ("NR", "NCL", "ES", "SC", "DC", "CI", "PS", "DR", "MS"), strict=True))
+"""The columns' names in the paper's tables."""
+BY_REDUNDANCY = GROUPS["simplicity"]
+REDUNDANCY_THRESHOLD = 0.15
+POSITIVES_ONLY = "multi_solutions"
+FULL_SIZE = {
+    "redundency": 758, "circular": 758, "counterfactual": 757, "step_contradiction": 758, "domain_inconsistency": 757,
+    "confidence": 757, "missing_condition": 756, "deception": 750, "multi_solutions": 160, TWINS: 758,
+}  # fmt: skip
+
+
+class _Row(Record):
+    question: str = ""
+    """The problem as MATH has it; `original_question` was typed anew for every class."""
+
+
+def read_prmbench(inputs: Sequence[str | Path]) -> Benchmark:
+    """The items of some files, folders or a hub data set."""
+    notes: Counter[str] = Counter()
+    items: list[Item] = []
+    seen: set[str] = set()
+    sources = find_sources(inputs)
+    for source in sources:
+        for row in rows(source):
+            try:
+                found = _items_of(decode(row, _Row), notes)
+            except DataError as error:
+                raise DataError(f"{row.where}: {error}", reason=error.reason) from error
+            for item in found:
+                if item.tree.name in seen:
+                    notes["rows whose id was seen before"] += 1
+                    continue
+                seen.add(item.tree.name)
+                items.append(replace(item, tree=replace(item.tree, tree_id=len(items))))
+    files = tuple(source.name for source in sources)
+    found_sizes = Counter(item.group for item in items)
+    return Benchmark(
+        "prmbench", require_items(items, ", ".join(files)), files, dict(notes), complete=found_sizes == FULL_SIZE
+    )
+
+
+def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:
+    if record.classification not in CLASSES:
+        raise DataError(
+            f"classification {record.classification!r} is not one of PRMBench's: {', '.join(CLASSES)}",
+            reason="unknown-class",
+        )
+    outside = sum(place > len(record.modified_process) for place in record.error_steps)
+    notes["error steps past the last step"] += outside
+    notes["items whose error steps are all past the last step"] += bool(outside) and outside == len(record.error_steps)
+    problem = normalise_problem(record.question or record.original_question or record.modified_question)
+    wordings = (record.original_question, record.modified_question)
+    return [
+        Item(draft.tree(0), TWINS if i else record.classification, problem, also=wordings)
+        for i, draft in enumerate(read(record, ReadOptions()))
+    ]
+
+
+def judged_good(steps: Steps, threshold: float, redundancy_threshold: float = REDUNDANCY_THRESHOLD) -> Bools:
+    """Which steps count as good: score > threshold; for two classes, where there is one, redundancy ≤ its threshold."""
+    good = steps.probability > threshold
+    if steps.redundancy is None:
+        return good
+    by_redundancy = np.isin(steps.group_names, BY_REDUNDANCY)[steps.step_group]
+    return np.where(by_redundancy, ~(steps.redundancy > redundancy_threshold), good)
+
+
+def class_scores(counts: Floats, names: Sequence[str]) -> Floats:
+    """(..., classes) PRMScores of counts (..., classes, 4)."""
+    scores = metrics.prmbench_score(counts)
+    positive = metrics.prmbench_score(counts, positives_only=True)
+    return np.where(np.array([name == POSITIVES_ONLY for name in names]), positive, scores)
+
+
+def group_scores(scores: Floats, names: Sequence[str]) -> dict[str, Floats]:
+    """Means of class scores; a group with a class missing has no mean, so that parts are never passed off as wholes."""
+    result = {}
+    for group, members in GROUPS.items():
+        at = [list(names).index(name) for name in members if name in names]
+        whole = len(at) == len(members)
+        result[group] = scores[..., at].mean(axis=-1) if whole else np.full(scores.shape[:-1], np.nan)
+    return result
+
+
+def side_tallies(steps: Steps, good: Bools) -> dict[str, tuple[Floats, Floats]]:
+    """Metric → (sum, count) per item: first_error_acc, and similarity to the `correct_` twin.
+
+    As in the original, a twin without a single good step is left out of similarity.
+    """
+    has_error, found = steps.first_error_found(good)
+    share = ratio(np.add.reduceat(good.astype(np.float64), steps.starts), np.diff(np.append(steps.starts, len(good))))
+    twins = {
+        name.removeprefix(f"{TWINS}_"): share[i]
+        for i, name in enumerate(steps.items)
+        if steps.group_names[steps.item_group[i]] == TWINS
+    }
+    distance = np.zeros(len(steps.items))
+    compared = np.zeros(len(steps.items))
+    for i, name in enumerate(steps.items):
+        group = steps.group_names[steps.item_group[i]]
+        twin = 0.0 if group == TWINS else twins.get(name.removeprefix(f"{group}_"), 0.0)
+        if twin > 0:
+            distance[i], compared[i] = abs(share[i] - twin), 1
+    return {
+        "first_error_acc": (found.astype(np.float64), has_error.astype(np.float64)),
+        "similarity": (distance, compared),
+    }

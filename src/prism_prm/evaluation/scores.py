@@ -1,0 +1,143 @@
+"""Attach scores to a benchmark's items: from predictions made elsewhere, or from a scores table of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.reader import decode
+from prism_prm.errors import DataError
+from prism_prm.evaluation.items import TWINS, Benchmark, Item
+from prism_prm.evaluation.steps import Steps, collect_steps
+from prism_prm.metrics.counts import Floats
+
+SHOWN = 3
+"""Names shown in a message about many."""
+
+
+class Prediction(msgspec.Struct):
+    """One line of a predictions file."""
+
+    id: str
+    scores: list[float] | None = None
+    """P(right) of every step."""
+    labels: list[bool] | None = None
+    """Verdicts instead of scores."""
+    redundancy: list[float] | None = None
+    """P(redundant) of every step, for PRMBench's two redundancy classes."""
+
+
+def steps_from_predictions(benchmark: Benchmark, path: str | Path) -> tuple[Steps, dict[str, int]]:
+    """The judged steps, and how many predictions were for items that are not there."""
+    found = _read_predictions(path)
+    items, notes = _matched(benchmark, found.keys(), str(path))
+    kinds = {found[item.tree.name].scores is None for item in items}
+    if len(kinds) == 2:
+        raise DataError(f"{path}: some items have scores and some labels; give one or the other for all")
+    chosen = [found[item.tree.name] for item in items]
+    probability = [np.array(p.labels if p.scores is None else p.scores, np.float64) for p in chosen]
+    redundancy = [np.array(p.redundancy, np.float64) for p in chosen if p.redundancy is not None]
+    if redundancy and len(redundancy) != len(chosen):
+        raise DataError(f"{path}: redundancy is given for {len(redundancy)} of {len(chosen)} items; give all or none")
+    try:
+        return collect_steps(items, probability, redundancy or None, hard=kinds == {True}), notes
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _read_predictions(path: str | Path) -> dict[str, Prediction]:
+    found: dict[str, Prediction] = {}
+    for source in find_sources([path]):
+        for row in rows(source):
+            try:
+                prediction = decode(row, Prediction)
+                if (prediction.scores is None) == (prediction.labels is None):
+                    raise DataError(f"item {prediction.id}: give either scores or labels")
+                if prediction.id in found:
+                    raise DataError(f"item {prediction.id} was predicted before; give each item once")
+            except DataError as error:
+                raise DataError(f"{row.where}: {error}", reason=error.reason) from error
+            found[prediction.id] = prediction
+    return found
+
+
+def _matched(benchmark: Benchmark, known: Any, where: str) -> tuple[Sequence[Item], dict[str, int]]:
+    """The items that have scores: all of them, save PRMBench's twins where none of these was scored."""
+    items: Sequence[Item] = benchmark.items
+    names = {item.tree.name for item in items}
+    without = [item for item in items if item.tree.name not in known]
+    twins = [item for item in items if item.group == TWINS]
+    notes = {}
+    if twins and all(item.tree.name not in known for item in twins):
+        notes["correct twins without predictions (no similarity)"] = len(twins)
+        items = [item for item in items if item.group != TWINS]
+        without = [item for item in without if item.group != TWINS]
+    if without:
+        shown = ", ".join(item.tree.name for item in without[:SHOWN])
+        raise DataError(
+            f"{where}: no scores for {len(without):,} of {len(items):,} items ({shown}, …). Score them too, or measure "
+            "a part of the benchmark by giving only its files to --data",
+            reason="missing-scores",
+        )
+    if extra := sum(name not in names for name in known):
+        notes["predictions for items that are not in the data"] = extra
+    return items, notes
+
+
+def steps_from_table(benchmark: Benchmark, path: str | Path) -> tuple[Steps, dict[str, Any]]:
+    """The judged steps from a `scores.parquet` of the same data, matched by content; and who made the scores."""
+    from prism_prm.scorer.table import read_scores
+
+    table = read_scores(path)
+    outputs = [field.name for field in table.schema.field("log_odds").type]
+    models = sorted(set(table["model_hash"].to_pylist()))
+    if len(models) != 1:
+        raise DataError(f"{path}: scores of {len(models)} models in one table; give a table of one")
+    redundancy = _sigmoid(table, "redundancy") if "redundancy" in outputs else None
+    by_tree = _rows_by_tree(table, redundancy)
+    probability, redundant = [], []
+    for item in benchmark.items:
+        own = by_tree.get(item.tree.content_hash())
+        if own is None:
+            raise DataError(
+                f"{path}: no scores for item {item.tree.name}; they were made from other data. Score this data with "
+                "`prism score`, or give the data that was scored",
+                reason="missing-scores",
+            )
+        probability.append(_per_node(item, own, 0, path))
+        if redundancy is not None:
+            redundant.append(_per_node(item, own, 1, path))
+    steps = collect_steps(benchmark.items, probability, redundant or None)
+    return steps, {"model_hash": models[0], "outputs": outputs}
+
+
+def _sigmoid(table: Any, output: str) -> Floats:
+    log_odds = table["log_odds"].combine_chunks().field(output).to_numpy(zero_copy_only=False)
+    return np.asarray(1 / (1 + np.exp(-log_odds)))
+
+
+def _rows_by_tree(table: Any, redundancy: Floats | None) -> dict[str, dict[tuple[int, int], tuple[float, float]]]:
+    """content hash → (node, parent) → (probability, redundancy)."""
+    found: dict[str, dict[tuple[int, int], tuple[float, float]]] = {}
+    columns = [table[name].to_pylist() for name in ("content_hash", "node_id", "parent", "probability")]
+    extra = redundancy.tolist() if redundancy is not None else [0.0] * table.num_rows
+    for content, node, parent, probability, redundant in zip(*columns, extra, strict=True):
+        found.setdefault(content, {})[node, parent] = (probability, redundant)
+    return found
+
+
+def _per_node(item: Item, own: dict[tuple[int, int], tuple[float, float]], column: int, path: str | Path) -> Floats:
+    scores = [own.get((node, parent)) for node, parent in enumerate(item.tree.parents)]
+    missing = [node for node, score in enumerate(scores) if score is None]
+    if missing:
+        raise DataError(
+            f"{path}: item {item.tree.name} has no score for step {missing[0] + 1} ({len(missing)} of {len(scores)} "
+            "steps lack one); score it again, with a longer context if steps were skipped",
+            reason="missing-scores",
+        )
+    return np.array([score[column] for score in scores if score is not None], np.float64)

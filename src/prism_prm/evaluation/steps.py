@@ -1,0 +1,222 @@
+"""The judged steps of a benchmark as columns: what metrics, figures and comparisons work on, and a Parquet file.
+
+Items lie one after the other; `starts` says where each begins. The file is self-contained: two runs can be compared
+without the benchmark's texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prism_prm import metrics
+from prism_prm.errors import DataError
+from prism_prm.evaluation.items import Item
+from prism_prm.files import whole_file
+from prism_prm.metrics.counts import Bools, Floats
+from prism_prm.statistics import Ints, number_clusters
+
+NOT_JUDGED = -1
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One row per step; columns that start with `item_` have one row per item."""
+
+    items: tuple[str, ...]
+    group_names: tuple[str, ...]
+    item_group: Ints
+    """Index into `group_names`."""
+    item_cluster: Ints
+    num_clusters: int
+    item_contaminated: npt.NDArray[np.int8]
+    """1 yes, 0 no, −1 not checked."""
+    starts: Ints
+    parent: Ints
+    """Node before the step, −1 for a first step."""
+    label: npt.NDArray[np.int8]
+    """1 right, 0 wrong, −1 not judged."""
+    probability: Floats
+    redundancy: Floats | None = None
+    hard: bool = False
+    """Whether the scores are mere verdicts (0 or 1), from which no ranking follows."""
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Steps per item."""
+        return np.diff(np.append(self.starts, len(self.label)))
+
+    @cached_property
+    def step_item(self) -> Ints:
+        """For every step the ordinal of its item."""
+        return np.repeat(np.arange(len(self.items)), self.lengths)
+
+    @cached_property
+    def step_group(self) -> Ints:
+        """For every step the group of its item."""
+        return self.item_group[self.step_item]
+
+    @cached_property
+    def step_cluster(self) -> Ints:
+        """For every step the cluster of its item."""
+        return self.item_cluster[self.step_item]
+
+    @cached_property
+    def judged(self) -> Bools:
+        """Steps with a label."""
+        return np.asarray(self.label != NOT_JUDGED)
+
+    @cached_property
+    def right(self) -> Bools:
+        """Steps labelled right."""
+        return np.asarray(self.label == 1)
+
+    @cached_property
+    def wrong(self) -> Bools:
+        """Steps labelled wrong."""
+        return np.asarray(self.label == 0)
+
+    @cached_property
+    def are_chains(self) -> bool:
+        """Whether every item is one plain solution, so that "first" means something."""
+        before = np.arange(len(self.label)) - np.repeat(self.starts, self.lengths) - 1
+        return bool((self.parent == before).all())
+
+    def first_error_found(self, good: Bools) -> tuple[Bools, Bools]:
+        """Per item: whether it has a wrong step, and whether the first of these was judged bad."""
+        first = metrics.first_bad(self.wrong, self.starts)
+        has_error = first >= 0
+        at = self.starts + np.maximum(first, 0)
+        return has_error, has_error & ~good[at]
+
+    def only(self, keep: Bools) -> Steps:
+        """Some of the items (a mask over items), with clusters numbered anew."""
+        step_keep = np.repeat(keep, self.lengths)
+        lengths = self.lengths[keep]
+        clusters, num_clusters = number_clusters(self.item_cluster[keep].tolist())
+        return replace(
+            self,
+            items=tuple(name for name, kept in zip(self.items, keep, strict=True) if kept),
+            item_group=self.item_group[keep],
+            item_cluster=clusters,
+            num_clusters=num_clusters,
+            item_contaminated=self.item_contaminated[keep],
+            starts=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)[: len(lengths)],
+            parent=self.parent[step_keep],
+            label=self.label[step_keep],
+            probability=self.probability[step_keep],
+            redundancy=None if self.redundancy is None else self.redundancy[step_keep],
+        )
+
+    def only_groups(self, names: Sequence[str]) -> Steps:
+        """The items of some groups."""
+        return self.only(np.isin(np.array(self.group_names)[self.item_group], list(names)))
+
+
+def _judgement(label: float | None) -> int:
+    if label is None or label == 0.5:
+        return NOT_JUDGED
+    return int(label > 0.5)
+
+
+def collect_steps(
+    items: Sequence[Item], probability: Sequence[Floats], redundancy: Sequence[Floats] | None, *, hard: bool = False
+) -> Steps:
+    """The columns of some items and their scores, one array per item; every score must be there and finite."""
+    for item, scores in zip(items, probability, strict=True):
+        _check_scores(item, scores)
+    for item, scores in zip(items, redundancy or (), strict=False):
+        _check_scores(item, scores)
+    clusters, num_clusters = number_clusters(item.problem for item in items)
+    groups, _ = number_clusters(item.group for item in items)
+    lengths = [len(item.tree.nodes) for item in items]
+    return Steps(
+        items=tuple(item.tree.name for item in items),
+        group_names=tuple(dict.fromkeys(item.group for item in items)),
+        item_group=groups,
+        item_cluster=clusters,
+        num_clusters=num_clusters,
+        item_contaminated=np.array([-1 if i.contaminated is None else i.contaminated for i in items], np.int8),
+        starts=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
+        parent=np.array([parent for item in items for parent in item.tree.parents], np.int64),
+        label=np.array([_judgement(node.label) for item in items for node in item.tree.nodes], np.int8),
+        probability=np.concatenate(probability),
+        redundancy=None if redundancy is None else np.concatenate(redundancy),
+        hard=hard,
+    )
+
+
+def _check_scores(item: Item, scores: Floats) -> None:
+    expected = len(item.tree.nodes)
+    if len(scores) != expected:
+        raise DataError(f"item {item.tree.name}: {len(scores)} scores for {expected} steps; every step needs one")
+    bad = np.flatnonzero(~((scores >= 0) & (scores <= 1)))
+    if len(bad):
+        raise DataError(
+            f"item {item.tree.name}, step {bad[0] + 1}: the score is {scores[bad[0]]}, not a probability in [0, 1]"
+        )
+
+
+_COLUMNS = ("item", "group", "cluster", "contaminated", "parent", "label", "probability", "redundancy")
+
+
+def write_steps(path: str | Path, steps: Steps) -> None:
+    """Write the columns as Parquet, one row per step."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def names(values: Sequence[str], at: Ints) -> Any:
+        return pa.DictionaryArray.from_arrays(pa.array(at, pa.int32()), pa.array(list(values), pa.string()))
+
+    columns = [
+        names(steps.items, steps.step_item),
+        names(steps.group_names, steps.step_group),
+        pa.array(steps.step_cluster, pa.int32()),
+        pa.array(steps.item_contaminated[steps.step_item], pa.int8()),
+        pa.array(steps.parent, pa.int32()),
+        pa.array(steps.label, pa.int8()),
+        pa.array(steps.probability, pa.float64()),
+        pa.array(np.full(len(steps.label), np.nan) if steps.redundancy is None else steps.redundancy, pa.float64()),
+    ]
+    table = pa.Table.from_arrays(columns, names=list(_COLUMNS))
+    with whole_file(path) as aside:
+        pq.write_table(table.replace_schema_metadata({"hard": str(int(steps.hard))}), aside)
+
+
+def read_steps(path: str | Path) -> Steps:
+    """What `write_steps` wrote."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({error}); run `prism eval` again") from error
+    if tuple(table.column_names) != _COLUMNS:
+        raise DataError(f"{path}: not a table of judged steps; it has the columns {table.column_names}")
+    item = table["item"].combine_chunks()
+    step_item, names = item.indices.to_numpy(), item.dictionary.to_pylist()
+    starts = np.flatnonzero(np.diff(step_item, prepend=-1)).astype(np.int64)
+    group = table["group"].combine_chunks()
+    redundancy = table["redundancy"].to_numpy()
+    cluster = table["cluster"].to_numpy().astype(np.int64)
+    return Steps(
+        items=tuple(names),
+        group_names=tuple(group.dictionary.to_pylist()),
+        item_group=group.indices.to_numpy().astype(np.int64)[starts],
+        item_cluster=cluster[starts],
+        num_clusters=int(cluster.max()) + 1,
+        item_contaminated=table["contaminated"].to_numpy()[starts],
+        starts=starts,
+        parent=table["parent"].to_numpy().astype(np.int64),
+        label=table["label"].to_numpy(),
+        probability=table["probability"].to_numpy(),
+        redundancy=None if np.isnan(redundancy).all() else redundancy,
+        hard=(table.schema.metadata or {}).get(b"hard") == b"1",
+    )

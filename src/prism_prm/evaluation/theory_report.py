@@ -1,0 +1,194 @@
+"""The report of `prism theory`: closed forms with numbers, what the losses do, and what holds on real scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from prism_prm.errors import ConfigError
+from prism_prm.evaluation.figures import draw_pair_accuracy
+from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes
+from prism_prm.theory import margins, selection, simulation
+
+NUM_TRIALS = 20_000
+FIGURE_N = 2 ** np.arange(0, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSettings:
+    """The verifier the closed forms are shown for."""
+
+    p: float = 0.3
+    """Share of right solutions."""
+    alpha: float = 0.2
+    """FPR at the solution level."""
+    beta: float = 0.2
+    """FNR at the solution level."""
+    ns: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("p", "alpha", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not a share in [0, 1]")
+
+
+def add_best_of_n(report: Report, settings: VerifierSettings) -> None:
+    """P(N) with both terms, its approximation, and the game played out."""
+    p, alpha, beta = settings.p, settings.alpha, settings.beta
+    limit = float(selection.ceiling(p, alpha, beta))
+    report.text(f"""
+## Best-of-N under a verifier that errs
+
+With a share p = {p:g} of right solutions, FPR α = {alpha:g} and FNR β = {beta:g}, the verifier accepts
+q = (1−p)α + p(1−β) = {float(selection.accept_rate(p, alpha, beta)):.3f} of all solutions, and Best-of-N is right with
+
+P(N) = [1−(1−q)^N] · p(1−β)/q + (1−q)^N · pβ/(1−q).
+
+The limit is the precision p(1−β)/q = {percent(limit)} %. Without false negatives it is p/(p+(1−p)α) =
+{percent(float(selection.ceiling(p, alpha)))} %, and it falls with α at the rate
+{float(selection.ceiling_slope(p, alpha)):.3f}. Without false positives the limit is 100 % for every β < 1. The paper
+goes on with the first term alone, which for N = 1 gives p(1−β) instead of p.
+""")
+    rows = []
+    for n in settings.ns:
+        played = selection.simulate_best_of_n(p, alpha, beta, n, num_trials=NUM_TRIALS, seed=settings.seed)
+        exact, leading = selection.best_of_n(p, alpha, beta, n), selection.leading_term(p, alpha, beta, n)
+        rows.append([str(n), percent(float(exact)), percent(float(leading)), percent(played)])
+    report.table(
+        ["N", "P(N)", "first term alone", "played out"], rows, caption=f"Best-of-N (%), {NUM_TRIALS:,} games per N"
+    )
+    report.metrics["best_of_n"] = {"settings": asdict(settings), "ceiling": limit, "table": rows}
+    _draw_asymmetry(report, p)
+    targets = (0.9, 0.99)
+    rows = [
+        [f"{b:g}", *(number(selection.samples_to_reach(target, p, b)) for target in targets)]
+        for b in (0.0, 0.2, 0.5, 0.8, 0.9)
+    ]
+    report.table(
+        ["β", *(f"N for {percent(target, digits=0)} %" for target in targets)],
+        rows,
+        caption=f"What false negatives cost: samples to reach a target (p = {p:g}, α = 0)",
+    )
+
+
+def _draw_asymmetry(report: Report, p: float) -> None:
+    with report.figure(
+        "fp-versus-fn",
+        caption=f"False positives (β = 0) put a ceiling on Best-of-N; false negatives (α = 0) delay it. p = {p:g}.",
+        alt="Best-of-N accuracy over N: curves with false positives level off below 100 %, those with false negatives "
+        "reach it",
+    ) as axes:
+        for i, rate in enumerate((0.1, 0.3, 0.6)):
+            style = {"linestyle": ("-", "--", ":")[i]}
+            axes.plot(FIGURE_N, selection.best_of_n(p, rate, 0, FIGURE_N), color=LOOKS[1].colour, **style,
+                      label=f"FPR {rate:g}")  # fmt: skip
+            axes.axhline(float(selection.ceiling(p, rate)), color=LOOKS[1].colour, linewidth=0.6, **style)
+        for i, rate in enumerate((0.1, 0.3, 0.6)):
+            axes.plot(FIGURE_N, selection.best_of_n(p, 0, rate, FIGURE_N), color=LOOKS[0].colour,
+                      linestyle=("-", "--", ":")[i], label=f"FNR {rate:g}")  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("N")
+        axes.set_ylabel("right solution picked (%)")
+        percent_axes(axes.yaxis)
+        axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
+
+
+def add_compounding(report: Report) -> None:
+    """From step rates to solution rates, and to a search that picks at every step."""
+    report.text("""
+## Step errors add up
+
+If a solution passes only when all its T steps pass, and the PRM errs on each step by itself, a right solution is lost
+with β = 1−(1−b)^T, and a wrong one passes only if every one of its wrong steps is over-credited. A guided search that
+picks one of m candidates at each step stays right with P(m)^T: what a false positive costs, it costs at every step.
+""")
+    rows = []
+    for steps in (1, 5, 10, 20):
+        p, alpha, beta = selection.solution_rates(0.1, 0.5, 0.05, steps)
+        search = float(selection.guided_search(0.9, 0.5, 0.05, 4, steps))
+        strict = float(selection.guided_search(0.9, 0.1, 0.25, 4, steps))
+        rows.append([str(steps), *(percent(x) for x in (p, alpha, beta, search, strict))])
+    report.table(
+        ["steps T", "right solutions p", "α of solutions", "β of solutions", "search, lenient", "search, strict"],
+        rows,
+        caption="Steps wrong 10 % of the time; lenient PRM: step FPR 50 %, FNR 5 %; strict: 10 % and 25 %; m = 4",
+    )
+    rows = [
+        [f"{margin:+.2f}", *(f"{float(selection.policy_ratio(1.0, margin, t)):.3g}" for t in (1.0, 0.1, 0.05))]
+        for margin in (-0.3, -0.05, 0.0, 0.05, 0.3)
+    ]
+    report.table(
+        ["margin of rewards", "β_KL = 1", "β_KL = 0.1", "β_KL = 0.05"],
+        rows,
+        caption="KL-regularised policy: π*(right)/π*(wrong) where the reference likes both alike",
+    )
+
+
+def add_margins(report: Report) -> None:
+    """What each loss pulls at."""
+    report.text(f"""
+## Centre and margin
+
+With a = (s⁺+s⁻)/2 and m = s⁺−s⁻ the policy's ratio depends on m alone. The step-contrastive loss −log σ(m) has no
+gradient on a. The pointwise loss pulls a towards ½ as well. On scores in [0, 1] the step-contrastive loss cannot fall
+below −log σ(1) = {margins.SC_FLOOR:.3f}; on log-odds it can. FPR(τ) = P(m < 2(a−τ)) and FNR(τ) = P(m ≤ 2(τ−a)): wider
+margins lower both, as long as the centre stays.
+""")
+    rows = []
+    for right, wrong in ((0.85, 0.80), (0.40, 0.45), (0.95, 0.30)):
+        a, m = margins.centre_margin(np.array(right), np.array(wrong))
+        bce, sc = margins.bce_gradient(a, m), margins.sc_gradient(m)
+        values = (float(sc[0]), float(sc[1]), float(bce[0]), float(bce[1]))
+        rows.append([f"{right:.2f} / {wrong:.2f}", f"{float(m):+.2f}", *(f"{value:+.2f}" for value in values)])
+    report.table(
+        ["s⁺ / s⁻", "m", "SC ∂a", "SC ∂m", "pointwise ∂a", "pointwise ∂m"],
+        rows,
+        caption="Gradients on centre and margin (the paper's two examples, and an easy pair)",
+    )
+
+
+def add_simulation(report: Report, settings: Sequence[simulation.SimulationSettings]) -> None:
+    """Pointwise against pairwise training, for each kind of labels."""
+    report.text("""
+## Pointwise against pairwise training, simulated
+
+Two networks with the same first weights see the same matched pairs; one learns each step's label by itself, the other
+which of the two is better. With *relative* labels ("the better of the two is right") a step's label depends on its
+partner, which pointwise training does not see: pairwise training is clearly better where margins are small. With
+*absolute* labels (true of the step by itself) most of that advantage is gone.
+""")
+    for one in settings:
+        result = simulation.simulate(one)
+        look = looks(simulation.OBJECTIVES)
+        with report.figure(
+            f"simulation-{one.labels}",
+            caption=f"{one.labels.capitalize()} labels: pairs ranked rightly by true margin; {len(one.seeds)} seeds, "
+            f"{one.num_pairs:,} training pairs, {one.num_test_pairs:,} test pairs each, 95 % bands.",
+            alt=f"Pairwise accuracy by true margin with {one.labels} labels, pointwise and pairwise training",
+        ) as axes:
+            draw_pair_accuracy(axes, result.edges.tolist(), result.accuracy, look)
+            axes.set_xlabel("true margin |s(a) − s(b)|")
+        rows = [
+            [name, percent(low.value, low.low, low.high), percent(all_.value, all_.low, all_.high)]
+            for name, low, all_ in ((n, result.accuracy[n][0], result.overall[n]) for n in simulation.OBJECTIVES)
+        ]
+        report.table(
+            ["training", f"margin below {result.edges[1]:g}", "all pairs"], rows, caption=f"{one.labels} labels (%)"
+        )
+        report.metrics[f"simulation_{one.labels}"] = {
+            "settings": asdict(one), "edges": result.edges, "accuracy": result.accuracy, "seeds": result.seeds
+        }  # fmt: skip
+
+
+def build_theory(settings: VerifierSettings, simulations: Sequence[simulation.SimulationSettings]) -> Report:
+    """The report without real scores; `evaluation.dominance_report` and `evaluation.pool_theory` add to it."""
+    report = Report("What theory says about judging steps", "closed forms, checked by playing them out")
+    add_best_of_n(report, settings)
+    add_compounding(report)
+    add_margins(report)
+    if simulations:
+        add_simulation(report, simulations)
+    return report

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eval_helpers import prmbench_row, processbench_row, write_jsonl
+from typer.testing import CliRunner, Result
+
+from prism_prm.cli import app
+from prism_prm.errors import ConfigError, PrismError
+from prism_prm.scorer import init_prm
+
+
+def prism(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def output(result: Result) -> Path:
+    if result.exception is not None:
+        raise result.exception
+    return Path(result.stdout.strip().splitlines()[-1])
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "metrics.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_jsonl(
+        tmp_path / "data" / "processbench" / "math.jsonl",
+        [processbench_row(f"math-{i}", 3, (i % 4) - 1) for i in range(12)],
+    )
+    write_jsonl(
+        tmp_path / "data" / "prmbench" / "nr.jsonl",
+        [prmbench_row("redundency", f"{i}", 4, [1 + i % 4]) for i in range(8)],
+    )
+    return tmp_path / "data"
+
+
+@pytest.fixture(scope="module")
+def prm(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prm") / "tiny-reasoneval"
+    init_prm(tiny_lm("mistral"), family="reasoneval").save(folder)
+    return folder
+
+
+def test_a_prm_is_scored_once_and_measured_often(tmp_path: Path, data: Path, prm: Path) -> None:
+    common = ["eval", "--bench", "prmbench,processbench", "--data", data, "--prm", prm, "--out", tmp_path / "out"]
+    page = output(prism(*common, "--draws", 100))
+    assert page == tmp_path / "out" / "report.html"
+    first = metrics(tmp_path / "out")
+    table = tmp_path / "out" / "prmbench.scores.parquet"
+    written = table.stat().st_mtime_ns
+    output(prism(*common, "--draws", 100, "--threshold", 0.9))
+    assert table.stat().st_mtime_ns == written, "nothing was scored again"
+    second = metrics(tmp_path / "out")
+    rates = [m["benchmarks"]["prmbench"]["subsets"]["all"]["metrics"]["steps"] for m in (first, second)]
+    assert rates[0]["auroc"] == rates[1]["auroc"]
+    assert rates[1]["tpr"]["value"] <= rates[0]["tpr"]["value"]
+    # The same from the scores table alone.
+    output(prism("eval", "--bench", "prmbench", "--data", data, "--scores", table, "--out", tmp_path / "again",
+                 "--draws", 100))  # fmt: skip
+    again = metrics(tmp_path / "again")
+    assert again["benchmarks"]["prmbench"]["subsets"] == first["benchmarks"]["prmbench"]["subsets"]
+    assert again["run"]["model_hash"] == first["run"]["model_hash"] != ""
+
+
+def test_predictions_compare_and_theory(tmp_path: Path, data: Path) -> None:
+    for name, high in (("base", 0.8), ("better", 0.3)):
+        rows = [
+            {"id": f"math-{i}", "scores": [high if step == (i % 4) - 1 else 0.9 for step in range(3)]}
+            for i in range(12)
+        ]
+        predictions = write_jsonl(tmp_path / f"{name}.jsonl", rows)
+        output(prism("eval", "--bench", "processbench", "--data", data, "--predictions", predictions, "--draws", 100,
+                     "--out", tmp_path / name))  # fmt: skip
+    found = metrics(tmp_path / "better")["benchmarks"]["processbench"]["subsets"]["all"]["metrics"]["split:math"]
+    assert found["f1"]["value"] == 1
+    output(prism("compare", tmp_path / "base", tmp_path / "better", "--out", tmp_path / "cmp", "--draws", 100))
+    difference = metrics(tmp_path / "cmp")["benchmarks"]["processbench"]["differences"]["better"]["fpr"]
+    assert difference["difference"] == -1
+    page = output(prism("theory", "--out", tmp_path / "theory", "--no-simulate", "--runs", tmp_path / "better",
+                        "--runs", tmp_path / "base"))  # fmt: skip
+    assert "ROC dominance on processbench: better against base" in page.read_text()
+    assert metrics(tmp_path / "theory")["best_of_n"]["ceiling"] == pytest.approx(0.24 / 0.38)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bench", "prmbench"], "give one of --prm, --scores and --predictions; got none"),
+        (["--bench", "nope", "--prm", "x"], "Unknown benchmarks"),
+        (["--bench", "prmbench,processbench", "--scores", "x"], "--scores is one file, so give one --bench"),
+        (["--bench", "prmbench", "--prm", "x", "--threshold", "fpr=0.1"], "neither a number such as 0.5 nor tpr=0.95"),
+    ],
+)
+def test_contradictions_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = prism("eval", *arguments, "--out", tmp_path / "out")
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)
+
+
+def test_runs_for_theory_come_in_twos(tmp_path: Path) -> None:
+    result = prism("theory", "--runs", "a", "--out", tmp_path)
+    assert isinstance(result.exception, PrismError)
+
+
+def test_errors_end_with_status_2_and_one_line(tmp_path: Path, data: Path) -> None:
+    """As the user sees it: no traceback."""
+    bad = write_jsonl(tmp_path / "p.jsonl", [{"id": "math-0", "scores": [0.1]}])
+    command = [sys.executable, "-m", "prism_prm.cli", "eval", "--bench", "processbench", "--data", str(data),
+               "--predictions", str(bad), "--out", str(tmp_path / "out")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no scores for 11 of 12 items" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out" / "report.html").exists()

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from eval_helpers import prmbench_row, processbench_row, write_jsonl
+from test_eval_evaluate import FAST, noisy, run, score_with
+
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.evaluation.benchmarks import read_benchmark
+from prism_prm.evaluation.compare import compare_bench, load_runs, load_steps, shared_benches
+from prism_prm.evaluation.compare_report import build_comparison
+from prism_prm.evaluation.dominance_report import add_dominance
+from prism_prm.evaluation.eval_report import RunInfo, write_run
+from prism_prm.evaluation.prmbench import CLASSES
+from prism_prm.report import Report
+
+
+def make_run(tmp_path: Path, name: str, seed: int, *, num: int = 30, flip: bool = False, bench: str = "both") -> Path:
+    rows = [processbench_row(f"math-{i}", 4, ((i % 5) - 1) if not flip else (i % 4)) for i in range(num)]
+    write_jsonl(tmp_path / f"data-{num}-{flip}" / "processbench" / "math.jsonl", rows)
+    nine = [
+        prmbench_row(kind, f"{i}", 4, [2] if kind != "multi_solutions" else []) for kind in CLASSES for i in range(6)
+    ]
+    write_jsonl(tmp_path / f"data-{num}-{flip}" / "prmbench" / "all.jsonl", nine)
+    names = ["prmbench", "processbench"] if bench == "both" else [bench]
+    evaluations = []
+    for one in names:
+        benchmark = read_benchmark(one, [tmp_path / f"data-{num}-{flip}"])
+        evaluations.append(run(benchmark, score_with(benchmark, noisy(seed))))
+    write_run(tmp_path / name, RunInfo(name, f"runs/{name}"), evaluations, FAST)
+    return tmp_path / name
+
+
+def test_comparison_is_paired_and_complete(tmp_path: Path) -> None:
+    base, other = make_run(tmp_path, "base", 0), make_run(tmp_path, "other", 1)
+    runs = load_runs([str(base), f"PRISM={other}"])
+    assert [one.name for one in runs] == ["base", "PRISM"]
+    shared, left_out = shared_benches(runs)
+    assert (shared, left_out) == (["prmbench", "processbench"], [])
+    compared = [compare_bench(runs, bench, num_draws=200) for bench in shared]
+    stored = json.loads((other / "metrics.json").read_text())["benchmarks"]["prmbench"]["subsets"]["all"]["metrics"]
+    assert compared[0].tables["PRISM"]["overall"]["prm_score"].value == stored["overall"]["prm_score"]["value"]
+    report = build_comparison(runs, compared, left_out=left_out, rounds=True)
+    page = report.write(tmp_path / "cmp").read_text()
+    for expected in ("PRISM minus base", "FPR reduction", "NCL", "math TPR", "Training rounds", "mean F1"):
+        assert expected in page
+    differences = json.loads((tmp_path / "cmp" / "metrics.json").read_text())["benchmarks"]["prmbench"]["differences"]
+    fpr = [compared[0].tables[name]["steps"]["fpr"].value for name in ("base", "PRISM")]
+    assert differences["PRISM"]["fpr"]["difference"] == pytest.approx(fpr[1] - fpr[0])
+    assert 0 < differences["PRISM"]["fpr"]["p"] <= 1
+
+
+def test_a_run_equals_itself(tmp_path: Path) -> None:
+    base = make_run(tmp_path, "base", 0, bench="processbench")
+    runs = load_runs([f"a={base}", f"b={base}"])
+    tables = compare_bench(runs, "processbench", num_draws=100).tables
+    for metric, measured in tables["a"]["steps"].items():
+        found = measured.minus(tables["b"]["steps"][metric])
+        assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1), metric
+
+
+def test_runs_on_other_data_cannot_be_compared(tmp_path: Path) -> None:
+    base = make_run(tmp_path, "base", 0, bench="processbench")
+    fewer = make_run(tmp_path, "fewer", 0, num=20, bench="processbench")
+    with pytest.raises(DataError, match=r"base has 10 of 30 items that the other run lacks \(math-20, math-21"):
+        load_steps(load_runs([str(base), str(fewer)]), "processbench")
+    flipped = make_run(tmp_path, "flipped", 0, flip=True, bench="processbench")
+    with pytest.raises(DataError, match="items of the same names but other steps or labels"):
+        load_steps(load_runs([str(base), str(flipped)]), "processbench")
+
+
+def test_benchmarks_that_only_some_runs_have_are_left_out(tmp_path: Path) -> None:
+    base = make_run(tmp_path, "base", 0)
+    one = make_run(tmp_path, "one", 0, bench="processbench")
+    assert shared_benches(load_runs([str(base), str(one)])) == (["processbench"], ["prmbench"])
+    two = make_run(tmp_path, "two", 0, bench="prmbench")
+    with pytest.raises(DataError, match="no benchmark is in all runs"):
+        shared_benches(load_runs([str(one), str(two)]))
+
+
+def test_folders_that_are_no_runs(tmp_path: Path) -> None:
+    base = make_run(tmp_path, "base", 0, bench="processbench")
+    with pytest.raises(ConfigError, match="at least two runs"):
+        load_runs([str(base)])
+    with pytest.raises(ConfigError, match="same name"):
+        load_runs([str(base), str(base)])
+    with pytest.raises(DataError, match="no such file; give folders that `prism eval --out` wrote"):
+        load_runs([str(base), str(tmp_path)])
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "metrics.json").write_text('{"accuracy": 1}')
+    with pytest.raises(DataError, match="not the metrics of a `prism eval`"):
+        load_runs([str(base), str(tmp_path / "odd")])
+
+
+def test_dominance_section_states_what_was_found(tmp_path: Path) -> None:
+    base, other = (
+        make_run(tmp_path, "base", 0, bench="processbench"),
+        make_run(tmp_path, "other", 1, bench="processbench"),
+    )
+    runs = load_runs([str(other), str(base)])
+    steps = load_steps(runs, "processbench")
+    report = Report("t")
+    add_dominance(report, "processbench", "other", "base", steps["other"], steps["base"])
+    found = report.metrics["dominance"]["processbench"]
+    assert found["verdict"] in ("A dominates", "B dominates", "neither dominates", "undecided")
+    assert found["worst"] == pytest.approx(np.max(np.array(found["fpr_a"]) - np.array(found["fpr_b"])))
+    assert "stochastically larger" in report.markdown()

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from eval_helpers import prmbench_row, processbench_row, score_with, write_jsonl
+
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.evaluation.benchmarks import read_benchmark
+from prism_prm.evaluation.eval_report import RunInfo, write_run
+from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
+from prism_prm.evaluation.items import Benchmark
+from prism_prm.evaluation.labelled import read_labelled
+from prism_prm.evaluation.pairs import measure_pairs, sibling_pairs
+from prism_prm.evaluation.steps import Steps
+
+FAST = EvalSettings(num_draws=100)
+
+
+def run(benchmark: Benchmark, steps: Steps, settings: EvalSettings = FAST) -> Evaluation:
+    return evaluate_steps(
+        benchmark.name, steps, settings, described=benchmark.described(), complete=benchmark.complete,
+        files=benchmark.files, notes=benchmark.notes,
+    )  # fmt: skip
+
+
+def processbench(tmp_path: Path, num: int = 40) -> Benchmark:
+    rows = [processbench_row(f"math-{i}", 4, (i % 5) - 1) for i in range(num)]
+    return read_benchmark("processbench", [write_jsonl(tmp_path / "math.jsonl", rows)])
+
+
+def noisy(seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return lambda _name, _i, label: float(np.clip(0.5 + 0.3 * (2 * (label or 0) - 1) + 0.3 * rng.normal(), 0, 1))
+
+
+def test_fixed_threshold_measures_everything(tmp_path: Path) -> None:
+    benchmark = processbench(tmp_path)
+    found = run(benchmark, score_with(benchmark, noisy(0)))
+    whole = found.subsets["all"]
+    assert (whole.num_items, whole.num_steps, whole.num_problems) == (40, 160, 40)
+    assert sum(whole.counts.values()) == 8 * (1 + 2 + 3 + 4 + 4), "steps after a first error are not judged"
+    steps = whole.tables["steps"]
+    assert steps["fpr"].value == whole.counts["fp"] / (whole.counts["fp"] + whole.counts["tn"])
+    assert steps["fpr"].interval().low <= steps["fpr"].value <= steps["fpr"].interval().high
+    shares = [steps[f"first_error_{name}"].value for name in ("exact", "early", "late", "missed")]
+    assert sum(shares) == pytest.approx(1)
+    assert list(found.subsets) == ["all"], "nobody said what it was trained on"
+
+
+def test_threshold_is_chosen_on_held_out_problems_only(tmp_path: Path) -> None:
+    benchmark = processbench(tmp_path, 100)
+    steps = score_with(benchmark, noisy(1))
+    settings = EvalSettings(target_tpr=0.9, holdout=0.3, num_draws=100)
+    found = run(benchmark, steps, settings)
+    assert found.threshold.heldout_problems == 30
+    assert found.subsets["all"].num_problems == 70
+    assert found.threshold.heldout_tpr >= 0.9
+    measured = {*found.steps.items}
+    held = steps.only(np.array([name not in measured for name in steps.items]))
+    assert len(held.items) == 30
+    assert np.mean(held.probability[held.right] > found.threshold.value) == found.threshold.heldout_tpr
+    assert run(benchmark, steps, settings).threshold == found.threshold, "the same seed holds out the same problems"
+
+
+def test_verdicts_have_no_ranking_and_no_threshold_to_choose(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    benchmark = processbench(tmp_path)
+    steps = replace(score_with(benchmark, lambda _n, _i, label: float(label != 0)), hard=True)
+    found = run(benchmark, steps)
+    assert "auroc" not in found.subsets["all"].tables["steps"]
+    assert found.curve == {}
+    with pytest.raises(ConfigError, match="cannot be chosen for verdicts"):
+        run(benchmark, steps, EvalSettings(target_tpr=0.9, num_draws=100))
+
+
+def test_clean_and_contaminated_are_measured_apart(tmp_path: Path) -> None:
+    rows = [prmbench_row("circular", f"{word} apples", 3, [2]) for word in ("two", "five", "nine", "many")]
+    benchmark = read_benchmark("prmbench", [write_jsonl(tmp_path / "prmbench" / "a.jsonl", rows)])
+    trained = write_jsonl(tmp_path / "train.jsonl", [{"problem": "What is  TWO apples?"}, {"problem": "Another one."}])
+    checked = benchmark.checked_against([trained])
+    assert [item.contaminated for item in checked.items] == [True, False, False, False]
+    good_on_trained = score_with(checked, lambda name, _i, label: label if "two" in name else 0.9)
+    found = run(checked, good_on_trained)
+    assert {name: subset.num_items for name, subset in found.subsets.items()} == {
+        "all": 4,
+        "clean": 3,
+        "contaminated": 1,
+    }
+    assert found.subsets["contaminated"].tables["overall"]["prm_score"].value == 1
+    assert found.subsets["clean"].tables["steps"]["fpr"].value == 1
+    assert math.isnan(found.subsets["contaminated"].tables["overall"]["prm_score"].interval().low), "one problem"
+
+
+def test_a_limit_makes_a_part(tmp_path: Path) -> None:
+    benchmark = processbench(tmp_path).first(3)
+    assert len(benchmark.items) == 3
+    assert benchmark.complete is False
+    assert benchmark.notes == {"items past the first 3 of a group": 37}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threshold": 1.5}, "threshold 1.5 is not in"),
+        ({"target_tpr": 0.0}, "cannot be aimed at"),
+        ({"holdout": 1.0}, "holdout 1.0 is not between"),
+        ({"num_draws": 20}, "20 bootstrap draws are too few"),
+    ],
+)
+def test_settings_are_checked(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EvalSettings(**given)
+
+
+def test_unknown_benchmarks_and_missing_data() -> None:
+    with pytest.raises(ConfigError, match=r"Unknown benchmarks \['prmbanch'\]. Known: prmbench, processbench"):
+        read_benchmark("prmbanch", ["x"])
+    with pytest.raises(ConfigError, match="--bench labelled needs --data"):
+        read_benchmark("labelled", [])
+
+
+def test_an_empty_file_and_data_without_labels_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="empty"):
+        read_benchmark("processbench", [tmp_path / "empty.jsonl"])
+    row = {"prompt": "P?", "completions": ["a", "b"], "labels": [None, None]}
+    with pytest.raises(DataError):
+        read_benchmark("labelled", [write_jsonl(tmp_path / "no.jsonl", [row])])
+
+
+# ---- trees with alternatives --------------------------------------------------------------------------------------
+
+
+def prm800k_record() -> dict[str, Any]:
+    def completion(text: str, rating: int) -> dict[str, Any]:
+        return {"text": text, "rating": rating, "flagged": None}
+
+    steps = [
+        {"completions": [completion("a", 1), completion("b", -1), completion("c", -1)], "human_completion": None,
+         "chosen_completion": 0},
+        {"completions": [completion("d", 1), completion("e", 1), completion("f", -1), completion("g", 0)],
+         "human_completion": None, "chosen_completion": 0},
+    ]  # fmt: skip
+    return {
+        "labeler": "x", "timestamp": "t", "generation": None, "is_quality_control_question": False,
+        "is_initial_screening_question": False,
+        "question": {"problem": "P?", "ground_truth_answer": "1"},
+        "label": {"steps": steps, "total_time": 1, "finish_reason": "found_error"},
+    }  # fmt: skip
+
+
+def test_pairs_stand_under_the_same_prefix(tmp_path: Path) -> None:
+    benchmark = read_labelled([write_jsonl(tmp_path / "prm800k.jsonl", [prm800k_record()])])
+    steps = score_with(benchmark, lambda _n, i, _l: i / 10)
+    tree = benchmark.items[0].tree
+    text = [node.text for node in tree.nodes]
+    chosen, rejected = sibling_pairs(steps)
+    found = {(text[c], text[r]) for c, r in zip(chosen, rejected, strict=True)}
+    assert found == {("a", "b"), ("a", "c"), ("d", "f"), ("e", "f")}
+    table = measure_pairs(steps, FAST)
+    assert table is not None
+    assert table.num_pairs == 4
+    # Later nodes score higher here, so every wrong step that was listed later wins.
+    expected = np.mean([steps.probability[c] > steps.probability[r] for c, r in zip(chosen, rejected, strict=True)])
+    assert table.overall.value == expected
+    assert sum(table.bin_sizes) == 4
+
+
+def test_plain_solutions_have_no_pairs(tmp_path: Path) -> None:
+    benchmark = processbench(tmp_path)
+    assert measure_pairs(score_with(benchmark, noisy(0)), FAST) is None
+
+
+def test_sibling_pairs_equal_the_obvious_loop(tmp_path: Path) -> None:
+    benchmark = read_labelled([write_jsonl(tmp_path / "x.jsonl", [prm800k_record()] * 3)])
+    steps = score_with(benchmark, noisy(0))
+    slow = {
+        (i, j)
+        for i, j in product(range(len(steps.label)), repeat=2)
+        if steps.step_item[i] == steps.step_item[j] and steps.parent[i] == steps.parent[j]
+        and steps.right[i] and steps.wrong[j]
+    }  # fmt: skip
+    assert set(zip(*map(np.ndarray.tolist, sibling_pairs(steps)), strict=True)) == slow
+
+
+# ---- the run folder -----------------------------------------------------------------------------------------------
+
+
+def test_run_folder_holds_the_numbers(tmp_path: Path) -> None:
+    benchmark = processbench(tmp_path)
+    found = run(benchmark, score_with(benchmark, noisy(0)))
+    write_run(tmp_path / "out", RunInfo("my-prm", "runs/my-prm", "abc"), [found], FAST)
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    stored = metrics["benchmarks"]["processbench"]["subsets"]["all"]
+    assert stored["metrics"]["steps"]["fpr"]["value"] == found.subsets["all"].tables["steps"]["fpr"].value
+    assert stored["counts"] == found.subsets["all"].counts
+    assert metrics["run"] == {"name": "my-prm", "source": "runs/my-prm", "model_hash": "abc"}
+    assert metrics["benchmarks"]["processbench"]["files"] == list(benchmark.files)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "part of processbench: 40 items" in page
+    assert "This is a part of the benchmark" in page
+    assert "Splits that are not here: gsm8k, olympiadbench, omnimath" in page
