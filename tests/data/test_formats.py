@@ -84,6 +84,7 @@ def test_prm800k_without_finish_reason_ends_when_complete(tmp_path: Path) -> Non
     ("record", "options", "reason"),
     [
         (prm800k(STEPS, "bad_problem"), {}, "finish:bad_problem"),
+        (prm800k([position(None, None)], "give_up"), {}, "no-completions"),
         (prm800k(STEPS, "give_up"), {"drop_finish": ("give_up",)}, "finish:give_up"),
         (prm800k(STEPS, is_quality_control_question=True), {"quality_control": "drop"}, "quality-control"),
         (prm800k(STEPS, is_initial_screening_question=True), {"screening": "drop"}, "screening"),
@@ -106,7 +107,6 @@ def test_prm800k_records_left_out_are_counted(
         (prm800k([position([completion(" ", 1)], 0)]), "empty-text"),
         (prm800k([position([completion("a", 1)], 1)]), "bad-index"),
         (prm800k([position([completion("a", 1)], None), STEPS[0]]), "broken-trunk"),
-        (prm800k([]), "no-steps"),
         ({**prm800k(STEPS), "question": {"problem": ""}}, "empty-text"),
         ({"question": {"problem": "p"}, "label": {}}, "missing-field"),
         ({"input": "p Step 1: a ки", "label": "p Step 1: a ?"}, "bad-rating"),

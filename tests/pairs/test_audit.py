@@ -32,6 +32,15 @@ def test_marks(current: int, candidate: int, expected: str | None) -> None:
     assert mark(PROBLEM, STEPS, current, candidate) == expected
 
 
+def test_other_numbers_are_no_near_duplicates() -> None:
+    asked = [
+        "What is the largest power of 2 that is less than 30?",
+        "What is the largest power of 2 that is less than 14?",
+    ]
+    assert mark("Write 30 in base 2, where 16 + 14 = 30.", asked, 0, 1) == "no_new_quantity"
+    assert mark("Write 30 in binary.", [asked[0], "Then 14 is left.", asked[1]], 0, 2) is None
+
+
 def test_quantities_are_numbers_and_names() -> None:
     assert quantities(tokens("I need a value: let x_1 = 2.5 and $y$ = 07, Total = 3")) == {
         "x",
@@ -61,7 +70,7 @@ def test_all_at_once_is_one_by_one(problem: str, steps: list[str]) -> None:
 
 
 def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [f"{' '.join(f'w{j}' for j in range(i % 9 * 7, 80))} end {i % 4}" for i in range(40)]
+    steps = [f"{' '.join('w' * (j + 2) for j in range(i % 9 * 7, 80))} end {i % 2}" for i in range(40)]
     whole = TrunkAudit.of(PROBLEM, steps).similar
     monkeypatch.setattr(audit, "_BLOCK", 1)
     assert np.array_equal(TrunkAudit.of(PROBLEM, steps).similar, whole)

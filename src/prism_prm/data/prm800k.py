@@ -55,6 +55,9 @@ def drop_reason(record: Record, options: ReadOptions) -> str | None:
         return "quality-control"
     if record.is_initial_screening_question and options.screening == "drop":
         return "screening"
+    # A labeller who gave up at once leaves a record that is sound but says nothing.
+    if not any(position.completions or position.human_completion for position in record.label.steps):
+        return "no-completions"
     return None
 
 
@@ -93,8 +96,6 @@ def read(record: Record, options: ReadOptions) -> list[Draft]:
         raise _bad_rating(found, label_of) from None
     if "" in texts or any(map(str.isspace, texts)):
         raise DataError("a completion has an empty text; every step needs one", reason="empty-text")
-    if not texts:
-        raise DataError("the record has no completions; every record needs at least one", reason="no-steps")
     origins: list[Origin] = ["model"] * len(texts)
     for node in humans:
         origins[node] = "human"

@@ -1,6 +1,7 @@
 """The lookahead audit: which later steps may be legitimate already at the earlier point.
 
-Two marks. A near-duplicate of the current step says the same thing, so it is right there too. A step that uses no
+Two marks. A near-duplicate of the current step (nearly the same words and signs, the same quantities) says the same
+thing, so it is right there too. A step that uses no
 quantity introduced in between (by the current step or any up to the candidate) may follow from what is known already.
 Quantities are numbers and one-letter names. Texts equal but for white space and case never become negatives.
 """
@@ -19,7 +20,7 @@ import numpy.typing as npt
 Mark = Literal["near_duplicate", "no_new_quantity"]
 
 NEAR_DUPLICATE = 0.8
-"""Share of common tokens (Jaccard) from which two steps say the same."""
+"""Share of common tokens (Jaccard) from which two steps with the same quantities say the same."""
 
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[^\w\s]")
 _BLOCK = 1 << 20
@@ -51,7 +52,7 @@ def normalise_step(text: str) -> str:
 def mark(problem: str, steps: Sequence[str], current: int, candidate: int) -> Mark | None:
     """Why `candidate`, a later step of the solution, may be legitimate in the place of `current`; None if it is not."""
     here, there = tokens(steps[current]), tokens(steps[candidate])
-    if len(here & there) >= NEAR_DUPLICATE * len(here | there):
+    if len(here & there) >= NEAR_DUPLICATE * len(here | there) and quantities(here) == quantities(there):
         return "near_duplicate"
     known = quantities(token for text in [problem, *steps[:current]] for token in tokens(text))
     between = quantities(token for text in steps[current:candidate] for token in tokens(text))
@@ -82,7 +83,9 @@ class TrunkAudit:
         first = quantity.argmax(axis=0) if quantity.size else np.zeros(0, dtype=np.int64)
         rows = np.arange(len(found))[:, None]
         latest = np.where(quantity & (first < rows), first, 0).max(axis=1, initial=0)
-        return cls(_similar(has[1:]), latest[1:] - 1)
+        codes: dict[bytes, int] = {}
+        used = np.array([codes.setdefault(row.tobytes(), len(codes)) for row in quantity[1:]], dtype=np.int64)
+        return cls(_similar(has[1:]) & (used[:, None] == used), latest[1:] - 1)
 
 
 def _similar(has_LV: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
