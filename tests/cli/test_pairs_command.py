@@ -98,6 +98,7 @@ def test_skip_goes_on_and_lists_the_first(
         (("--lookahead", "some"), "--lookahead some is not all, none or a number from 1"),
         (("--split", "train=0.9"), "add to 1"),
         (("--min-gap", "0"), "min_gap 0 must be"),
+        (("--out", __file__), "is a file; name a folder"),
         (("--exclude", "missing.jsonl"), "missing.jsonl: no such file"),
     ],
 )

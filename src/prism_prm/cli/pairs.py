@@ -137,7 +137,7 @@ def pairs(
     seed: Annotated[int, typer.Option(min=0, help="For splits and every choice among pairs.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
-    """Turn labelled solutions into matched pairs of a right and a wrong step.
+    """Turn labelled solutions into matched pairs of a right and a wrong step (docs/data.md).
 
     Every pair compares two steps under one prefix. **Annotated** pairs are right and wrong candidates that people or
     models rated; **lookahead** pairs take later steps of the same solution, which come too early, as the wrong ones.

@@ -40,8 +40,8 @@ class Labels(msgspec.Struct, gc=False):
 class Record(msgspec.Struct, gc=False):
     question: Question
     label: Labels
-    is_quality_control_question: bool = False
-    is_initial_screening_question: bool = False
+    is_quality_control_question: bool | None = None
+    is_initial_screening_question: bool | None = None
 
 
 KEYS = frozenset({"question", "label"})

@@ -39,9 +39,8 @@ def read(record: Record, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
     name = f"{record.classification}_{record.idx}"
     items = [_item(record.modified_question, record.modified_process, labels, name, record.ground_truth)]
     if record.classification == WITH_TWIN:
-        right = [1.0] * len(record.original_process)
-        twin = f"correct_{record.idx}"
-        items.append(_item(record.original_question, record.original_process, right, twin, record.ground_truth))
+        problem, steps = record.original_question, record.original_process
+        items.append(_item(problem, steps, [1.0] * len(steps), f"correct_{record.idx}", record.ground_truth))
     return items
 
 

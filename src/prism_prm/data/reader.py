@@ -97,8 +97,9 @@ class Reader:
             yield draft
 
     def _bad(self, error: DataError) -> None:
+        """Count what cannot be read, or stop at it."""
         if self.options.on_bad_record == "fail":
-            raise DataError(f"{error} (--on-bad-record skip leaves such records out)", reason=error.reason) from error
+            raise error
         self.report.bad[error.reason] += 1
         if len(self.report.first_bad) < SHOWN_BAD_RECORDS:
             self.report.first_bad.append(str(error))

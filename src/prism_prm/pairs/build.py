@@ -21,7 +21,7 @@ from prism_prm import __version__
 from prism_prm.data import Reader
 from prism_prm.data.draft import Draft
 from prism_prm.data.forest import Forest, Ints
-from prism_prm.errors import DataError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.pairs.columns import PairColumns, annotated_columns, lookahead_columns
 from prism_prm.pairs.negatives import OtherProblems, add_perturbed
@@ -107,6 +107,8 @@ def build_pairs(
     """
     recipe = recipe or Recipe()
     out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder for the output")
     counts, tree_counts = PairCounts(), TreeCounts(recipe.pairs)
     counts.splits = {name: Counter(trees=0, pairs=0) for name in recipe.split_names}
     others = OtherProblems(recipe.pairs, counts.drops["random"])

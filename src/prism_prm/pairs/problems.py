@@ -75,9 +75,9 @@ A single run would not do: phrases such as "Enter your answer in the form …, w
 Overlap = Literal["same_problem", "ngram_overlap"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Excluded:
-    """A problem that must not be learned from."""
+    """A problem that must not be learned from; two are the same only if they are one object."""
 
     file: str
     num_ngrams: int
@@ -137,12 +137,11 @@ class Exclusions:
 
     def _overlapping(self, ngrams: set[int]) -> _Excluded | None:
         """An excluded problem that shares enough of these runs of words, or None."""
-        shared = Counter(id(excluded) for ngram in ngrams for excluded in self._by_ngram.get(ngram, ()))
-        found = {id(excluded): excluded for ngram in ngrams for excluded in self._by_ngram.get(ngram, ())}
-        for key, count in shared.most_common():
-            if count >= OVERLAP * min(len(ngrams), found[key].num_ngrams):
-                return found[key]
-        return None
+        shared = Counter(excluded for ngram in ngrams for excluded in self._by_ngram.get(ngram, ()))
+        enough = (
+            excluded for excluded, count in shared.items() if count >= OVERLAP * min(len(ngrams), excluded.num_ngrams)
+        )
+        return next(enough, None)
 
     def _ngrams_of(self, problem: str) -> set[int]:
         words, size = problem_words(problem), self.ngram
