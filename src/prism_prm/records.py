@@ -7,12 +7,12 @@ is valid only under the prefix it was labelled with, which the parent pointer sa
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import xxhash
 
 Origin = Literal["model", "human", "perturbed"]
 """Who wrote a step. `perturbed` steps are made by us for ablations and carry no label."""
@@ -136,7 +136,7 @@ def content_hash(
 ) -> str:
     """The hash of a tree given as columns; msgpack, because it writes every value unambiguously and fast."""
     said = _ENCODER.encode((problem, answer, ended, trunk, parents, texts, labels, ratings, origins))
-    return hashlib.blake2b(said, digest_size=8).hexdigest()
+    return xxhash.xxh3_64_hexdigest(said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,17 +83,24 @@ def scores_schema(outputs: Sequence[str]) -> pa.Schema:
     )
 
 
+_INDEXED = ["tree_id"]
+"""Columns whose range is kept for every row group, so that a reader can skip; for others it is work for nothing."""
+
+
 def tree_writer(path: str | Path) -> pq.ParquetWriter:
     """A writer of `trees.parquet`; only columns with few values are worth a dictionary."""
     few = [*(f"nodes.list.element.{name}" for name in ("label", "rating", "origin")), "split", "source"]
-    return pq.ParquetWriter(path, TREES, compression="zstd", compression_level=1, use_dictionary=few)
+    return pq.ParquetWriter(
+        path, TREES, compression="zstd", compression_level=1, use_dictionary=few, write_statistics=_INDEXED
+    )
 
 
 def pair_writer(path: str | Path) -> pq.ParquetWriter:
     """A writer of `pairs.parquet`; its numbers grow slowly, so differences take a sixth of the space."""
     numbers = {field.name: "DELTA_BINARY_PACKED" for field in PAIRS if pa.types.is_integer(field.type)}
     return pq.ParquetWriter(
-        path, PAIRS, compression="zstd", compression_level=1, use_dictionary=["kind", "split"], column_encoding=numbers
+        path, PAIRS, compression="zstd", compression_level=1, use_dictionary=["kind", "split"], column_encoding=numbers,
+        write_statistics=_INDEXED
     )  # fmt: skip
 
 

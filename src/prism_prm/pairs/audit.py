@@ -1,9 +1,9 @@
 """The lookahead audit: which later steps may be legitimate already at the earlier point.
 
 Two marks. A near-duplicate of the current step (nearly the same words and signs, the same quantities) says the same
-thing, so it is right there too. A step that uses no
-quantity introduced in between (by the current step or any up to the candidate) may follow from what is known already.
-Quantities are numbers and one-letter names. Texts equal but for white space and case never become negatives.
+thing, so it is right there too. A step that uses no quantity introduced in between (by the current step or any up to
+the candidate) may follow from what is known already. Quantities are numbers and one-letter names.
+Texts equal but for white space and case never become negatives.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, count
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,8 @@ Mark = Literal["near_duplicate", "no_new_quantity"]
 NEAR_DUPLICATE = 0.8
 """Share of common tokens (Jaccard) from which two steps with the same quantities say the same."""
 
-_TOKEN = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[^\w\s]")
+_TOKEN = re.compile(r"[a-z]+|\d+(?:\.\d+)?|[-+*/=<>^!%|−×÷·≤≥≠≈±√∞]|[^\W\d_a-z]+")
+"""Words, numbers, and the signs that change what a formula says; in lower case, the most frequent first."""
 _BLOCK = 1 << 20
 """How many words of 64 tokens are compared at once: memory stays small for long solutions too."""
 _WORDS = frozenset("ai")
@@ -34,6 +36,7 @@ def tokens(text: str) -> frozenset[str]:
     return frozenset(_TOKEN.findall(text.lower()))
 
 
+@lru_cache(maxsize=1 << 16)
 def is_quantity(token: str) -> bool:
     """Whether a token names a quantity: a number, or one letter that is no word."""
     return token[0].isdecimal() or (len(token) == 1 and token.isalpha() and token not in _WORDS)
@@ -75,7 +78,7 @@ class TrunkAudit:
     def of(cls, problem: str, steps: Sequence[str]) -> TrunkAudit:
         """One matrix of which text has which token gives both: row 0 is the problem, the steps follow."""
         found = [_TOKEN.findall(text.lower()) for text in (problem, *steps)]
-        numbers = {token: i for i, token in enumerate(dict.fromkeys(chain.from_iterable(found)))}
+        numbers = dict(zip(dict.fromkeys(chain.from_iterable(found)), count(), strict=False))
         columns = list(map(numbers.__getitem__, chain.from_iterable(found)))
         has = np.zeros((len(found), -len(numbers) // 64 * -64), dtype=bool)
         has[np.repeat(np.arange(len(found)), [len(row) for row in found]), columns] = True

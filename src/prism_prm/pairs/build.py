@@ -23,7 +23,7 @@ from prism_prm.data.draft import Draft
 from prism_prm.data.forest import Forest, Ints
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
-from prism_prm.pairs.columns import PairColumns, annotated_columns, lookahead_columns
+from prism_prm.pairs.columns import PairColumns, Small, annotated_columns, lookahead_columns
 from prism_prm.pairs.negatives import OtherProblems, add_perturbed
 from prism_prm.pairs.problems import Exclusions, Splits
 from prism_prm.pairs.settings import PairSettings
@@ -50,25 +50,36 @@ class _Output:
     def write_pairs(self, kinds: Sequence[tuple[PairKind, PairColumns]], splits: Ints, first_id: int) -> None:
         """Write the pairs of a chunk tree by tree; `splits` numbers the split of each tree of the chunk."""
         tree = np.concatenate([pairs.tree for _, pairs in kinds])
+        # Numbers of 16 bits are sorted by counting.
         order = np.argsort(tree.astype(np.uint16) if len(splits) < 2**16 else tree, kind="stable")
         tree = tree[order]
         position, chosen, rejected = (
             np.concatenate([getattr(pairs, name) for _, pairs in kinds])[order]
             for name in ("position", "chosen", "rejected")
         )
-        kind = np.repeat([PAIR_KINDS.index(kind) for kind, _ in kinds], [len(pairs) for _, pairs in kinds])[order]
-        self.write_columns(tree + first_id, position, chosen, rejected, tree + first_id, kind, splits[tree])
+        kind = np.repeat(
+            np.array([PAIR_KINDS.index(kind) for kind, _ in kinds], dtype=np.int32), [len(p) for _, p in kinds]
+        )[order]
+        tree_id = tree + np.int32(first_id)
+        self.write_columns(tree_id, position, chosen, rejected, tree_id, kind, splits.astype(np.int32)[tree])
 
     def write_columns(
-        self, tree: Ints, position: Ints, chosen: Ints, rejected: Ints, rejected_tree: Ints, kind: Ints, split: Ints
+        self,
+        tree: Small,
+        position: Small,
+        chosen: Small,
+        rejected: Small,
+        rejected_tree: Small,
+        kind: Small,
+        split: Small,
     ) -> None:
         """Write pairs, numbering them on; kinds and splits are numbers of names."""
         if not len(tree):
             return
         numbers = np.arange(self.next_pair, self.next_pair + len(tree))
-        small = [pa.array(column.astype(np.int32)) for column in (tree, position, chosen, rejected, rejected_tree)]
+        columns = [pa.array(column) for column in (numbers, tree, position, chosen, rejected, rejected_tree)]
         names = [_named(kind, PAIR_KINDS), _named(split, self.split_names)]
-        self.pairs(pa.Table.from_arrays([pa.array(numbers), *small, *names], schema=PAIRS))
+        self.pairs(pa.Table.from_arrays([*columns, *names], schema=PAIRS))
         self.next_pair += len(tree)
         for code, count in enumerate(np.bincount(kind, minlength=len(PAIR_KINDS)).tolist()):
             self.counts.kinds[PAIR_KINDS[code]] += count
@@ -76,8 +87,8 @@ class _Output:
             self.counts.splits[self.split_names[code]]["pairs"] += count
 
 
-def _named(codes: Ints, names: Sequence[str]) -> Any:
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names, pa.string()))
+def _named(codes: Small, names: Sequence[str]) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +197,8 @@ def _write_random(output: _Output, others: OtherProblems) -> None:
     if others.settings.random:
         anchor, offer = others.draw()
         kind = np.full(len(anchor), PAIR_KINDS.index("random"))
-        output.write_columns(
-            anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind, anchor["split"]
-        )
+        columns = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
+        output.write_columns(*(column.astype(np.int32) for column in (*columns, anchor["split"])))
 
 
 @contextlib.contextmanager

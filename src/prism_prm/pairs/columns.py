@@ -14,16 +14,22 @@ from prism_prm.pairs.audit import TrunkAudit, normalise_step
 from prism_prm.pairs.settings import PairSettings, priority
 
 Bools = npt.NDArray[np.bool_]
+Small = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class PairColumns:
     """Pairs as columns; `tree` is the index in the forest, nodes are numbered within their tree."""
 
-    tree: Ints
-    position: Ints
-    chosen: Ints
-    rejected: Ints
+    tree: Small
+    position: Small
+    chosen: Small
+    rejected: Small
+
+    @classmethod
+    def of(cls, *columns: Ints) -> PairColumns:
+        """Columns as they are written, of half the size."""
+        return cls(*(column.astype(np.int32) for column in columns))
 
     def where(self, keep: Bools) -> PairColumns:
         """Some of the pairs."""
@@ -33,7 +39,7 @@ class PairColumns:
         return len(self.tree)
 
 
-NO_PAIRS = PairColumns(*[np.zeros(0, dtype=np.int64)] * 4)
+NO_PAIRS = PairColumns.of(*[np.zeros(0, dtype=np.int64)] * 4)
 
 
 def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, drops: Counter[str]) -> PairColumns:
@@ -52,7 +58,7 @@ def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     drops["same_text"] += int(np.count_nonzero(~differ))
     chosen, rejected = chosen[differ], rejected[differ]
     start = forest.node_starts[tree[chosen]]
-    pairs = PairColumns(tree[chosen], _depths(forest, tree)[chosen], chosen - start, rejected - start)
+    pairs = PairColumns.of(tree[chosen], _depths(forest, tree)[chosen], chosen - start, rejected - start)
     return _choose(pairs, prefix[chosen], settings.max_per_position, first_id, settings.seed, drops)
 
 
@@ -73,7 +79,7 @@ def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     keep = _is_negative(forest, steps, here, later, settings, drops)
     here, later = here[keep], later[keep]
     start = forest.node_starts[tree[here]]
-    pairs = PairColumns(tree[here], steps.position[here], steps.node[here] - start, steps.node[later] - start)
+    pairs = PairColumns.of(tree[here], steps.position[here], steps.node[here] - start, steps.node[later] - start)
     limit = settings.lookahead if isinstance(settings.lookahead, int) else None
     return _choose(pairs, here, limit, first_id, settings.seed, drops)
 

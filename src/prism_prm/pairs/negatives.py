@@ -71,7 +71,7 @@ def add_perturbed(drafts: Sequence[Draft], first_id: int, settings: PairSettings
                 draft.ratings.append(None)
                 draft.origins.append("perturbed")
     columns = np.array(found, dtype=np.int64).reshape(-1, 4)
-    return PairColumns(*columns.T)
+    return PairColumns.of(*columns.T)
 
 
 _TRUNK_STEP = np.dtype(
