@@ -278,10 +278,15 @@ def _joined(rows: Sequence[Row]) -> Row:
 
 
 def batch_rows(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
-    """Rows of similar length together, as many as `token_budget` tokens allow with padding; longest first."""
+    """Rows of similar length together, as many as `token_budget` tokens allow with padding; longest first.
+
+    A batch that is already worth its launch takes no row that would be a fifth padding.
+    """
     batches: list[list[Row]] = []
     for row in sorted(rows, key=len, reverse=True):
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0]) <= token_budget:
+        longest, size = (len(batches[-1][0]), len(batches[-1])) if batches else (0, 0)
+        is_like = len(row) >= 0.8 * longest or longest * size < token_budget / 4
+        if batches and is_like and (size + 1) * longest <= token_budget:
             batches[-1].append(row)
         else:
             batches.append([row])

@@ -84,7 +84,8 @@ class PrmModule(nn.Module):
 
     def run(self, ids_BQ: Tensor, positions_BQ: Tensor, masks: dict[str, Any], cache: Any = None) -> Tensor:
         """The last hidden states; `masks` has one mask per kind of attention layer (see `attention_windows`)."""
-        mask = next(iter(masks.values())) if len(masks) == 1 else masks
+        ready = {kind: self._additive(mask) for kind, mask in masks.items()}
+        mask = next(iter(ready.values())) if len(ready) == 1 else ready
         with _eager_flex() if self.attention == "flex" and ids_BQ.device.type == "cpu" else nullcontext():
             output = self.backbone(
                 input_ids=ids_BQ,
@@ -95,6 +96,13 @@ class PrmModule(nn.Module):
             )
         hidden_BQH: Tensor = output.last_hidden_state
         return hidden_BQH
+
+    def _additive(self, mask: Any) -> Any:
+        """A dense mask as numbers to add, made once and not in every layer again; autocast makes its own."""
+        if not isinstance(mask, Tensor) or torch.is_autocast_enabled(mask.device.type):
+            return mask
+        nothing = torch.zeros((), dtype=self.backbone.dtype, device=mask.device)
+        return torch.where(mask, nothing, -torch.inf)
 
     def read(self, hidden_RH: Tensor) -> Tensor:
         """Hidden states at read positions → log-odds, in 32 bits at least."""

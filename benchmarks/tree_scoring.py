@@ -1,0 +1,121 @@
+"""Score pairs of real PRM800K trajectories: packed trees against two sequences per pair.
+
+The peer is what pairwise trainers do (such as TRL's RewardTrainer): both sides of every pair are their own sequence,
+right-padded and sorted by length, with causal attention and no mask at all, in batches of the same token budget. A
+kinder peer computes every distinct sequence once.
+
+Run: PRISM_DATA=… python benchmarks/tree_scoring.py [--trajectories 50] [--lookaheads 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+
+import torch
+
+from _real_trees import Work, real_trees, small_prm, with_pairs
+from _side_by_side import print_ratios, side_by_side
+from prism_prm import Prm
+from prism_prm.packing import pack
+from prism_prm.scorer.run import pair_cost
+
+Encoded = tuple[int, ...]
+
+
+def sequences(prm: Prm, works: Sequence[Work]) -> list[list[tuple[Encoded, Encoded]]]:
+    """For each tree the ids of both sides of each pair."""
+    found = []
+    for work in works:
+        tree = prm.encode_tree(work.tree)
+        whole: dict[int, Encoded] = {}
+        for node in range(len(tree.ids)):
+            parent = tree.parents[node]
+            whole[node] = (*(tree.prompt if parent < 0 else whole[parent]), *tree.ids[node])
+        found.append([(whole[a], whole[b]) for a, b in work.pairs])
+    return found
+
+
+def score_sequences(prm: Prm, ids: Sequence[Encoded]) -> torch.Tensor:
+    """The log-odds at the end of each sequence, computed as right-padded batches sorted by length."""
+    order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+    scores = torch.empty(len(ids))
+    while order:
+        longest = len(ids[order[0]])
+        size = max(1, prm.token_budget // longest)
+        some, order = order[:size], order[size:]
+        batch = torch.zeros(len(some), longest, dtype=torch.int64)
+        for row, i in enumerate(some):
+            batch[row, : len(ids[i])] = torch.tensor(ids[i])
+        with torch.inference_mode():
+            hidden = prm.module.backbone(input_ids=batch, use_cache=False).last_hidden_state
+            ends = torch.tensor([len(ids[i]) - 1 for i in some])
+            scores[some] = prm.module.read(hidden[torch.arange(len(some)), ends])[:, 0]
+    return scores
+
+
+def matmul_rate() -> float:
+    """This machine's multiply-adds in big matrix products, as operations per second."""
+    a, b = torch.randn(2048, 1024), torch.randn(1024, 2048)
+    rates = []
+    for _ in range(5):
+        started = time.perf_counter()
+        for _ in range(5):
+            a @ b
+        rates.append(5 * 2 * a.shape[0] * a.shape[1] * b.shape[1] / (time.perf_counter() - started))
+    return max(rates)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trajectories", type=int, default=50)
+    parser.add_argument("--lookaheads", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+
+    trees = real_trees(options.trajectories)
+    prm = small_prm([node.text for t in trees for node in t.nodes], hidden=options.hidden, layers=options.layers)
+    works = [with_pairs(tree, options.lookaheads, random.Random(0)) for tree in trees]
+    wanted = [sorted({node for pair in work.pairs for node in pair}) for work in works]
+    pairs = sequences(prm, works)
+    both = [side for tree in pairs for pair in tree for side in pair]
+    distinct = list({side: None for tree in pairs for side in dict.fromkeys(s for pair in tree for s in pair)})
+    rows = pack(
+        [prm.encode_tree(work.tree) for work in works], prm.token_budget, [[(n,) for n in w] for w in wanted],
+        pair_cost=pair_cost(prm.module),
+    )  # fmt: skip
+    tokens = {"trees": sum(map(len, rows)), "pairs": sum(map(len, both)), "distinct": sum(map(len, distinct))}
+    parameters = sum(p.numel() for p in prm.module.parameters())
+    print(f"{parameters / 1e6:.1f}M parameters, {torch.get_num_threads()} threads, {len(works)} trajectories")
+    print(f"{sum(map(len, pairs))} pairs, {len(distinct)} distinct sequences, {len(rows)} rows of tree parts")
+
+    found = prm.score_trees([work.tree for work in works], wanted)
+    expected = score_sequences(prm, both).view(-1, 2)
+    nodes = [(i, pair) for i, work in enumerate(works) for pair in work.pairs]
+    packed = torch.tensor([[found[i].log_odds_NO[a, 0], found[i].log_odds_NO[b, 0]] for i, (a, b) in nodes])
+    print(f"largest difference of a log-odds: {(packed - expected).abs().max():.1e}")
+
+    medians = side_by_side(
+        {
+            "packed trees (with tokenizing and packing)": lambda: prm.score_trees([w.tree for w in works], wanted),
+            "two sequences per pair": lambda: score_sequences(prm, both),
+            "distinct sequences": lambda: score_sequences(prm, distinct),
+        },
+        repeats=options.repeats,
+    )
+    print_ratios(medians, peer="two sequences per pair")
+    print(f"tokens: {tokens['pairs'] / tokens['trees']:.1f}x fewer than pairs, ", end="")
+    print(f"{tokens['distinct'] / tokens['trees']:.1f}x fewer than distinct sequences")
+    embedding = prm.module.backbone.get_input_embeddings().weight.numel()
+    work = 2 * (parameters - embedding) * tokens["trees"] / next(iter(medians.values()))
+    print(
+        f"linear layers of the trees: {work / 1e9:.1f} GFLOP/s, {100 * work / matmul_rate():.0f} % of big matmuls here"
+    )
+
+
+if __name__ == "__main__":
+    main()
