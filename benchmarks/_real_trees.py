@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,11 +14,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
 
-from prism_prm import Prm, Step, StepTree, init_prm, read_trees
+from prism_prm import Prm, Step, StepTree, annotated_pairs, init_prm, lookahead_pairs, read_trees
 from prism_prm.packing import with_leaves
+from prism_prm.pairs import PairSettings
 
 Pair = tuple[int, int]
 """(chosen, rejected): nodes of one tree with one parent."""
+Encoded = tuple[int, ...]
+"""The ids of a whole sequence that is read at its end."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,32 @@ def real_trees(count: int) -> list[StepTree]:
     return [tree for tree, _ in zip(trees, range(count), strict=False)]
 
 
-def with_pairs(tree: StepTree, lookaheads: int, rng: random.Random) -> Work:
-    """All annotated pairs, and at each position some pairs with a later step of the trunk as a new leaf."""
-    pairs: list[Pair] = []
-    for _, nodes in tree.positions():
-        right = [n for n in nodes if tree.nodes[n].label == 1.0]
-        wrong = [n for n in nodes if tree.nodes[n].label == 0.0]
-        pairs += [(a, b) for a in right for b in wrong if tree.nodes[a].text != tree.nodes[b].text]
+def with_pairs(tree: StepTree, lookaheads: int) -> Work:
+    """All annotated pairs, and at each position lookahead pairs, whose negatives become new leaves."""
+    pairs = [(pair.chosen, pair.rejected) for pair in annotated_pairs(tree)]
     leaves: list[tuple[int, Step]] = []
-    for position, chosen in enumerate(tree.trunk):
-        later = [n for n in tree.trunk[position + 1 :] if tree.nodes[n].text != tree.nodes[chosen].text]
-        for node in rng.sample(later, min(lookaheads, len(later))):
-            pairs.append((chosen, len(tree.nodes) + len(leaves)))
-            leaves.append((tree.parents[chosen], tree.nodes[node]))
+    for pair in lookahead_pairs(tree, PairSettings(lookahead=lookaheads)):
+        pairs.append((pair.chosen, len(tree.nodes) + len(leaves)))
+        leaves.append((tree.parents[pair.chosen], tree.nodes[pair.rejected]))
     return Work(with_leaves(tree, leaves), pairs)
+
+
+def score_sequences(prm: Prm, ids: Sequence[Encoded]) -> torch.Tensor:
+    """The peer: each sequence whole, right-padded in batches sorted by length, causal attention without any mask."""
+    order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+    scores = torch.empty(len(ids))
+    while order:
+        longest = len(ids[order[0]])
+        size = max(1, prm.token_budget // longest)
+        some, order = order[:size], order[size:]
+        batch = torch.zeros(len(some), longest, dtype=torch.int64)
+        for row, i in enumerate(some):
+            batch[row, : len(ids[i])] = torch.tensor(ids[i])
+        with torch.inference_mode():
+            hidden = prm.module.backbone(input_ids=batch, use_cache=False).last_hidden_state
+            ends = torch.tensor([len(ids[i]) - 1 for i in some])
+            scores[some] = prm.module.read(hidden[torch.arange(len(some)), ends])[:, 0]
+    return scores
 
 
 def small_prm(texts: Sequence[str], *, hidden: int, layers: int, context: int = 4096, **options: Any) -> Prm:

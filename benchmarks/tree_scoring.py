@@ -10,19 +10,16 @@ Run: PRISM_DATA=… python benchmarks/tree_scoring.py [--trajectories 50] [--loo
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from collections.abc import Sequence
 
 import torch
 
-from _real_trees import Work, real_trees, small_prm, with_pairs
+from _real_trees import Encoded, Work, real_trees, score_sequences, small_prm, with_pairs
 from _side_by_side import print_ratios, side_by_side
 from prism_prm import Prm
 from prism_prm.packing import pack
 from prism_prm.scorer.run import pair_cost
-
-Encoded = tuple[int, ...]
 
 
 def sequences(prm: Prm, works: Sequence[Work]) -> list[list[tuple[Encoded, Encoded]]]:
@@ -36,24 +33,6 @@ def sequences(prm: Prm, works: Sequence[Work]) -> list[list[tuple[Encoded, Encod
             whole[node] = (*(tree.prompt if parent < 0 else whole[parent]), *tree.ids[node])
         found.append([(whole[a], whole[b]) for a, b in work.pairs])
     return found
-
-
-def score_sequences(prm: Prm, ids: Sequence[Encoded]) -> torch.Tensor:
-    """The log-odds at the end of each sequence, computed as right-padded batches sorted by length."""
-    order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-    scores = torch.empty(len(ids))
-    while order:
-        longest = len(ids[order[0]])
-        size = max(1, prm.token_budget // longest)
-        some, order = order[:size], order[size:]
-        batch = torch.zeros(len(some), longest, dtype=torch.int64)
-        for row, i in enumerate(some):
-            batch[row, : len(ids[i])] = torch.tensor(ids[i])
-        with torch.inference_mode():
-            hidden = prm.module.backbone(input_ids=batch, use_cache=False).last_hidden_state
-            ends = torch.tensor([len(ids[i]) - 1 for i in some])
-            scores[some] = prm.module.read(hidden[torch.arange(len(some)), ends])[:, 0]
-    return scores
 
 
 def matmul_rate() -> float:
@@ -79,7 +58,7 @@ def main() -> None:
 
     trees = real_trees(options.trajectories)
     prm = small_prm([node.text for t in trees for node in t.nodes], hidden=options.hidden, layers=options.layers)
-    works = [with_pairs(tree, options.lookaheads, random.Random(0)) for tree in trees]
+    works = [with_pairs(tree, options.lookaheads) for tree in trees]
     wanted = [sorted({node for pair in work.pairs for node in pair}) for work in works]
     pairs = sequences(prm, works)
     both = [side for tree in pairs for pair in tree for side in pair]
@@ -112,8 +91,9 @@ def main() -> None:
     print(f"{tokens['distinct'] / tokens['trees']:.1f}x fewer than distinct sequences")
     embedding = prm.module.backbone.get_input_embeddings().weight.numel()
     work = 2 * (parameters - embedding) * tokens["trees"] / next(iter(medians.values()))
+    rate = 100 * work / matmul_rate()
     print(
-        f"linear layers of the trees: {work / 1e9:.1f} GFLOP/s, {100 * work / matmul_rate():.0f} % of big matmuls here"
+        f"the trees' linear layers run at {work / 1e9:.1f} GFLOP/s, {rate:.0f} % of this machine's big matrix products"
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -75,6 +77,46 @@ def _chain() -> Any:
     from prism_prm import StepTree
 
     return StepTree.chain(PROBLEM, STEPS)
+
+
+def test_published_models_are_known_by_name(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    """By the last part of their id: that is what a downloaded folder is called."""
+    lm = tiny_lm("mistral")
+    named = tmp_path / "Math-Shepherd-Mistral-7B-PRM"
+    shutil.copytree(lm, named)
+    prm = load_prm(named)
+    assert (prm.family.name, prm.card.aggregator) == ("math-shepherd", "min")
+    assert prm.score(PROBLEM, STEPS) == pytest.approx(
+        init_prm(lm, family="math-shepherd").score(PROBLEM, STEPS), abs=1e-6
+    )
+
+    init_prm(tiny_lm("qwen2"), family="qwen").save(tmp_path / "ReasonFlux-PRM-7B")
+    (tmp_path / "ReasonFlux-PRM-7B/prism.json").unlink()
+    flux = load_prm(tmp_path / "ReasonFlux-PRM-7B")
+    assert (
+        flux.tokenizer.decode(flux.family.prompt_ids("x")) == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+    )
+    asked = load_prm(tmp_path / "ReasonFlux-PRM-7B", settings={"system": "Be exact."})
+    assert asked.tokenizer.decode(asked.family.prompt_ids("x")).startswith("<|im_start|>system\nBe exact.<|im_end|>")
+
+
+def test_sharded_weights(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    prm = init_prm(tiny_lm("qwen2"), family="qwen")
+    prm.save(tmp_path / "prm")
+    weights = load_file(tmp_path / "prm/model.safetensors")
+    (tmp_path / "prm/model.safetensors").unlink()
+    save_torch_state_dict(weights, tmp_path / "prm", max_shard_size=20_000)
+    assert len(list((tmp_path / "prm").glob("*.safetensors"))) > 3
+    assert load_prm(tmp_path / "prm").score(PROBLEM, STEPS) == pytest.approx(prm.score(PROBLEM, STEPS), abs=1e-6)
+
+
+def test_tied_output_layers_stay_tied(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    prm = init_prm(tiny_lm("llama", tie_word_embeddings=True), family="rlhflow")
+    prm.save(tmp_path / "prm")
+    assert "lm_head.weight" not in weight_names(tmp_path / "prm")
+    again = load_prm(tmp_path / "prm")
+    assert again.module.head.weight is again.module.backbone.get_input_embeddings().weight
+    assert again.score(PROBLEM, STEPS) == pytest.approx(prm.score(PROBLEM, STEPS), abs=1e-6)
 
 
 def test_hash_sees_weights_dtype_and_settings(tiny_lm: Callable[..., Path]) -> None:

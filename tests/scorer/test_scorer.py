@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,13 +227,10 @@ def test_numbered_steps_are_not_numbered_twice(tiny_prm: Callable[..., Any]) -> 
     assert family.step_ids("Step 2: done", 1) == family.step_ids("done", 1)
 
 
-def test_backbones_that_cannot_be_packed_are_refused(tiny_lm: Callable[..., Path]) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    import json
-
-    folder = tiny_lm("llama", tie_word_embeddings=True)
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] = rope
-    (folder / "config.json").write_text(json.dumps(config))
+def test_backbones_that_cannot_be_packed_are_refused(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(tiny_lm("llama"), tmp_path / "lm")
+    config = json.loads((tmp_path / "lm/config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    (tmp_path / "lm/config.json").write_text(json.dumps(config))
     with pytest.raises(PrismError, match="rope type 'dynamic'"):
-        init_prm(folder, family="token-classification")
+        init_prm(tmp_path / "lm", family="token-classification")

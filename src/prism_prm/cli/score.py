@@ -110,12 +110,16 @@ def _read(inputs: Sequence[str], format: str, options: ReadOptions) -> list[Step
     if len(inputs) == 1:
         path = Path(inputs[0])
         if path.name == TREE_TABLE or (path / TREE_TABLE).is_file():
-            return list(iter_trees(path))
+            return _some(list(iter_trees(path)), inputs)
     reader = Reader(inputs, format=format, options=options)
     trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]
     left_out = reader.report.dropped + reader.report.bad
     if left_out:
         console().print(f"left out: {', '.join(f'{n} {reason}' for reason, n in left_out.items())}")
+    return _some(trees, inputs)
+
+
+def _some(trees: list[StepTree], inputs: Sequence[str]) -> list[StepTree]:
     if not trees:
         raise ConfigError(f"{', '.join(inputs)}: there is nothing to score")
     return trees

@@ -77,8 +77,8 @@ class Family(ABC):
     """Tokens that the layout needs as one id each; `init_prm` adds them to a tokenizer without them."""
     architectures: ClassVar[Mapping[str, str]] = {}
     """model_type → the architecture name under which others know this kind of checkpoint."""
-    known_ids: ClassVar[tuple[str, ...]] = ()
-    """Published models of this family."""
+    known: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """Published models of this family → the settings in which they differ from its defaults."""
     config_extras: ClassVar[Mapping[str, Any]] = {}
     """What config.json of such a checkpoint says about its head."""
     aggregator: ClassVar[str] = "min"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from prism_prm.errors import ModelError
-from prism_prm.prms import FAMILIES
+from prism_prm.prms import FAMILIES, Family
 
 CARD_FILE = "prism.json"
 
@@ -51,6 +51,13 @@ def read_card(folder: Path) -> Card | None:
     return card
 
 
+def known_settings(name: str, family: type[Family]) -> Mapping[str, str] | None:
+    """The settings of a published model, by its id or a folder that is named like it; None if it is not known."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    found = [settings for known, settings in family.known.items() if known.rsplit("/", 1)[-1].lower() == last]
+    return found[0] if found else None
+
+
 def check_family(name: str) -> None:
     """An error that lists the families, unless `name` is one."""
     if name not in FAMILIES:
@@ -59,9 +66,8 @@ def check_family(name: str) -> None:
 
 def recognise(name: str, config: Any) -> str:
     """The family of a published PRM: by its id (or a folder of that name), then by its architecture."""
-    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
     for family in FAMILIES.values():
-        if any(known.rsplit("/", 1)[-1].lower() == last for known in family.known_ids):
+        if known_settings(name, family) is not None:
             return family.name
     found = list(getattr(config, "architectures", None) or [])
     for family in FAMILIES.values():

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from prism_prm.errors import ModelError
 from prism_prm.files import whole_folder
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import Card, check_family, read_card, recognise
+from prism_prm.prms.card import Card, check_family, known_settings, read_card, recognise
 from prism_prm.prms.module import PrmModule, check_attention
 
 _INDEX = "model.safetensors.index.json"
@@ -68,6 +69,7 @@ def load_folder(
     name: str,
     *,
     family: str | None = None,
+    settings: Mapping[str, str] | None = None,
     compat: bool | None = None,
     dtype: torch.dtype | str = "auto",
     device_map: Any = None,
@@ -84,7 +86,7 @@ def load_folder(
         raise ModelError(f"{folder}: no config.json, so this is not a model folder")
     check_weights(folder, allow_pickle=allow_pickle)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    card = find_card(name, folder, config, family, compat)
+    card = find_card(name, folder, config, family, settings, compat)
     laid_out = FAMILIES[card.family](
         load_tokenizer(folder, trust_remote_code=trust_remote_code), compat=card.compat, settings=card.settings
     )
@@ -112,19 +114,27 @@ def check_weights(folder: Path, *, allow_pickle: bool) -> None:
         )
 
 
-def find_card(name: str, folder: Path, config: Any, family: str | None, compat: bool | None) -> Card:
+def find_card(
+    name: str,
+    folder: Path,
+    config: Any,
+    family: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    compat: bool | None = None,
+) -> Card:
     """prism.json first, then what is known of published models; arguments override both."""
     card = read_card(folder)
     if card is None:
         if family is None:
             family = recognise(name, config)
         check_family(family)
-        card = Card(family, aggregator=FAMILIES[family].aggregator)
+        known = known_settings(name, FAMILIES[family]) or {}
+        card = Card(family, {**known, **(settings or {})}, aggregator=FAMILIES[family].aggregator)
     elif family is not None and family != card.family:
         raise ModelError(f"{folder}: its prism.json says family {card.family!r}, not {family!r}")
-    if compat is None or compat == card.compat:
-        return card
-    return Card(card.family, card.settings, compat, card.threshold, card.aggregator)
+    elif settings:
+        card = replace(card, settings={**card.settings, **settings})
+    return card if compat is None else replace(card, compat=compat)
 
 
 def load_backbone(folder: Path, **options: Any) -> Any:

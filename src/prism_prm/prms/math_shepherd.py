@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from prism_prm.prms.label_tokens import LabelTokens
 
@@ -14,7 +14,7 @@ class MathShepherd(LabelTokens):
     """`{question} Step 1: … ки\\nStep 2: … ки`; read at `ки` from the rows of `+` and `-`."""
 
     name = "math-shepherd"
-    known_ids = ("peiyi9979/math-shepherd-mistral-7b-prm",)
+    known: ClassVar = {"peiyi9979/math-shepherd-mistral-7b-prm": {}}
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)

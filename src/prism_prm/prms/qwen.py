@@ -18,15 +18,15 @@ class Qwen(Family):
     config_extras: ClassVar = {"num_labels": 2}
     new_tokens = ("<|im_start|>", "<|im_end|>", "<extra_0>")
     architectures: ClassVar = {"qwen2": "Qwen2ForProcessRewardModel"}
-    known_ids = (
-        "Qwen/Qwen2.5-Math-PRM-7B",
-        "Qwen/Qwen2.5-Math-PRM-72B",
-        "Qwen/Qwen2.5-Math-7B-PRM800K",
-        "Gen-Verse/ReasonFlux-PRM-7B",
-    )
+    known: ClassVar = {
+        "Qwen/Qwen2.5-Math-PRM-7B": {},
+        "Qwen/Qwen2.5-Math-PRM-72B": {},
+        "Qwen/Qwen2.5-Math-7B-PRM800K": {},
+        "Gen-Verse/ReasonFlux-PRM-7B": {"system": ""},
+    }
     aggregator = "prod"
     settings: ClassVar = {"system": "Please reason step by step, and put your final answer within \\boxed{}."}
-    """ReasonFlux-PRM has no system turn: an empty text."""
+    """An empty text leaves out the system's turn."""
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)

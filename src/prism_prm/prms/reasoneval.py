@@ -19,7 +19,7 @@ class ReasonEval(Family):
     head_name = "score_head"
     config_extras: ClassVar = {"score_dimension": 3, "use_bias": False}
     architectures: ClassVar = {"mistral": "ReasonEval_7B", "llama": "ReasonEval_34B"}
-    known_ids = ("GAIR/ReasonEval-7B", "GAIR/ReasonEval-34B")
+    known: ClassVar = {"GAIR/ReasonEval-7B": {}, "GAIR/ReasonEval-34B": {}}
 
     def prompt_ids(self, problem: str) -> list[int]:
         return [

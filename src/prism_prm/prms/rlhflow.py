@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from prism_prm.errors import ModelError
 from prism_prm.prms.label_tokens import LabelTokens
@@ -17,7 +17,7 @@ class RLHFlow(LabelTokens):
     """Read at the token before each assistant's `+`; later steps see the `+`."""
 
     name = "rlhflow"
-    known_ids = ("RLHFlow/Llama3.1-8B-PRM-Mistral-Data", "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data")
+    known: ClassVar = {"RLHFlow/Llama3.1-8B-PRM-Mistral-Data": {}, "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data": {}}
     aggregator = "mean"
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:

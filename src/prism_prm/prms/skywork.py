@@ -16,7 +16,7 @@ class Skywork(Family):
     name = "skywork"
     head_name = "v_head"
     architectures: ClassVar = {"qwen2": "Qwen2ForPrmModel"}
-    known_ids = ("Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B", "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-7B")
+    known: ClassVar = {"Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B": {}, "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-7B": {}}
     aggregator = "mean"
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:

@@ -26,6 +26,7 @@ def load_prm(
     name: str | Path,
     *,
     family: str | None = None,
+    settings: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,
     compat: bool | None = None,
     dtype: torch.dtype | str | None = None,
@@ -43,6 +44,7 @@ def load_prm(
     Args:
         name: folder or hub id of a PRM, or of a LoRA adapter of one.
         family: how it is read, where neither prism.json nor its name or architecture says so.
+        settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
         adapter: folder of a LoRA adapter (peft) to merge into it.
         compat: reproduce the published code's quirk, where the family has one.
         dtype: "auto" for the checkpoint's own; default: that on a GPU, float32 on a CPU.
@@ -65,6 +67,7 @@ def load_prm(
     module, laid_out, card = load_folder(
         str(name),
         family=family,
+        settings=settings,
         compat=compat,
         dtype=_dtype(dtype, target),
         device_map=device_map,
