@@ -69,7 +69,7 @@ def load_prm(
         family=family,
         settings=settings,
         compat=compat,
-        dtype=_dtype(dtype, target),
+        dtype=pick_dtype(dtype, target),
         device_map=device_map,
         attn=attn,
         allow_pickle=allow_pickle,
@@ -83,7 +83,8 @@ def load_prm(
     return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long)
 
 
-def _dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:
+def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:
+    """The dtype that was asked for by name; by default the checkpoint's own on a GPU, float32 on a CPU."""
     if isinstance(dtype, str) and dtype != "auto":
         found = getattr(torch, dtype, None)
         if not isinstance(found, torch.dtype):
@@ -135,7 +136,7 @@ def init_prm(
     target = torch.device(device) if device is not None else default_device()
     folder = local_folder(str(backbone), allow_pickle=allow_pickle)
     model, tokenizer = _language_model(
-        folder, _dtype(dtype, target), kernel, allow_pickle, FAMILIES[family].uses_lm_head
+        folder, pick_dtype(dtype, target), kernel, allow_pickle, FAMILIES[family].uses_lm_head
     )
     _add_tokens(model, tokenizer, kind.new_tokens)
     laid_out = kind(tokenizer, settings=settings)

@@ -1,0 +1,142 @@
+"""What a policy is: it continues a text by one step.
+
+A policy is a function of TEXT. What it keeps between steps (key/values) only saves work: the same text, noise key and
+sampling settings give the same step, whatever else is in the batch and whoever wrote the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from prism_prm.errors import ConfigError, PrismError
+
+Ending = Literal["stop", "end", "cut"]
+"""Why a step is over: the stop string, the end of the solution, or a limit on tokens."""
+
+MAX_BLANKS = 4
+"""How often a policy may write nothing but the stop string before its solution counts as cut."""
+
+
+class PolicyError(PrismError):
+    """A policy that cannot be reached, or does not do what a search needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How steps are sampled."""
+
+    temperature: float = 0.8
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+    max_step_tokens: int = 512
+    """A step that is longer ends its solution, which counts as cut."""
+    max_tokens: int = 2048
+    """The same for a whole solution."""
+    stop: str = "\n\n"
+    """What stands between two steps."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or not 0 < self.top_p <= 1:
+            raise ConfigError(f"temperature {self.temperature} must be ≥ 0, and top_p {self.top_p} in (0, 1]")
+        if self.max_step_tokens < 1 or self.max_tokens < 1:
+            raise ConfigError("max_step_tokens and max_tokens must be 1 or more")
+        if not self.stop:
+            raise ConfigError("the stop string between steps is empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One step to write."""
+
+    text: str
+    """The prompt and all that was written so far."""
+    key: int
+    """Names the noise of sampling: equal keys draw equally."""
+    max_tokens: int
+    greedy: bool = False
+    """Take the likeliest tokens, whatever the temperature."""
+    state: Any = None
+    """What the policy returned for the text so far; None is always right, and slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One step as it was written."""
+
+    text: str
+    """Ends with the stop string iff `ending` is "stop"."""
+    ending: Ending
+    num_tokens: int
+    log_likelihood: float | None = None
+    """Of all its tokens, at temperature 1; None where the policy does not say."""
+    state: Any = None
+
+
+class Policy(Protocol):
+    """Who writes steps."""
+
+    name: str
+    """As the user named it."""
+    has_log_likelihood: bool
+
+    def identity(self) -> str:
+        """What decides its texts, for telling whether earlier work can be used."""
+
+    def prompt(self, problem: str) -> str:
+        """The text before the first step."""
+
+    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+        """One continuation per ask, up to the stop string, the end, or a limit."""
+
+    def close(self) -> None:
+        """Let go of connections and memory."""
+
+
+def node_key(seed: int, problem: str, path: Sequence[int]) -> int:
+    """The noise key of a node: 63 bits of (seed, problem, path of child numbers)."""
+    said = repr((seed, problem, tuple(path))).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big") >> 1
+
+
+def write_steps(policy: Policy, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    """`policy.write`, but every step says something: after a blank stretch the policy is asked to go on.
+
+    A solution that ends right after a stop string gives a blank text with ending "end".
+    """
+    done: list[Written] = policy.write(asks, sampling)
+    for attempt in range(1, MAX_BLANKS + 1):
+        again = [i for i, found in enumerate(done) if found.ending == "stop" and not found.text.strip()]
+        if not again:
+            break
+        if attempt == MAX_BLANKS:
+            for i in again:
+                done[i] = replace(done[i], ending="cut", state=None)
+            break
+        more = policy.write([_further(asks[i], done[i], attempt) for i in again], sampling)
+        for i, found in zip(again, more, strict=True):
+            done[i] = _joined(done[i], found)
+    return done
+
+
+def _further(ask: Ask, so_far: Written, attempt: int) -> Ask:
+    left = max(1, ask.max_tokens - so_far.num_tokens)
+    return replace(
+        ask, text=ask.text + so_far.text, key=ask.key ^ attempt, max_tokens=left, state=so_far.state or ask.state
+    )
+
+
+def _joined(a: Written, b: Written) -> Written:
+    total = None
+    if a.log_likelihood is not None and b.log_likelihood is not None:
+        total = a.log_likelihood + b.log_likelihood
+    return Written(a.text + b.text, b.ending, a.num_tokens + b.num_tokens, total, b.state)
+
+
+def cut_at_stop(text: str, stop: str) -> tuple[str, bool]:
+    """The text up to and with the first stop string, and whether there is one."""
+    at = text.find(stop)
+    return (text, False) if at < 0 else (text[: at + len(stop)], True)

@@ -1,0 +1,208 @@
+"""`hf:<id or folder>`: a causal language model of transformers, batched over problems, with key/values kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prism_prm.errors import ModelError
+from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
+from prism_prm.policies.decode import Context, Decoder, Row
+from prism_prm.policies.kept import Kept, common_prefix
+from prism_prm.policies.prompts import Prompting, render
+from prism_prm.prms.folder import check_weights, load_tokenizer, local_folder, quietly
+from prism_prm.prms.module import attention_windows
+from prism_prm.scorer.open import pick_dtype
+from prism_prm.scorer.prm import default_device
+from prism_prm.scorer.run import is_out_of_memory, release_memory
+
+TAIL = 8
+"""Tokens before a step that are decoded with it: some tokenizers write a token differently at the start of a text."""
+
+
+class HfPolicy:
+    """A local policy. Its text so far is tokenised as a whole before every step, as a server does it; key/values are
+    reused as far as the tokens agree with those that were written.
+    """
+
+    has_log_likelihood = True
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str = "",
+        prompting: Prompting | None = None,
+        token_budget: int | None = None,
+    ) -> None:
+        self.name = name
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.prompting = prompting or Prompting()
+        self.token_budget = token_budget or (32768 if model.device.type == "cpu" else 131072)
+        """Tokens of one batch (context and new ones, padding included)."""
+        self.windows = attention_windows(model.base_model)
+        self.context: int = model.config.max_position_embeddings
+        self.end_ids = _end_ids(model, tokenizer)
+        self.num_read = 0
+        """Tokens of contexts that went through the model: what was not kept."""
+        self._may_stop: dict[tuple[int, str], bool] = {}
+
+    def identity(self) -> str:
+        """The weights and the prompt."""
+        digest = hashlib.blake2b(digest_size=16)
+        for key, value in sorted(self.model.state_dict().items()):
+            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().flatten().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        digest.update(repr(self.prompting).encode())
+        return f"hf:{digest.hexdigest()}"
+
+    def prompt(self, problem: str) -> str:
+        """The problem in the model's chat template."""
+        return render(problem, self.prompting, self.tokenizer)
+
+    def close(self) -> None:
+        """Nothing is held between calls but what the caller holds."""
+
+    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+        """One continuation per ask; contexts of similar length together, as many as the token budget allows."""
+        contexts: dict[str, Context] = {}
+        texts = list(dict.fromkeys(ask.text for ask in asks))
+        for text, ids in zip(texts, self.tokenizer(texts)["input_ids"] if texts else [], strict=True):
+            contexts[text] = self._context(ids, next(ask.state for ask in asks if ask.text == text))
+        found: list[Written | None] = [None] * len(asks)
+        order = sorted(range(len(asks)), key=lambda i: (len(contexts[asks[i].text].ids), asks[i].text))
+        for batch in self._batches(order, asks, contexts):
+            self._write_batch(batch, asks, contexts, sampling, found)
+        return [one for one in found if one is not None]
+
+    def _context(self, ids: list[int], state: Any) -> Context:
+        if not ids:
+            raise ModelError(f"{self.name}: the prompt has no tokens")
+        known: Kept | None = state
+        # The last token always goes through the model: the logits behind it are needed.
+        shared = 0 if known is None else min(common_prefix(ids, known.ids), len(ids) - 1)
+        return Context(tuple(ids), known if shared else None, shared)
+
+    def _batches(self, order: Sequence[int], asks: Sequence[Ask], contexts: dict[str, Context]) -> Iterator[list[int]]:
+        batch: list[int] = []
+        longest = 0
+        for i in order:
+            length = len(contexts[asks[i].text].ids) + asks[i].max_tokens
+            if batch and max(longest, length) * (len(batch) + 1) > self.token_budget:
+                yield batch
+                batch, longest = [], 0
+            batch.append(i)
+            longest = max(longest, length)
+        if batch:
+            yield batch
+
+    def _write_batch(
+        self,
+        batch: Sequence[int],
+        asks: Sequence[Ask],
+        contexts: dict[str, Context],
+        sampling: Sampling,
+        found: list[Written | None],
+    ) -> None:
+        """Run one batch, or its halves where memory does not suffice."""
+        rows: dict[int, Row] = {}
+        for i in batch:
+            context = contexts[asks[i].text]
+            room = self.context - len(context.ids)
+            if room <= 0:
+                found[i] = Written("", "cut", 0, 0.0)
+                continue
+            key = None if asks[i].greedy or sampling.temperature == 0 else asks[i].key
+            rows[i] = Row(context, key, min(asks[i].max_tokens, room))
+        if not rows:
+            return
+        distinct = list(dict.fromkeys(row.context for row in rows.values()))
+        failed = False
+        try:
+            Decoder(self.model, self.windows).run(
+                distinct, list(rows.values()), lambda row: self._is_over(row, sampling.stop),
+                temperature=sampling.temperature, top_p=sampling.top_p,
+            )  # fmt: skip
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(rows) == 1:
+                raise ModelError(f"{self.name}: out of memory with one solution alone; use a smaller dtype") from error
+            failed = True
+        if failed:
+            release_memory()
+            half = len(batch) // 2
+            for part in (batch[:half], batch[half:]):
+                self._write_batch(part, asks, contexts, sampling, found)
+            return
+        self.num_read += sum(len(context.ids) - context.shared for context in distinct)
+        for i, row in rows.items():
+            found[i] = self._written(row, sampling.stop)
+
+    def _is_over(self, row: Row, stop: str) -> bool:
+        token = row.tokens[-1]
+        if token in self.end_ids:
+            return True
+        seen = self._may_stop.get((token, stop))
+        if seen is None:
+            # Only a token with the stop string's last character can complete it; bytes of one character show as �.
+            text = self._decode([token])
+            seen = self._may_stop[token, stop] = stop[-1] in text or "�" in text
+        return seen and stop in self._text(row)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def _text(self, row: Row) -> str:
+        before = row.context.ids[-TAIL:]
+        head, whole = self._decode(before), self._decode([*before, *row.tokens])
+        return whole[len(head) :] if whole.startswith(head) else self._decode(row.tokens)
+
+    def _written(self, row: Row, stop: str) -> Written:
+        ended = row.tokens[-1] in self.end_ids
+        text, stopped = cut_at_stop(self._text(row), stop)
+        ending: Ending = "stop" if stopped else "end" if ended else "cut"
+        return Written(text, ending, len(row.tokens), row.log_likelihood, row.kept)
+
+
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a text, as the model, its generation settings and the tokenizer name them."""
+    generation = getattr(model, "generation_config", None)
+    named = [tokenizer.eos_token_id, model.config.eos_token_id, getattr(generation, "eos_token_id", None)]
+    found: set[int] = set()
+    for ids in named:
+        found |= set(ids) if isinstance(ids, list | tuple) else {ids} if ids is not None else set()
+    return frozenset(found)
+
+
+def load_hf(
+    name: str | Path,
+    *,
+    prompting: Prompting | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    token_budget: int | None = None,
+    trust_remote_code: bool = False,
+) -> HfPolicy:
+    """A policy from a folder or a hub id."""
+    from transformers import AutoModelForCausalLM
+
+    target = torch.device(device) if device is not None else default_device()
+    folder = local_folder(str(name))
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{folder}: no config.json, so this is not a model folder")
+    check_weights(folder, allow_pickle=False)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    with quietly(folder):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=pick_dtype(dtype, target), attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code, use_safetensors=True,
+        )  # fmt: skip
+    return HfPolicy(model.to(target), tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)

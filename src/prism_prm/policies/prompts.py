@@ -1,0 +1,46 @@
+"""From a problem to the text before its first step: chat templates for instruct models, plain text for others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from prism_prm.errors import ConfigError
+
+MARK = "{problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompting:
+    """How a problem is asked."""
+
+    system: str = ""
+    """The system turn; "" leaves it to the template."""
+    user: str = MARK
+    """The user turn; {problem} stands for the problem."""
+    template: str = "auto"
+    """"auto": the tokenizer's chat template where it has one; "none": the user turn alone, as plain text."""
+
+    def __post_init__(self) -> None:
+        if MARK not in self.user:
+            raise ConfigError(f"the user turn {self.user!r} has no {MARK} in it")
+        if self.template not in ("auto", "none"):
+            raise ConfigError(f"template {self.template!r} is not one of auto, none")
+
+
+def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:
+    """The prompt as text, without a beginning-of-sequence token that the tokenizer itself puts first.
+
+    Servers and `tokenizer(text)` add that token; in the text it would stand there twice.
+    """
+    user = prompting.user.replace(MARK, problem)
+    if prompting.template == "none" or tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        return f"{prompting.system}\n\n{user}\n\n" if prompting.system else f"{user}\n\n"
+    messages = [{"role": "user", "content": user}]
+    if prompting.system:
+        messages.insert(0, {"role": "system", "content": prompting.system})
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    bos = tokenizer.bos_token
+    if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        text = text[len(bos) :]
+    return text

@@ -1,0 +1,166 @@
+"""The local policy: exact against plain generation, whatever is batched or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prism_prm.policies import Ask, Sampling, Written, node_key, write_steps
+from prism_prm.policies.choose import choose, noise
+from prism_prm.policies.hf import HfPolicy, load_hf
+
+TEXTS = ["Let x be 1. ", "Compute 12 * 4 / 6.\n\nThen", "y", "so y = 2 and x = 2 + 1 - 0. Please reason"]
+SAMPLING = Sampling(temperature=1.0, max_step_tokens=12, stop="\n")
+
+
+@pytest.fixture(params=["qwen2", "qwen2-window", "llama", "mistral"])
+def policy(request: pytest.FixtureRequest, tiny_lm: Callable[..., Path]) -> HfPolicy:
+    made = load_hf(tiny_lm(request.param), dtype="float32")
+    # A tiny random model hardly ever writes a line break or ends: help it, so that steps stop and solutions end.
+    head = made.model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight * 0.5)
+    return made
+
+
+def plain_step(policy: HfPolicy, ask: Ask, sampling: Sampling) -> tuple[str, list[int], float]:
+    """The slow, obvious way: the whole text through the model for every token."""
+    ids = list(policy.tokenizer(ask.text)["input_ids"])
+    numbers = noise(ask.key)
+    written: list[int] = []
+    total = 0.0
+    while len(written) < ask.max_tokens:
+        with torch.inference_mode():
+            logits_1V = policy.model(input_ids=torch.tensor([ids + written])).logits[:, -1].double()
+        number = None if ask.greedy else float(numbers.random())
+        if number is None:
+            token = int(logits_1V.argmax())
+        else:
+            cumulative = torch.softmax(logits_1V[0] / sampling.temperature, -1).cumsum(-1)
+            token = int((cumulative <= number * cumulative[-1]).sum())
+        total += float(torch.log_softmax(logits_1V[0], -1)[token])
+        written.append(token)
+        text = policy.tokenizer.decode(ids[-8:] + written, skip_special_tokens=True)
+        text = text.removeprefix(policy.tokenizer.decode(ids[-8:], skip_special_tokens=True))
+        if token in policy.end_ids or sampling.stop in text:
+            break
+    at = text.find(sampling.stop)
+    return text if at < 0 else text[: at + len(sampling.stop)], written, total
+
+
+def check(policy: HfPolicy, ask: Ask, found: Written, sampling: Sampling) -> None:
+    text, written, total = plain_step(policy, ask, sampling)
+    assert found.text == text
+    assert found.num_tokens == len(written)
+    assert found.log_likelihood == pytest.approx(total, abs=1e-4)
+    assert found.ending == ("stop" if text.endswith("\n") else "end" if written[-1] in policy.end_ids else "cut")
+
+
+def test_steps_equal_plain_sampling(policy: HfPolicy) -> None:
+    """Several steps in a row, two continuations of each text, over kept key/values; and greedy ones among them."""
+    endings = set()
+    asks = [Ask(text, node_key(0, text, [k]), 12, greedy=k == 2) for text in TEXTS for k in range(3)]
+    for _ in range(3):
+        found = policy.write(asks, SAMPLING)
+        for ask, one in zip(asks, found, strict=True):
+            check(policy, ask, one, SAMPLING)
+        endings |= {one.ending for one in found}
+        asks = [
+            replace(ask, text=ask.text + one.text, key=ask.key + 1, state=one.state)
+            for ask, one in zip(asks, found, strict=True)
+            if one.ending != "end"
+        ]
+    assert "stop" in endings or "cut" in endings
+
+
+def test_kept_key_values_save_tokens_and_change_nothing(policy: HfPolicy) -> None:
+    asks = [Ask(text, node_key(1, text, [0]), 12) for text in TEXTS]
+    first = policy.write(asks, SAMPLING)
+    kept = [replace(a, text=a.text + w.text, state=w.state) for a, w in zip(asks, first, strict=True)]
+    fresh = [replace(ask, state=None) for ask in kept]
+    policy.num_read = 0
+    over_kept = policy.write(kept, SAMPLING)
+    read_kept, policy.num_read = policy.num_read, 0
+    over_fresh = policy.write(fresh, SAMPLING)
+    assert [(w.text, w.ending) for w in over_kept] == [(w.text, w.ending) for w in over_fresh]
+    # The tokens of a random model are rarely those that its text is cut into, so most are read again here.
+    assert read_kept < policy.num_read
+
+
+def test_batch_composition_changes_nothing(policy: HfPolicy) -> None:
+    asks = [Ask(text, node_key(0, text, [k]), 3 + k) for k in range(3) for text in TEXTS]
+    together = policy.write(asks, SAMPLING)
+    one_by_one = [policy.write([ask], SAMPLING)[0] for ask in asks]
+    assert [w.text for w in together] == [w.text for w in one_by_one]
+    policy.token_budget = 40
+    in_small_batches = policy.write(asks, SAMPLING)
+    assert [w.text for w in together] == [w.text for w in in_small_batches]
+
+
+def test_greedy_equals_generate(policy: HfPolicy) -> None:
+    sampling = replace(SAMPLING, temperature=0.0, stop="\x00")
+    found = policy.write([Ask(text, 0, 12) for text in TEXTS], sampling)
+    for text, one in zip(TEXTS, found, strict=True):
+        ids = policy.tokenizer(text, return_tensors="pt")
+        out = policy.model.generate(**ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        whole = policy.tokenizer.decode(out[0], skip_special_tokens=True)
+        assert one.text == whole.removeprefix(policy.tokenizer.decode(ids["input_ids"][0], skip_special_tokens=True))
+
+
+def test_a_full_context_is_cut(policy: HfPolicy) -> None:
+    policy.context = len(policy.tokenizer(TEXTS[0])["input_ids"])
+    assert policy.write([Ask(TEXTS[0], 0, 12)], SAMPLING) == [Written("", "cut", 0, 0.0)]
+
+
+def test_choice_follows_the_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
+    numbers = [0.0, 0.49, 0.51, 0.79, 0.81, 0.999]
+    tokens, log_likelihoods = choose(logits.repeat(6, 1), numbers, temperature=1.0)
+    assert tokens == [0, 0, 1, 1, 2, 2]
+    np.testing.assert_allclose(np.exp(log_likelihoods), [0.5, 0.5, 0.3, 0.3, 0.2, 0.2])
+    assert choose(logits, [None], temperature=1.0)[0] == [0]
+    # The two likeliest tokens have 0.8 together, so the third is out: 0.5 / 0.8 = 0.625.
+    assert choose(logits.repeat(3, 1), [0.62, 0.63, 0.999], temperature=1.0, top_p=0.8)[0] == [0, 1, 1]
+    # At temperature 2 the odds are the square roots: 0.5^½ : 0.3^½ : 0.2^½ = 0.415 : 0.322 : 0.263.
+    assert choose(logits.repeat(3, 1), [0.41, 0.42, 0.74], temperature=2.0)[0] == [0, 1, 2]
+
+
+def test_keys_name_the_noise() -> None:
+    keys = {node_key(seed, problem, path) for seed in (0, 1) for problem in "ab" for path in ((0,), (1,), (0, 0))}
+    assert len(keys) == 12
+    assert noise(node_key(0, "a", (0,))).random() == noise(node_key(0, "a", [0])).random()
+
+
+class Scripted:
+    """A policy that says what it is told to, in turn."""
+
+    name = "scripted"
+    has_log_likelihood = True
+
+    def __init__(self, *said: Written) -> None:
+        self.said = list(said)
+        self.asked: list[Ask] = []
+
+    def write(self, asks: list[Ask], sampling: Sampling) -> list[Written]:  # noqa: ARG002
+        self.asked += asks
+        return [self.said.pop(0) for _ in asks]
+
+
+def test_blank_stretches_are_no_steps() -> None:
+    asks = [Ask("p", 8, 20), Ask("q", 16, 20)]
+    policy: Any = Scripted(
+        Written("\n\n", "stop", 1, -1.0), Written("b\n\n", "stop", 2, -2.0), Written("", "end", 1, -0.5)
+    )
+    first, second = write_steps(policy, asks, Sampling())
+    assert first == Written("\n\n", "end", 2, -1.5)
+    assert second == Written("b\n\n", "stop", 2, -2.0)
+    assert [ask.text for ask in policy.asked] == ["p", "q", "p\n\n"]
+    assert policy.asked[2].max_tokens == 19
+    endless: Any = Scripted(*[Written("\n\n", "stop", 1, -1.0)] * 9)
+    assert write_steps(endless, asks[:1], Sampling())[0].ending == "cut"
+    assert len(endless.asked) == 4

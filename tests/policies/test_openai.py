@@ -1,0 +1,218 @@
+"""The policy behind a server: a real HTTP server on a loopback port that behaves, or misbehaves, as told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from prism_prm.policies import Ask, PolicyError, PolicySettings, Prompting, Sampling, Written, open_policy
+from prism_prm.policies.http import Patience
+from prism_prm.policies.openai import OpenAiPolicy
+
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
+QUICK = Patience(timeout=0.4, retries=3, backoff=0.01)
+
+
+@contextmanager
+def serve(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server that gives `answer(body)`; yields its address and the list of what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body | {"authorization": self.headers.get("Authorization"), "path": self.path})
+            self._send(*answer(body))
+
+        def do_GET(self) -> None:
+            self._send(200, {"data": [{"id": "only-one"}]})
+
+        def _send(self, status: int, said: Any, headers: dict[str, str] | None = None) -> None:
+            data = said if isinstance(said, bytes) else json.dumps(said).encode()
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def said(text: str, reason: str = "stop", tokens: int = 3, **more: Any) -> Answer:
+    return 200, {"choices": [{"text": text, "finish_reason": reason, **more}], "usage": {"completion_tokens": tokens}}
+
+
+def write(url: str, *asks: Ask, sampling: Sampling | None = None, **options: Any) -> list[Written]:
+    policy = OpenAiPolicy(url, model="m", patience=QUICK, **options)
+    try:
+        return policy.write(asks or [Ask("p", 7, 20)], sampling or Sampling())
+    finally:
+        policy.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (said("a\n\nb"), Written("a\n\n", "stop", 3)),
+        (said("a", "length"), Written("a", "cut", 3)),
+        (said("a", stop_reason="\n\n"), Written("a\n\n", "stop", 3)),
+        (said("a", stop_reason=None), Written("a", "end", 3)),
+        (said("a", stop_reason=151645), Written("a", "end", 3)),
+        (said("a", matched_stop="\n\n"), Written("a\n\n", "stop", 3)),
+        (said("a", matched_stop=2), Written("a", "end", 3)),
+    ],
+)
+def test_how_a_step_ended(answer: Answer, expected: Written) -> None:
+    with serve(lambda _: answer) as (url, asked):
+        assert write(url) == [expected]
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("next_token", "expected"), [("", Written("a", "end", 4)), ("\n", Written("a\n\n", "stop", 4))]
+)
+def test_one_finish_reason_for_both_is_told_apart_by_asking(next_token: str, expected: Written) -> None:
+    def answer(body: dict[str, Any]) -> Answer:
+        return said(next_token, tokens=1) if body["prompt"] == "pa" else said("a")
+
+    with serve(answer) as (url, asked):
+        assert write(url) == [expected]
+    assert asked[1] | {"authorization": None} == {
+        "model": "m", "prompt": "pa", "max_tokens": 1, "temperature": 0.0, "authorization": None,
+        "path": "/v1/completions",
+    }  # fmt: skip
+
+
+def test_a_server_that_leaves_the_stop_string_is_believed() -> None:
+    with serve(lambda body: said("a\n\n" if body["prompt"] == "p" else "b")) as (url, asked):
+        policy = OpenAiPolicy(url, model="m", patience=QUICK)
+        assert policy.write([Ask("p", 0, 9)], Sampling())[0].ending == "stop"
+        assert policy.write([Ask("q", 0, 9)], Sampling()) == [Written("b", "end", 3)]
+        policy.close()
+    assert len(asked) == 2
+
+
+def test_requests_say_what_was_asked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    caplog.set_level(logging.DEBUG)
+    sampling = Sampling(temperature=0.5, top_p=0.9, stop="\n")
+    with serve(lambda _: said("a\n")) as (url, asked):
+        write(url, Ask("p", 2**40 + 5, 17), Ask("p", 9, 3, greedy=True), sampling=sampling, concurrency=1)
+    assert asked[0] == {
+        "model": "m", "prompt": "p", "max_tokens": 17, "temperature": 0.5, "top_p": 0.9, "stop": ["\n"],
+        "seed": (2**40 + 5) % (2**31 - 1), "authorization": "Bearer sk-very-secret", "path": "/v1/completions",
+    }  # fmt: skip
+    assert asked[1]["temperature"] == 0.0
+    assert "seed" not in asked[1]
+    assert "secret" not in caplog.text
+
+
+def test_the_key_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    with serve(lambda _: (401, {"error": "no"})) as (url, _), pytest.raises(PolicyError) as caught:
+        write(url.replace("http://", "http://user:secret-too@"))
+    assert "secret" not in str(caught.value)
+    assert "$OPENAI_API_KEY" in str(caught.value)
+
+
+def test_log_likelihoods_come_from_the_server_or_are_missed() -> None:
+    with serve(lambda _: said("a\n\n", logprobs={"token_logprobs": [None, -1.5, -0.25]})) as (url, asked):
+        assert write(url, log_likelihood=True)[0].log_likelihood == -1.75
+    assert asked[0]["logprobs"] == 1
+    with serve(lambda _: said("a\n\n", logprobs=None)) as (url, _), pytest.raises(PolicyError, match="--prm-weight 1"):
+        write(url, log_likelihood=True)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_asked_again(status: int) -> None:
+    answers = [(status, {"error": "busy"}), (status, b"<html>busy</html>", {"Retry-After": "0.3"}), said("a\n\n")]
+    with serve(lambda _: answers.pop(0)) as (url, asked):
+        started = time.monotonic()
+        assert write(url) == [Written("a\n\n", "stop", 3)]
+    assert time.monotonic() - started >= 0.3, "Retry-After is kept"
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((500, {"error": "boom"}), r"status 500: .*boom.*\(4 tries\).*run the same command"),
+        ((200, b"<html>hello</html>"), r"no JSON object: '<html>hello</html>' \(4 tries\)"),
+        ((200, [1, 2]), "no JSON object"),
+        ((200, {"choices": []}), r"no choices\[0\].text; .*Its fields: \['choices'\] \(4 tries\)"),
+        ((200, {"choices": [{"text": None}]}), r"no choices\[0\].text"),
+        ((422, {"detail": "Unexpected field"}), "status 422: .*Unexpected field"),
+    ],
+)
+def test_a_broken_server_gives_a_plain_error(answer: Answer, message: str) -> None:
+    with serve(lambda _: answer) as (url, asked), pytest.raises(PolicyError, match=message):
+        write(url)
+    assert len(asked) == (1 if answer[0] == 422 else 4)
+
+
+def test_a_hanging_server_times_out() -> None:
+    over = threading.Event()
+    with serve(lambda _: (over.wait(20), said("a"))[1]) as (url, _):
+        with pytest.raises(PolicyError, match=r"no answer within 0.4 seconds \(4 tries\)"):
+            write(url)
+        over.set()
+
+
+def test_no_server_at_all() -> None:
+    with serve(lambda _: said("a")) as (url, _):
+        pass
+    with pytest.raises(PolicyError, match=r"no connection .*\(4 tries\)"):
+        write(url)
+
+
+def test_requests_run_together_within_the_limit() -> None:
+    running, most, lock = [0], [0], threading.Lock()
+
+    def answer(body: dict[str, Any]) -> Answer:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.05)
+        with lock:
+            running[0] -= 1
+        return said(body["prompt"] + "\n\n")
+
+    with serve(answer) as (url, _):
+        found = write(url, *(Ask(f"p{i}", i, 9) for i in range(24)), concurrency=6)
+    assert [one.text for one in found] == [f"p{i}\n\n" for i in range(24)], "answers come in the order asked"
+    assert 2 <= most[0] <= 6
+
+
+def test_open_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with serve(lambda _: said("a\n\n")) as (url, asked):
+        policy = open_policy(f"openai:{url}", PolicySettings(Prompting(template="none"), patience=QUICK))
+        assert policy.prompt("1 + 1?") == "1 + 1?\n\n"
+        policy.write([Ask("p", 0, 4)], Sampling())
+        policy.close()
+        assert asked[0]["model"] == "only-one"
+        assert asked[0]["authorization"] is None
+        with pytest.raises(PolicyError, match="--tokenizer"):
+            open_policy(f"openai:{url}", PolicySettings(patience=QUICK))
+    for wrong in ("gpt", "hf:", "vllm:x"):
+        with pytest.raises(Exception, match="is no policy"):
+            open_policy(wrong)
