@@ -50,3 +50,26 @@ def tiny_prm(tiny_lm: Callable[..., Path]) -> Callable[..., Any]:
         return prm
 
     return make
+
+
+@pytest.fixture(scope="session")
+def world_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny trained policy of the quick world: it writes steps, ends solutions, and errs at times."""
+    from prism_prm.world.policy import train_policy
+    from prism_prm.world.settings import world_settings
+    from prism_prm.world.tokens import make_tokenizer
+
+    world = world_settings("quick")
+    tokenizer = make_tokenizer(world.modulus)
+    folder = tmp_path_factory.mktemp("world") / "policy"
+    train_policy(world.policy, world.pretraining, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def memorising_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny policy that has learned a few solutions by heart (see tiny.py)."""
+    from tiny import memorising_policy
+
+    return memorising_policy(tmp_path_factory.mktemp("memorising") / "policy")

@@ -148,3 +148,33 @@ def exact_norms(module: torch.nn.Module) -> None:
     for part in module.modules():
         if type(part).__name__.endswith("RMSNorm"):
             part.forward = types.MethodType(forward, part)
+
+
+SOLVED = {
+    "3+4-2": ["3 + 4 = 7", "7 - 2 = 5", "#### 5"],
+    "1-2": ["1 - 2 = -1", "#### -1"],
+    "4-3+2": ["4 - 3 = 1", "1 + 2 = 3", "#### 3"],
+    "0+3-1+4": ["0 + 3 = 3", "3 - 1 = 2", "2 + 4 = 6", "#### 6"],
+}
+"""Problem → the steps of its solution, as the policy below has learned them by heart."""
+
+
+def memorising_policy(folder: Path, updates: int = 120) -> Path:
+    """A tiny Qwen2 that has learned SOLVED by heart: it writes steps with blank lines between them, and ends."""
+    tokenizer = qwen_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen2Config(**{**_SIZES, "initializer_range": 0.1, "vocab_size": len(tokenizer)})
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, None
+    model = Qwen2ForCausalLM(config)
+    texts = [f"{problem}\n\n" + "\n\n".join(steps) + tokenizer.eos_token for problem, steps in SOLVED.items()]
+    batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(updates):
+        loss = model(**batch, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -34,9 +34,7 @@ class Served:
         command = [str(Path(sys.executable).parent / "transformers"), "serve", str(self.model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu", "--dtype", "float32"]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < deadline:
             assert self.process.poll() is None, "transformers serve ended by itself"

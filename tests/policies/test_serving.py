@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,27 +11,31 @@ from serving import Served
 
 from prism_prm.policies import Ask, Policy, PolicySettings, Sampling, Written, open_policy, write_steps
 from prism_prm.policies.http import Patience
+from tiny import SOLVED
 
-SAMPLING = Sampling(temperature=0.0, max_step_tokens=12, stop="\n")
-PROBLEMS = ["Let x be 1. What is x + 2?", "Compute 12 * 4 / 6.", "y?"]
+SAMPLING = Sampling(temperature=0.0, max_step_tokens=12)
 
 
-@pytest.fixture(scope="module", params=["llama"])
-def served(request: pytest.FixtureRequest, tiny_lm: Callable[..., Path]) -> Iterator[Served]:
-    server = Served(tiny_lm(request.param))
+@pytest.fixture(scope="module")
+def served(memorising_policy: Path) -> Iterator[Served]:
+    server = Served(memorising_policy)
     server.start()
     yield server
     server.kill()
 
 
-def three_steps(policy: Policy) -> list[list[Written]]:
-    """Step after step, each problem's text growing by what was written."""
-    asks = [Ask(policy.prompt(problem), 0, SAMPLING.max_step_tokens) for problem in PROBLEMS]
+def solve(policy: Policy) -> list[list[Written]]:
+    """Step after step, each problem's text growing by what was written, until all have ended."""
+    asks = [Ask(policy.prompt(problem), 0, SAMPLING.max_step_tokens) for problem in SOLVED]
     found = []
-    for _ in range(3):
+    while asks:
         step = write_steps(policy, asks, SAMPLING)
         found.append([replace(one, state=None, log_likelihood=None) for one in step])
-        asks = [replace(a, text=a.text + w.text, state=w.state) for a, w in zip(asks, step, strict=True)]
+        asks = [
+            replace(ask, text=ask.text + one.text, state=one.state)
+            for ask, one in zip(asks, step, strict=True)
+            if one.ending == "stop"
+        ]
     return found
 
 
@@ -39,6 +43,9 @@ def test_greedy_texts_equal_the_local_policy(served: Served) -> None:
     settings = PolicySettings(model=str(served.model), patience=Patience(timeout=60))
     remote = open_policy(f"openai:{served.url}", settings)
     local = open_policy(f"hf:{served.model}")
-    assert [remote.prompt(p) for p in PROBLEMS] == [local.prompt(p) for p in PROBLEMS]
-    assert three_steps(remote) == three_steps(local)
+    assert [remote.prompt(p) for p in SOLVED] == [local.prompt(p) for p in SOLVED]
+    expected = solve(local)
+    assert solve(remote) == expected
+    assert {one.ending for step in expected for one in step} == {"stop", "end"}
+    assert [step[0].text for step in expected[:3]] == ["3 + 4 = 7\n\n", "7 - 2 = 5\n\n", "#### 5"]
     remote.close()
