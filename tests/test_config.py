@@ -72,3 +72,13 @@ def test_read_toml_errors(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = = 1")
     with pytest.raises(ConfigError, match=r"bad.toml: not valid TOML: .*line 1"):
         read_toml(tmp_path / "bad.toml")
+
+
+def test_a_file_may_extend_another(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text('name = "a"\ndoors = 3\n[engine]\npower = 2.0\nfuels = ["x", "y"]\n')
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "more.toml").write_text('extends = "../base.toml"\ndoors = 5\n[engine]\nfuels = ["z"]\n')
+    assert from_mapping(Car, read_toml(tmp_path / "sub" / "more.toml")) == Car("a", 5, engine=Engine(2.0, ("z",)))
+    (tmp_path / "loop.toml").write_text('extends = "loop.toml"')
+    with pytest.raises(ConfigError, match="extends itself"):
+        read_toml(tmp_path / "loop.toml")

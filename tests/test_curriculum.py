@@ -15,7 +15,7 @@ def test_edges_belong_to_the_bin_above_and_the_topmost_bin_is_closed() -> None:
     margins = np.array([1.0, 0.5, 0.4999, 0.3, 0.2, 0.1, 0.0999, 0.0, -1e-9, -1.0])
     binned = assign(margins, Curriculum())
     assert [indices.tolist() for indices in binned.rounds] == [[0, 1], [2, 3], [4], [5]]
-    assert binned.bin_sizes == {"0.5-1": 2, "0.3-0.5": 2, "0.2-0.3": 1, "0.1-0.2": 1}
+    assert binned.bin_sizes == {"0.5 to 1": 2, "0.3 to 0.5": 2, "0.2 to 0.3": 1, "0.1 to 0.2": 1}
     assert binned.dropped == {"negative": 2, "below-lowest-bin": 2, "above-highest-bin": 0}
 
 
@@ -23,7 +23,7 @@ def test_none_trains_the_pairs_of_all_bins_in_one_round() -> None:
     margins = np.array([0.15, 0.9, -0.2, 0.35])
     binned = assign(margins, Curriculum(mode="none"))
     assert [indices.tolist() for indices in binned.rounds] == [[0, 1, 3]]
-    assert binned.bin_sizes["0.5-1"] == 1
+    assert binned.bin_sizes["0.5 to 1"] == 1
 
 
 def test_bins_that_reach_below_zero_keep_negative_margins() -> None:
@@ -34,7 +34,7 @@ def test_bins_that_reach_below_zero_keep_negative_margins() -> None:
 
 def test_bins_may_be_written_in_any_order() -> None:
     assert Curriculum(bins=PAPER_BINS[::-1]).easy_to_hard == PAPER_BINS
-    assert Curriculum().round_names() == ["1_0.5-1", "2_0.3-0.5", "3_0.2-0.3", "4_0.1-0.2"]
+    assert Curriculum().round_names() == ["1_0.5_to_1", "2_0.3_to_0.5", "3_0.2_to_0.3", "4_0.1_to_0.2"]
 
 
 @pytest.mark.parametrize(

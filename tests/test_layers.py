@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"data", "export", "packing", "pairs", "pools", "prms", "tables", "report", "tasks"},
     {"policies", "scorer"},
     {"evaluation", "grpo", "rerank", "search", "serve", "training", "world"},
-    {"cli"},
+    {"__main__", "cli"},
 ]
 """From the bottom up; a module may import its own layer and those before it."""
 

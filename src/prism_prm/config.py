@@ -22,14 +22,31 @@ from prism_prm.errors import ConfigError
 T = TypeVar("T")
 
 
+EXTENDS = "extends"
+"""The key with which a file names another one that it changes; relative to its own folder."""
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The content of a TOML file; an error names the file and what is wrong with it."""
+    """The content of a TOML file on top of those it extends; an error names the file and what is wrong with it."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file. Name a TOML file, e.g. one of those in recipes/.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    if EXTENDS not in settings:
+        return settings
+    base = Path(path).parent / str(settings.pop(EXTENDS))
+    if base.resolve() == Path(path).resolve():
+        raise ConfigError(f"{path}: extends itself")
+    return _merged(read_toml(base), settings)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Sections are merged key by key; any other value replaces the one below."""
+    both = {key: _merged(base[key], value) for key, value in changes.items()
+            if isinstance(value, dict) and isinstance(base.get(key), dict)}  # fmt: skip
+    return {**base, **changes, **both}
 
 
 def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -48,11 +48,16 @@ class Curriculum:
         """The bins from the largest margins down, whatever order they were written in."""
         return tuple(sorted(self.bins, reverse=True))
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether every pair is trained in one round whatever its margin, so that no margin is needed."""
+        return self.mode == "none" and self.easy_to_hard[0][1] == 1 and self.easy_to_hard[-1][0] == -1
+
     def round_names(self) -> list[str]:
-        """A name per round, in order: "1_0.5-1", "2_0.3-0.5", …"""
+        """A name per round, in order: "1_0.5_to_1", "2_0.3_to_0.5", …"""
         if self.mode == "none":
             return ["1_all"]
-        return [f"{i}_{lo:g}-{hi:g}" for i, (lo, hi) in enumerate(self.easy_to_hard, start=1)]
+        return [f"{i}_{lo:g}_to_{hi:g}" for i, (lo, hi) in enumerate(self.easy_to_hard, start=1)]
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,21 @@ class Binned:
     bin_sizes: dict[str, int]
     """Pairs per bin, also with mode `none`."""
     dropped: dict[str, int]
-    """Pairs in no bin: `negative` margins, `below-lowest-bin` (not negative), `above-highest-bin`."""
+    """Pairs in no bin: `negative` margins, `below-lowest-bin` (not negative), `above-highest-bin`; and those left out
+    to keep the ratio of lookahead pairs."""
+
+    def mixed(self, kinds: NDArray[np.object_], ratio: float | None, seed: int) -> Binned:
+        """The rounds with at most `ratio` lookahead pairs per annotated one, chosen by the seed."""
+        if ratio is None:
+            return self
+        rounds = []
+        for number, indices in enumerate(self.rounds):
+            ahead = indices[kinds[indices] == "lookahead"]
+            limit = int(ratio * (kinds[indices] == "annotated").sum())
+            order = np.random.default_rng((seed, number)).permutation(len(ahead))
+            rounds.append(np.setdiff1d(indices, ahead[order[limit:]]))
+        left_out = sum(map(len, self.rounds)) - sum(map(len, rounds))
+        return Binned(tuple(rounds), self.bin_sizes, {**self.dropped, "over-lookahead-ratio": left_out})
 
 
 def assign(margins: NDArray[np.float64], curriculum: Curriculum) -> Binned:
@@ -85,5 +104,5 @@ def assign(margins: NDArray[np.float64], curriculum: Curriculum) -> Binned:
     }
     assert sum(map(len, members)) + sum(dropped.values()) == len(margins), "every pair is somewhere"
     rounds = (np.sort(np.concatenate(members)),) if curriculum.mode == "none" else tuple(members)
-    sizes = {f"{lo:g}-{hi:g}": len(member) for (lo, hi), member in zip(bins, members, strict=True)}
+    sizes = {f"{lo:g} to {hi:g}": len(member) for (lo, hi), member in zip(bins, members, strict=True)}
     return Binned(rounds, sizes, dropped)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import compare, evaluate, export, pairs, rerank, score, theory
+from prism_prm.cli import compare, evaluate, export, margins, pairs, rerank, score, theory, train
 from prism_prm.errors import PrismError
 
 app = typer.Typer(
@@ -40,6 +40,8 @@ def _options(
 app.command(epilog=pairs.EXAMPLES)(pairs.pairs)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=score.EXAMPLES)(score.score)
+app.command(epilog=margins.EXAMPLES)(margins.margins)
+app.command(epilog=train.EXAMPLES)(train.train)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(epilog=compare.EXAMPLES)(compare.compare)
 app.command(epilog=theory.EXAMPLES)(theory.theory)

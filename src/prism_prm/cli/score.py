@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import Advance, console, progress
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
     from prism_prm.data import ReadOptions
     from prism_prm.records import StepTree
-    from prism_prm.scorer.table import Share
 
 EXAMPLES = """
 Examples
@@ -69,7 +68,7 @@ def score(
     from prism_prm.scorer import load_prm
     from prism_prm.scorer.table import write_scores
 
-    with _share(device) as (share, own_device):
+    with share_of_work(device) as (share, own_device):
         options = ReadOptions(split_steps=split_steps, on_bad_record=on_bad_record)
         trees = _read(inputs, format, options)
         model = load_prm(
@@ -123,23 +122,6 @@ def _some(trees: list[StepTree], inputs: Sequence[str]) -> list[StepTree]:
     if not trees:
         raise ConfigError(f"{', '.join(inputs)}: there is nothing to score")
     return trees
-
-
-@contextlib.contextmanager
-def _share(device: str | None) -> Iterator[tuple[Share, str | None]]:
-    """This process's share of the work, and its device."""
-    from prism_prm.scorer.table import Share
-
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Share(), device
-        return
-    from accelerate import PartialState
-
-    state = PartialState(cpu=device == "cpu")
-    try:
-        yield Share(state.process_index, state.num_processes, state.wait_for_everyone), device or str(state.device)
-    finally:
-        state.destroy_process_group()
 
 
 @contextlib.contextmanager

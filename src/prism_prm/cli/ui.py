@@ -21,7 +21,9 @@ def console() -> Console:
 
 
 @contextlib.contextmanager
-def progress(description: str, total: float | None, *, unit: str = "", is_bytes: bool = False) -> Iterator[Advance]:
+def progress(
+    description: str, total: float | None, *, unit: str = "", is_bytes: bool = False, shown: bool = True
+) -> Iterator[Advance]:
     """A progress bar over `total` units (None: unknown); yields the function that advances it."""
     from rich import progress as bars
 
@@ -30,7 +32,7 @@ def progress(description: str, total: float | None, *, unit: str = "", is_bytes:
         bars.TextColumn("{task.description}"), bars.BarColumn(), count, bars.TextColumn(unit),
         bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
     )  # fmt: skip
-    with bars.Progress(*columns, console=console()) as bar:
+    with bars.Progress(*columns, console=console(), disable=not shown) as bar:
         task = bar.add_task(description, total=total)
         yield lambda steps: bar.advance(task, steps)
 

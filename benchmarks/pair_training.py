@@ -1,0 +1,167 @@
+"""Train on real PRM800K pairs: packed trees against TRL's RewardTrainer, and against our own separate sequences.
+
+All train the same Qwen2 architecture with AdamW on the same pairs (annotated, and four lookaheads per position) with
+the same number of pairs per update. The peer, TRL's RewardTrainer, runs both sides of every pair as a whole sequence;
+its row filter (max_length) and gradient checkpointing are off, so that it does no more work than it must.
+
+Run: PRISM_DATA=… python benchmarks/pair_training.py [--trajectories 40] [--updates 3] [--per-tree 32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _real_trees import real_trees, small_prm
+from accelerate import Accelerator
+from datasets import Dataset
+from transformers import Qwen2ForSequenceClassification
+from trl import RewardConfig, RewardTrainer
+
+from _side_by_side import print_ratios, side_by_side
+from prism_prm import Prm
+from prism_prm.losses import Objective
+from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
+from prism_prm.records import StepTree
+from prism_prm.scorer.run import pair_cost
+from prism_prm.training.batches import Packing, RowLimits, batch_maker
+from prism_prm.training.examples import Examples, Ints
+from prism_prm.training.loop import Round, TrainSettings
+
+PAIRS_PER_UPDATE = 64
+PEER = "TRL RewardTrainer"
+
+
+def real_examples(trees: list[StepTree], lookaheads: int) -> Examples:
+    """Annotated pairs and `lookaheads` per position of every tree."""
+    settings = PairSettings(lookahead=lookaheads, audit="off")
+    pairs = [pair for tree in trees for pair in (*annotated_pairs(tree, settings), *lookahead_pairs(tree, settings))]
+    columns = [[getattr(pair, name) for pair in pairs] for name in ("tree_id", "chosen", "rejected", "rejected_tree")]
+    return Examples({tree.tree_id: tree for tree in trees}, np.arange(len(pairs)), *map(np.array, columns))
+
+
+def make_round(prm: Prm, examples: Examples, pack: Packing, per_tree: int, updates: int) -> Round:
+    """The first updates of a round."""
+    settings = TrainSettings(
+        lr=1e-5, pairs_per_update=PAIRS_PER_UPDATE, max_pairs_per_tree_per_update=per_tree, pack=pack, max_grad_norm=1.0
+    )
+    work = Round(
+        "benchmark", prm.module, prm.family, batch_maker(prm.module, settings.microbatch_tokens),
+        RowLimits(settings.row_tokens, pair_cost(prm.module)), examples, Objective(), settings, (0,),
+        Path("no-checkpoints"),
+    )  # fmt: skip
+    work.updates = work.updates[:updates]
+    return work
+
+
+def train_ours(prm: Prm, examples: Examples, pack: Packing, per_tree: int, updates: int) -> int:
+    """Train copies of the weights; gives the tokens that went through the model."""
+    tokens = 0
+
+    def count(line: dict[str, Any]) -> None:
+        nonlocal tokens
+        tokens += line["tokens"]
+
+    fresh = copy.deepcopy(prm)
+    work = make_round(fresh, examples, pack, per_tree, updates)
+    work.on_update = count
+    work.run(Accelerator(cpu=True))
+    return tokens
+
+
+def as_sequences(prm: Prm, examples: Examples, indices: Ints) -> Dataset:
+    """The pairs as TRL takes them: the ids of both whole sequences."""
+
+    def ids(tree: StepTree, parent: int, text: str) -> list[int]:
+        steps = [*tree.texts(tree.path(parent)), text]
+        return [
+            *prm.family.prompt_ids(tree.problem),
+            *(i for n, s in enumerate(steps) for i in prm.family.step_ids(s, n)[0]),
+        ]
+
+    rows = []
+    for i in indices:
+        tree = examples.trees[int(examples.tree[i])]
+        chosen, rejected = int(examples.chosen[i]), int(examples.rejected[i])
+        other = examples.trees[int(examples.rejected_tree[i])]
+        parent = tree.parents[chosen]
+        rows.append({"chosen_ids": ids(tree, parent, tree.nodes[chosen].text),
+                     "rejected_ids": ids(tree, parent, other.nodes[rejected].text)})  # fmt: skip
+    return Dataset.from_list(rows)
+
+
+def trl_trainer(prm: Prm, data: Dataset, folder: str, batch: int) -> RewardTrainer:
+    """TRL's trainer on a model of the same architecture, for one pass over the data."""
+    config = copy.deepcopy(prm.module.config)
+    config.num_labels, config.pad_token_id = 1, 0
+    torch.manual_seed(0)
+    tokenizer = copy.deepcopy(prm.tokenizer)
+    tokenizer.pad_token = tokenizer.eos_token = "<|im_end|>"
+    arguments = RewardConfig(
+        output_dir=folder, per_device_train_batch_size=batch, gradient_accumulation_steps=PAIRS_PER_UPDATE // batch,
+        num_train_epochs=1, max_length=None, gradient_checkpointing=False, use_cpu=True, save_strategy="no",
+        report_to=[], logging_strategy="no", learning_rate=1e-5, disable_tqdm=True, bf16=False,
+    )  # fmt: skip
+    return RewardTrainer(
+        model=Qwen2ForSequenceClassification(config), args=arguments, train_dataset=data, processing_class=tokenizer
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trajectories", type=int, default=40)
+    parser.add_argument("--lookaheads", type=int, default=4)
+    parser.add_argument("--updates", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--per-tree", type=int, default=32)
+    parser.add_argument("--trl-batch", type=int, default=16, help="pairs per pass of the peer")
+    options = parser.parse_args()
+
+    trees = real_trees(options.trajectories)
+    prm = small_prm([node.text for tree in trees for node in tree.nodes], hidden=options.hidden, layers=options.layers)
+    examples = real_examples(trees, options.lookaheads)
+    num_pairs = options.updates * PAIRS_PER_UPDATE
+    print(
+        f"{sum(p.numel() for p in prm.module.parameters()) / 1e6:.1f}M parameters, {torch.get_num_threads()} threads, ",
+        end="",
+    )
+    print(f"{len(examples)} pairs of {len(trees)} trajectories; {num_pairs} trained in {options.updates} updates")
+    chosen = np.concatenate(make_round(prm, examples, "tree", options.per_tree, options.updates).updates)
+    data = as_sequences(prm, examples, chosen)
+    whole = sum(len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in data)
+    tokens: dict[str, int] = {}
+
+    def ours(name: str, pack: Packing, per_tree: int) -> Callable[[], None]:
+        def run() -> None:
+            tokens[name] = train_ours(prm, examples, pack, per_tree, options.updates)
+
+        return run
+
+    def trl() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            trl_trainer(prm, data, folder, options.trl_batch).train()
+
+    packings: dict[str, Packing] = {"packed trees": "tree", "pack = pair": "pair", "pack = none": "none"}
+    alternatives = {name: ours(name, pack, options.per_tree) for name, pack in packings.items()}
+    medians = side_by_side({**alternatives, PEER: trl}, repeats=options.repeats)
+    print(f"up to {options.per_tree} pairs of a tree in an update, the same pairs for all:")
+    print_ratios(medians, peer=PEER)
+    for name, seconds in medians.items():
+        fewer = f", {whole / tokens[name]:.1f}x fewer tokens than the pairs have" if name in tokens else ""
+        print(f"{name}: {num_pairs / seconds:.1f} pairs/s{fewer}")
+    print("other limits on the pairs of a tree in an update (other pairs, hence only the rate):")
+    limits = {f"up to {n}": ours(f"up to {n}", "tree", n) for n in (1, 8, 16, 64)}
+    for name, seconds in side_by_side(limits, repeats=options.repeats).items():
+        print(f"{name}: {num_pairs / seconds:.1f} pairs/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""`python -m prism_prm`: the command line, for launchers that start modules (`accelerate launch -m prism_prm …`)."""
+
+from __future__ import annotations
+
+from prism_prm.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""`prism margins`: how far a PRM already puts the right step of each pair above the wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prism_prm.cli.processes import share_of_work
+from prism_prm.cli.ui import console, print_table, progress
+
+if TYPE_CHECKING:
+    import numpy as np
+
+EXAMPLES = """
+Examples
+
+`prism margins pairs/ --prm Qwen/Qwen2.5-Math-PRM-7B --out margins.parquet`
+
+`accelerate launch --num_processes 8 -m prism_prm margins pairs/ --prm runs/base --out margins.parquet`
+"""
+
+
+def margins(
+    pairs: Annotated[Path, typer.Argument(help="A folder that `prism pairs` has written.")],
+    prm: Annotated[str, typer.Option(help="Folder or hub id of the PRM to score with.")],
+    out: Annotated[Path, typer.Option(help="The table to write (Parquet), by pair id and model hash.")],
+    split: Annotated[str | None, typer.Option(help="Only pairs of this split. Default: all.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
+    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print bins, drops and histogram as JSON.")] = False,
+) -> None:
+    """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.
+
+    All candidates of a tree are scored in one packed pass. A run that was stopped goes on where it was; under
+    `accelerate launch` the work is split over the processes. `prism train` does this as its first stage.
+    """
+    from prism_prm.scorer import load_prm
+    from prism_prm.training.scored import read_column, write_scored
+    from prism_prm.training.source import Split
+
+    with share_of_work(device) as (share, own_device):
+        data = Split.read(pairs, split)
+        examples = data.examples("pairs")
+        model = load_prm(prm, dtype=dtype, device=own_device, token_budget=token_budget)
+        with progress("margins", len(examples), unit="pairs", shown=share.rank == 0) as advance:
+            write_scored(out, model, examples, share=share, advance=advance)
+    if share.rank == 0:
+        _show(read_column(out, "margin", len(examples)), data.kinds, out, as_json)
+
+
+def _show(margins: np.ndarray, kinds: np.ndarray, out: Path, as_json: bool) -> None:
+    from prism_prm.curriculum import Curriculum, assign
+    from prism_prm.training.scored import histogram
+
+    facts = histogram(margins, kinds, width=0.1)
+    if as_json:
+        import json
+
+        binned = assign(margins, Curriculum())
+        typer.echo(json.dumps({"pairs": len(margins), "bins": binned.bin_sizes, "dropped": binned.dropped, **facts}))
+        return
+    print_table("Margins r⁺ − r⁻", ["margin", *facts["counts"], "all", ""], _rows(facts))
+    binned = assign(margins, Curriculum())
+    console().print(f"the paper's bins: {binned.bin_sizes}; dropped: {binned.dropped}; table: {out}", highlight=False)
+
+
+def _rows(facts: dict[str, Any]) -> list[list[str]]:
+    """A row per bin, with a bar as long as its share of the fullest one."""
+    totals = [sum(counts) for counts in zip(*facts["counts"].values(), strict=True)]
+    most = max(totals, default=0) or 1
+    rows = []
+    for i, total in enumerate(totals):
+        lo, hi = facts["edges"][i : i + 2]
+        counts = [str(of_kind[i]) for of_kind in facts["counts"].values()]
+        rows.append([f"{lo:+.1f} to {hi:+.1f}", *counts, str(total), "█" * round(30 * total / most)])
+    return rows

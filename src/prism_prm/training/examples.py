@@ -1,0 +1,91 @@
+"""What a round trains on: pairs of steps, or labelled steps, as columns beside the trees that hold their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism_prm.packing import with_leaves
+from prism_prm.records import Step, StepTree
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """N pairs (`labels` is None), or N labelled steps (`chosen` alone counts)."""
+
+    trees: Mapping[int, StepTree]
+    """Every tree that the columns name, by its id."""
+    ids: Ints
+    """The pair's id, or the step's ordinal: for messages and logs."""
+    tree: Ints
+    chosen: Ints
+    rejected: Ints
+    rejected_tree: Ints
+    labels: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, indices: Ints) -> Examples:
+        """Some of the examples, in the order asked for."""
+        columns = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
+        taken = {name: column[indices] for name in columns if (column := getattr(self, name)) is not None}
+        return replace(self, **taken)
+
+    def right(self) -> NDArray[np.bool_]:
+        """Which labelled steps are right."""
+        assert self.labels is not None, "pairs have no labels"
+        return self.labels > 0.5
+
+    def by_tree(self) -> list[Ints]:
+        """The indices of each tree's examples."""
+        order = np.argsort(self.tree, kind="stable")
+        starts = np.flatnonzero(np.diff(self.tree[order], prepend=-1))
+        return [part for part in np.split(order, starts[1:]) if len(part)]
+
+
+def labelled_steps(trees: Mapping[int, StepTree]) -> Examples:
+    """Every step that has a label, once."""
+    found = [
+        (tree_id, node, step.label)
+        for tree_id, tree in trees.items()
+        for node, step in enumerate(tree.nodes)
+        if step.label is not None
+    ]
+    tree = np.array([row[0] for row in found], dtype=np.int64)
+    node = np.array([row[1] for row in found], dtype=np.int64)
+    labels = np.array([row[2] for row in found], dtype=np.float64)
+    return Examples(trees, np.arange(len(found)), tree, node, node, tree, labels)
+
+
+def offered(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree, list[tuple[int, ...]]]:
+    """Examples of ONE tree as that tree with their extra leaves, and for each example the nodes to read.
+
+    A rejected step that stands under the chosen one's prefix is read in its place; a later step (lookahead) or a step
+    of another tree (random) becomes one more leaf there, once however many examples use it.
+    """
+    tree = examples.trees[int(examples.tree[indices[0]])]
+    leaves: list[tuple[int, Step]] = []
+    place: dict[tuple[int, int, int], int] = {}
+    groups: list[tuple[int, ...]] = []
+    for i in indices:
+        chosen, rejected, other = int(examples.chosen[i]), int(examples.rejected[i]), int(examples.rejected_tree[i])
+        assert examples.tree[i] == tree.tree_id, "the examples are of one tree"
+        if examples.labels is not None:
+            groups.append((chosen,))
+            continue
+        parent = tree.parents[chosen]
+        if other == tree.tree_id and tree.parents[rejected] == parent:
+            groups.append((chosen, rejected))
+            continue
+        key = (parent, other, rejected)
+        if key not in place:
+            place[key] = len(tree.nodes) + len(leaves)
+            leaves.append((parent, examples.trees[other].nodes[rejected]))
+        groups.append((chosen, place[key]))
+    return (with_leaves(tree, leaves) if leaves else tree), groups

@@ -1,0 +1,269 @@
+"""One round of training: updates over planned examples, with checkpoints that a killed run goes on from.
+
+This is a short loop on accelerate and not a transformers.Trainer: an update here is a stated number of PAIRS, however
+they are packed, micro-batched or spread over processes; a non-finite loss must stop the run before it touches
+the weights; and checkpoints must appear whole or not at all. Trainer counts sequences per device, hides NaN by default
+and writes checkpoints in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from prism_prm.errors import ConfigError, PrismError
+from prism_prm.losses import Objective
+from prism_prm.packing import Layout, PackedBatch, Row
+from prism_prm.training.batches import MicroBatch, Packing, RowLimits, micro_batches, parts_of_update
+from prism_prm.training.examples import Examples, Ints
+from prism_prm.training.plan import plan_updates
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+STATE_FILE = "progress.json"
+CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
+"""What a disc without room looks like from Python, torch and safetensors."""
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Section [train]: how the objective is minimised. Every round starts with a fresh optimiser and schedule."""
+
+    lr: float = 1e-6
+    epochs: int = 1
+    """Passes over the pairs of a round."""
+    pairs_per_update: int = 64
+    """Pairs (or labelled steps) of one update, whatever the packing, micro-batches and number of processes."""
+    max_pairs_per_tree_per_update: int = 8
+    """Pairs of one tree share their prefix, so more are cheaper; 1 makes the pairs of an update independent."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How the learning rate falls to 0 over a round, after the warm-up."""
+    warmup: float = 0.03
+    """Share of a round's updates in which the learning rate rises from 0."""
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0 leaves them alone."""
+    pack: Packing = "tree"
+    """`tree`: pairs of a tree share its prefix. `pair`: the two steps of a pair do. `none`: nothing is. All equal."""
+    row_tokens: int = 4096
+    """A packed tree longer than this is split between pairs, its trunk repeated."""
+    microbatch_tokens: int = 8192
+    """Padded tokens of one forward and backward pass."""
+    on_too_long: Literal["error", "skip"] = "error"
+    """What happens to pairs longer than the model's context: `skip` leaves them out, counted."""
+    checkpoint_every: int = 100
+    """Updates between checkpoints."""
+    keep_checkpoints: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("lr", "epochs", "pairs_per_update", "max_pairs_per_tree_per_update", "row_tokens",
+                    "microbatch_tokens", "checkpoint_every", "keep_checkpoints"):  # fmt: skip
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"train.{key} = {getattr(self, key)}: must be above 0.")
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"train.warmup = {self.warmup}: a share of the round's updates, from 0 to below 1.")
+
+    def lr_at(self, update: int, updates: int) -> float:
+        """The learning rate of an update (from 0) of a round of `updates`: a formula, so nothing to resume."""
+        rising = math.ceil(self.warmup * updates)
+        if update < rising:
+            return self.lr * (update + 1) / rising
+        done = (update - rising) / max(1, updates - rising)
+        return (
+            self.lr * {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
+        )
+
+
+class NotFiniteError(PrismError):
+    """Training met a loss or gradient that is not a number; the weights of the last checkpoint are good."""
+
+
+@dataclass
+class Round:
+    """What one round works with; `run` trains it to its end."""
+
+    name: str
+    model: torch.nn.Module
+    """As the optimiser sees it: a PRM's module, perhaps wrapped by peft."""
+    family: Layout
+    make_batch: Callable[[Sequence[Row]], PackedBatch]
+    limits: RowLimits
+    examples: Examples
+    objective: Objective
+    settings: TrainSettings
+    seed: tuple[int, ...]
+    checkpoints: Path
+    on_update: Callable[[dict[str, Any]], None] = lambda _: None
+    """Called on the main process after every update with its log line."""
+    on_resume: Callable[[int], None] = lambda _: None
+    """Called with the number of updates that are already done."""
+    updates: list[Ints] = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.updates = [
+            update
+            for epoch in range(settings.epochs)
+            for update in plan_updates(
+                self.examples.tree,
+                per_update=settings.pairs_per_update,
+                per_tree=settings.max_pairs_per_tree_per_update,
+                seed=(*self.seed, epoch),
+            )
+        ]
+
+    def run(self, accelerator: Accelerator) -> torch.nn.Module:
+        """Train, or go on from the last checkpoint; gives the prepared model."""
+        settings = self.settings
+        self.model.train()
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
+        )
+        model, optimizer = accelerator.prepare(self.model, optimizer)
+        start = self._resume(accelerator)
+        self.on_resume(start)
+        for number in range(start, len(self.updates)):
+            started = time.perf_counter()
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr_at(number, len(self.updates))
+            line = self._update(accelerator, model, optimizer, number)
+            line |= {"lr": group["lr"], "seconds": time.perf_counter() - started}
+            if accelerator.is_main_process:
+                self.on_update(line)
+            if (number + 1) % settings.checkpoint_every == 0 and number + 1 < len(self.updates):
+                self._checkpoint(accelerator, number + 1)
+        return model  # type: ignore[no-any-return]
+
+    def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
+        """One update; raises before the weights change if its loss or gradient is not a number."""
+        settings, update = self.settings, self.updates[number]
+        parts = parts_of_update(self.examples, update, self.family, settings.pack, self.limits)
+        batches = micro_batches(
+            parts, self.make_batch, settings.microbatch_tokens, accelerator.process_index, accelerator.num_processes
+        )
+        losses = []
+        for i, micro in enumerate(batches):
+            last = i == len(batches) - 1
+            with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                loss_N = self._losses(model, micro, accelerator.device)
+                # Processes average their gradients; the update's loss is the mean over all its examples.
+                accelerator.backward(loss_N.sum() * (micro.weight * accelerator.num_processes / len(update)))
+            losses.append((micro, loss_N.detach()))
+        total = torch.stack([micro.weight * loss_N.sum() for micro, loss_N in losses]).sum()
+        norm = self._gradient_norm(accelerator, model)
+        loss, tokens = accelerator.reduce(
+            torch.stack([total.double(), torch.tensor(float(sum(m.batch.input_ids_BL.numel() for m in batches)),
+                                                      dtype=torch.float64, device=accelerator.device)]), "sum"
+        ).tolist()  # fmt: skip
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._not_a_number(number, loss, norm, losses)
+        optimizer.step()
+        optimizer.zero_grad()
+        return {
+            "round": self.name, "update": number, "updates": len(self.updates), "loss": loss / len(update),
+            "grad_norm": norm, "examples": len(update), "tokens": int(tokens),
+        }  # fmt: skip
+
+    def _losses(self, model: Any, micro: MicroBatch, device: torch.device) -> torch.Tensor:
+        log_odds_R = model(micro.batch.to(device))[:, 0]
+        read_NK = log_odds_R[micro.reads_NK.to(device)]
+        if self.examples.labels is None:
+            return self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
+        labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
+        return self.objective.of_steps(read_NK[:, 0], labels_N)
+
+    def _gradient_norm(self, accelerator: Accelerator, model: Any) -> float:
+        limit = self.settings.max_grad_norm or math.inf
+        norm = accelerator.clip_grad_norm_(model.parameters(), limit)
+        return math.nan if norm is None else float(norm)
+
+    def _not_a_number(
+        self, number: int, loss: float, norm: float, losses: list[tuple[MicroBatch, Any]]
+    ) -> NotFiniteError:
+        bad = [
+            int(self.examples.ids[i])
+            for micro, loss_N in losses
+            for i, value in zip(micro.examples, loss_N.tolist(), strict=True)
+            if not math.isfinite(value)
+        ]
+        what = "pairs" if self.examples.labels is None else "labelled steps"
+        named = (
+            f"{what} {bad[:20]}"
+            if bad
+            else f"one of the {what} {self.examples.ids[self.updates[number]][:20].tolist()}"
+        )
+        last = _last_checkpoint(self.checkpoints)
+        kept = f"The last good checkpoint is {last}" if last else "No weights were changed in this round yet"
+        return NotFiniteError(
+            f"round {self.name}, update {number}: loss {loss}, gradient norm {norm}, from {named}. {kept}. "
+            'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), and start again.'
+        )
+
+    def _checkpoint(self, accelerator: Accelerator, done: int) -> None:
+        """Write aside, rename, then remove older ones."""
+        final = self.checkpoints / f"update-{done:06d}"
+        aside = self.checkpoints / f".update-{done:06d}.part"
+        if accelerator.is_main_process:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+        accelerator.wait_for_everyone()
+        try:
+            accelerator.save_state(str(aside))
+        except CANNOT_WRITE as error:
+            last = _last_checkpoint(self.checkpoints)
+            raise PrismError(
+                f"{final}: the checkpoint could not be written ({error}). "
+                f"{f'{last} is whole' if last else 'There is none yet'}; make room and start the same command again."
+            ) from error
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            (aside / STATE_FILE).write_text(json.dumps({"updates_done": done, "plan": self._plan_hash()}))
+            shutil.rmtree(final, ignore_errors=True)
+            aside.rename(final)
+            for old in _checkpoints(self.checkpoints)[: -self.settings.keep_checkpoints]:
+                shutil.rmtree(old)
+        accelerator.wait_for_everyone()
+
+    def _resume(self, accelerator: Accelerator) -> int:
+        last = _last_checkpoint(self.checkpoints)
+        if last is None:
+            return 0
+        state = json.loads((last / STATE_FILE).read_text())
+        if state["plan"] != self._plan_hash():
+            raise PrismError(
+                f"{last}: made for other pairs or settings; remove {self.checkpoints} to start the round anew."
+            )
+        accelerator.load_state(str(last))
+        return int(state["updates_done"])
+
+    def _plan_hash(self) -> str:
+        import hashlib
+
+        digest = hashlib.blake2b(repr((self.settings, self.objective)).encode(), digest_size=8)
+        for update in self.updates:
+            digest.update(np.ascontiguousarray(self.examples.ids[update]).tobytes() + b"|")
+        return digest.hexdigest()
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("update-*")) if folder.is_dir() else []
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint; those still written aside do not count."""
+    return max((path for path in _checkpoints(folder) if (path / STATE_FILE).exists()), default=None)

@@ -1,0 +1,64 @@
+"""Which weights are trained: all, the upper layers, or low-rank adapters that are merged at the end of a round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from prism_prm.errors import ConfigError
+from prism_prm.training.recipe import HardwareSettings, Lora
+
+if TYPE_CHECKING:
+    from prism_prm.prms.module import PrmModule
+
+
+def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:
+    """The module as the optimiser should see it."""
+    module.requires_grad_(True)
+    if hardware.frozen_layers:
+        freeze(module, hardware.frozen_layers)
+    if hardware.gradient_checkpointing:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if hardware.lora is not None:
+        return with_adapters(module, hardware.lora, seed)
+    return module
+
+
+def freeze(module: PrmModule, layers: int) -> None:
+    """The embedding and the `layers` lowest layers stay as they are."""
+    backbone = module.backbone
+    if not layers <= len(backbone.layers):
+        raise ConfigError(f"hardware.frozen_layers = {layers}: the model has {len(backbone.layers)} layers.")
+    backbone.get_input_embeddings().requires_grad_(False)
+    for layer in backbone.layers[:layers]:
+        layer.requires_grad_(False)
+
+
+def with_adapters(module: PrmModule, lora: Lora, seed: int) -> torch.nn.Module:
+    """Low-rank adapters on the backbone's linear layers; the head is trained in full."""
+    from peft import LoraConfig, get_peft_model
+
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
+        modules_to_save=[module.head_name],
+    )  # fmt: skip
+    model: Any = get_peft_model(module, config)
+    frozen_layers = {name.rsplit(".", 1)[0] for name in frozen}
+    for name, parameter in model.named_parameters():
+        if any(f".{layer}." in name for layer in frozen_layers):
+            parameter.requires_grad_(False)
+    return model  # type: ignore[no-any-return]
+
+
+def merged(model: Any) -> PrmModule:
+    """The plain PRM module again, adapters merged into its weights."""
+    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model  # type: ignore[no-any-return]
+
+
+def count(model: torch.nn.Module) -> tuple[int, int]:
+    """(trained, all) parameters."""
+    parameters = list(model.parameters())
+    return sum(p.numel() for p in parameters if p.requires_grad), sum(p.numel() for p in parameters)

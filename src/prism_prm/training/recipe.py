@@ -1,0 +1,153 @@
+"""A recipe: everything that decides a run, in one TOML file.
+
+Each section is documented where it is used: [data.read] in data/options.py, [data.pairs] in pairs/settings.py,
+[objective] in losses.py, [curriculum] in curriculum.py, [train] in loop.py, and the rest here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.curriculum import Curriculum
+from prism_prm.data.options import ReadOptions
+from prism_prm.errors import ConfigError
+from prism_prm.losses import Objective
+from prism_prm.pairs.settings import PairSettings
+from prism_prm.training.loop import TrainSettings
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Section [data]: which solutions are read, and which of their steps are compared."""
+
+    inputs: tuple[str, ...] = ()
+    """Files, folders or hub data sets of labelled solutions, as `prism pairs` takes them."""
+    folder: str | None = None
+    """Instead of inputs: a folder that `prism pairs` has written (the rest of this section does not apply then)."""
+    format: str = "auto"
+    exclude: tuple[str, ...] = ()
+    """Files whose problems must not be trained on."""
+    split: dict[str, float] = field(default_factory=lambda: {"train": 0.95, "validation": 0.05})
+    """Shares of the problems; `train` is trained on."""
+    read: ReadOptions = field(default_factory=ReadOptions)
+    """Section [data.read]: neutral ratings, finish reasons and other choices of reading."""
+    pairs: PairSettings = field(default_factory=PairSettings)
+    """Section [data.pairs]: lookahead, audit, ablations, seed."""
+
+    def __post_init__(self) -> None:
+        if bool(self.inputs) == bool(self.folder):
+            raise ConfigError('[data] needs either inputs = ["file.jsonl", …] or folder = "made by prism pairs".')
+
+
+@dataclass(frozen=True)
+class BaseSettings:
+    """Section [base]: the PRM that training starts from and that scores the margins."""
+
+    prm: str | None = None
+    """Folder or hub id of a PRM."""
+    backbone: str | None = None
+    """Instead of a PRM: a causal language model (hub id, folder, folder with a GGUF file) that gets a fresh head."""
+    family: str | None = None
+    """The PRM's family where it is not known from its folder; with a backbone: the family to make (default qwen)."""
+
+    def __post_init__(self) -> None:
+        if bool(self.prm) == bool(self.backbone):
+            raise ConfigError('[base] needs either prm = "…" or backbone = "…".')
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Section [hardware.lora]: train low-rank adapters (peft) instead of the weights; each round merges them."""
+
+    r: int = 16
+    alpha: float = 32
+    dropout: float = 0.0
+    targets: tuple[str, ...] = TARGETS
+
+
+@dataclass(frozen=True)
+class HardwareSettings:
+    """Section [hardware]: how the model is held and run; none of it changes what is learned, rounding aside."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Of the weights in training. With mixed precision the arithmetic is 16-bit and the weights stay 32-bit."""
+    save_dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """Of the saved PRM folders; default: dtype. Each round starts from the folder of the one before."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    attn: Literal["sdpa", "flex"] = "sdpa"
+    gradient_checkpointing: bool = False
+    frozen_layers: int = 0
+    """The embedding and this many lowest layers stay as they are."""
+    lora: Lora | None = None
+    score_tokens: int | None = None
+    """Padded tokens per forward pass when scoring margins and validating; default: that of `prism score`."""
+
+
+CRITERIA = {
+    "fpr_at_tpr_80": False,
+    "fpr_at_tpr_90": False,
+    "fpr_at_tpr_95": False,
+    "auroc": True,
+    "pairwise_accuracy": True,
+}
+"""Validation metric that may choose the best round → whether more is better."""
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """Section [validation]: how each round is measured on problems that are not trained on."""
+
+    split: str | None = "validation"
+    """The split to measure on; leave out with split = "" to train without validation (the last round is then best)."""
+    max_trees: int | None = None
+    """Measure on this many trees only, chosen by the data's seed."""
+    criterion: Literal["fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "auroc", "pairwise_accuracy"] = (
+        "fpr_at_tpr_90"
+    )
+    """What the best round is best in."""
+    threshold: float | None = None
+    """Saved with every PRM: a step counts as right above it. Default: the validation threshold that reaches `tpr`."""
+    tpr: float = 0.9
+    aggregator: str = "min"
+    """Saved with every PRM: how step scores become a solution's score."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tpr <= 1:
+            raise ConfigError(f"validation.tpr = {self.tpr}: a share above 0, up to 1.")
+        if self.threshold is not None and not 0 <= self.threshold < 1:
+            raise ConfigError(f"validation.threshold = {self.threshold}: from 0 to below 1.")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run."""
+
+    data: DataSettings
+    base: BaseSettings
+    seed: int = 0
+    """Decides the order of pairs, and fresh weights where there are any."""
+    lookahead_ratio: float | None = None
+    """At most this many lookahead pairs per annotated pair in a round, chosen by the seed; default: all."""
+    report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    objective: Objective = field(default_factory=Objective)
+    curriculum: Curriculum = field(default_factory=Curriculum)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    hardware: HardwareSettings = field(default_factory=HardwareSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+
+    def __post_init__(self) -> None:
+        if self.objective.on == "labels" and self.curriculum.mode != "none":
+            raise ConfigError("objective.on = 'labels' has no margins: set curriculum.mode = 'none'.")
+        if self.lookahead_ratio is not None and self.lookahead_ratio < 0:
+            raise ConfigError(f"lookahead_ratio = {self.lookahead_ratio}: must not be negative.")
+
+
+def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file with `--set` assignments applied; paths in it are relative to where you are."""
+    return from_mapping(Recipe, override(read_toml(path), assignments))

@@ -1,0 +1,330 @@
+"""A run: PRISM from data to a trained PRM, top to bottom.
+
+pairs → margins of the base PRM → rounds, easy to hard → the best round. Each stage leaves its result in the run's
+folder and is not done again; a run that was killed goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from prism_prm.config import to_toml
+from prism_prm.curriculum import Binned, assign
+from prism_prm.errors import ConfigError, DataError, PrismError
+from prism_prm.files import write_text
+from prism_prm.scorer import Prm, init_prm, load_prm
+from prism_prm.scorer.run import pair_cost
+from prism_prm.scorer.table import Share
+from prism_prm.training.batches import RowLimits, batch_maker, too_long
+from prism_prm.training.examples import Examples
+from prism_prm.training.log import RunLog
+from prism_prm.training.loop import CANNOT_WRITE, Round
+from prism_prm.training.model import count, merged, prepare
+from prism_prm.training.recipe import Recipe
+from prism_prm.training.scored import histogram, read_column, write_scored
+from prism_prm.training.source import TRAIN, Split, make_data
+from prism_prm.training.validation import Validation, best_round
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Bars = Callable[[str, float], AbstractContextManager[Callable[[int], None]]]
+"""(description, total) → a progress bar that yields the function to advance it."""
+
+BASE = "0_base"
+
+
+def no_bars(_description: str, _total: float) -> AbstractContextManager[Callable[[int], None]]:
+    """For callers that show nothing."""
+    return contextlib.nullcontext(lambda _: None)
+
+
+class Run:
+    """One recipe in one folder; under `accelerate launch` every process has its own of the same."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: str | Path,
+        accelerator: Accelerator,
+        *,
+        bars: Bars = no_bars,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.recipe = recipe
+        self.folder = Path(folder)
+        self.accelerator = accelerator
+        self.main: bool = accelerator.is_main_process
+        self.share = Share(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
+        self.bars = bars if self.main else no_bars
+        self.say = say if self.main else lambda _: None
+
+    def go(self) -> dict[str, Any]:
+        """Do what is not done yet; gives the content of run.json."""
+        with self._claimed() as finished:
+            if finished is not None:
+                self.say(f"{self.folder} is finished already; nothing to do. Its best PRM: {finished['best']}")
+                return finished
+            self._main_only(lambda: make_data(self.recipe, self.folder))
+            data = make_data(self.recipe, self.folder)
+            place = self._base()
+            base = self._load(place)
+            validation = self._validation(data, base)
+            results = {BASE: self._validated(BASE, base, validation)}
+            split = Split.read(data, TRAIN)
+            train, kinds = self._fitting(split, base)
+            binned = self._binned(train, kinds, base)
+            del base
+            names = self.recipe.curriculum.round_names()
+            self._refuse_empty_rounds(dict(zip(names, binned.rounds, strict=True)), binned)
+            for number, name in enumerate(names):
+                if number and self.recipe.curriculum.rescore:
+                    binned = self._binned(train, kinds, self._load(place), name)
+                    self._refuse_empty_rounds({name: binned.rounds[number]}, binned)
+                place = self._round(number, name, train.take(binned.rounds[number]), place)
+                results[name] = self._validated(name, place, validation)
+            return self._finish(results)
+
+    # --- the stages, in order ---
+
+    def _base(self) -> Path | str:
+        """Where the PRM to start from is; a fresh one is made and saved."""
+        settings = self.recipe.base
+        if settings.prm:
+            return settings.prm
+        folder = self.folder / "base"
+
+        def make() -> None:
+            assert settings.backbone
+            family, dtype, seed = settings.family or "qwen", self.recipe.hardware.dtype, self.recipe.seed
+            init_prm(settings.backbone, family=family, dtype=dtype, device="cpu", seed=seed).save(folder)
+
+        if not folder.exists():
+            self._main_only(make)
+        return folder
+
+    def _validation(self, data: Path, prm: Prm) -> Validation | None:
+        settings = self.recipe.validation
+        return Validation.of(Split.read(data, settings.split), prm, settings) if settings.split else None
+
+    def _fitting(self, split: Split, prm: Prm) -> tuple[Examples, np.ndarray]:
+        """The examples to train on that fit the model's context, and their kinds."""
+        examples = split.examples(self.recipe.objective.on)
+        long = too_long(examples, prm.family, prm.context)
+        if len(long) and self.recipe.train.on_too_long == "error":
+            raise DataError(
+                f"{len(long)} of {len(examples)} examples are longer than the model's context of {prm.context} tokens, "
+                f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to leave them out.'
+            )
+        kept = np.setdiff1d(np.arange(len(examples)), long)
+        self.say(f"{len(kept)} examples of {len(split.trees)} trees to train on; {len(long)} left out as too long")
+        kinds = split.kinds if examples.labels is None else np.full(len(examples), "labelled", dtype=object)
+        return examples.take(kept), kinds[kept]
+
+    def _binned(self, train: Examples, kinds: np.ndarray, prm: Prm, name: str = "") -> Binned:
+        """Margins, and the rounds they give; one round of everything where no margin is asked for."""
+        recipe = self.recipe
+        if train.labels is not None or recipe.curriculum.takes_all:
+            return Binned((np.arange(len(train)),), {"all": len(train)}, {})
+        stem = f"margins-{name}" if name else "margins"
+        path = self.folder / f"{stem}.parquet"
+        with self.bars("margins", len(train)) as advance:
+            write_scored(path, prm, train, share=self.share, advance=advance)
+        margins = read_column(path, "margin", len(train))
+        binned = assign(margins, recipe.curriculum).mixed(kinds, recipe.lookahead_ratio, recipe.seed)
+        facts = {"pairs": len(train), "bins": binned.bin_sizes, "dropped": binned.dropped}
+        facts |= {"rounds": [len(indices) for indices in binned.rounds], "histogram": histogram(margins, kinds)}
+        self._main_only(lambda: write_text(self.folder / f"{stem}.json", json.dumps(facts, indent=2) + "\n"))
+        self.say(f"margins: bins {binned.bin_sizes}, dropped {binned.dropped}")
+        return binned
+
+    def _refuse_empty_rounds(self, rounds: dict[str, Any], binned: Binned) -> None:
+        """Said before anything is trained."""
+        empty = [name for name, indices in rounds.items() if not len(indices)]
+        if empty:
+            raise DataError(
+                f"rounds {empty} have no pairs (bins: {binned.bin_sizes}; dropped: {binned.dropped}). "
+                "Merge bins in curriculum.bins, or give more data."
+            )
+
+    def _round(self, number: int, name: str, examples: Examples, start: Path | str) -> Path:
+        """Train one round from the PRM at `start`; gives its folder."""
+        folder = self.folder / "rounds" / name
+        if folder.exists():
+            return folder
+        recipe = self.recipe
+        prm = self._load(start)
+        model = prepare(prm.module, recipe.hardware, recipe.seed)
+        trained, total = count(model)
+        work = Round(
+            name,
+            model,
+            prm.family,
+            batch_maker(prm.module, recipe.train.microbatch_tokens),
+            RowLimits(recipe.train.row_tokens, pair_cost(prm.module)),
+            examples,
+            recipe.objective,
+            recipe.train,
+            (recipe.seed, number),
+            self.folder / "checkpoints" / name,
+        )
+        self.say(
+            f"round {name}: {len(examples)} examples in {len(work.updates)} updates, "
+            f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
+        )
+        with self._logged(work):
+            model = work.run(self.accelerator)
+        self._save(prm, model, folder)
+        self._main_only(lambda: shutil.rmtree(self.folder / "checkpoints", ignore_errors=True))
+        self.accelerator.free_memory()
+        release_memory()
+        return folder
+
+    @contextlib.contextmanager
+    def _logged(self, work: Round) -> Iterator[None]:
+        """A progress bar and the run's log, on the main process."""
+        with self.bars(f"round {work.name}", len(work.updates)) as advance:
+            if not self.main:
+                yield
+                return
+            with contextlib.closing(RunLog(self.folder, self.recipe.report_to, asdict(self.recipe))) as log:
+
+                def on_resume(done: int) -> None:
+                    log.resume(work.name, done)
+                    advance(done)
+
+                def on_update(line: dict[str, Any]) -> None:
+                    log.update(line)
+                    advance(1)
+
+                work.on_resume, work.on_update = on_resume, on_update
+                yield
+
+    def _save(self, prm: Prm, model: Any, folder: Path) -> None:
+        """The trained PRM as a folder, whole or not at all."""
+        accelerator, hardware = self.accelerator, self.recipe.hardware
+        if hardware.lora is not None:
+            prm.module = merged(accelerator.unwrap_model(model))
+            state = dict(prm.module.state_dict())
+        else:
+            state = accelerator.get_state_dict(model)  # gathers weights that are spread over processes
+        dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
+        state = {key: value.to(dtype) for key, value in state.items()} if self.main else {}
+
+        def save() -> None:
+            try:
+                prm.save(folder, state=state, aggregator=self.recipe.validation.aggregator)
+            except CANNOT_WRITE as error:
+                raise PrismError(
+                    f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and "
+                    "start the same command again."
+                ) from error
+
+        self._main_only(save)
+
+    def _validated(self, name: str, place: Prm | Path, data: Validation | None) -> dict[str, Any]:
+        """The metrics of a round; the threshold they give goes into its PRM folder."""
+        path = self.folder / "rounds" / f"{name}.json"
+        if not path.exists():
+            result: dict[str, Any] = {}
+            if data is not None:
+                scores = self.folder / "validation" / name
+                with self.bars(f"validating {name}", len(data.steps) + len(data.pairs)) as advance:
+                    data.score(scores, place if isinstance(place, Prm) else self._load(place), self.share, advance)
+                result = data.measure(scores, self.recipe.validation)
+
+            def note() -> None:
+                if isinstance(place, Path) and "threshold" in result:
+                    set_threshold(place, result["threshold"])
+                write_text(path, json.dumps(result, indent=2) + "\n")
+
+            self._main_only(note)
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def _finish(self, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Mark the best round, and the run as done."""
+        trained = {name: result for name, result in results.items() if name != BASE}
+        settings = self.recipe.validation
+        best = best_round(trained, settings.criterion) if settings.split else list(trained)[-1]
+        finished = {
+            "best": str(self.folder / "rounds" / best),
+            "criterion": settings.criterion if settings.split else "last round",
+            "rounds": results,
+        }
+        self._main_only(lambda: write_text(self.folder / "run.json", json.dumps(finished, indent=2) + "\n"))
+        return finished
+
+    # --- what the stages share ---
+
+    def _load(self, place: Path | str) -> Prm:
+        hardware = self.recipe.hardware
+        family = self.recipe.base.family if isinstance(place, str) else None
+        return load_prm(
+            place, family=family, dtype=hardware.dtype, device=self.accelerator.device, attn=hardware.attn,
+            token_budget=hardware.score_tokens,
+        )  # fmt: skip
+
+    def _main_only(self, work: Callable[[], object]) -> None:
+        """Work of the main process, for which the others wait."""
+        if self.main:
+            work()
+        self.accelerator.wait_for_everyone()
+
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[dict[str, Any] | None]:
+        """Hold the folder for this run; yields run.json if the run is finished."""
+        import fcntl
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as lock:
+            if self.main:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    message = f"{self.folder}: another process is running here; wait for it, or name another --out."
+                    raise PrismError(message) from None
+                self._check_recipe()
+            self.accelerator.wait_for_everyone()
+            run_file = self.folder / "run.json"
+            yield json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else None
+
+    def _check_recipe(self) -> None:
+        """A folder belongs to one recipe, which is saved in it."""
+        path, text = self.folder / "recipe.toml", to_toml(self.recipe)
+        if not path.exists():
+            write_text(path, text)
+            return
+        old, new = path.read_text(encoding="utf-8").splitlines(), text.splitlines()
+        if old != new:
+            changed = [line for line in new if line not in old] or [line for line in old if line not in new]
+            raise ConfigError(
+                f"{self.folder} was started with other settings ({path}); now: {'; '.join(changed[:5])}. "
+                "Name another --out, or remove the folder to start anew."
+            )
+
+
+def set_threshold(folder: Path, threshold: float) -> None:
+    """Change the threshold that a PRM folder says to use."""
+    from prism_prm.prms.card import CARD_FILE
+
+    card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
+    write_text(folder / CARD_FILE, json.dumps({**card, "threshold": threshold}, indent=2) + "\n")
+
+
+def release_memory() -> None:
+    """Give back what the last model took."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,105 @@
+"""How good a PRM is on problems it is not trained on: what rounds are judged by, and where thresholds come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism_prm.errors import DataError
+from prism_prm.metrics.counts import fnr, fpr, sum_counts
+from prism_prm.metrics.ranking import Ranking, pairwise_accuracy, threshold_for_tpr
+from prism_prm.scorer.results import sigmoid
+from prism_prm.scorer.table import Share
+from prism_prm.training.batches import too_long
+from prism_prm.training.examples import Examples, labelled_steps
+from prism_prm.training.recipe import CRITERIA, ValidationSettings
+from prism_prm.training.scored import Floats, read_column, write_scored
+from prism_prm.training.source import Split
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Prm
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The held-out data: labelled steps, and pairs with their kinds."""
+
+    steps: Examples
+    pairs: Examples
+    kinds: np.ndarray
+
+    @classmethod
+    def of(cls, split: Split, prm: Prm, settings: ValidationSettings) -> Validation:
+        """The part of a split that the PRM can read; a step that is as likely right as wrong says nothing."""
+        chosen = _some_trees(split, settings.max_trees)
+        steps = labelled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
+        assert steps.labels is not None
+        steps = _fitting(steps.take(np.flatnonzero(steps.labels != 0.5)), prm)[0]
+        pairs, kept = _fitting(split.pairs.take(np.flatnonzero(np.isin(split.pairs.tree, chosen))), prm)
+        kinds = split.kinds[np.isin(split.pairs.tree, chosen)][kept]
+        right = steps.right()
+        if right.all() or not right.any():
+            found = "no labelled step" if not len(right) else f"only {'right' if right.all() else 'wrong'} steps"
+            raise DataError(
+                f"The validation split has {found}: give it a larger share in data.split, "
+                'or train without validation (validation.split = "").'
+            )
+        return cls(steps, pairs, kinds)
+
+    def score(self, folder: Path, prm: Prm, share: Share, advance: Callable[[int], None]) -> None:
+        """Write the PRM's scores of all of it into a folder."""
+        write_scored(folder / "steps.parquet", prm, self.steps, share=share, advance=advance)
+        if len(self.pairs):
+            write_scored(folder / "pairs.parquet", prm, self.pairs, share=share, advance=advance)
+
+    def measure(self, folder: Path, settings: ValidationSettings) -> dict[str, Any]:
+        """The metrics of scores that were written into a folder, and the threshold they give."""
+        right = self.steps.right()
+        scores = sigmoid(read_column(folder / "steps.parquet", "log_odds", len(right)))
+        threshold = settings.threshold
+        if threshold is None:
+            threshold = threshold_for_tpr(right, scores, settings.tpr)
+        half, chosen = (sum_counts(right, scores > at) for at in (0.5, threshold))
+        result: dict[str, Any] = {
+            "trees": len(np.unique(self.steps.tree)), "steps": len(right), "right_steps": int(right.sum()),
+            **Ranking.of(right, scores).metrics(),
+            "fpr_at_0.5": float(fpr(half)), "fnr_at_0.5": float(fnr(half)),
+            "threshold": float(threshold), "fpr": float(fpr(chosen)), "fnr": float(fnr(chosen)),
+        }  # fmt: skip
+        if len(self.pairs):
+            path = folder / "pairs.parquet"
+            columns = (read_column(path, f"{side}_log_odds", len(self.pairs)) for side in ("chosen", "rejected"))
+            result |= {"pairs": len(self.pairs), **self._pairwise(pairwise_accuracy(*columns))}
+        return result
+
+    def _pairwise(self, right_N: Floats) -> dict[str, float]:
+        by_kind = {
+            f"pairwise_accuracy_{kind}": float(right_N[self.kinds == kind].mean()) for kind in sorted(set(self.kinds))
+        }
+        return {"pairwise_accuracy": float(right_N.mean()), **by_kind}
+
+
+def best_round(results: Mapping[str, Mapping[str, Any]], criterion: str) -> str:
+    """The round with the best value of the criterion; the earlier one of equals."""
+    missing = [name for name, result in results.items() if criterion not in result]
+    if missing:
+        raise DataError(f"validation.criterion = {criterion!r} was not measured in {missing}: the split has no pair.")
+    sign = 1 if CRITERIA[criterion] else -1
+    return max(results, key=lambda name: sign * results[name][criterion])
+
+
+def _some_trees(split: Split, limit: int | None) -> list[int]:
+    """All trees, or `limit` of them spread evenly over the split."""
+    ids = list(split.trees)
+    if limit is None or limit >= len(ids):
+        return ids
+    return [ids[i] for i in np.linspace(0, len(ids) - 1, limit).astype(int)]
+
+
+def _fitting(examples: Examples, prm: Prm) -> tuple[Examples, np.ndarray]:
+    kept = np.setdiff1d(np.arange(len(examples)), too_long(examples, prm.family, prm.context))
+    return examples.take(kept), kept

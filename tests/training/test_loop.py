@@ -1,0 +1,185 @@
+"""One update is one update, whatever the packing: the same loss and the same new weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from some_pairs import random_examples
+from torch import Tensor
+
+from prism_prm.errors import ConfigError, PrismError
+from prism_prm.losses import Objective
+from prism_prm.packing import collate
+from prism_prm.scorer import Prm
+from prism_prm.training.batches import Packing, RowLimits, micro_batches, parts_of_update
+from prism_prm.training.examples import Examples, labelled_steps, offered
+from prism_prm.training.loop import NotFiniteError, Round, TrainSettings
+
+
+def tiny_copy(tiny_prm: Callable[..., Any]) -> Prm:
+    """A tiny PRM in 64 bits that a test may train."""
+    return copy.deepcopy(tiny_prm("qwen", "qwen2"))
+
+
+def a_round(prm: Prm, folder: Path, examples: Examples, objective: Objective | None = None, **settings: Any) -> Round:
+    defaults = {"lr": 1e-3, "pairs_per_update": 24, "max_pairs_per_tree_per_update": 8, "warmup": 0.0}
+    wanted = TrainSettings(**(defaults | settings))
+    return Round(
+        "1_all", prm.module, prm.family, collate, RowLimits(wanted.row_tokens), examples, objective or Objective(),
+        wanted, (0, 1), folder / "checkpoints",
+    )  # fmt: skip
+
+
+def train(
+    prm: Prm, folder: Path, examples: Examples, **settings: Any
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The trained weights, and the log lines."""
+    lines: list[dict[str, Any]] = []
+    work = a_round(prm, folder, examples, **settings)
+    work.on_update = lines.append
+    work.run(Accelerator(cpu=True))
+    return {name: value.detach().clone() for name, value in prm.module.state_dict().items()}, lines
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=tolerance, rtol=0)
+
+
+OBJECTIVES = [Objective(), Objective(space="log-odds"), Objective("bce"), Objective("hybrid", anchor_on="chosen")]
+Tiny = Callable[..., Any]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.name}-{o.space}")
+def test_packing_and_micro_batches_change_nothing(tmp_path: Path, tiny_prm: Tiny, objective: Objective) -> None:
+    examples = random_examples()
+    start = tiny_copy(tiny_prm).module.state_dict()
+    reference, lines = train(
+        tiny_copy(tiny_prm), tmp_path, examples, objective=objective, pack="none", microbatch_tokens=1
+    )
+    assert len(lines) > 3
+    assert all((reference[name] != start[name]).any() for name in ("score.2.weight", "model.embed_tokens.weight"))
+    for pack, microbatch, row in [("tree", 10_000, 4096), ("tree", 200, 60), ("pair", 500, 4096), ("none", 300, 4096)]:
+        weights, others = train(
+            tiny_copy(tiny_prm), tmp_path, examples, objective=objective, pack=pack, microbatch_tokens=microbatch,
+            row_tokens=row,
+        )  # fmt: skip
+        assert [line["loss"] for line in others] == pytest.approx([line["loss"] for line in lines], abs=1e-9)
+        assert_same(weights, reference, 1e-9)
+
+
+def test_tree_packing_runs_far_fewer_tokens(tmp_path: Path, tiny_prm: Tiny) -> None:
+    examples = random_examples(steps=8)
+    tokens = {
+        pack: sum(
+            line["tokens"]
+            for line in train(tiny_copy(tiny_prm), tmp_path, examples, pack=pack, microbatch_tokens=300)[1]
+        )
+        for pack in ("tree", "pair", "none")
+    }
+    assert tokens["tree"] < 0.5 * tokens["pair"]
+    assert tokens["pair"] < 0.6 * tokens["none"]
+
+
+def test_labelled_steps_train_too(tmp_path: Path, tiny_prm: Tiny) -> None:
+    steps = labelled_steps(random_examples().trees)
+    assert steps.labels is not None
+    assert len(steps) == 75
+    objective = Objective("bce", on="labels", negative_weight=2.0)
+    packed, lines = train(tiny_copy(tiny_prm), tmp_path, steps, objective=objective, pack="tree")
+    separate, _ = train(tiny_copy(tiny_prm), tmp_path, steps, objective=objective, pack="none", microbatch_tokens=50)
+    assert_same(packed, separate, 1e-9)
+    prm = tiny_copy(tiny_prm)
+    by_hand = []
+    for i in a_round(prm, tmp_path, steps, objective).updates[0]:
+        tree, node = steps.trees[int(steps.tree[i])], int(steps.chosen[i])
+        p, y = prm.score(tree.problem, tree.texts(tree.path(node)))[-1], steps.labels[i]
+        by_hand.append(-y * math.log(p) - 2 * (1 - y) * math.log(1 - p))
+    assert lines[0]["loss"] == pytest.approx(np.mean(by_hand), abs=1e-9)
+
+
+def test_offered_reads_in_place_or_adds_one_leaf() -> None:
+    examples = random_examples(num_trees=2, steps=3)
+    tree = examples.trees[0]
+    mine = np.flatnonzero(examples.tree == 0)
+    expanded, groups = offered(examples, mine)
+    for i, (chosen, rejected) in zip(mine, groups, strict=True):
+        assert chosen == examples.chosen[i]
+        assert expanded.parents[chosen] == expanded.parents[rejected]
+        source = examples.trees[int(examples.rejected_tree[i])]
+        assert expanded.nodes[rejected] == source.nodes[int(examples.rejected[i])]
+    # 3 lookaheads and 3 random negatives are leaves; the 6 annotated negatives stand in their places
+    assert len(expanded.nodes) == len(tree.nodes) + 6
+
+
+@pytest.mark.parametrize("pack", ["tree", "pair", "none"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_processes_share_an_update_and_keep_step(tiny_prm: Tiny, pack: Packing, ranks: int) -> None:
+    examples = random_examples(num_trees=2)
+    family = tiny_prm("qwen", "qwen2").family
+    parts = parts_of_update(examples, np.arange(len(examples)), family, pack, RowLimits(4096))
+    shares = [micro_batches(parts, collate, 400, rank, ranks) for rank in range(ranks)]
+    assert len({len(share) for share in shares}) == 1
+    seen = [i for share in shares for micro in share if micro.weight for i in micro.examples]
+    assert sorted(seen) == list(range(len(examples)))
+
+
+def test_a_loss_that_is_no_number_stops_before_the_weights_change(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_copy(tiny_prm)
+    with torch.no_grad():
+        prm.module.get_parameter("score.2.bias")[0] = float("nan")
+    before = {name: value.clone() for name, value in prm.module.state_dict().items()}
+    message = r"round 1_all, update 0: loss nan.*pairs \[10\d\d.*No weights were changed"
+    with pytest.raises(NotFiniteError, match=message):
+        train(prm, tmp_path, random_examples())
+    for name, value in prm.module.state_dict().items():
+        torch.testing.assert_close(value, before[name], equal_nan=True, rtol=0, atol=0)
+
+
+def test_resume_gives_bitwise_the_same_weights(tmp_path: Path, tiny_prm: Tiny) -> None:
+    examples = random_examples()
+    whole, lines = train(tiny_copy(tiny_prm), tmp_path / "whole", examples, checkpoint_every=2)
+    assert len(lines) == 6
+    for stop in (3, 4):
+        folder = tmp_path / f"stopped-{stop}"
+        stopped = a_round(tiny_copy(tiny_prm), folder, examples, checkpoint_every=2)
+
+        def interrupt(line: dict[str, Any], stop: int = stop) -> None:
+            if line["update"] == stop:
+                raise InterruptedError
+
+        stopped.on_update = interrupt
+        with pytest.raises(InterruptedError):
+            stopped.run(Accelerator(cpu=True))
+        resumed, rest = train(tiny_copy(tiny_prm), folder, examples, checkpoint_every=2)
+        assert [line["update"] for line in rest] == list(range(2 if stop == 3 else 4, 6))
+        assert_same(resumed, whole, 0.0)
+
+
+def test_a_checkpoint_of_other_pairs_is_refused(tmp_path: Path, tiny_prm: Tiny) -> None:
+    train(tiny_copy(tiny_prm), tmp_path, random_examples(), checkpoint_every=2)
+    with pytest.raises(PrismError, match="made for other pairs or settings"):
+        train(tiny_copy(tiny_prm), tmp_path, random_examples(steps=6), checkpoint_every=2)
+
+
+def test_learning_rate_is_a_formula() -> None:
+    linear = TrainSettings(lr=1.0, warmup=0.2)
+    assert [linear.lr_at(i, 10) for i in range(10)] == pytest.approx([0.5, 1, *(1 - i / 8 for i in range(8))])
+    assert TrainSettings(lr=1.0, warmup=0.0, schedule="cosine").lr_at(5, 10) == pytest.approx(0.5)
+    assert TrainSettings(lr=1.0, warmup=0.0, schedule="constant").lr_at(9, 10) == 1.0
+
+
+def test_impossible_settings() -> None:
+    with pytest.raises(ConfigError, match=r"train.pairs_per_update = 0: must be above 0"):
+        TrainSettings(pairs_per_update=0)
+    with pytest.raises(ConfigError, match="warmup"):
+        TrainSettings(warmup=1.0)

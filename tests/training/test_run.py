@@ -1,0 +1,261 @@
+"""A whole run of the tiny recipe: what it leaves, what it refuses, and that it can be killed anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from some_pairs import write_sums
+
+from prism_prm.config import from_mapping
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.prms.card import read_card
+from prism_prm.scorer import init_prm, load_prm
+from prism_prm.training.recipe import Recipe, load_recipe
+from prism_prm.training.run import Run
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "tiny_recipe.json"
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path]) -> Path:
+    """The tiny recipe on disc, with its data and base PRM."""
+    folder = tmp_path_factory.mktemp("recipe")
+    write_sums(folder / "sums.jsonl")
+    init_prm(tiny_lm("qwen2"), family="qwen", seed=3).save(folder / "base")
+    (folder / "tiny.toml").write_text(
+        f"""
+report_to = []
+[data]
+inputs = ["{folder}/sums.jsonl"]
+split = {{ train = 0.7, validation = 0.3 }}
+[data.pairs]
+audit = "off"
+[base]
+prm = "{folder}/base"
+[curriculum]
+bins = [[0.0, 1.0], [-1.0, 0.0]]
+[train]
+lr = 1e-3
+pairs_per_update = 32
+checkpoint_every = 2
+"""
+    )
+    return folder / "tiny.toml"
+
+
+@pytest.fixture(scope="module")
+def finished(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("run") / "finished"
+    command(recipe_file, folder)
+    return folder
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def command(recipe: Path, out: Path, *more: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "prism_prm", "train", str(recipe), "--out", str(out), *more]
+    result = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
+    assert not check or result.returncode == 0, result.stderr
+    return result
+
+
+def run(recipe_file: Path, folder: Path, *assignments: str) -> dict[str, Any]:
+    return Run(load_recipe(recipe_file, assignments), folder, Accelerator(cpu=True)).go()
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_what_a_run_leaves(finished: Path) -> None:
+    result = json.loads((finished / "run.json").read_text())
+    assert list(result["rounds"]) == ["0_base", "1_0_to_1", "2_-1_to_0"]
+    assert Path(result["best"]).parent == finished / "rounds"
+    best = min(("1_0_to_1", "2_-1_to_0"), key=lambda name: result["rounds"][name]["fpr_at_tpr_90"])
+    assert Path(result["best"]).name == best
+    for name in ("1_0_to_1", "2_-1_to_0"):
+        prm = load_prm(finished / "rounds" / name)
+        card = read_card(finished / "rounds" / name)
+        assert card is not None
+        assert card.threshold == result["rounds"][name]["threshold"]
+        assert len(prm.score("problem 1: start with 3", ["then 3 + 4 = 7"])) == 1
+    margins = json.loads((finished / "margins.json").read_text())
+    assert margins["pairs"] == sum(margins["bins"].values()) + sum(margins["dropped"].values())
+    assert margins["pairs"] == sum(map(sum, margins["histogram"]["counts"].values()))
+    assert load_recipe(finished / "recipe.toml").train.lr == 1e-3
+    assert not (finished / "checkpoints").exists()
+
+
+def test_losses_are_the_golden_ones(finished: Path) -> None:
+    assert losses(finished) == pytest.approx(json.loads(GOLDEN.read_text()), abs=1e-5)
+
+
+def test_a_finished_run_does_nothing_and_says_so(recipe_file: Path, finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != ".lock"}
+    again = command(recipe_file, finished)
+    assert "finished already; nothing to do" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != ".lock"} == before
+
+
+def test_a_folder_belongs_to_one_recipe(recipe_file: Path, finished: Path) -> None:
+    other = command(recipe_file, finished, "--set", "train.lr=0.5", check=False)
+    assert other.returncode == 2
+    assert "was started with other settings" in other.stderr
+    assert "lr = 0.5" in other.stderr
+
+
+def killed_when(recipe: Path, out: Path, moment: Callable[[], bool]) -> bool:
+    """Start a run and kill it at the moment; whether it was still alive then."""
+    words = [sys.executable, "-m", "prism_prm", "train", str(recipe), "--out", str(out)]
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and not moment():
+            time.sleep(0.001)
+        alive = process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.wait()
+    return alive
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_killed_anywhere_it_ends_with_the_same_weights(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    first = out / "checkpoints" / "1_0_to_1"
+    moments: list[Callable[[], bool]] = [
+        (out / "margins.parts").exists,
+        lambda: any(first.glob(".update-*.part")),
+        lambda: num_lines(out / "log.jsonl") >= 5,
+        lambda: any((out / "rounds").glob(".1_0_to_1.*.part")),
+        lambda: any((out / "checkpoints" / "2_-1_to_0").glob("update-*")),
+    ]
+    alive = [killed_when(recipe_file, out, moment) for moment in moments]
+    assert sum(alive) >= 4, f"the kills came too late: {alive}"
+    command(recipe_file, out)
+    for name in ("1_0_to_1", "2_-1_to_0"):
+        whole, resumed = weights(finished / "rounds" / name), weights(out / "rounds" / name)
+        assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    assert losses(out) == losses(finished)
+
+
+def test_two_processes_do_the_same(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
+    words = [*launch.split(), "--dynamo_backend", "no", "-m", "prism_prm", "train", str(recipe_file)]
+    words = [sys.executable, *words, "--out", str(tmp_path / "two")]
+    result = subprocess.run(
+        words, capture_output=True, text=True, env={**environment(), "ACCELERATE_USE_CPU": "true"}, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "processes: 2" in result.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(finished), abs=1e-4)
+    for name in ("1_0_to_1", "2_-1_to_0"):
+        one, two = weights(finished / "rounds" / name), weights(tmp_path / "two" / "rounds" / name)
+        for key in one:
+            torch.testing.assert_close(two[key], one[key], atol=1e-4, rtol=0)
+
+
+def test_a_full_disc_says_so_and_loses_nothing(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a disc without room: writing fails in the same place."""
+    out = tmp_path / "full"
+    limited = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)); "
+        "sys.argv = ['prism', 'train', *sys.argv[1:]]; runpy.run_module('prism_prm', run_name='__main__')"
+    )
+    words = [sys.executable, "-c", limited, str(recipe_file), "--out", str(out)]
+    result = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
+    assert result.returncode == 2, result.stderr
+    assert "could not be written" in result.stderr
+    assert "start the same command again" in result.stderr
+    command(recipe_file, out)
+    assert losses(out) == losses(finished)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ('data.inputs=["/nowhere/x.jsonl"]', "/nowhere/x.jsonl"),
+        ("curriculum.bins=[[0.9, 1.0], [0.8, 0.9]]", r"rounds .* have no pairs \(bins"),
+        ("data.split={validation=1.0}", "no tree is in the split 'train'"),
+        ("validation.split=dev", "no tree is in the split 'dev'"),
+    ],
+)
+def test_bad_input(recipe_file: Path, tmp_path: Path, assignment: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        run(recipe_file, tmp_path / "run", assignment)
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_no_pairs_left(recipe_file: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "right.jsonl"
+    labels.write_text('{"prompt": "p", "completions": ["a", "b"], "labels": [true, true]}\n' * 3)
+    wanted = [f'data.inputs=["{labels}"]', "data.pairs.lookahead=none", "validation.split=", "data.split={train=1.0}"]
+    with pytest.raises(DataError, match="has no pairs left"):
+        run(recipe_file, tmp_path / "run", *wanted)
+
+
+def test_other_ways_to_train(recipe_file: Path, tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
+    """Adapters, frozen layers, labels, a fresh head, gradient checkpointing: each trains what it should."""
+    lora = run(recipe_file, tmp_path / "lora", "hardware.lora.r=4", "curriculum.mode=none", "train.max_grad_norm=0")
+    base, merged = weights(recipe_file.parent / "base"), weights(Path(lora["best"]))
+    changed = {name for name in base if not torch.equal(base[name], merged[name])}
+    assert base.keys() == merged.keys()
+    assert "model.layers.0.mlp.up_proj.weight" in changed
+    assert "score.2.weight" in changed
+    assert "model.embed_tokens.weight" not in changed
+
+    wanted = ["hardware.frozen_layers=1", "hardware.gradient_checkpointing=true", "curriculum.mode=none"]
+    frozen = weights(Path(run(recipe_file, tmp_path / "frozen", *wanted)["best"]))
+    changed = {name for name in base if not torch.equal(base[name], frozen[name])}
+    assert not any(name.startswith(("model.embed_tokens", "model.layers.0.")) for name in changed)
+    assert any(name.startswith("model.layers.1.") for name in changed)
+
+    text = recipe_file.read_text().replace(f'prm = "{recipe_file.parent}/base"', f'backbone = "{tiny_lm("qwen2")}"')
+    fresh = tmp_path / "fresh.toml"
+    fresh.write_text(text)
+    labels = run(fresh, tmp_path / "labels", "objective.name=bce", "objective.on=labels", "curriculum.mode=none")
+    assert list(labels["rounds"]) == ["0_base", "1_all"]
+    assert not (tmp_path / "labels" / "margins.parquet").exists()
+
+
+def test_rescoring_bins_later_rounds_by_the_trained_prm(recipe_file: Path, tmp_path: Path) -> None:
+    run(recipe_file, tmp_path / "run", "curriculum.rescore=true", "lookahead_ratio=1.0")
+    first = json.loads((tmp_path / "run" / "margins.json").read_text())
+    second = json.loads((tmp_path / "run" / "margins-2_-1_to_0.json").read_text())
+    assert first["bins"] != second["bins"]
+    assert first["dropped"]["over-lookahead-ratio"] > 0
+
+
+def test_impossible_recipes() -> None:
+    sections: dict[str, Any] = {"data": {"inputs": ["x"]}, "base": {"prm": "x"}}
+    with pytest.raises(
+        ConfigError, match=r"Unknown keys \['warmup'\] in \[curriculum\]. Known: \['mode', 'bins', 'rescore'\]"
+    ):
+        from_mapping(Recipe, {**sections, "curriculum": {"warmup": 1}})
+    with pytest.raises(ConfigError, match=r"objective.on = 'labels' has no margins"):
+        from_mapping(Recipe, {**sections, "objective": {"name": "bce", "on": "labels"}})
+    with pytest.raises(ConfigError, match=r"\[base\] needs either"):
+        from_mapping(Recipe, {**sections, "base": {}})
+    with pytest.raises(ConfigError, match=r"\[data\] needs either"):
+        from_mapping(Recipe, {**sections, "data": {}})
