@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from _real_trees import real_trees, small_prm
 from accelerate import Accelerator
 from datasets import Dataset
 from transformers import Qwen2ForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
+from _real_trees import real_trees, small_prm
 from _side_by_side import print_ratios, side_by_side
 from prism_prm import Prm
 from prism_prm.losses import Objective
