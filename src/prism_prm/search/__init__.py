@@ -1,0 +1,25 @@
+"""Search for solutions with a policy and a PRM, batched over problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from prism_prm.policies import Policy
+from prism_prm.search.engine import AT_ONCE, Engine
+from prism_prm.search.methods import METHODS
+from prism_prm.search.results import Found, FoundSolution
+from prism_prm.search.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Prm
+
+__all__ = ["METHODS", "Engine", "Found", "FoundSolution", "SearchSettings", "search"]
+
+
+def search(
+    policy: Policy, prm: Prm | None, problems: Sequence[str], settings: SearchSettings, *, at_once: int = AT_ONCE
+) -> list[Found]:
+    """What a search finds for each problem, in their order."""
+    engine = Engine(policy, prm, settings, at_once=at_once)
+    return sorted(engine.run(problems), key=lambda found: found.problem)

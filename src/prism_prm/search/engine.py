@@ -1,0 +1,185 @@
+"""The engine: runs a method on many problems side by side, one batch of the policy and one of the PRM per round."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
+from prism_prm.search.expand import Children, Expand, Search
+from prism_prm.search.methods import find_method
+from prism_prm.search.results import Found, found
+from prism_prm.search.scoring import Scoring
+from prism_prm.search.settings import SearchSettings
+from prism_prm.search.tree import Node, Spent, child, root
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Prm
+
+AT_ONCE = 32
+"""Problems that are searched side by side."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """How far a run is, told after every round."""
+
+    num_done: int = 0
+    num_active: int = 0
+    spent: Spent = field(default_factory=Spent)
+    seconds: float = 0.0
+    best: float = math.nan
+    """The highest P(right) of a finished solution's last step so far."""
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A problem that is being searched."""
+
+    index: int
+    key: str
+    search: Search
+    wish: Expand
+    spent: Spent = field(default_factory=Spent)
+    alive: list[Node] = field(default_factory=list)
+    """Nodes that hold memory of the policy or the PRM."""
+    finished: list[Node] = field(default_factory=list)
+
+
+def problem_keys(problems: Sequence[str]) -> list[str]:
+    """What names each problem's noise: its text, and its number among equal texts."""
+    seen: dict[str, int] = {}
+    keys = []
+    for text in problems:
+        number = seen[text] = seen.get(text, -1) + 1
+        keys.append(f"{text}#{number}" if number else text)
+    return keys
+
+
+class Engine:
+    """Searches with one policy and at most one PRM."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        prm: Prm | None,
+        settings: SearchSettings,
+        *,
+        at_once: int = AT_ONCE,
+        watch: Callable[[Watch], None] = lambda _: None,
+    ) -> None:
+        self.policy = policy
+        self.prm = prm
+        self.settings = settings
+        self.method = find_method(settings, prm is not None)
+        self.at_once = at_once
+        self.watch = watch
+        self.state = Watch()
+
+    def run(self, problems: Sequence[str], keys: Sequence[str] | None = None) -> Iterator[Found]:
+        """What was found for each problem, as soon as it is; `keys` name their noise."""
+        keys = problem_keys(problems) if keys is None else keys
+        started = time.monotonic()
+        waiting = deque(range(len(problems)))
+        active: list[_Running] = []
+        with Scoring(self.prm, problems) as scoring:
+            while waiting or active:
+                while waiting and len(active) < self.at_once:
+                    i = waiting.popleft()
+                    active.append(self._start(i, problems[i], keys[i], scoring))
+                done = self._round(active, scoring)
+                active = [running for running in active if running not in done]
+                scoring.score_solutions({running.index: nodes for running, nodes in done.items()})
+                self.state.seconds = time.monotonic() - started
+                self.state.num_active = len(active)
+                for running, nodes in done.items():
+                    spent = running.spent + scoring.finish(running.index)
+                    self._note(nodes, spent)
+                    yield found(running.index, nodes, spent)
+                self.watch(self.state)
+
+    def _start(self, index: int, problem: str, key: str, scoring: Scoring) -> _Running:
+        start = root(self.policy.prompt(problem))
+        start.scored = scoring.root(index)
+        search = self.method.run(start, self.settings)
+        return _Running(index, key, search, next(search), alive=[start])
+
+    def _round(self, active: Sequence[_Running], scoring: Scoring) -> dict[_Running, list[Node]]:
+        """Answer every problem's wish; the solutions of those that are done."""
+        self._let_go(active, scoring)
+        grown = self._write(active)
+        new = [
+            (running.index, node)
+            for running, children in zip(active, grown, strict=True)
+            for some in children
+            for node in some
+            if running.wish.scored
+        ]
+        scoring.score_steps(new)
+        done: dict[_Running, list[Node]] = {}
+        for running, children in zip(active, grown, strict=True):
+            flat = [node for some in children for node in some]
+            running.alive += flat
+            running.finished += [node for node in flat if node.is_finished and not running.wish.keep]
+            limit = self.settings.max_policy_tokens
+            if limit is not None and running.spent.policy_tokens >= limit:
+                running.search.close()
+                done[running] = running.finished + [node for node in flat if not node.is_finished]
+                continue
+            try:
+                running.wish = running.search.send(children)
+            except StopIteration as stop:
+                done[running] = list(stop.value)
+        return done
+
+    def _let_go(self, active: Sequence[_Running], scoring: Scoring) -> None:
+        """Free what no wish needs."""
+        for running in active:
+            needed = {*running.wish.nodes, *running.wish.keep}
+            for node in running.alive:
+                if node not in needed:
+                    node.state = node.scored = None
+            running.alive = [node for node in running.alive if node in needed]
+        scoring.keep(node for running in active for node in running.alive)
+
+    def _write(self, active: Sequence[_Running]) -> list[Children]:
+        """The new children of every wish."""
+        settings = self.settings
+        asks: list[Ask] = []
+        places: list[tuple[_Running, Node, int]] = []
+        for running in active:
+            wish = running.wish
+            for node, count in zip(wish.nodes, wish.counts, strict=True):
+                # Greedy steps need no noise, so they take no number from those that do.
+                first = -count if wish.greedy else node.num_children
+                node.num_children += 0 if wish.greedy else count
+                room = min(settings.sampling.max_step_tokens, settings.sampling.max_tokens - node.num_tokens)
+                for number in range(first, first + count):
+                    key = node_key(settings.seed, running.key, (*node.path, number))
+                    asks.append(Ask(node.text, key, room, wish.greedy, node.state))
+                    places.append((running, node, number))
+        written = self._write_within(asks)
+        children = [child(node, number, one) for (_, node, number), one in zip(places, written, strict=True)]
+        for (running, _, _), node in zip(places, children, strict=True):
+            running.spent.policy_tokens += node.written.num_tokens
+        flat = iter(children)
+        return [[[next(flat) for _ in range(count)] for count in running.wish.counts] for running in active]
+
+    def _write_within(self, asks: Sequence[Ask]) -> list[Written]:
+        """Ask the policy; a solution that has used up its tokens is cut without asking."""
+        able = [ask for ask in asks if ask.max_tokens > 0]
+        written = iter(write_steps(self.policy, able, self.settings.sampling))
+        return [next(written) if ask.max_tokens > 0 else Written("", "cut", 0, 0.0) for ask in asks]
+
+    def _note(self, nodes: Sequence[Node], spent: Spent) -> None:
+        self.state.num_done += 1
+        self.state.spent += spent
+        for node in nodes:
+            steps = node.nodes()
+            value = steps[-1].probability if steps else None
+            if value is not None and not value <= self.state.best:
+                self.state.best = value

@@ -1,0 +1,105 @@
+"""The tree that a search grows for one problem, and what it has cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prism_prm.aggregate import log_score
+from prism_prm.policies import Written
+
+
+@dataclass(slots=True)
+class Spent:
+    """The one budget of all methods."""
+
+    policy_tokens: int = 0
+    """Written by the policy, for beams that were dropped and lookaheads too."""
+    prm_tokens: int = 0
+    """Through the PRM; kept key/values are not counted again."""
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.policy_tokens + other.policy_tokens, self.prm_tokens + other.prm_tokens)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A step, or the problem itself (the root). A path from the root is a partial solution."""
+
+    parent: Node | None
+    path: tuple[int, ...]
+    """Child numbers from the root to here: names the noise the step was sampled with."""
+    written: Written
+    text: str
+    """All that was written up to here, the prompt included."""
+    num_tokens: int
+    """Tokens written from the root to here."""
+    log_likelihood: float | None
+    """Of the whole path."""
+    probability: float | None = None
+    """P(right) of the step; NaN where the PRM could not score it, None where it was not asked."""
+    num_children: int = 0
+    state: Any = field(default=None, repr=False)
+    """The policy's; None once the node is let go."""
+    scored: Any = field(default=None, repr=False)
+    """The node in the PRM's session; None once the node is let go."""
+
+    @property
+    def step(self) -> str:
+        """The step as a reader sees it; "" where the solution ended without another one."""
+        return self.written.text.strip()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing to add: the solution ended, or was cut."""
+        return self.written.ending != "stop"
+
+    def nodes(self) -> list[Node]:
+        """The steps from the first to here that say something."""
+        found: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            if node.step:
+                found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    def steps(self) -> list[str]:
+        """Their texts."""
+        return [node.step for node in self.nodes()]
+
+    def probabilities(self) -> list[float] | None:
+        """P(right) of every step, or None where the PRM has not scored all of them."""
+        values = [node.probability for node in self.nodes()]
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        return known if known and len(known) == len(values) else None
+
+    def log_score(self, how: str) -> float:
+        """The log of the path's score by an aggregator; −inf without one."""
+        values = self.probabilities()
+        return -math.inf if values is None else log_score(values, how)
+
+
+def root(prompt: str) -> Node:
+    """A problem before its first step."""
+    return Node(None, (), Written("", "stop", 0, 0.0), prompt, 0, 0.0)
+
+
+def child(parent: Node, number: int, written: Written) -> Node:
+    """One more step after a node."""
+    total = None
+    if parent.log_likelihood is not None and written.log_likelihood is not None:
+        total = parent.log_likelihood + written.log_likelihood
+    return Node(
+        parent, (*parent.path, number), written, parent.text + written.text, parent.num_tokens + written.num_tokens,
+        total, state=written.state,
+    )  # fmt: skip
+
+
+def merge(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes with the same text under the same parent are one candidate: the first of them."""
+    return list({(id(node.parent), node.written.text, node.written.ending): node for node in reversed(nodes)}.values())[
+        ::-1
+    ]
