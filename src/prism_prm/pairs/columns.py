@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -120,15 +121,15 @@ def _is_negative(
 
 def _audit(forest: Forest, steps: _TrunkSteps, here: Ints, later: Ints) -> tuple[Bools, Bools]:
     """For every candidate whether it is a near-duplicate, and whether it uses nothing introduced in between."""
-    similar = np.zeros(len(here), dtype=bool)
-    needs = np.zeros(len(steps.tree), dtype=np.int64)
-    borders = np.searchsorted(steps.tree[here], np.arange(len(forest.drafts) + 1))
-    for i, draft in enumerate(forest.drafts):
-        of = slice(borders[i], borders[i + 1])
-        if of.start < of.stop:
-            audit = TrunkAudit.of(draft.problem, [draft.texts[node] for node in draft.trunk])
-            similar[of] = audit.similar[steps.position[here[of]], steps.position[later[of]]]
-            needs[forest.trunk_starts[i] : forest.trunk_starts[i + 1]] = audit.needs
+    audits = [TrunkAudit.of(draft.problem, [draft.texts[node] for node in draft.trunk]) for draft in forest.drafts]
+    needs = np.array(list(chain.from_iterable(audit.needs for audit in audits)), dtype=np.int64)
+    starts = forest.trunk_starts.tolist()
+    near = [
+        (start + a, start + b) for start, audit in zip(starts, audits, strict=False) for a, b in audit.near_duplicates
+    ]
+    # A candidate is one number, so that those that are near-duplicates can be looked up all at once.
+    size = len(steps.tree)
+    similar: Bools = np.isin(here * size + later, np.array([a * size + b for a, b in near], dtype=np.int64))
     return similar, needs[later] < steps.position[here]
 
 
