@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from some_pairs import write_sums
 
 from prism_prm.config import from_mapping
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.prms.card import read_card
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.training.recipe import Recipe, load_recipe
@@ -237,6 +238,24 @@ def test_other_ways_to_train(recipe_file: Path, tmp_path: Path, tiny_lm: Callabl
     labels = run(fresh, tmp_path / "labels", "objective.name=bce", "objective.on=labels", "curriculum.mode=none")
     assert list(labels["rounds"]) == ["0_base", "1_all"]
     assert not (tmp_path / "labels" / "margins.parquet").exists()
+
+
+def test_bf16_arithmetic_trains_32_bit_weights(recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bf16"
+    command(recipe_file, out, "--set", "hardware.mixed_precision=bf16", "--set", "curriculum.mode=none")
+    trained = weights(out / "rounds" / "1_all")
+    base = weights(recipe_file.parent / "base")
+    assert all(tensor.dtype == torch.float32 for tensor in trained.values())
+    assert not torch.equal(trained["score.2.weight"], base["score.2.weight"])
+
+
+def test_one_command_at_a_time(recipe_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(PrismError, match="another process is running here"):
+            run(recipe_file, folder)
 
 
 def test_rescoring_bins_later_rounds_by_the_trained_prm(recipe_file: Path, tmp_path: Path) -> None:

@@ -134,6 +134,8 @@ class Round:
         optimizer = torch.optim.AdamW(
             trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
         )
+        if accelerator.state.deepspeed_plugin is not None:  # it wants a number although it loads no data here
+            accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
         model, optimizer = accelerator.prepare(self.model, optimizer)
         start = self._resume(accelerator)
         self.on_resume(start)
@@ -156,27 +158,27 @@ class Round:
         batches = micro_batches(
             parts, self.make_batch, settings.microbatch_tokens, accelerator.process_index, accelerator.num_processes
         )
-        losses = []
+        total = 0.0
         for i, micro in enumerate(batches):
             last = i == len(batches) - 1
+            accelerator.gradient_state._set_sync_gradients(last)  # where DeepSpeed looks for the end of an update
             with contextlib.nullcontext() if last else accelerator.no_sync(model):
                 loss_N = self._losses(model, micro, accelerator.device)
+                self._check_losses(number, micro, loss_N.detach())
                 # Processes average their gradients; the update's loss is the mean over all its examples.
                 accelerator.backward(loss_N.sum() * (micro.weight * accelerator.num_processes / len(update)))
-            losses.append((micro, loss_N.detach()))
-        total = torch.stack([micro.weight * loss_N.sum() for micro, loss_N in losses]).sum()
+            total += micro.weight * float(loss_N.detach().sum())
         norm = self._gradient_norm(accelerator, model)
-        loss, tokens = accelerator.reduce(
-            torch.stack([total.double(), torch.tensor(float(sum(m.batch.input_ids_BL.numel() for m in batches)),
-                                                      dtype=torch.float64, device=accelerator.device)]), "sum"
-        ).tolist()  # fmt: skip
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise self._not_a_number(number, loss, norm, losses)
+        if not math.isfinite(norm):
+            raise self._not_finite(number, f"gradient norm {norm}", self.examples.ids[update])
         optimizer.step()
         optimizer.zero_grad()
+        tokens = sum(micro.batch.input_ids_BL.numel() for micro in batches)
+        sums = torch.tensor([total, tokens], dtype=torch.float64, device=accelerator.device)
+        loss, all_tokens = accelerator.reduce(sums, "sum").tolist()
         return {
             "round": self.name, "update": number, "updates": len(self.updates), "loss": loss / len(update),
-            "grad_norm": norm, "examples": len(update), "tokens": int(tokens),
+            "grad_norm": norm, "examples": len(update), "tokens": int(all_tokens),
         }  # fmt: skip
 
     def _losses(self, model: Any, micro: MicroBatch, device: torch.device) -> torch.Tensor:
@@ -188,29 +190,24 @@ class Round:
         return self.objective.of_steps(read_NK[:, 0], labels_N)
 
     def _gradient_norm(self, accelerator: Accelerator, model: Any) -> float:
-        limit = self.settings.max_grad_norm or math.inf
-        norm = accelerator.clip_grad_norm_(model.parameters(), limit)
-        return math.nan if norm is None else float(norm)
+        norm = accelerator.clip_grad_norm_(model.parameters(), self.settings.max_grad_norm or math.inf)
+        if norm is None:  # DeepSpeed clips, and stops on overflow, by itself
+            return 0.0
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
-    def _not_a_number(
-        self, number: int, loss: float, norm: float, losses: list[tuple[MicroBatch, Any]]
-    ) -> NotFiniteError:
-        bad = [
-            int(self.examples.ids[i])
-            for micro, loss_N in losses
-            for i, value in zip(micro.examples, loss_N.tolist(), strict=True)
-            if not math.isfinite(value)
-        ]
-        what = "pairs" if self.examples.labels is None else "labelled steps"
-        named = (
-            f"{what} {bad[:20]}"
-            if bad
-            else f"one of the {what} {self.examples.ids[self.updates[number]][:20].tolist()}"
-        )
+    def _check_losses(self, number: int, micro: MicroBatch, loss_N: torch.Tensor) -> None:
+        """Raise before the backward pass if a loss is not a number; the launcher then ends the other processes."""
+        bad_N = ~torch.isfinite(loss_N)
+        if bad_N.any():
+            bad = self.examples.ids[micro.examples[bad_N.cpu().numpy()]]
+            raise self._not_finite(number, f"loss {loss_N[bad_N][0].item()}", bad)
+
+    def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
+        kind = "pairs" if self.examples.labels is None else "labelled steps"
         last = _last_checkpoint(self.checkpoints)
         kept = f"The last good checkpoint is {last}" if last else "No weights were changed in this round yet"
         return NotFiniteError(
-            f"round {self.name}, update {number}: loss {loss}, gradient norm {norm}, from {named}. {kept}. "
+            f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
             'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), and start again.'
         )
 

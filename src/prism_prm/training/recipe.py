@@ -79,7 +79,7 @@ class HardwareSettings:
     """Of the weights in training. With mixed precision the arithmetic is 16-bit and the weights stay 32-bit."""
     save_dtype: Literal["float32", "bfloat16", "float64"] | None = None
     """Of the saved PRM folders; default: dtype. Each round starts from the folder of the one before."""
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    mixed_precision: Literal["no", "bf16"] = "no"
     attn: Literal["sdpa", "flex"] = "sdpa"
     gradient_checkpointing: bool = False
     frozen_layers: int = 0

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from prism_prm.config import to_toml
 from prism_prm.curriculum import Binned, assign
-from prism_prm.errors import ConfigError, DataError, PrismError
+from prism_prm.errors import DataError, PrismError
 from prism_prm.files import write_text
 from prism_prm.scorer import Prm, init_prm, load_prm
 from prism_prm.scorer.run import pair_cost
 from prism_prm.scorer.table import Share
 from prism_prm.training.batches import RowLimits, batch_maker, too_long
+from prism_prm.training.claim import claimed
 from prism_prm.training.examples import Examples
 from prism_prm.training.log import RunLog
 from prism_prm.training.loop import CANNOT_WRITE, Round
@@ -72,7 +72,7 @@ class Run:
 
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json."""
-        with self._claimed() as finished:
+        with claimed(self.folder, self.recipe, self.accelerator) as finished:
             if finished is not None:
                 self.say(f"{self.folder} is finished already; nothing to do. Its best PRM: {finished['best']}")
                 return finished
@@ -281,38 +281,6 @@ class Run:
         if self.main:
             work()
         self.accelerator.wait_for_everyone()
-
-    @contextlib.contextmanager
-    def _claimed(self) -> Iterator[dict[str, Any] | None]:
-        """Hold the folder for this run; yields run.json if the run is finished."""
-        import fcntl
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as lock:
-            if self.main:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    message = f"{self.folder}: another process is running here; wait for it, or name another --out."
-                    raise PrismError(message) from None
-                self._check_recipe()
-            self.accelerator.wait_for_everyone()
-            run_file = self.folder / "run.json"
-            yield json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else None
-
-    def _check_recipe(self) -> None:
-        """A folder belongs to one recipe, which is saved in it."""
-        path, text = self.folder / "recipe.toml", to_toml(self.recipe)
-        if not path.exists():
-            write_text(path, text)
-            return
-        old, new = path.read_text(encoding="utf-8").splitlines(), text.splitlines()
-        if old != new:
-            changed = [line for line in new if line not in old] or [line for line in old if line not in new]
-            raise ConfigError(
-                f"{self.folder} was started with other settings ({path}); now: {'; '.join(changed[:5])}. "
-                "Name another --out, or remove the folder to start anew."
-            )
 
 
 def set_threshold(folder: Path, threshold: float) -> None:

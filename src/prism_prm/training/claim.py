@@ -1,0 +1,51 @@
+"""A run's folder belongs to one recipe, and to one command at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.config import to_toml
+from prism_prm.errors import ConfigError, PrismError
+from prism_prm.files import write_text
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from prism_prm.training.recipe import Recipe
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, recipe: Recipe, accelerator: Accelerator) -> Iterator[dict[str, Any] | None]:
+    """Hold the folder; yields the content of run.json if the run is finished. All processes of a run call it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        if accelerator.is_main_process:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = f"{folder}: another process is running here; wait for it, or name another --out."
+                raise PrismError(message) from None
+            _check_recipe(folder, recipe)
+        accelerator.wait_for_everyone()
+        run_file = folder / "run.json"
+        yield json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else None
+
+
+def _check_recipe(folder: Path, recipe: Recipe) -> None:
+    """Save the recipe, or compare it with the one that the folder was started with."""
+    path, text = folder / "recipe.toml", to_toml(recipe)
+    if not path.exists():
+        write_text(path, text)
+        return
+    old, new = path.read_text(encoding="utf-8").splitlines(), text.splitlines()
+    if old != new:
+        changed = [line for line in new if line not in old] or [line for line in old if line not in new]
+        raise ConfigError(
+            f"{folder} was started with other settings ({path}); now: {'; '.join(changed[:5])}. "
+            "Name another --out, or remove the folder to start anew."
+        )
