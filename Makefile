@@ -20,7 +20,7 @@ demo: $(READY)   ## the story so far, on your machine
 	$(BIN)/prism --help
 
 test: $(READY)   ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(READY)  ## run the slow proofs too
 	$(BIN)/python -m pytest -m 'slow or not slow'
