@@ -215,7 +215,7 @@ def test_crossing_curves_do_not_dominate() -> None:
     b = rng.normal(size=6000) + right
     wide = rng.normal(size=6000) * np.where(right, 3.0, 1.0) + right
     found = dominance.check_dominance(right, wide, b, np.arange(6000), num_draws=200)
-    assert found.verdict == "neither dominates"
+    assert found.verdict == "neither"
 
 
 def test_a_pure_shift_is_recognised_and_bounded_scores_leave_no_room() -> None:

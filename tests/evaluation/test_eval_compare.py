@@ -16,6 +16,7 @@ from prism_prm.evaluation.dominance_report import add_dominance
 from prism_prm.evaluation.eval_report import RunInfo, write_run
 from prism_prm.evaluation.prmbench import CLASSES
 from prism_prm.report import Report
+from prism_prm.theory.dominance import VERDICTS
 
 
 def make_run(tmp_path: Path, name: str, seed: int, *, num: int = 30, flip: bool = False, bench: str = "both") -> Path:
@@ -105,6 +106,6 @@ def test_dominance_section_states_what_was_found(tmp_path: Path) -> None:
     report = Report("t")
     add_dominance(report, "processbench", "other", "base", steps["other"], steps["base"])
     found = report.metrics["dominance"]["processbench"]
-    assert found["verdict"] in ("A dominates", "B dominates", "neither dominates", "undecided")
+    assert found["verdict"] in VERDICTS
     assert found["worst"] == pytest.approx(np.max(np.array(found["fpr_a"]) - np.array(found["fpr_b"])))
-    assert "stochastically larger" in report.markdown()
+    assert VERDICTS[found["verdict"]].format(a="other", b="base")[1:] in report.markdown()

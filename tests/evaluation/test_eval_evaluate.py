@@ -207,3 +207,9 @@ def test_run_folder_holds_the_numbers(tmp_path: Path) -> None:
     assert "part of processbench: 40 items" in page
     assert "This is a part of the benchmark" in page
     assert "Splits that are not here: gsm8k, olympiadbench, omnimath" in page
+
+
+def test_without_data_the_hub_is_asked_and_its_absence_is_said() -> None:
+    """Tests run without a network; the message must name the data set and the way out."""
+    with pytest.raises(DataError, match=r"Qwen/ProcessBench.*give a local file"):
+        read_benchmark("processbench", [])

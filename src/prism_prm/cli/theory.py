@@ -15,6 +15,8 @@ Examples
 `prism theory --p 0.4 --alpha 0.1 --beta 0.3 --no-simulate --out theory`
 
 `prism theory --runs eval/prism --runs eval/base --out theory` (does prism dominate base? is it a shift?)
+
+`prism theory --pool pool.jsonl --scores scores.parquet --aggregator min --threshold 0.5 --out theory`
 """
 
 
@@ -27,6 +29,14 @@ def theory(
     runs: Annotated[
         list[str] | None, typer.Option(help="Two folders of `prism eval` (NAME=FOLDER): check ROC dominance, A then B.")
     ] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option(help="A pool of solutions: measure p, α and β on it and predict Best-of-N.")
+    ] = None,
+    scores: Annotated[Path | None, typer.Option(help="Scores of the pool's solutions, if it holds none.")] = None,
+    aggregator: Annotated[
+        str, typer.Option(help="From step scores to a solution's: last, min, product, mean.")
+    ] = "min",
+    threshold: Annotated[float, typer.Option(help="A solution is accepted above this.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""
@@ -36,16 +46,23 @@ def theory(
 
     if runs is not None and len(runs) != 2:
         raise ConfigError(f"--runs compares two runs; got {len(runs)}")
+    if scores is not None and pool is None:
+        raise ConfigError("--scores are those of a --pool; give that too")
     kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
     settings = VerifierSettings(p, alpha, beta, seed=seed)
     report = build_theory(settings, kinds)
     if runs:
         from prism_prm.evaluation.compare import load_runs, load_steps, shared_benches
-        from prism_prm.evaluation.dominance_report import add_dominance
+        from prism_prm.evaluation.dominance_report import add_dominance, add_introduction
 
         loaded = load_runs(runs)
+        add_introduction(report)
         for bench in shared_benches(loaded)[0]:
             steps = load_steps(loaded, bench)
             names = [run.name for run in loaded]
             add_dominance(report, bench, names[0], names[1], steps[names[0]], steps[names[1]], seed=seed)
+    if pool:
+        from prism_prm.evaluation.pool_theory import add_pool
+
+        add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=seed)
     typer.echo(report.write(out))

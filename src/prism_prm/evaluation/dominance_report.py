@@ -8,28 +8,37 @@ from prism_prm.report import LOOKS, NO_DATA, Report, number, percent, percent_ax
 from prism_prm.theory import dominance
 
 
+def add_introduction(report: Report) -> None:
+    """What the paper assumes and what holds."""
+    report.text("""
+## ROC dominance
+
+The paper's theorem assumes that training pairwise moves all right steps up by δ and all wrong steps down by δ. Scores
+in [0, 1] cannot move like that: the best right steps have no room. What holds instead:
+
+1. ROC curves do not change under an increasing map, so the shift may be asked for on the log-odds.
+2. If right steps move up by δ₁ and wrong ones down by δ₂ on a common scale, then A dominates iff δ₁ + δ₂ ≥ 0.
+3. With no shift at all, A's FPR is no higher at every TPR iff the share of right steps that score above a wrong step
+   is stochastically larger under A. That is exact, and it is what the figures show.
+""")
+
+
 def add_dominance(report: Report, bench: str, name_a: str, name_b: str, a: Steps, b: Steps, *, seed: int = 0) -> None:
     """A section on A (say, pairwise training) against B (say, pointwise) over the same steps."""
     a, b = without_twins(a), without_twins(b)
     if a.hard or b.hard or not a.right.any() or not a.wrong.any():
-        report.text(f"## ROC dominance on {bench}\n\nNot checked: it needs scores, and both right and wrong steps.")
+        report.text(f"### {bench}\n\nNot checked: it needs scores, and both right and wrong steps.")
         return
     judged = a.judged
     right, clusters = a.right[judged], a.step_cluster[judged]
     found = dominance.check_dominance(right, a.probability[judged], b.probability[judged], clusters, seed=seed)
-    verdict = found.verdict.replace("A ", f"{name_a} ").replace("B ", f"{name_b} ")
+    best = float((found.fpr_a - found.fpr_b).min())
     report.text(f"""
-## ROC dominance on {bench}: {name_a} against {name_b}
+### {bench}: {name_a} against {name_b}
 
-The paper's theorem assumes that training pairwise moves all right steps up by δ and all wrong steps down by δ. Scores
-in [0, 1] cannot move like that. What holds instead: (1) ROC curves do not change under an increasing map, so the shift
-may be asked for on the log-odds; (2) if right steps move up by δ₁ and wrong ones down by δ₂ on a common scale, then A
-dominates iff δ₁ + δ₂ ≥ 0; (3) with no shift at all, A has an FPR no higher at every TPR iff the share of right steps
-that score above a wrong step is stochastically larger under A: that is exact, and it is what the figure shows.
-
-**{verdict[0].upper()}{verdict[1:]}**: FPR of {name_a} minus FPR of {name_b} at equal TPR is at worst
-{signed_percent(found.worst)} points and at best {signed_percent(float((found.fpr_a - found.fpr_b).min()))}
-(95 % band over all TPRs at once, {int(clusters.max()) + 1:,} problems).
+At equal TPR, **{dominance.VERDICTS[found.verdict].format(a=name_a, b=name_b)}**. FPR of {name_a} minus FPR of {name_b}
+is {signed_percent(found.worst)} points at worst and {signed_percent(best)} at best, over {int(clusters.max()) + 1:,}
+problems.
 """)
     _add_shifts(report, a, b)
     _draw(report, bench, name_a, name_b, found)

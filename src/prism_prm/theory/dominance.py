@@ -40,6 +40,17 @@ def placements(right: Bools, scores: Floats) -> Floats:
     return 1 - np.searchsorted(ordered, scores[~right], side="right") / len(ordered)
 
 
+VERDICTS = {
+    "A dominates": "{a} dominates: its FPR is nowhere higher, and surely lower somewhere",
+    "A mostly": "{a} is lower wherever the two surely differ, but not lower everywhere",
+    "B dominates": "{b} dominates: its FPR is nowhere higher, and surely lower somewhere",
+    "B mostly": "{b} is lower wherever the two surely differ, but not lower everywhere",
+    "neither": "neither dominates: each is surely lower somewhere",
+    "undecided": "undecided: the two differ nowhere for sure",
+}
+"""Verdict → what it means."""
+
+
 @dataclass(frozen=True)
 class Dominance:
     """FPR of A minus FPR of B at the TPRs in `levels`; negative is better."""
@@ -53,7 +64,7 @@ class Dominance:
     worst: float
     """The largest difference: dominance needs ≤ 0."""
     verdict: str
-    """`A dominates`, `B dominates`, `neither dominates`, or `undecided`, as the band says."""
+    """What the band says: one of VERDICTS."""
 
 
 def check_dominance(
@@ -82,11 +93,11 @@ def check_dominance(
 def _verdict(difference: Floats, low: Floats, high: Floats) -> str:
     worse, better = bool((low > 0).any()), bool((high < 0).any())
     if worse and better:
-        return "neither dominates"
-    if better and (difference <= 0).all():
-        return "A dominates"
-    if worse and (difference >= 0).all():
-        return "B dominates"
+        return "neither"
+    if better:
+        return "A dominates" if (difference <= 0).all() else "A mostly"
+    if worse:
+        return "B dominates" if (difference >= 0).all() else "B mostly"
     return "undecided"
 
 

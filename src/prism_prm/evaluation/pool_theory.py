@@ -1,0 +1,176 @@
+"""Best-of-N predicted from p, α and β of whole solutions, against Best-of-N measured on a scored pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.metrics.counts import Bools, Floats, ratio
+from prism_prm.pools import Pool, read_pool
+from prism_prm.report import LOOKS, Report, percent, percent_axes
+from prism_prm.rerank.curves import default_ns
+from prism_prm.rerank.expectation import best_of
+from prism_prm.rerank.grading import GradedPool, grade_pool
+from prism_prm.rerank.scores import read_scores, scores_in_pool
+from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
+from prism_prm.tasks import MathGrader
+from prism_prm.theory import selection
+
+
+@dataclass(frozen=True)
+class JudgedPool:
+    """Per problem which solutions are right, and their scores."""
+
+    correct: tuple[Bools, ...]
+    scores: tuple[Floats, ...]
+    num_unscored: int = 0
+    """Solutions without a score (say, without a step): they count as 0, so they are rejected and ranked last."""
+
+
+@dataclass(frozen=True)
+class PoolPrediction:
+    """Rates of the verifier "score > threshold" on whole solutions, and Best-of-N predicted and measured."""
+
+    aggregator: str
+    threshold: float
+    num_problems: int
+    num_solutions: int
+    num_unscored: int
+    p: Interval
+    alpha: Interval
+    beta: Interval
+    ns: tuple[int, ...]
+    predicted: tuple[float, ...]
+    """With each problem's own share of right solutions, averaged over problems."""
+    predicted_one_p: tuple[float, ...]
+    """With one share for all, as the formula is usually quoted."""
+    ceiling: float
+    """The limit of `predicted`."""
+    measured: tuple[Interval, ...]
+    """Best-of-N by the verdict, ties broken at random: exact expectation over draws from the pool."""
+    measured_by_score: tuple[Interval, ...]
+    """Best-of-N by the score itself."""
+
+
+def judge_pool(graded: GradedPool, scores: Sequence[Floats | None], aggregator: str) -> JudgedPool:
+    """Put grades and solution scores together."""
+    check_aggregator(aggregator)
+    values = np.array([0.0 if steps is None else solution_score(steps, aggregator) for steps in scores])
+    ends = np.cumsum([len(entry.solutions) for entry in graded.pool.problems])
+    correct = tuple(graded.correct(i) for i in range(len(ends)))
+    return JudgedPool(correct, tuple(np.split(values, ends[:-1])), sum(steps is None for steps in scores))
+
+
+def predict(pool: JudgedPool, ns: Sequence[int], *, aggregator: str, threshold: float, seed: int = 0) -> PoolPrediction:
+    """Measure the rates, predict Best-of-N from them, and measure that too."""
+    accepted = [scores > threshold for scores in pool.scores]
+    sums = np.array(
+        [
+            [right.sum(), len(right), (~right & good).sum(), (~right).sum(), (right & ~good).sum(), right.sum()]
+            for right, good in zip(pool.correct, accepted, strict=True)
+        ],
+        dtype=np.float64,
+    )
+    num = len(sums)
+    drawn = resampled_sums(sums, cluster_draws(num, seed=seed))
+    total = sums.sum(axis=0)
+    p, alpha, beta = (
+        interval(float(ratio(total[i], total[i + 1])), ratio(drawn[:, i], drawn[:, i + 1]), num) for i in (0, 2, 4)
+    )
+    for name, rate, lack in (("FPR", alpha, "wrong"), ("FNR", beta, "right")):
+        if np.isnan(rate.value):
+            raise DataError(f"the pool has no {lack} solution, so its {name} is unknown and nothing can be predicted")
+    own_p = np.array([right.mean() for right in pool.correct])
+
+    def measured(scores: Sequence[Floats]) -> tuple[Interval, ...]:
+        table = np.array([best_of(right, own, ns) for right, own in zip(pool.correct, scores, strict=True)])
+        return tuple(mean_interval(column, seed=seed) for column in table.T)
+
+    return PoolPrediction(
+        aggregator, threshold, num, int(total[1]), pool.num_unscored, p, alpha, beta, tuple(ns),
+        tuple(float(selection.best_of_n(own_p, alpha.value, beta.value, n).mean()) for n in ns),
+        tuple(float(selection.best_of_n(p.value, alpha.value, beta.value, n)) for n in ns),
+        float(selection.ceiling(own_p, alpha.value, beta.value).mean()),
+        measured([good.astype(np.float64) for good in accepted]),
+        measured(pool.scores),
+    )  # fmt: skip
+
+
+def add_pool(
+    report: Report, inputs: Sequence[str], scores: Path | None, *, aggregator: str, threshold: float, seed: int = 0
+) -> None:
+    """Read, grade and judge a pool, and add what theory says of it."""
+    check_aggregator(aggregator)
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"threshold {threshold} is not in [0, 1]")
+    pool = read_pool(inputs)
+    found = _scores(pool, scores)
+    with MathGrader() as grader:
+        graded = grade_pool(pool, grader)
+    judged = judge_pool(graded, found, aggregator)
+    prediction = predict(judged, default_ns(graded), aggregator=aggregator, threshold=threshold, seed=seed)
+    add_prediction(report, prediction)
+
+
+def _scores(pool: Pool, path: Path | None) -> list[Floats | None]:
+    if path is not None:
+        return read_scores(path, pool)
+    own = scores_in_pool(pool)
+    if own is None:
+        raise ConfigError("the pool holds no scores; give --scores (`prism rerank --prm` keeps them in its folder)")
+    return own
+
+
+def add_prediction(report: Report, found: PoolPrediction) -> None:
+    """The section on a pool."""
+
+    def rate(value: Interval) -> str:
+        return percent(value.value, value.low, value.high)
+
+    unscored = f" ({found.num_unscored:,} have no score and count as rejected)" if found.num_unscored else ""
+    report.text(f"""
+## Predicted and measured Best-of-N on a pool
+
+{found.num_problems:,} problems with {found.num_solutions:,} solutions{unscored}. A solution is accepted if the
+{found.aggregator} of its step scores is above {found.threshold:g}. On whole solutions p = {rate(found.p)} %,
+α = {rate(found.alpha)} %, β = {rate(found.beta)} %. The prediction assumes that the verifier errs alike on all
+problems; what it misses shows how much errors depend on the problem. Its limit is {percent(found.ceiling)} %.
+""")
+    rows = [
+        [str(n), percent(own), rate(real), percent(one), rate(by_score)]
+        for n, own, real, one, by_score in zip(
+            found.ns, found.predicted, found.measured, found.predicted_one_p, found.measured_by_score, strict=True
+        )
+    ]
+    report.table(
+        ["N", "predicted", "measured", "predicted, one p", "measured, by score"],
+        rows,
+        caption="Best-of-N (%): by the verdict with random ties, and by the score itself",
+    )
+    with report.figure(
+        "pool-best-of-n",
+        caption="Best-of-N by the verdict, predicted from p, α and β, and measured (95 % band over problems). By the "
+        "score itself it can be better: scores tell more than verdicts.",
+        alt="Predicted and measured Best-of-N accuracy over N",
+    ) as axes:
+        low, high = ([getattr(point, part) for point in found.measured] for part in ("low", "high"))
+        axes.fill_between(found.ns, low, high, color=LOOKS[0].colour, alpha=0.15, linewidth=0)
+        series = (
+            ("measured, by verdict", [point.value for point in found.measured], LOOKS[0]),
+            ("predicted", found.predicted, LOOKS[1]),
+            ("predicted with one p", found.predicted_one_p, LOOKS[3]),
+            ("measured, by score", [point.value for point in found.measured_by_score], LOOKS[2]),
+        )
+        for name, values, look in series:
+            axes.plot(found.ns, values, color=look.colour, linestyle=look.line, marker=look.marker, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("N")
+        axes.set_ylabel("right solution picked (%)")
+        percent_axes(axes.yaxis)
+        axes.legend()
+    report.metrics["pool"] = found
