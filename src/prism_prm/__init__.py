@@ -11,25 +11,30 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "EvalSettings": "prism_prm.evaluation.evaluate",
     "Judge": "prism_prm.answers",
     "PrismError": "prism_prm.errors",
     "Prm": "prism_prm.scorer",
+    "Report": "prism_prm.report",
     "Step": "prism_prm.records",
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
     "TreeScores": "prism_prm.scorer",
     "annotated_pairs": "prism_prm.pairs",
     "best_of_n": "prism_prm.rerank",
+    "evaluate_steps": "prism_prm.evaluation.evaluate",
     "extract_answer": "prism_prm.answers",
     "init_prm": "prism_prm.scorer",
     "load_prm": "prism_prm.scorer",
     "load_task": "prism_prm.tasks",
     "lookahead_pairs": "prism_prm.pairs",
     "majority_vote": "prism_prm.rerank",
+    "read_benchmark": "prism_prm.evaluation.benchmarks",
     "read_pool": "prism_prm.pools",
     "read_trees": "prism_prm.data",
     "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.steps",
+    "steps_from_predictions": "prism_prm.evaluation.scores",
     "weighted_vote": "prism_prm.rerank",
 }
 """Public name → the module that owns it."""

@@ -23,10 +23,7 @@ FAST = EvalSettings(num_draws=100)
 
 
 def run(benchmark: Benchmark, steps: Steps, settings: EvalSettings = FAST) -> Evaluation:
-    return evaluate_steps(
-        benchmark.name, steps, settings, described=benchmark.described(), complete=benchmark.complete,
-        files=benchmark.files, notes=benchmark.notes,
-    )  # fmt: skip
+    return evaluate_steps(benchmark, steps, settings)
 
 
 def processbench(tmp_path: Path, num: int = 40) -> Benchmark:

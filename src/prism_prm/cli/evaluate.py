@@ -98,17 +98,7 @@ def evaluate(
         benchmark = benchmark.checked_against(trained_on) if trained_on else benchmark
         console().print(f"{benchmark.described()}, from {len(benchmark.files)} files")
         steps, notes = attach.to(benchmark)
-        evaluations.append(
-            evaluate_steps(
-                one,
-                steps,
-                settings,
-                described=benchmark.described(),
-                complete=benchmark.complete,
-                files=benchmark.files,
-                notes={**benchmark.notes, **notes},
-            )
-        )
+        evaluations.append(evaluate_steps(benchmark, steps, settings, notes=notes))
     source = str(prm or scores or predictions)
     page = write_run(out, RunInfo(name or _short(source), source, attach.model_hash), evaluations, settings)
     for evaluation in evaluations:

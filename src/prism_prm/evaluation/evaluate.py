@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from prism_prm import metrics
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation import prmbench
-from prism_prm.evaluation.items import TWINS
+from prism_prm.evaluation.items import TWINS, Benchmark
 from prism_prm.evaluation.measure import (
     Measurer,
     Table,
+    intervals,
     measure_prmbench,
     measure_processbench,
 )
@@ -121,16 +123,11 @@ def choose_threshold(steps: Steps, settings: EvalSettings) -> tuple[Threshold, S
 
 
 def evaluate_steps(
-    bench: str,
-    steps: Steps,
-    settings: EvalSettings,
-    *,
-    described: str,
-    complete: bool | None,
-    files: tuple[str, ...],
-    notes: dict[str, int],
+    benchmark: Benchmark, steps: Steps, settings: EvalSettings | None = None, *, notes: Mapping[str, int] | None = None
 ) -> Evaluation:
-    """Measure; `described` and the like are passed through to the report."""
+    """Measure the judged steps of a benchmark; `notes` (what was left out) are passed on to the report."""
+    settings = settings or EvalSettings()
+    bench = benchmark.name
     threshold, rest = choose_threshold(steps, settings)
     subsets = {"all": _measure(bench, rest, threshold.value, settings)}
     checked = rest.item_contaminated >= 0
@@ -140,7 +137,8 @@ def evaluate_steps(
             if keep.any():
                 subsets[name] = _measure(bench, rest.only(keep), threshold.value, settings)
     return Evaluation(
-        bench, described, complete, files, notes, threshold, subsets, rest,
+        bench, benchmark.described(), benchmark.complete, benchmark.files, {**benchmark.notes, **(notes or {})},
+        threshold, subsets, rest,
         curve=error_curve(rest), histogram=histogram(rest), pairs=measure_pairs(rest, settings),
     )  # fmt: skip
 
@@ -206,10 +204,6 @@ def histogram(steps: Steps) -> dict[str, list[float]]:
 
 def as_json(evaluation: Evaluation) -> dict[str, Any]:
     """What goes into metrics.json."""
-    from dataclasses import asdict
-
-    from prism_prm.evaluation.measure import intervals
-
     return {
         "described": evaluation.described,
         "complete": evaluation.complete,
