@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from prism_prm.report import Look, Report, looks, number, p_value, percent, signed_percent
-from prism_prm.rerank.curves import WITH_PRM, Curve
+from prism_prm.rerank.curves import WITH_PRM, WITHOUT_PRM, Curve
 from prism_prm.rerank.results import Difference, Results
 
 TITLES = {
@@ -17,8 +18,8 @@ TITLES = {
     "best-of-n": "Best-of-n",
     "weighted": "weighted vote",
 }
-_WIDE = (8.6, 3.8)
-_NARROW = (5.2, 3.8)
+_SIZE = (5.2, 4.2)
+"""Of a figure, in inches: higher than most, for the legend below."""
 
 
 def make_report(results: Results) -> Report:
@@ -28,12 +29,15 @@ def make_report(results: Results) -> Report:
     differences = results.differences()
     report = Report(results.title, subtitle=subtitle, metrics=results.metrics(differences))
     report.text(_introduction(results))
-    _draw_methods(results, report)
-    for prm in results.scores:
-        _draw_aggregators(results, prm, report)
-    _tabulate_accuracy(results, report)
+    for method in WITH_PRM if results.scores else ("majority",):
+        _draw_method(results, method, report)
+    _tabulate_votes(results, report)
+    _tabulate_prms(results, report)
     _tabulate_gains(results, differences, report)
     _tabulate_pairs(results, differences, report)
+    for prm in results.scores:
+        for method in WITH_PRM:
+            _draw_aggregators(results, prm, method, report)
     _tabulate_answers(results, report)
     return report
 
@@ -58,55 +62,69 @@ def _draw(axes: Any, curve: Curve, label: str, look: Look, *, band: bool) -> Non
 
 def _finish(axes: Any, ns: Sequence[int], title: str) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ns, [str(n) for n in ns])
+    # 32 and 40 would be printed over each other; the last one matters more.
+    crowded = [n for n, after in itertools.pairwise(ns) if after < 1.5 * n]
+    axes.set_xticks(ns, ["" if n in crowded else str(n) for n in ns])
     axes.minorticks_off()
     axes.set_xlabel("solutions drawn, n")
     axes.set_ylabel("accuracy (%)")
     axes.set_title(title)
-    axes.legend(fontsize=9)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=9)  # below: curves fill the rest
 
 
-def _draw_methods(results: Results, report: Report) -> None:
+def _draw_method(results: Results, method: str, report: Report) -> None:
     """As in the paper: accuracy against n, a line per PRM, and the vote that needs no PRM beside them."""
     systems = list(results.scores)
     look = looks([*systems, "majority", "oracle", "mean"])
     how = results.aggregators[0]
-    caption = "Expected accuracy against the number of solutions; bands are 95 % intervals over problems."
-    caption += f" Solutions are scored by the {how} of their steps." if systems else ""
-    alt = "Accuracy against n: " + ", ".join([*systems, "majority vote", "oracle", "one solution"])
-    methods = WITH_PRM if systems else ("majority",)
-    size = _WIDE if systems else _NARROW
-    with report.figure("accuracy", caption=caption, alt=alt, size=size, panels=len(methods)) as panels:
-        for axes, method in zip(panels if systems else [panels], methods, strict=True):
-            _draw(axes, results.curve("oracle"), TITLES["oracle"], look["oracle"], band=not systems)
-            for prm in systems:
-                _draw(axes, results.curve(method, prm, how), prm, look[prm], band=True)
-            _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=not systems)
-            _draw(axes, results.curve("mean"), TITLES["mean"], look["mean"], band=False)
-            _finish(axes, results.ns, TITLES[method])
+    caption = (
+        f"{TITLES[method].capitalize()}: expected accuracy against the number of solutions; bands are 95 % intervals."
+    )
+    caption += f" A solution's score is the {how} of its steps'." if systems else ""
+    alt = f"Accuracy of {TITLES[method]} against n: " + ", ".join([*systems, "majority vote", "oracle", "one solution"])
+    with report.figure(method, caption=caption, alt=alt, size=_SIZE) as axes:
+        _draw(axes, results.curve("oracle"), TITLES["oracle"], look["oracle"], band=not systems)
+        for prm in systems:
+            _draw(axes, results.curve(method, prm, how), prm, look[prm], band=True)
+        _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=not systems)
+        _draw(axes, results.curve("mean"), TITLES["mean"], look["mean"], band=False)
+        _finish(axes, results.ns, TITLES[method])
 
 
-def _draw_aggregators(results: Results, prm: str, report: Report) -> None:
+def _draw_aggregators(results: Results, prm: str, method: str, report: Report) -> None:
     """Which aggregator to use with a PRM."""
     look = looks([*results.aggregators, "majority"])
-    caption = f"{prm}: the same by how the scores of steps become the score of a solution."
-    alt = f"Accuracy against n of {prm}, by aggregator: {', '.join(results.aggregators)}"
-    name = f"aggregators-{list(results.scores).index(prm) + 1}"
-    with report.figure(name, caption=caption, alt=alt, size=_WIDE, panels=len(WITH_PRM)) as panels:
-        for axes, method in zip(panels, WITH_PRM, strict=True):
-            for how in results.aggregators:
-                _draw(axes, results.curve(method, prm, how), how, look[how], band=False)
-            _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=False)
-            _finish(axes, results.ns, TITLES[method])
+    caption = f"{prm}, {TITLES[method]}, by how the scores of steps become the score of a solution."
+    alt = f"Accuracy against n of {prm}, {TITLES[method]}, by aggregator: {', '.join(results.aggregators)}"
+    name = f"aggregators-{list(results.scores).index(prm) + 1}-{method}"
+    with report.figure(name, caption=caption, alt=alt, size=_SIZE) as axes:
+        for how in results.aggregators:
+            _draw(axes, results.curve(method, prm, how), how, look[how], band=False)
+        _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=False)
+        _finish(axes, results.ns, f"{prm}: {TITLES[method]}")
 
 
-def _tabulate_accuracy(results: Results, report: Report) -> None:
+def _tabulate_votes(results: Results, report: Report) -> None:
+    """What needs no PRM; one row per n, so that it fits a phone."""
+    curves = [results.curve(method) for method in WITHOUT_PRM]
+    rows = [
+        [str(n), *(percent(point.value, point.low, point.high) for point in points)]
+        for n, *points in zip(results.ns, *(curve.points for curve in curves), strict=True)
+    ]
+    headers = ["n", *(TITLES[method] for method in WITHOUT_PRM)]
+    report.table(headers, rows, caption="Without a PRM: expected accuracy (%), with 95 % intervals over problems")
+
+
+def _tabulate_prms(results: Results, report: Report) -> None:
     rows = []
     for curve in results.curves:
-        name = " · ".join(part for part in (curve.prm, TITLES[curve.method], curve.aggregator) if part)
-        rows.append([name, *(percent(point.value, point.low, point.high) for point in curve.points)])
-    headers = ["selection", *(f"n = {n}" for n in results.ns)]
-    report.table(headers, rows, caption="Expected accuracy (%), with 95 % intervals over problems")
+        if curve.prm:
+            *others, last = curve.points
+            name = f"{curve.prm} · {TITLES[curve.method]} · {curve.aggregator}"
+            rows.append([name, *(percent(point.value) for point in others), percent(last.value, last.low, last.high)])
+    if rows:
+        headers = ["selection", *(f"n = {n}" for n in results.ns)]
+        report.table(headers, rows, caption="With a PRM: expected accuracy (%), at the last n with its 95 % interval")
 
 
 def _cell(found: Difference) -> str:
@@ -132,12 +150,13 @@ def _tabulate_pairs(results: Results, differences: Sequence[Difference], report:
     """Is one PRM better than another?"""
     rows: dict[str, list[str]] = {}
     for found in differences:
-        if found.b and found.n > 1:
+        if found.b:
             name = f"{found.a} − {found.b} · {TITLES[found.method]} · {found.aggregator}"
-            rows.setdefault(name, [name]).append(_cell(found))
+            is_last = found.n == results.ns[-1]
+            rows.setdefault(name, [name]).append(_cell(found) if is_last else signed_percent(found.gain.difference))
     if rows:
-        headers = ["difference", *(f"n = {n}" for n in results.ns if n > 1)]
-        caption = "PRMs compared on the same pool (percentage points, paired over problems)"
+        headers = ["difference", *(f"n = {n}" for n in results.ns)]
+        caption = "PRMs compared on the same pool (percentage points, paired), at the last n with its 95 % interval"
         report.table(headers, list(rows.values()), caption=caption)
 
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from prism_prm import __version__
+from prism_prm import answers
 from prism_prm.aggregate import log_score
 from prism_prm.files import whole_file
 from prism_prm.pools import Pool
@@ -23,7 +23,8 @@ _GRADED_AS = b"prism_graded_as"
 
 def grading_hash(pool: Pool, grader: MathGrader) -> str:
     """A hash of all that decides the grades of a pool."""
-    parts = (pool.content_hash(), grader.methods, grader.seconds, metadata.version("math-verify"), __version__)
+    code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(answers.__path__[0]).glob("*.py"))]
+    parts = (pool.content_hash(), grader.methods, grader.seconds, metadata.version("math-verify"), code)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
