@@ -38,6 +38,8 @@ def test_normalise_takes_off_the_dress_only(answer: str, normal: str) -> None:
         (r"\frac{270}7", Fraction(270, 7)), (r"-\frac{1}{2}", Fraction(-1, 2)), (r"\frac{-1}{2}", Fraction(-1, 2)),
         (r"1\frac{4}{5}", Fraction(9, 5)), (r"-2\frac{1}{2}", Fraction(-5, 2)), ("50%", Fraction(1, 2)),
         ("4.5e33", 45 * 10**32), (r"6.72 \times 10^{-5}", Fraction(672, 10**7)), (r"3\cdot10^8", 3 * 10**8),
+        ("5 dollars", 5), ("1,200 square feet", 1200), ("12.5 miles per hour", Fraction(25, 2)),
+        ("20 percent", Fraction(1, 5)),
     ],
 )  # fmt: skip
 def test_numerals_have_their_value(answer: str, value: Fraction | int) -> None:
@@ -48,8 +50,11 @@ def test_numerals_have_their_value(answer: str, value: Fraction | int) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["", ".", "-", "1,2", "1,23", "-2,1", "(1)", "1/0", r"\frac{1}{0}", "x", "2k", "1e9999", "9" * 500, "e5", "%"],
-)
+    [
+        "", ".", "-", "1,2", "1,23", "-2,1", "(1)", "1/0", r"\frac{1}{0}", "x", "2k", "1e9999", "9" * 500, "e5", "%",
+        "5 million", "2 dozen eggs", "3 and", "2 x", "5 sin",
+    ],
+)  # fmt: skip
 def test_what_is_not_plainly_a_number_is_left_to_algebra(answer: str) -> None:
     assert numeral(answer) is None
 
@@ -82,6 +87,8 @@ def test_keys_of_numbers_keep_twelve_digits() -> None:
     assert plain_key("0.50") == plain_key("1/2") == plain_key("50%") == plain_key(r"\frac{1}{2}") == "0.5"
     assert plain_key("(E)") == plain_key("e") == "e"
     assert plain_key("Tuesday") == "tuesday"
+    assert plain_key("No solution") == "no solution"
+    assert plain_key("5 dollars") == "5"
     assert plain_key("xy") is None  # a product, perhaps
 
 

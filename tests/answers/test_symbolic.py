@@ -20,13 +20,17 @@ SAME = [
     [r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&\sqrt{16}\end{bmatrix}"],
     [r"(-\infty,0]\cup[1,2)", r"[1,2)\cup(-\infty,0]"],
     ["3+2i", "2i+3"],
+    ["3+4i", "(2+i)^2"],
+    ["-1", "i^2", r"e^{i\pi}"],
+    ["2x+3", "f(x) = 2x+3", "y = 3 + 2x"],
     [r"\pi", r"\frac{2\pi}{2}"],
     ["|x|", r"\sqrt{x^2}"],
     [r"\left(4\frac{5}{8}\right)^{2}\cdot\left(\frac{8}{37}\right)^{2} = 1", "1"],
     ["5 \\text{ cm}", "5"],
 ]
 DIFFERENT = ["1/2", "(1,2)", "(2,1)", "1,2", "[1,2]", "x", "-x", "|x|", "x=1,y=2", "x=2,y=1", r"\pi", "3.14", "50",
-             "2+3i", "3+2i", "3-2i", "x+2y=3", "x+2y=4", "(1,2,3)", "x^2", "2x"]  # fmt: skip
+             "2+3i", "3+2i", "3-2i", "x+2y=3", "x+2y=4", "(1,2,3)", "x^2", "2x",
+             "y", "(B)", r"\alpha", r"\beta", "xy", "x>3", "x>4", "y(x)", "f(x)"]  # fmt: skip
 
 
 @pytest.mark.parametrize("spellings", SAME, ids=lambda spellings: spellings[0])
@@ -47,6 +51,14 @@ def test_judging_is_lenient_where_math_verify_is() -> None:
     assert equivalent("(1,2)", "1,2")  # yet these are two answers in a vote, or (1,2) and (2,1) would be one
     assert equivalent("5", "x = 5")
     assert not equivalent("5", "x = 6")
+
+
+def test_equal_keys_are_right_where_math_verify_fails() -> None:
+    from math_verify import parse, verify
+
+    for reference, answer in [("3+4i", "(2+i)^2"), ("y=2x+3", "f(x)=2x+3")]:
+        assert not verify(parse(f"${reference}$"), parse(f"${answer}$"))
+        assert equivalent(reference, answer)
 
 
 def test_tolerance_holds_for_formulas_too() -> None:

@@ -43,6 +43,15 @@ def test_outcomes_come_in_order_whatever_goes_wrong_between(workers: Workers) ->
     assert sum(advanced) == len(calls)
 
 
+def test_a_worker_that_died_while_idle_is_replaced(workers: Workers) -> None:
+    workers.run([("double", (1,))] * 2)
+    for worker in workers._workers:
+        if worker._process is not None:
+            worker._process.kill()
+            worker._process.wait()
+    assert workers.run([("double", (i,)) for i in range(4)]) == [Outcome("ok", 2 * i) for i in range(4)]
+
+
 def test_a_worker_that_cannot_start_says_how_to_see_why() -> None:
     with (
         Workers("no_such_module", count=1) as workers,

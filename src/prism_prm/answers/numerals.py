@@ -67,10 +67,16 @@ _FRACTION = re.compile(
 )
 
 
+_WITH_UNIT = re.compile(r"(.*\d[^A-Za-z]*?)\s+([A-Za-z]{3,}(?:[ /-][A-Za-z]+)*)")
+_NOT_A_UNIT = re.compile(r"hundred|thousand|million|billion|trillion|dozen|and|sin|cos|tan|log|mod", re.I)
+
+
 def numeral(answer: str) -> Numeral | None:
-    """The number that a normalised answer plainly is, or None."""
+    """The number that a normalised answer plainly is, perhaps with a unit in words (`5 dollars`); else None."""
     if not answer or len(answer) > MAX_NUMERAL:
         return None
+    if (with_unit := _WITH_UNIT.fullmatch(answer)) and not _NOT_A_UNIT.search(with_unit[2]):
+        answer = with_unit[1] + ("%" if with_unit[2].lower() == "percent" else "")
     unsigned = answer[1:] if answer[0] in "+-" else answer
     bare = unsigned.removesuffix("%").strip()
     read = _plain(bare) or _fraction(bare)
@@ -139,7 +145,8 @@ def number_key(value: Fraction) -> str:
     return str(context.divide(Decimal(value.numerator), Decimal(value.denominator)).normalize(context))
 
 
-_WORDS = re.compile(r"\(?\s*([A-Za-z]{3,}(?:[ -][A-Za-z]+)*|[A-Za-z])\s*\)?")  # two letters may be a product: xy, yx
+_WORDS = re.compile(r"\(?\s*((?=.*[A-Za-z]{3})[A-Za-z]+(?:[ -][A-Za-z]+)*|[A-Za-z])\s*\)?")
+"""One letter, or words of which one has three: two letters may be a product (xy and yx)."""
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
 
 

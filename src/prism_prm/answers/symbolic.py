@@ -18,6 +18,8 @@ from prism_prm.answers.numerals import KEY_DIGITS, number_key, text_key
 _POINTS = 3
 """Formulas with unknowns are the same answer if they agree at this many fixed points."""
 _PRECISION = 25
+_IMAGINARY = "i"
+"""math-verify reads the imaginary unit as an unknown of this name."""
 
 
 def warm_up() -> None:
@@ -34,11 +36,11 @@ def _parse(answer: str) -> list[Any]:
 
 
 def equivalent(reference: str, answer: str, tolerance: float = 0.0) -> bool:
-    """Whether math-verify takes `answer` for `reference`, or both are numbers within the relative `tolerance`."""
+    """Whether math-verify takes `answer` for `reference`, or both have one key, or are numbers within `tolerance`."""
     from math_verify import verify
 
     gold, found = _parse(reference), _parse(answer)
-    if verify(gold, found, timeout_seconds=None):
+    if verify(gold, found, timeout_seconds=None) or key(reference) == key(answer):
         return True
     if not (tolerance and gold and found):
         return False
@@ -65,14 +67,15 @@ def key(answer: str) -> str:
 
 
 def _last_side(value: Any) -> Any:
-    """What an answer like `x = 5` or `2 + 3 = 5` comes to; an equation proper (`x + y = 5`) is left as it is."""
+    """What an answer like `x = 5`, `f(x) = 5` or `2 + 3 = 5` comes to; an equation proper (`x + y = 5`) stays."""
     from sympy import And, Eq, Symbol
+    from sympy.core.function import AppliedUndef
 
     while True:
         equations = value.args if isinstance(value, And) else [value]
         if not all(isinstance(equation, Eq) for equation in equations):
             return value
-        if not isinstance(equations[0].lhs, Symbol) and value.free_symbols:
+        if not isinstance(equations[0].lhs, Symbol | AppliedUndef) and value.free_symbols:
             return value
         value = equations[-1].rhs
 
@@ -82,6 +85,8 @@ def _key(value: Any) -> str:
     from sympy.core.relational import Relational
     from sympy.logic.boolalg import Boolean
 
+    if isinstance(value, sympy.Symbol):  # first, since sympy also takes a symbol for a condition
+        return str(value.name).lower()
     if isinstance(value, sympy.MatrixBase):
         rows = ("&".join(_key(entry) for entry in value.row(i)) for i in range(value.rows))
         return "[" + ";".join(rows) + "]"
@@ -98,8 +103,6 @@ def _key(value: Any) -> str:
         return _equation_key(value)
     if isinstance(value, Relational | Boolean) or type(value).__name__ == "And":
         return _condition_key(value)
-    if isinstance(value, sympy.Symbol):
-        return str(value.name).lower()
     if isinstance(value, sympy.Expr):
         return _expression_key(value)
     return str(sympy.srepr(value))
@@ -149,9 +152,8 @@ def _expression_key(expression: Any) -> str:
     values = _values(expression)
     if values is None:
         return str(sympy.srepr(expression))
-    if not expression.free_symbols:
-        return _spell(values[:1])
-    return ",".join(sorted(symbol.name for symbol in expression.free_symbols)) + "→" + _spell(values)
+    unknowns = sorted(symbol.name for symbol in expression.free_symbols if symbol.name != _IMAGINARY)
+    return ",".join(unknowns) + "→" + _spell(values) if unknowns else _spell(values[:1])
 
 
 def _values(expression: Any) -> list[complex] | None:
@@ -170,6 +172,8 @@ def _coordinate(name: str, point: int) -> Any:
     """A number of size 0.5 to 1.5 with no pattern; negative at the first point, so that |x| is not x."""
     import sympy
 
+    if name == _IMAGINARY:
+        return sympy.I
     seed = hashlib.blake2b(f"{name}/{point}".encode(), digest_size=4).digest()
     size = sympy.Rational(int.from_bytes(seed, "big"), 2**32) + sympy.Rational(1, 2)
     return -size if point == 0 else size

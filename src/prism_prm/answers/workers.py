@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from prism_prm.errors import PrismError
@@ -32,6 +33,10 @@ _START_SECONDS = 120.0
 """How long a worker may take to import its module; generous, for cold disks."""
 WALL_FACTOR = 6.0
 """A call that sleeps uses no CPU time; it is ended after this many times the CPU limit."""
+
+_WATCH_SECONDS = 0.1
+_PORTION = 16
+"""Calls sent to a worker at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +58,44 @@ def available_cores() -> int:
 
 
 class _Worker:
-    """One child process that serves one call after another, and is started anew after a call that killed it."""
+    """One child process that serves calls one after another, and is started anew after a call that killed it."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], wall_seconds: float) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str], wall_seconds: float, stopped: threading.Event
+    ) -> None:
         self._command, self._environment, self._wall_seconds = command, environment, wall_seconds
+        self._stopped = stopped
+        """Set when the run is given up: nothing is started any more."""
         self._process: subprocess.Popen[str] | None = None
+        self._deadline = math.inf
+        """When the present call has taken too long by the clock."""
         self._was_late = False
 
-    def call(self, call: Call) -> Outcome:
-        """Run one call; whatever happens to the process, there is an outcome."""
-        process = self._process or self._start()
+    def serve(self, calls: Sequence[Call]) -> list[Outcome]:
+        """The outcomes of some calls, which are sent together; whatever happens to the process, each has one."""
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(calls) and not self._stopped.is_set():
+            process = self._alive()
+            self._send(process, calls[len(outcomes) :])
+            while len(outcomes) < len(calls) and (line := self._read_line(process, self._wall_seconds)):
+                reply = json.loads(line)
+                ok = "error" not in reply
+                outcomes.append(Outcome("ok", reply["value"]) if ok else Outcome("error", detail=reply["error"]))
+            if len(outcomes) < len(calls):  # the call that comes next has killed it; those after it are sent again
+                outcomes.append(self._bury())
+        return outcomes
+
+    def _send(self, process: subprocess.Popen[str], calls: Sequence[Call]) -> None:
+        """Write calls; more than a pipe holds are only taken while the process works, so this is limited too."""
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died while idle: the empty reply below says so
-            process.stdin.write(json.dumps(call) + "\n")
+        with contextlib.suppress(BrokenPipeError), self._limited(self._wall_seconds):  # if it died, no reply will come
+            process.stdin.write("".join(json.dumps(call) + "\n" for call in calls))
             process.stdin.flush()
-        line = self._read_line(process, self._wall_seconds)
-        if line:
-            reply = json.loads(line)
-            return Outcome("error", detail=reply["error"]) if "error" in reply else Outcome("ok", reply["value"])
-        ended = self.end()
-        if self._was_late or ended == -getattr(signal, "SIGPROF", 0):
+
+    def _bury(self) -> Outcome:
+        """What a call came to that ended its process."""
+        ended, was_late, self._was_late = self.end(), self._was_late, False
+        if was_late or ended == -getattr(signal, "SIGPROF", 0):
             return Outcome("timeout", detail="ended by the time limit")
         return Outcome("error", detail=f"the worker died with status {ended}")
 
@@ -89,7 +112,19 @@ class _Worker:
                 stream.close()
         return status
 
-    def _start(self) -> subprocess.Popen[str]:
+    def end_if_late(self, now: float) -> None:
+        """Kill a process whose call has taken too long."""
+        process = self._process
+        if now > self._deadline and process is not None:
+            self._was_late = True
+            process.kill()
+
+    def _alive(self) -> subprocess.Popen[str]:
+        """The process; a new one if there is none, or if it died while idle."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                return self._process
+            self.end()
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=self._environment, start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its workers
@@ -102,22 +137,21 @@ class _Worker:
         return self._process
 
     def _read_line(self, process: subprocess.Popen[str], seconds: float) -> str:
-        """The next line; "" if the process ends first or takes longer than `seconds`."""
+        """The next line; "" if the process ends first, or is ended after `seconds`."""
         assert process.stdout is not None
-        self._was_late = False
-        timer = threading.Timer(seconds, self._expire, [process])
-        timer.daemon = True
-        timer.start()
-        try:
+        # ValueError: closed under us by `Workers.close` in another thread.
+        with contextlib.suppress(ValueError), self._limited(seconds):
             return process.stdout.readline()
-        except ValueError:  # closed under us by `Workers.close` in another thread
-            return ""
-        finally:
-            timer.cancel()
+        return ""
 
-    def _expire(self, process: subprocess.Popen[str]) -> None:
-        self._was_late = True
-        process.kill()
+    @contextlib.contextmanager
+    def _limited(self, seconds: float) -> Iterator[None]:
+        """Until this ends, `end_if_late` kills the process after `seconds`."""
+        self._deadline = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._deadline = math.inf
 
 
 class Workers:
@@ -130,12 +164,16 @@ class Workers:
     def __init__(
         self, module: str, *, count: int | None = None, cpu_seconds: float = 5.0, memory_bytes: int = 4 << 30
     ) -> None:
-        command = [sys.executable, "-m", "prism_prm.answers.worker", module, str(cpu_seconds), str(memory_bytes)]
+        worker = [sys.executable, "-P", "-m", "prism_prm.answers.worker"]
+        command = [*worker, module, str(cpu_seconds), str(memory_bytes)]
         # The child must find the same code as its parent, and hash seeds must not change the order of a set.
-        path = os.pathsep.join([str(Path(__file__).parents[2]), *(entry for entry in sys.path if entry)])
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
         self.count = count or available_cores()
-        self._workers = [_Worker(command, environment, cpu_seconds * WALL_FACTOR) for _ in range(self.count)]
+        self._stopped = threading.Event()
+        self._workers = [
+            _Worker(command, environment, cpu_seconds * WALL_FACTOR, self._stopped) for _ in range(self.count)
+        ]
 
     def __enter__(self) -> Workers:
         return self
@@ -149,27 +187,52 @@ class Workers:
             worker.end()
 
     def run(self, calls: Sequence[Call], advance: Advance = ignore) -> list[Outcome]:
-        """The outcome of every call, in order; `advance` is told of each call that is done."""
+        """The outcome of every call, in order; `advance` is told of calls that are done."""
         idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             idle.put(worker)
 
-        def serve(call: Call) -> Outcome:
+        def serve(some: Sequence[Call]) -> list[Outcome]:
             worker = idle.get()
             try:
-                return worker.call(call)
+                return worker.serve(some)
             finally:
                 idle.put(worker)
 
-        threads = ThreadPoolExecutor(min(self.count, max(1, len(calls))))
+        # Neighbours often share a reference, which a worker then parses once; small portions share the work out evenly.
+        size = max(1, min(_PORTION, len(calls) // (4 * self.count)))
+        portions = [calls[start : start + size] for start in range(0, len(calls), size)]
+        self._stopped.clear()
+        threads = ThreadPoolExecutor(self.count)
         try:
-            futures = [threads.submit(serve, call) for call in calls]
-            for _ in as_completed(futures):
-                advance(1)
-            return [future.result() for future in futures]
+            futures = [threads.submit(serve, portion) for portion in portions]
+            with self._watched():
+                for future in as_completed(futures):
+                    advance(len(future.result()))
+            return [outcome for future in futures for outcome in future.result()]
         except BaseException:  # Ctrl-C too: no call is started any more, and those under way lose their process
-            threads.shutdown(wait=False, cancel_futures=True)
+            self._stopped.set()
             self.close()
+            threads.shutdown(cancel_futures=True)
+            self.close()  # also what a thread was just starting
             raise
         finally:
             threads.shutdown()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Meanwhile a thread looks at the clock, and ends what is late."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(_WATCH_SECONDS):
+                for worker in self._workers:
+                    worker.end_if_late(time.monotonic())
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
