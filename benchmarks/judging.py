@@ -3,9 +3,10 @@
     PRISM_DATA=… python benchmarks/judging.py
 
 With PRISM_DATA the answers are those of the pool of 100 MATH-500 problems × 40 solutions; without it, as many are made
-up. The peer is a plain loop over math-verify in one process, without any time limit. Against it: the same calls in
-killable workers, each with its time limit; and `Judge`, which also compares plain numbers without algebra and judges
-equal answers once.
+up. The peer is a plain loop over the same function of math-verify in one process, without any time limit. Against it:
+the same calls in killable workers, each with its time limit; and `Judge`, which also compares plain numbers without
+algebra and judges equal answers once. Every round starts fresh processes on all sides, since both parsers and algebra
+keep caches; the start is part of the time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from _side_by_side import print_ratios, side_by_side
 from prism_prm.answers import Judge, symbolic
-from prism_prm.answers.workers import Workers
+from prism_prm.answers.workers import Workers, available_cores
 
 NUM_ANSWERS = 4_000
 
@@ -30,58 +34,64 @@ def real_pairs(folder: Path) -> list[tuple[str, str]]:
 
 
 def made_up_pairs() -> list[tuple[str, str]]:
-    """Fractions, roots and polynomials, half of them right."""
+    """Fractions, roots and polynomials, half of them wrong; repeated, as answers in a pool are."""
     draw = random.Random(0)
-    pairs = []
-    for _ in range(NUM_ANSWERS):
+    distinct = []
+    for _ in range(NUM_ANSWERS // 10):
         a, b, c = (draw.randint(2, 99) for _ in range(3))
-        wrong = draw.random() < 0.5
-        reference, answer = draw.choice(
-            [
-                (rf"\frac{{{a}}}{{{b}}}\sqrt{{{c}}}", rf"\frac{{{a * c}}}{{{b}\sqrt{{{c}}}}}"),
-                (f"(x+{a})({b}x-{c})", f"{b}x^2+{a * b - c}x-{a * c}"),
-                (rf"({a}, \frac{{{b}}}{{{c}}})", rf"\left({a}, \frac{{{2 * b}}}{{{2 * c}}}\right)"),
-            ]
-        )
-        pairs.append((reference, f"{answer}+1" if wrong and not answer.startswith(r"\left") else answer))
-    return pairs
+        wrong = draw.randint(0, 1)
+        kinds = [
+            (rf"\frac{{{a}}}{{{b}}}\sqrt{{{c}}}", rf"\frac{{{a * c}}}{{{b}\sqrt{{{c}}}}}+{wrong}"),
+            (f"(x+{a})({b}x-{c})", f"{b}x^2+{a * b - c}x-{a * c - wrong}"),
+            (rf"({a}, \frac{{{b}}}{{{c}}})", rf"\left({a + wrong}, \frac{{{2 * b}}}{{{2 * c}}}\right)"),
+        ]
+        distinct.append(draw.choice(kinds))
+    return [pair for pair in distinct for _ in range(10)]
+
+
+def the_pairs() -> list[tuple[str, str]]:
+    """What is judged."""
+    folder = os.environ.get("PRISM_DATA")
+    return real_pairs(Path(folder)) if folder else made_up_pairs()
+
+
+def in_a_loop() -> list[bool]:
+    """One answer after the other, in a process of its own."""
+    out = subprocess.run([sys.executable, __file__, "loop"], capture_output=True, text=True, check=True)
+    return [bool(verdict) for verdict in json.loads(out.stdout)]
+
+
+def in_workers() -> list[bool]:
+    """The same calls, shared out."""
+    with Workers("prism_prm.answers.symbolic") as workers:
+        return [bool(outcome.value) for outcome in workers.run([("equivalent", pair) for pair in the_pairs()])]
+
+
+def with_judge() -> list[bool]:
+    """As `prism rerank` judges."""
+    with Judge() as judge:
+        return [verdict.correct for verdict in judge.judge(the_pairs())]
 
 
 def main() -> None:
-    """Print the ratio."""
-    folder = os.environ.get("PRISM_DATA")
-    pairs = real_pairs(Path(folder)) if folder else made_up_pairs()
-    calls = [("equivalent", (reference, answer, 0.0)) for reference, answer in pairs]
-    symbolic.warm_up()
+    """Print the ratios."""
     verdicts: dict[str, list[bool]] = {}
 
-    def serial() -> None:
-        verdicts["serial"] = [symbolic.equivalent(reference, answer) for reference, answer in pairs]
+    def keep(name: str, run: Callable[[], list[bool]]) -> Callable[[], None]:
+        return lambda: verdicts.update({name: run()})
 
-    def judge() -> None:
-        with Judge() as judge:
-            verdicts["judge"] = [verdict.correct for verdict in judge.judge(pairs)]
-
-    with Workers("prism_prm.answers.symbolic") as workers:
-        workers.run(calls[: 4 * workers.count])  # start them: their imports are paid once, not per judgement
-
-        def parallel() -> None:
-            verdicts["parallel"] = [bool(outcome.value) for outcome in workers.run(calls)]
-
-        peer = "serial loop over math-verify, no time limit"
-        medians = side_by_side(
-            {
-                peer: serial,
-                f"the same in killable workers, {workers.count} cores": parallel,
-                "Judge, start included": judge,
-            }
-        )
-    print(f"{len(pairs):,} answers ({'real' if folder else 'made up'}), {sum(verdicts['serial']):,} right by the loop")
-    for name in ("parallel", "judge"):
-        differ = sum(a != b for a, b in zip(verdicts["serial"], verdicts[name], strict=True))
-        print(f"verdicts that differ from the loop's, {name}: {differ}")
+    peer = "loop over math-verify, no time limit"
+    alternatives = {peer: in_a_loop, f"killable workers, {available_cores()} cores": in_workers, "Judge": with_judge}
+    medians = side_by_side({name: keep(name, run) for name, run in alternatives.items()})
+    print(f"{len(verdicts[peer]):,} answers, {sum(verdicts[peer]):,} right by the loop")
+    for name, found in verdicts.items():
+        differ = sum(a != b for a, b in zip(verdicts[peer], found, strict=True))
+        print(f"{name}: {differ} verdicts differ from the loop's")
     print_ratios(medians, peer=peer)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["loop"]:
+        print(json.dumps([symbolic.equivalent(*pair) for pair in the_pairs()]))
+    else:
+        main()
