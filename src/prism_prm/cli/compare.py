@@ -36,5 +36,8 @@ def compare(
     shared, left_out = shared_benches(loaded)
     if left_out:
         console().print(f"not in all runs, and so left out: {', '.join(left_out)}")
-    compared = [compare_bench(loaded, bench, num_draws=draws, seed=seed) for bench in shared]
+    compared = []
+    for bench in shared:
+        with console().status(f"comparing on {bench}, {draws:,} draws"):
+            compared.append(compare_bench(loaded, bench, num_draws=draws, seed=seed))
     typer.echo(build_comparison(loaded, compared, left_out=left_out, rounds=rounds).write(out))

@@ -98,7 +98,8 @@ def evaluate(
         benchmark = benchmark.checked_against(trained_on) if trained_on else benchmark
         console().print(f"{benchmark.described()}, from {len(benchmark.files)} files")
         steps, notes = attach.to(benchmark)
-        evaluations.append(evaluate_steps(benchmark, steps, settings, notes=notes))
+        with console().status(f"measuring {one}, {settings.num_draws:,} draws"):
+            evaluations.append(evaluate_steps(benchmark, steps, settings, notes=notes))
     source = str(prm or scores or predictions)
     page = write_run(out, RunInfo(name or _short(source), source, attach.model_hash), evaluations, settings)
     for evaluation in evaluations:

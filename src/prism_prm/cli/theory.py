@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from prism_prm.cli.ui import console
+
 EXAMPLES = """
 Examples
 
@@ -50,7 +52,8 @@ def theory(
         raise ConfigError("--scores are those of a --pool; give that too")
     kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
     settings = VerifierSettings(p, alpha, beta, seed=seed)
-    report = build_theory(settings, kinds)
+    with console().status("playing out Best-of-N" + (", training small networks" if simulate else "")):
+        report = build_theory(settings, kinds)
     if runs:
         from prism_prm.evaluation.compare import load_runs, load_steps, shared_benches
         from prism_prm.evaluation.dominance_report import add_dominance, add_introduction

@@ -24,7 +24,7 @@ def build_comparison(
     """The report; the first run is what the others are compared with. With `rounds`, runs are rounds in order."""
     names = [run.name for run in runs]
     report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
-    report.subtitle = ", ".join(f"{one.bench}: {len(one.steps[names[0]].items):,} items" for one in compared)
+    report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
     report.text(_introduction(names, left_out))
     for one in compared:
         _add_bench(report, one, rounds=rounds)

@@ -110,7 +110,8 @@ def choose_threshold(steps: Steps, settings: EvalSettings) -> tuple[Threshold, S
     rng = np.random.default_rng(settings.seed)
     held = np.zeros(steps.num_clusters, bool)
     held[rng.permutation(steps.num_clusters)[: max(1, round(settings.holdout * steps.num_clusters))]] = True
-    held_out, rest = steps.only(held[steps.item_cluster]), steps.only(~held[steps.item_cluster])
+    held_out = without_twins(steps.only(held[steps.item_cluster]))
+    rest = steps.only(~held[steps.item_cluster])
     judged = held_out.judged
     value = metrics.threshold_for_tpr(held_out.right[judged], held_out.probability[judged], settings.target_tpr)
     if math.isnan(value) or not rest.items:

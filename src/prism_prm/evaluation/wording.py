@@ -46,8 +46,6 @@ PRMBENCH_COLUMNS = tuple(
 )
 """(header, table, key) of the columns of PRMBench's table, as the papers print it."""
 
-LOWER_IS_BETTER = {name for name, shown in {**RATES, **RANKINGS}.items() if shown.endswith("↓")}
-
 
 def shown(measured: Measured | None, *, with_interval: bool = True) -> str:
     """A share in percent with its interval."""
