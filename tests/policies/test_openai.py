@@ -205,14 +205,14 @@ def test_requests_run_together_within_the_limit() -> None:
 def test_open_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with serve(lambda _: said("a\n\n")) as (url, asked):
-        policy = open_policy(f"openai:{url}", PolicySettings(Prompting(template="none"), patience=QUICK))
+        policy = open_policy(PolicySettings(f"openai:{url}", Prompting(template="none"), patience=QUICK))
         assert policy.prompt("1 + 1?") == "1 + 1?\n\n"
         policy.write([Ask("p", 0, 4)], Sampling())
         policy.close()
         assert asked[0]["model"] == "only-one"
         assert asked[0]["authorization"] is None
         with pytest.raises(PolicyError, match="--tokenizer"):
-            open_policy(f"openai:{url}", PolicySettings(patience=QUICK))
+            open_policy(PolicySettings(f"openai:{url}", patience=QUICK))
     for wrong in ("gpt", "hf:", "vllm:x"):
         with pytest.raises(Exception, match="is no policy"):
             open_policy(wrong)

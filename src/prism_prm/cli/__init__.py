@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import compare, evaluate, export, margins, pairs, rerank, score, theory, train
+from prism_prm.cli import compare, evaluate, export, margins, pairs, rerank, score, search, theory, train
 from prism_prm.errors import PrismError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(epilog=compare.EXAMPLES)(compare.compare)
 app.command(epilog=theory.EXAMPLES)(theory.theory)
 app.command(epilog=rerank.EXAMPLES)(rerank.rerank)
+app.command(epilog=search.EXAMPLES)(search.search)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prism_prm.cli.ui import console, print_table, progress
+from prism_prm.cli.ui import console, named_places, print_table, progress
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def rerank(
     hows = _words(aggregators)
     for how in hows:
         check_aggregator(how)
-    named_prms, named_scores = _named(prm or []), _named(scores or [])
+    named_prms, named_scores = named_places(prm or []), named_places(scores or [])
     found = _read_pool(pool, task, task_data)
     graded, graded_as = _grade(found, out, _words(extract), workers, time_limit)
     ns = check_ns(graded, [_whole(word) for word in _words(n)]) if n else None
@@ -123,18 +123,6 @@ def _whole(word: str) -> int:
     if not word.isdecimal():
         raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
     return int(word)
-
-
-def _named(given: list[str]) -> dict[str, str]:
-    """NAME=place, or a place that is its own name."""
-    named: dict[str, str] = {}
-    for text in given:
-        name, equals, place = text.partition("=")
-        name, place = (name, place) if equals and not Path(text).exists() else (Path(text).stem, text)
-        if name in named:
-            raise ConfigError(f"Two PRMs are called {name!r}; give them names, e.g. --prm base={place}")
-        named[name] = place
-    return named
 
 
 def _read_pool(sources: list[str], task: str | None, task_data: str | None) -> Pool:

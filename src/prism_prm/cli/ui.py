@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,3 +50,15 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*row)
     console().print(table)
+
+
+def named_places(given: Sequence[str]) -> dict[str, str]:
+    """NAME=place, or a place that is its own name."""
+    named: dict[str, str] = {}
+    for text in given:
+        name, equals, place = text.partition("=")
+        name, place = (name, place) if equals and not Path(text).exists() else (Path(text).stem, text)
+        if name in named:
+            raise ConfigError(f"Two PRMs are called {name!r}; give them names, e.g. --prm base={place}")
+        named[name] = place
+    return named

@@ -16,6 +16,8 @@ from prism_prm.policies.prompts import Prompting
 class PolicySettings:
     """How a policy is reached and asked."""
 
+    name: str = ""
+    """`hf:<id or folder>` or `openai:<base url>`."""
     prompting: Prompting = field(default_factory=Prompting)
     dtype: str | None = None
     """Of a local model; default: its own on a GPU, float32 on a CPU."""
@@ -77,10 +79,12 @@ POLICIES: dict[str, Callable[[str, PolicySettings], Policy]] = {"hf": _open_hf, 
 """What stands before the colon → how to open what stands behind it."""
 
 
-def open_policy(name: str, settings: PolicySettings | None = None) -> Policy:
+def open_policy(settings: PolicySettings | str) -> Policy:
     """The policy of a name such as `hf:Qwen/Qwen2.5-Math-1.5B-Instruct` or `openai:http://localhost:8000/v1`."""
+    settings = PolicySettings(settings) if isinstance(settings, str) else settings
+    name = settings.name
     kind, colon, place = name.partition(":")
     if not colon or kind not in POLICIES or not place:
         known = ", ".join(f"{kind}:…" for kind in POLICIES)
         raise ConfigError(f"{name!r} is no policy; expected one of {known}, e.g. hf:folder, openai:http://localhost/v1")
-    return POLICIES[kind](place, settings or PolicySettings())
+    return POLICIES[kind](place, settings)

@@ -166,6 +166,7 @@ class Engine:
         children = [child(node, number, one) for (_, node, number), one in zip(places, written, strict=True)]
         for (running, _, _), node in zip(places, children, strict=True):
             running.spent.policy_tokens += node.written.num_tokens
+            self.state.spent.policy_tokens += node.written.num_tokens
         flat = iter(children)
         return [[[next(flat) for _ in range(count)] for count in running.wish.counts] for running in active]
 
@@ -177,7 +178,7 @@ class Engine:
 
     def _note(self, nodes: Sequence[Node], spent: Spent) -> None:
         self.state.num_done += 1
-        self.state.spent += spent
+        self.state.spent.prm_tokens += spent.prm_tokens
         for node in nodes:
             steps = node.nodes()
             value = steps[-1].probability if steps else None

@@ -1,0 +1,211 @@
+"""Run a recipe: search every problem, leave pools, grade them, and measure accuracy against n and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism_prm.aggregate import Floats, log_score
+from prism_prm.answers.workers import Advance
+from prism_prm.pools import Pool, PoolProblem, write_pool
+from prism_prm.rerank.curves import StepScores, compute_curves
+from prism_prm.rerank.grading import GradedPool, grade_pool
+from prism_prm.rerank.scores import read_scores
+from prism_prm.rerank.select import SELECTORS
+from prism_prm.search.engine import Engine, Watch, problem_keys
+from prism_prm.search.journal import Journal
+from prism_prm.search.methods import METHODS
+from prism_prm.search.recipe import Recipe
+from prism_prm.search.results import Found
+from prism_prm.search.settings import SearchSettings
+from prism_prm.statistics import Interval, mean_interval, number_clusters
+from prism_prm.tasks import Grader, Problem
+
+if TYPE_CHECKING:
+    from prism_prm.policies import Policy
+    from prism_prm.scorer import Prm
+
+CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted"}
+"""`--select` → the name of its curve in `prism rerank`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One search at one size."""
+
+    prm: str
+    """"" where there is none."""
+    n: int
+    accuracy: Interval
+    oracle: Interval
+    """How often a right solution is among those found."""
+    policy_tokens: float
+    """Mean per problem."""
+    prm_tokens: float
+    solutions: float
+    """Mean per problem."""
+    seconds: float
+    """Of the whole run, all problems; for independent samples of the largest n."""
+    correct: Floats
+    """For each problem whether it was solved, or how likely."""
+
+
+Bar = Callable[[str, int], AbstractContextManager[Advance]]
+"""(description, total) → a progress bar."""
+Live = Callable[[str, int, int], AbstractContextManager[Callable[[Watch], None]]]
+"""(description, problems, already done) → a live display of a search."""
+
+
+class Experiment:
+    """The work of one recipe, in one folder."""
+
+    def __init__(
+        self, recipe: Recipe, problems: Sequence[Problem], policy: Policy, out: Path, *, bar: Bar, live: Live
+    ) -> None:
+        self.recipe = recipe
+        self.problems = list(problems)
+        self.policy = policy
+        self.out = out
+        self.bar = bar
+        self.live = live
+        self.clusters, _ = number_clusters(problem.text for problem in problems)
+
+    def run(self, prms: Mapping[str, Callable[[], Prm]], grader: Grader) -> tuple[list[Point], list[GradedPool]]:
+        """All points, and the graded pools they come from; PRMs are opened one after the other."""
+        if METHODS[self.recipe.search.method].independent:
+            return self._run_independent(prms, grader)
+        points: list[Point] = []
+        pools: list[GradedPool] = []
+        for name in list(prms) or [""]:
+            prm = prms[name]() if name else None
+            for n in self.recipe.ns:
+                found, seconds = self._search(prm, name, n)
+                graded = self._grade(self._pool(found, name, n), grader)
+                pools.append(graded)
+                points.append(self._point(name, n, graded, found, seconds))
+        return points, pools
+
+    def _search(self, prm: Prm | None, name: str, n: int) -> tuple[list[Found], float]:
+        """What the search of one size finds; problems done before are not done again."""
+        settings = replace(self.recipe.search, n=n)
+        if METHODS[settings.method].independent:  # sampled once, for all PRMs and with none of them
+            settings = replace(settings, method="sample")
+        made_with = {
+            "settings": asdict(settings),
+            "policy": self.policy.identity(),
+            "prm": prm.model_hash() if prm is not None else "",
+            "problems": [problem.text for problem in self.problems],
+        }
+        label = _label(name, n)
+        with Journal(self.out / "journal" / f"{label}.jsonl", made_with) as journal:
+            todo = [i for i in range(len(self.problems)) if i not in journal.done]
+            if todo:
+                self._search_rest(prm, settings, journal, todo, label)
+            return [journal.done[i] for i in range(len(self.problems))], journal.seconds
+
+    def _search_rest(
+        self, prm: Prm | None, settings: SearchSettings, journal: Journal, todo: Sequence[int], label: str
+    ) -> None:
+        keys = problem_keys([problem.text for problem in self.problems])
+        texts = [self.problems[i].text for i in todo]
+        with self.live(label, len(self.problems), len(self.problems) - len(todo)) as watch:
+            engine = Engine(self.policy, prm, settings, at_once=self.recipe.at_once, watch=watch)
+            for found in engine.run(texts, [keys[i] for i in todo]):
+                journal.append(replace(found, problem=todo[found.problem]), engine.state.seconds)
+
+    def _pool(self, found: Sequence[Found], name: str, n: int, scores: StepScores | None = None) -> Pool:
+        """The pool of what was found, written for `prism rerank`; `scores` replace the solutions' own."""
+        flat = iter(scores or ())
+        entries = []
+        for problem, entry in zip(self.problems, found, strict=True):
+            solutions = [solution.in_pool() for solution in entry.solutions]
+            if scores is not None:
+                own = [next(flat) for _ in solutions]
+                solutions = [
+                    replace(solution, scores=None if values is None else tuple(values.tolist()))
+                    for solution, values in zip(solutions, own, strict=True)
+                ]
+            entries.append(PoolProblem(problem, tuple(solutions)))
+        write_pool(self.out / "pools" / f"{_label(name, n)}.jsonl", entries)
+        return Pool(tuple(entries))
+
+    def _grade(self, pool: Pool, grader: Grader) -> GradedPool:
+        with self.bar("judging", 2 * len(pool.solutions)) as advance:
+            return grade_pool(pool, grader, advance)
+
+    def _point(self, name: str, n: int, graded: GradedPool, found: Sequence[Found], seconds: float) -> Point:
+        correct = np.array([self._is_solved(graded, i) for i in range(len(found))], dtype=np.float64)
+        oracle = np.array([graded.correct(i).any() for i in range(len(found))], dtype=np.float64)
+        return Point(
+            name, n, mean_interval(correct, self.clusters), mean_interval(oracle, self.clusters),
+            float(np.mean([entry.policy_tokens for entry in found])),
+            float(np.mean([entry.prm_tokens for entry in found])),
+            float(np.mean([len(entry.solutions) for entry in found])), seconds, correct,
+        )  # fmt: skip
+
+    def _is_solved(self, graded: GradedPool, problem: int) -> bool:
+        """Whether the solution that is selected is right."""
+        solutions = graded.pool.problems[problem].solutions
+        scores = [_log_score(solution.scores, self.recipe.search.aggregator) for solution in solutions]
+        keys = [None if group < 0 else str(group) for group in graded.groups(problem).tolist()]
+        chosen = SELECTORS[self.recipe.selector](keys, np.array(scores))
+        return chosen is not None and bool(graded.correct(problem)[chosen])
+
+    def _run_independent(
+        self, prms: Mapping[str, Callable[[], Prm]], grader: Grader
+    ) -> tuple[list[Point], list[GradedPool]]:
+        """Sample once; one pool tells the expected accuracy for every n, and every PRM scores the same solutions."""
+        most = self.recipe.ns[-1]
+        found, seconds = self._search(None, "", most)
+        pool = self._pool(found, "", most)
+        graded = self._grade(pool, grader)
+        scores: dict[str, StepScores] = {}
+        read: dict[str, float] = {"": 0.0}
+        for name, make in prms.items():
+            prm = make()
+            scores[name] = self._score(prm, name, pool)
+            self._pool(found, name, most, scores[name])
+            encoded = [prm.encode_tree(tree) for tree in pool.trees()]
+            read[name] = sum(len(tree.prompt) + sum(map(len, tree.ids)) for tree in encoded) / len(self.problems)
+        aggregator = self.recipe.search.aggregator
+        with self.bar("curves", len(self.problems)) as advance:
+            curves = compute_curves(graded, scores, aggregators=[aggregator], ns=self.recipe.ns, advance=advance)
+        of = {(curve.method, curve.prm): curve for curve in curves}
+        written = float(np.mean([entry.policy_tokens for entry in found]))
+        points = []
+        for name in list(prms) or [""]:
+            method = CURVE_OF[self.recipe.selector]
+            curve = of[method, "" if method == "majority" else name]
+            for k, n in enumerate(self.recipe.ns):
+                share = n / most
+                tokens = (written * share, read[name] * share)
+                oracle = of["oracle", ""].points[k]
+                points.append(Point(name, n, curve.points[k], oracle, *tokens, float(n), seconds, curve.values[k]))
+        return points, [graded]
+
+    def _score(self, prm: Prm, name: str, pool: Pool) -> StepScores:
+        from prism_prm.scorer.table import write_scores
+
+        trees = pool.trees()
+        path = self.out / "scores" / f"{name}.parquet"
+        with self.bar(f"scoring, {name}", len(trees)) as advance:
+            write_scores(prm, trees, path, advance=advance)
+        return read_scores(path, pool)
+
+
+def _label(prm: str, n: int) -> str:
+    return f"{prm}-n{n}" if prm else f"n{n}"
+
+
+def _log_score(scores: tuple[float, ...] | None, aggregator: str) -> float:
+    return -np.inf if not scores else log_score(scores, aggregator)
+
+
+def plain_settings(recipe: Recipe) -> dict[str, Any]:
+    """The resolved settings, for `metrics.json`."""
+    return asdict(recipe) | {"select": recipe.selector, "n": recipe.ns}

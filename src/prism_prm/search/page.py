@@ -1,0 +1,157 @@
+"""The report of a search: accuracy against n and against tokens, what it cost, and PRMs compared."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from prism_prm.report import Report, looks, number, p_value, percent, signed_percent
+from prism_prm.rerank.grading import GradedPool
+from prism_prm.search.experiment import Point, plain_settings
+from prism_prm.search.methods import METHODS
+from prism_prm.search.recipe import Recipe
+from prism_prm.statistics import Comparison, Ints, compare_means
+
+WIDE = (8.6, 3.8)
+
+
+def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str, int, Comparison]]:
+    """(A, B, n, A minus B on the same problems): every later PRM against every earlier one."""
+    names = list(dict.fromkeys(point.prm for point in points))
+    at = {(point.prm, point.n): point for point in points}
+    return [
+        (a, b, n, compare_means(at[a, n].correct, at[b, n].correct, clusters))
+        for i, b in enumerate(names)
+        for a in names[i + 1 :]
+        for n in dict.fromkeys(point.n for point in points)
+    ]
+
+
+def make_report(
+    recipe: Recipe, task: str, points: Sequence[Point], pools: Sequence[GradedPool], clusters: Ints
+) -> Report:
+    """The page and its metrics."""
+    found = differences(points, clusters)
+    method = recipe.search.method
+    report = Report(
+        f"Search: {method} on {task}",
+        subtitle=f"{number(len(clusters))} problems, {recipe.policy.name}, select {recipe.selector}",
+        metrics=_metrics(recipe, task, points, pools, found),
+    )
+    report.text(_introduction(recipe))
+    _draw(points, report)
+    _tabulate(points, report)
+    if found:
+        rows = [
+            [f"{a} − {b}", str(n), signed_percent(gain.difference, gain.low, gain.high), p_value(gain.p)]
+            for a, b, n, gain in found
+        ]
+        report.table(["PRMs", "n", "difference", "p"], rows, caption="PRMs compared (percentage points, paired)")
+    _tabulate_answers(pools, report)
+    return report
+
+
+def _introduction(recipe: Recipe) -> str:
+    search = recipe.search
+    method = METHODS[search.method]
+    text = f"**{search.method}**: {method.about}. Steps are sampled at temperature {search.sampling.temperature:g}. "
+    if recipe.prm:
+        text += f"A path is scored by the {search.aggregator} of its steps. "
+    if method.independent:
+        text += "Each value is the expectation over all ways to draw n of the sampled solutions. "
+    text += (
+        "Intervals are 95 % bootstrap intervals over problems. Tokens count all that the policy wrote, for beams that "
+        "were dropped and lookaheads too, and all that went through the PRM; kept key/values are not counted again."
+    )
+    return text
+
+
+def _draw(points: Sequence[Point], report: Report) -> None:
+    names = list(dict.fromkeys(point.prm for point in points))
+    look = looks([*names, "oracle"])
+    panels: list[tuple[str, Callable[[Point], float]]] = [
+        ("n", lambda point: point.n),
+        ("policy tokens per problem", lambda point: point.policy_tokens),
+    ]
+    caption = "Accuracy against the size of the search and against what the policy wrote; bands are 95 % intervals."
+    alt = f"Accuracy of {', '.join(name or 'the search' for name in names)} against n and against policy tokens"
+    with report.figure("accuracy", caption=caption, alt=alt, size=WIDE, panels=2) as axes:
+        for ax, (label, x) in zip(axes, panels, strict=True):
+            for name in names:
+                own = [point for point in points if point.prm == name]
+                _draw_line(ax, own, x, name or "accuracy", look[name])
+            first = [point for point in points if point.prm == names[0]]
+            style = {"color": look["oracle"].colour, "linestyle": look["oracle"].line, "marker": look["oracle"].marker}
+            values = [100 * point.oracle.value for point in first]
+            ax.plot(
+                [x(point) for point in first], values, label=f"oracle{f' ({names[0]})' if names[0] else ''}", **style
+            )
+            ax.set_xscale("log", base=2)
+            if label == "n":
+                ax.set_xticks([point.n for point in first], [str(point.n) for point in first])
+                ax.minorticks_off()
+            ax.set_xlabel(label)
+            ax.set_ylabel("accuracy (%)")
+            ax.legend(fontsize=9)
+
+
+def _draw_line(ax: Any, points: Sequence[Point], x: Callable[[Point], float], label: str, look: Any) -> None:
+    at = [x(point) for point in points]
+    ax.plot(
+        at, [100 * point.accuracy.value for point in points], label=label, color=look.colour, linestyle=look.line,
+        marker=look.marker,
+    )  # fmt: skip
+    if not any(math.isnan(point.accuracy.low) for point in points):
+        low, high = ([100 * getattr(point.accuracy, side) for point in points] for side in ("low", "high"))
+        ax.fill_between(at, low, high, color=look.colour, alpha=0.12, linewidth=0)
+
+
+def _tabulate(points: Sequence[Point], report: Report) -> None:
+    rows = [
+        [
+            point.prm or "–", str(point.n),
+            percent(point.accuracy.value, point.accuracy.low, point.accuracy.high), percent(point.oracle.value),
+            number(round(point.policy_tokens)), number(round(point.prm_tokens)), number(point.solutions, 1),
+            number(point.seconds, 1),
+        ]
+        for point in points
+    ]  # fmt: skip
+    headers = ["PRM", "n", "accuracy (%)", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
+    caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
+    report.table(headers, rows, caption=caption)
+
+
+def _tabulate_answers(pools: Sequence[GradedPool], report: Report) -> None:
+    """How answers were found, and what could not be judged."""
+    counts = _counts(pools)
+    total = sum(len(pool.pool.solutions) for pool in pools)
+    rows = [[name, number(count), percent(count / total)] for name, count in counts.items()]
+    report.table(["answers", "solutions", "%"], rows, caption="How answers were found, and what became of them")
+
+
+def _counts(pools: Sequence[GradedPool]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for pool in pools:
+        for field, words in (("method", "found by"), ("status", "judged")):
+            counts.update({f"{words}: {value}": count for value, count in pool.count(field).items()})
+    return dict(counts)
+
+
+def _metrics(
+    recipe: Recipe,
+    task: str,
+    points: Sequence[Point],
+    pools: Sequence[GradedPool],
+    found: Sequence[tuple[str, str, int, Comparison]],
+) -> dict[str, Any]:
+    return {
+        "settings": plain_settings(recipe),
+        "task": task,
+        "num_problems": len(points[0].correct),
+        "points": [asdict(point) for point in points],
+        "differences": [{"a": a, "b": b, "n": n, **asdict(gain)} for a, b, n, gain in found],
+        "answers": _counts(pools),
+    }

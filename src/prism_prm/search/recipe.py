@@ -1,0 +1,76 @@
+"""The settings of `prism search`: what a recipe file says, and what the command line changes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.errors import ConfigError
+from prism_prm.policies import PolicySettings
+from prism_prm.rerank.select import SELECTORS
+from prism_prm.search.engine import AT_ONCE
+from prism_prm.search.methods import find_method
+from prism_prm.search.settings import SearchSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One experiment: a policy, at most a few PRMs, a task, a method, and the sizes to run it at."""
+
+    task: str = ""
+    """A known task (math-500, aime-2024, …) or a file of problems with answers."""
+    task_data: str | None = None
+    """Local file of a known task; default: the hub."""
+    limit: int | None = None
+    """Only the first so many problems."""
+    n: tuple[int, ...] = (16,)
+    """Sizes of the search; `search.n` is not used."""
+    select: str | None = None
+    """How solutions become one answer; default: weighted with a PRM, majority without."""
+    prm: tuple[str, ...] = ()
+    """Folder or hub id of a PRM, or NAME=place; several are compared."""
+    at_once: int = AT_ONCE
+    """Problems searched side by side."""
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    search: SearchSettings = field(default_factory=SearchSettings)
+
+    def __post_init__(self) -> None:
+        if not self.policy.name:
+            raise ConfigError("no policy: give one with --policy, e.g. --policy hf:Qwen/Qwen2.5-Math-1.5B-Instruct")
+        if not self.task:
+            raise ConfigError("no task: give one with --task, e.g. --task math-500, or a file of problems with answers")
+        find_method(self.search, bool(self.prm))
+        if not self.n or min(self.n) < 1 or self.at_once < 1 or (self.limit is not None and self.limit < 1):
+            raise ConfigError("n, at_once and limit must be 1 or more")
+        if self.selector not in SELECTORS:
+            raise ConfigError(f"Unknown way to select {self.select!r}. Known: {', '.join(SELECTORS)}.")
+        if self.selector != "majority" and not self.prm and self.search.method != "greedy":
+            raise ConfigError(
+                f"--select {self.selector} goes by a PRM's scores: give one with --prm, or select majority"
+            )
+
+    @property
+    def selector(self) -> str:
+        """How solutions become one answer."""
+        return self.select or ("weighted" if self.prm else "majority")
+
+    @property
+    def ns(self) -> tuple[int, ...]:
+        """The sizes to run, in order; greedy has one solution."""
+        return (1,) if self.search.method == "greedy" else tuple(sorted(set(self.n)))
+
+
+def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> Recipe:
+    """A recipe file, then the options that were given ("search.method" → value), then `--set` assignments."""
+    settings: dict[str, Any] = read_toml(path) if path is not None else {}
+    for dotted, value in given.items():
+        if value is not None:
+            *sections, key = dotted.split(".")
+            section = settings
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[key] = value
+    return from_mapping(Recipe, override(settings, assignments))

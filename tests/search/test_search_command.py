@@ -1,0 +1,204 @@
+"""`prism search` from the command to its files, with a tiny trained policy and tiny PRMs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from prism_prm import PrismError, init_prm, load_prm
+from prism_prm.aggregate import log_score
+from prism_prm.answers import extract_answer
+from prism_prm.cli import app, main
+from prism_prm.pools import read_pool
+from prism_prm.search import Engine
+from prism_prm.world.problems import draw_problems
+from prism_prm.world.settings import world_settings
+from prism_prm.world.tokens import PRM_SETTINGS
+
+NUM_PROBLEMS = 10
+
+
+@pytest.fixture(scope="module")
+def prms(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("prms")
+    for seed, name in enumerate(("first", "second")):
+        init_prm(world_policy, family="qwen", settings=PRM_SETTINGS, seed=seed).save(root / name)
+    return [root / "first", root / "second"]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("task") / "sums.jsonl"
+    problems = draw_problems(world_settings("quick").problems, NUM_PROBLEMS, np.random.default_rng(1))
+    path.write_text("".join(json.dumps({"problem": p.text, "answer": p.answer}) + "\n" for p in problems))
+    return path
+
+
+@pytest.fixture
+def command(world_policy: Path, task: Path, tmp_path: Path) -> list[str]:
+    words = ["search", "--policy", f"hf:{world_policy}", "--task", str(task), "--out", str(tmp_path / "out")]
+    words += ["--temperature", "1", "--max-steps", "6", "--workers", "1"]
+    return [*words, "--set", "search.sampling.max_step_tokens=8"]
+
+
+def run(command: list[str]) -> Path:
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return Path(command[command.index("--out") + 1])
+
+
+def answer_of(steps: Any) -> str | None:
+    return extract_answer("\n\n".join(steps)).answer
+
+
+def test_beam_with_two_prms(command: list[str], prms: list[Path]) -> None:
+    both = ["--prm", f"a={prms[0]}", "--prm", f"b={prms[1]}", "--select", "argmax"]
+    out = run([*command, *both, "--method", "beam", "-n", "4,8"])
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert [(point["prm"], point["n"]) for point in metrics["points"]] == [("a", 4), ("a", 8), ("b", 4), ("b", 8)]
+    for point in metrics["points"]:
+        pool = read_pool(out / "pools" / f"{point['prm']}-n{point['n']}.jsonl")
+        assert len(pool.problems) == NUM_PROBLEMS
+        solved = []
+        for entry in pool.problems:
+            best = max(entry.solutions, key=lambda s: -np.inf if s.scores is None else log_score(s.scores, "last"))
+            solved.append(answer_of(best.steps) == entry.problem.answer)
+        assert point["accuracy"]["value"] == pytest.approx(np.mean(solved))
+        assert point["correct"] == [float(right) for right in solved]
+        assert point["policy_tokens"] > 0
+        assert point["prm_tokens"] > 0
+    model = load_prm(prms[1])
+    entry = read_pool(out / "pools" / "b-n8.jsonl").problems[0]
+    assert entry.solutions[0].scores == pytest.approx(
+        model.score(entry.problem.text, entry.solutions[0].steps), abs=1e-5
+    )
+    (four, eight) = metrics["differences"]
+    assert (four["a"], four["b"], four["n"], eight["n"]) == ("b", "a", 4, 8)
+    a, b = (np.mean(metrics["points"][i]["correct"]) for i in (1, 3))
+    assert eight["difference"] == pytest.approx(b - a)
+    assert "accuracy" in (out / "report.html").read_text()
+
+
+def test_best_of_n_is_sampled_once_and_tells_every_n(command: list[str], prms: list[Path]) -> None:
+    both = ["--prm", f"a={prms[0]}", "--prm", f"b={prms[1]}", "--select", "argmax"]
+    out = run([*command, *both, "--method", "best-of-n", "-n", "1,2,6"])
+    assert [path.name for path in (out / "journal").iterdir()] == ["n6.jsonl"]
+    metrics = json.loads((out / "metrics.json").read_text())
+    pools = {name: read_pool(out / "pools" / f"{name}-n6.jsonl") for name in "ab"}
+    assert [s.steps for s in pools["a"].solutions] == [s.steps for s in pools["b"].solutions]
+    by_size = {(point["prm"], point["n"]): point for point in metrics["points"]}
+    for name, pool in pools.items():
+        right = [[answer_of(s.steps) == e.problem.answer for s in e.solutions] for e in pool.problems]
+        assert by_size[name, 1]["accuracy"]["value"] == pytest.approx(np.mean(right))
+        best = [int(np.argmax([s.scores[-1] if s.scores else -1 for s in e.solutions])) for e in pool.problems]
+        assert by_size[name, 6]["accuracy"]["value"] == pytest.approx(
+            np.mean([own[i] for own, i in zip(right, best, strict=True)])
+        )
+        assert by_size[name, 2]["policy_tokens"] == pytest.approx(by_size[name, 6]["policy_tokens"] / 3)
+
+
+@pytest.mark.parametrize("method", ["sample", "greedy", "dvts", "particle"])
+@pytest.mark.parametrize("select", ["majority", "weighted"])
+def test_any_selection_with_any_method(method: str, select: str, command: list[str], prms: list[Path]) -> None:
+    out = run([*command, "--prm", str(prms[0]), "--method", method, "--select", select, "-n", "4", "--limit", "3"])
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert 0 <= metrics["points"][0]["accuracy"]["value"] <= metrics["points"][0]["oracle"]["value"] <= 1
+    assert metrics["num_problems"] == 3
+    name = "first-n1" if method == "greedy" else "first-n4"
+    assert read_pool(out / "pools" / f"{name}.jsonl").solutions[0].scores
+
+
+def test_a_pool_can_be_reranked(command: list[str], prms: list[Path], tmp_path: Path) -> None:
+    out = run([*command, "--method", "sample", "-n", "4", "--limit", "4"])
+    pool = out / "pools" / "n4.jsonl"
+    result = CliRunner().invoke(
+        app, ["rerank", str(pool), "--prm", str(prms[0]), "--out", str(tmp_path / "again"), "--workers", "1"],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert json.loads((tmp_path / "again" / "metrics.json").read_text())["num_solutions"] == 16
+
+
+def test_problems_done_are_not_done_again(
+    command: list[str], prms: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--at-once", "3"]
+    whole = run([*command[:6], str(Path(command[6]).with_name("whole")), *command[7:]])
+    real, searched = Engine.run, []
+
+    def dying(self: Engine, problems: Any, keys: Any = None) -> Any:
+        for count, found in enumerate(real(self, problems, keys)):
+            if count == 4:
+                raise KeyboardInterrupt
+            yield found
+
+    def counting(self: Engine, problems: Any, keys: Any = None) -> Any:
+        searched.append(list(problems))
+        return real(self, problems, keys)
+
+    monkeypatch.setattr(Engine, "run", dying)
+    assert CliRunner().invoke(app, command).exit_code != 0
+    out = Path(command[6])
+    journal = out / "journal" / "first-n4.jsonl"
+    assert len(journal.read_text().splitlines()) == 1 + 4
+    with journal.open("a") as file:
+        file.write('{"found": {"problem": 9, "solut')  # a line that was being written
+    monkeypatch.setattr(Engine, "run", counting)
+    run(command)
+    assert len(searched[0]) == NUM_PROBLEMS - 4
+    pools = [folder / "pools" / "first-n4.jsonl" for folder in (out, whole)]
+    assert [s.steps for s in read_pool(pools[0]).solutions] == [s.steps for s in read_pool(pools[1]).solutions]
+    run(command)
+    assert len(searched) == 1, "all is done: nothing is searched a third time"
+
+
+def test_other_settings_need_another_folder(command: list[str]) -> None:
+    run([*command, "--method", "sample", "-n", "2", "--limit", "2"])
+    with pytest.raises(PrismError, match=r"other settings \(settings\). Choose another"):
+        run([*command, "--method", "sample", "-n", "2", "--limit", "2", "--seed", "5"])
+    with pytest.raises(PrismError, match=r"other settings \(problems\)"):
+        run([*command, "--method", "sample", "-n", "2", "--limit", "3"])
+
+
+def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('n = [2, 3]\n[search]\nmethod = "sample"\n[search.sampling]\ntop_p = 0.9\n')
+    out = run([*command, "--recipe", str(recipe), "--limit", "2", "--set", "search.seed=3"])
+    settings = json.loads((out / "metrics.json").read_text())["settings"]
+    assert settings["n"] == [2, 3]
+    assert settings["search"]["sampling"]["top_p"] == 0.9
+    assert settings["search"]["sampling"]["temperature"] == 1.0
+    assert settings["search"]["seed"] == 3
+    assert 'method = "sample"' in (out / "settings.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--method", "beam"], "give one with --prm"),
+        (["--method", "sample", "--select", "argmax"], "goes by a PRM's scores"),
+        (["--method", "sample", "-n", "x"], "expected whole numbers"),
+        (["--method", "sample", "--set", "search.temprature=1"], "Unknown keys"),
+        (["--method", "sample", "--user", "solve it"], "has no {problem}"),
+    ],
+)
+def test_wrong_options(more: list[str], message: str, command: list[str]) -> None:
+    with pytest.raises(PrismError, match=message):
+        run([*command, *more])
+
+
+def test_an_error_ends_with_status_2(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["nowhere" if word.startswith("hf:") else word for word in command]
+    monkeypatch.setattr(sys, "argv", ["prism", *words, "--method", "sample"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "'nowhere' is no policy" in capsys.readouterr().err
