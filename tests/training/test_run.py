@@ -93,6 +93,8 @@ def test_what_a_run_leaves(finished: Path) -> None:
     assert Path(result["best"]).parent == finished / "rounds"
     best = min(("1_0_to_1", "2_-1_to_0"), key=lambda name: result["rounds"][name]["fpr_at_tpr_90"])
     assert Path(result["best"]).name == best
+    criterion = {name: metrics["fpr_at_tpr_90"] for name, metrics in result["rounds"].items()}
+    assert result["beats_base"] == (criterion[best] < criterion["0_base"])
     for name in ("1_0_to_1", "2_-1_to_0"):
         prm = load_prm(finished / "rounds" / name)
         card = read_card(finished / "rounds" / name)

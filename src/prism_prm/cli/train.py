@@ -64,4 +64,6 @@ def _print(finished: dict[str, Any], folder: Path) -> None:
     ]
     if names:
         print_table(f"Validation of {folder}", ["round", *(SHOWN[name] for name in names)], rows)
+    if finished["beats_base"] is False:
+        console().print(f"No round is better than the base PRM in {finished['criterion']}.", highlight=False)
     console().print(f"Best round by {finished['criterion']}: {finished['best']}", highlight=False)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 from prism_prm.errors import MissingExtraError
 from prism_prm.files import write_text
+
+
+def check_reporters(report_to: tuple[str, ...]) -> None:
+    """Whether what the recipe reports to is installed: asked before hours of work, not after."""
+    if "wandb" in report_to and importlib.util.find_spec("wandb") is None:
+        raise MissingExtraError("wandb", "wandb")
 
 
 class RunLog:
@@ -55,16 +62,12 @@ class RunLog:
 
 
 def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingExtraError("tensorboard", "tensorboard") from None
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(folder))
 
 
 def _wandb(folder: Path, settings: dict[str, Any]) -> Any:
-    try:
-        import wandb  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise MissingExtraError("wandb", "wandb") from None
+    import wandb  # type: ignore[import-not-found, unused-ignore]
+
     return wandb.init(project="prism-prm", name=folder.name, dir=str(folder), config=settings, resume="allow")

@@ -28,7 +28,7 @@ from prism_prm.scorer.table import Share
 from prism_prm.training.batches import RowLimits, batch_maker, too_long
 from prism_prm.training.claim import claimed
 from prism_prm.training.examples import Examples
-from prism_prm.training.log import RunLog
+from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import CANNOT_WRITE, Round
 from prism_prm.training.model import count, merged, prepare
 from prism_prm.training.recipe import Recipe
@@ -72,6 +72,7 @@ class Run:
 
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json."""
+        check_reporters(self.recipe.report_to)
         with claimed(self.folder, self.recipe, self.accelerator) as finished:
             if finished is not None:
                 self.say(f"{self.folder} is finished already; nothing to do. Its best PRM: {finished['best']}")
@@ -261,6 +262,9 @@ class Run:
         finished = {
             "best": str(self.folder / "rounds" / best),
             "criterion": settings.criterion if settings.split else "last round",
+            "beats_base": best_round({BASE: results[BASE], best: results[best]}, settings.criterion) == best
+            if settings.split
+            else None,
             "rounds": results,
         }
         self._main_only(lambda: write_text(self.folder / "run.json", json.dumps(finished, indent=2) + "\n"))
