@@ -107,3 +107,9 @@ def test_skipping_goes_on_and_counts(tmp_path: Path) -> None:
     assert len(list(reader.drafts())) >= 6
     assert reader.report.bad == {"not-json": 1, "bad-rating": 1, "truncated": 1, "empty-file": 1, "unreadable-gzip": 1}
     assert reader.report.first_bad[0].startswith(f"{bad}:1: not JSON")
+
+
+def test_other_encodings_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"problem": "é", "steps": ["a"], "label": 0}\n'.encode("latin-1"))
+    with pytest.raises(DataError, match=r"a\.jsonl:1: not UTF-8 .*convert the file"):
+        list(read_trees(tmp_path))
