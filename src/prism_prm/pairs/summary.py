@@ -43,7 +43,7 @@ class TreeCounts:
         positive, negative = labels > self.settings.positive_above, labels < self.settings.negative_below
         tree = forest.tree_of_node()
         self.trees += len(forest.drafts)
-        self.positions += len(np.unique(forest.node_starts[tree] + tree + forest.parents))
+        self.positions += int(np.count_nonzero(np.bincount(forest.node_starts[tree] + tree + forest.parents + 1)))
         none = int(np.count_nonzero(np.isnan(labels)))
         num_positive, num_negative = int(np.count_nonzero(positive)), int(np.count_nonzero(negative))
         undecided = len(labels) - none - num_positive - num_negative
@@ -53,9 +53,9 @@ class TreeCounts:
         is_rated = ~np.isnan(ratings)
         self.rated += int(np.count_nonzero(is_rated))
         self.rated_positive += int(np.count_nonzero(is_rated & positive))
-        for value, count in zip(*np.unique(ratings[is_rated], return_counts=True), strict=True):
-            self.ratings[f"{value:g}"] += int(count)
-        self.ratings["none"] += int(np.count_nonzero(~is_rated))
+        for counted in pc.value_counts(forest.ratings).to_pylist():
+            value = counted["values"]
+            self.ratings["none" if value is None else f"{value:g}"] += counted["counts"]
         self._add_trunks(forest, positive, human)
 
     def _add_trunks(self, forest: Forest, positive: Any, human: Any) -> None:
