@@ -71,6 +71,15 @@ def test_a_prm_is_scored_once_and_measured_often(tmp_path: Path, data: Path, prm
     assert again["run"]["model_hash"] == first["run"]["model_hash"] != ""
 
 
+def test_a_table_of_prism_score_serves_as_well(tmp_path: Path, data: Path, prm: Path) -> None:
+    for bench in ("prmbench", "processbench"):
+        table, out = tmp_path / f"{bench}.parquet", tmp_path / bench
+        scored = prism("score", data / bench, "--prm", prm, "--out", table)
+        assert scored.exception is None
+        output(prism("eval", "--bench", bench, "--data", data, "--scores", table, "--out", out, "--draws", 100))
+        assert metrics(out)["benchmarks"][bench]["subsets"]["all"]["items"] > 0
+
+
 def test_predictions_compare_and_theory(tmp_path: Path, data: Path) -> None:
     for name, high in (("base", 0.8), ("better", 0.3)):
         rows = [

@@ -171,8 +171,8 @@ def add_simulation(report: Report, settings: Sequence[simulation.SimulationSetti
 
 Two networks with the same first weights see the same matched pairs; one learns each step's label by itself, the other
 which of the two is better. With *relative* labels ("the better of the two is right") a step's label depends on its
-partner, which pointwise training does not see: pairwise training is clearly better where margins are small. With
-*absolute* labels (true of the step by itself) most of that advantage is gone.
+partner, which pointwise training does not see. With *absolute* labels a label is true of the step by itself. The
+difference between the two figures is what pairwise training owes to labels that only make sense in pairs.
 """)
     for one in settings:
         result = simulation.simulate(one)

@@ -4,7 +4,7 @@ A context c and a step z give the true quality s = σ(u·z + k·v(c)): what a st
 is two steps in one context. With `relative` labels the better one counts as right and the other as wrong, so that a
 step's label depends on what it was paired with, which pointwise training cannot see. With `absolute` labels (the
 control) only pairs with s > ½ on one side and s < ½ on the other are kept, so that every label is true of the step by
-itself. The first is where pairwise training wins; in the second the two are about equal.
+itself.
 """
 
 from __future__ import annotations
