@@ -97,6 +97,8 @@ def test_drop_frees_what_nobody_needs(tiny_prm: Callable[..., Any]) -> None:
         assert session.num_tokens == prompt + sizes[0] + sizes[2], "one beam on c is left"
         with pytest.raises(PrismError, match="dropped cannot be extended"):
             session.extend([(b, "x")])
+        with pytest.raises(PrismError, match="dropped cannot be kept"):
+            session.keep([b])
         session.drop([twice])
         assert session.num_tokens == prompt
         with pytest.raises(PrismError, match="dropped more often"):

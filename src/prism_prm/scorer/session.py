@@ -126,14 +126,12 @@ class Session:
         return nodes
 
     def _child(self, parent: Node, text: str) -> Node:
+        depth = parent.depth + 1
         try:
-            ids, read = self.prm.family.step_ids(text, parent.depth + 1)
+            ids, read = self.prm.family.step_ids(text, depth)
         except DataError as error:
-            raise DataError(
-                f"problem {parent.problem}, step {parent.depth + 1}: {error}", reason=error.reason
-            ) from None
-        start = parent.start + len(parent.ids)
-        return Node(parent.problem, parent, text, tuple(ids), start, read, parent.depth + 1)
+            raise DataError(f"{_name_step(parent.problem, depth)}: {error}", reason=error.reason) from None
+        return Node(parent.problem, parent, text, tuple(ids), parent.start + len(parent.ids), read, depth)
 
     def _score_whole(self, node: Node) -> tuple[float, ...]:
         chain = StepTree.chain(self.problems[node.problem], node.steps(), tree_id=node.problem)
@@ -193,6 +191,8 @@ class Session:
     def keep(self, nodes: Iterable[Node]) -> None:
         """Let go of everything but these beams and the roots; a node given twice counts as two beams."""
         wanted = Counter(nodes)
+        if dead := wanted.keys() - self._alive:
+            raise PrismError(f"problem {next(iter(dead)).problem}: a node that was dropped cannot be kept")
         roots = set(self.roots)
         for node in list(self._alive):
             if node not in roots:
