@@ -127,3 +127,12 @@ def test_too_long_steps_follow_the_choice(tiny_prm: Callable[..., Any]) -> None:
             )
     finally:
         prm.context, prm.on_too_long = full, choice
+
+
+def test_siblings_of_one_token_do_not_see_each_other(tiny_prm: Callable[..., Any]) -> None:
+    prm = tiny_prm("reasoneval", "mistral")
+    with prm.session(PROBLEMS[:1]) as session:
+        first = session.extend([(session.roots[0], text) for text in ("x", "then", "so")])
+        assert [len(node.ids) for node in first] == [1, 1, 1]
+        for node in session.extend([(node, "+") for node in first]):
+            np.testing.assert_allclose(node.log_odds, reference(prm, node), atol=1e-9, rtol=1e-9)
