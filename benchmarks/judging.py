@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,12 +75,25 @@ def with_judge() -> list[bool]:
         return [verdict.correct for verdict in judge.judge(the_pairs())]
 
 
+def child_seconds() -> float:
+    """CPU time of all processes started so far that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main() -> None:
     """Print the ratios."""
     verdicts: dict[str, list[bool]] = {}
 
+    busy: dict[str, float] = {}
+
     def keep(name: str, run: Callable[[], list[bool]]) -> Callable[[], None]:
-        return lambda: verdicts.update({name: run()})
+        def kept() -> None:
+            cpu, started = child_seconds(), time.perf_counter()
+            verdicts[name] = run()
+            busy[name] = (child_seconds() - cpu) / (time.perf_counter() - started)
+
+        return kept
 
     peer = "loop over math-verify, no time limit"
     alternatives = {peer: in_a_loop, f"killable workers, {available_cores()} cores": in_workers, "Judge": with_judge}
@@ -86,7 +101,7 @@ def main() -> None:
     print(f"{len(verdicts[peer]):,} answers, {sum(verdicts[peer]):,} right by the loop")
     for name, found in verdicts.items():
         differ = sum(a != b for a, b in zip(verdicts[peer], found, strict=True))
-        print(f"{name}: {differ} verdicts differ from the loop's")
+        print(f"{name}: {differ} verdicts differ from the loop's; {busy[name]:.2f} cores busy")
     print_ratios(medians, peer=peer)
 
 
