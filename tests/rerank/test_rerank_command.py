@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from prism_prm import init_prm, load_prm
 from prism_prm.aggregate import log_score
 from prism_prm.cli import app, main
+from prism_prm.cli.ui import named_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import read_pool
 
@@ -174,6 +175,14 @@ def test_mistakes_are_explained(
 ) -> None:
     with pytest.raises(error, match=message):
         run(pool, "-o", tmp_path / "out", *arguments)
+
+
+def test_prms_are_called_by_their_folder_file_or_given_name() -> None:
+    assert named_places(["Qwen/Qwen2.5-Math-PRM-7B", "b=prms/x", "old/scores.parquet"]) == {
+        "Qwen2.5-Math-PRM-7B": "Qwen/Qwen2.5-Math-PRM-7B",
+        "b": "prms/x",
+        "scores": "old/scores.parquet",
+    }
 
 
 def test_a_mistake_ends_with_status_2(

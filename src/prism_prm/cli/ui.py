@@ -57,7 +57,8 @@ def named_places(given: Sequence[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in given:
         name, equals, place = text.partition("=")
-        name, place = (name, place) if equals and not Path(text).exists() else (Path(text).stem, text)
+        if not equals or Path(text).exists():
+            name, place = Path(text).name.removesuffix(".parquet"), text
         if name in named:
             raise ConfigError(f"Two PRMs are called {name!r}; give them names, e.g. --prm base={place}")
         named[name] = place
