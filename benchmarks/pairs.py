@@ -24,13 +24,14 @@ from prism_prm.pairs.settings import Audit
 COPIES = 20
 
 PEAK_MEMORY = """
-import resource, sys
+import sys
 from prism_prm.data import Reader
 from prism_prm.pairs import PairSettings
 from prism_prm.pairs.build import Recipe, build_pairs
 build_pairs(Reader([sys.argv[1]]), sys.argv[2], Recipe(PairSettings(audit=sys.argv[3])))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
+"""Linux's own high-water mark: that of `getrusage` would begin with the memory of the process that started this one."""
 
 
 def json_pass(file: Path) -> None:
