@@ -123,7 +123,7 @@ def test_runs_for_theory_come_in_twos(tmp_path: Path) -> None:
 def test_errors_end_with_status_2_and_one_line(tmp_path: Path, data: Path) -> None:
     """As the user sees it: no traceback."""
     bad = write_jsonl(tmp_path / "p.jsonl", [{"id": "math-0", "scores": [0.1]}])
-    command = [sys.executable, "-m", "prism_prm.cli", "eval", "--bench", "processbench", "--data", str(data),
+    command = [sys.executable, "-m", "prism_prm", "eval", "--bench", "processbench", "--data", str(data),
                "--predictions", str(bad), "--out", str(tmp_path / "out")]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

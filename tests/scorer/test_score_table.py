@@ -138,7 +138,7 @@ def test_two_processes_share_the_work(folder: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
         "--num_machines", "1",
-        "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "prism_prm.cli", "score",
+        "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "prism_prm", "score",
         "--prm", folder / "prm", folder / "solutions.jsonl", "--out", tmp_path / "two.parquet", "--chunk", "2",
         "--device", "cpu",
     ]  # fmt: skip

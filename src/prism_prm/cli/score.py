@@ -24,7 +24,7 @@ Examples
 
 `prism score --prm runs/my-prm trees/ --out scores.parquet --dtype bfloat16`
 
-`accelerate launch --num_processes 8 -m prism_prm.cli score --prm runs/my-prm trees/ --out scores.parquet`
+`accelerate launch --num_processes 8 -m prism_prm score --prm runs/my-prm trees/ --out scores.parquet`
 """
 
 
