@@ -165,7 +165,17 @@ def test_killed_anywhere_it_ends_with_the_same_weights(recipe_file: Path, finish
 
 def test_two_processes_do_the_same(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-    words = [*launch.split(), "--dynamo_backend", "no", "-m", "prism_prm", "train", str(recipe_file)]
+    words = [
+        *launch.split(),
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+        "-m",
+        "prism_prm",
+        "train",
+        str(recipe_file),
+    ]
     words = [sys.executable, *words, "--out", str(tmp_path / "two")]
     result = subprocess.run(
         words, capture_output=True, text=True, env={**environment(), "ACCELERATE_USE_CPU": "true"}, check=False
