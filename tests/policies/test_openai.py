@@ -102,6 +102,13 @@ def test_one_finish_reason_for_both_is_told_apart_by_asking(next_token: str, exp
     }  # fmt: skip
 
 
+def test_a_stop_string_may_begin_in_the_prompt() -> None:
+    """transformers stops at a line break that makes a blank line together with the prompt's last one."""
+    with serve(lambda _: said("\n", tokens=1)) as (url, asked):
+        assert write(url, Ask("assistant\n", 0, 9)) == [Written("\n", "stop", 1)]
+    assert len(asked) == 1
+
+
 def test_a_server_that_leaves_the_stop_string_is_believed() -> None:
     with serve(lambda body: said("a\n\n" if body["prompt"] == "p" else "b")) as (url, asked):
         policy = OpenAiPolicy(url, model="m", patience=QUICK)

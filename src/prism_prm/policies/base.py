@@ -68,7 +68,7 @@ class Written:
     """One step as it was written."""
 
     text: str
-    """Ends with the stop string iff `ending` is "stop"."""
+    """Where `ending` is "stop", the text so far and this end with the stop string."""
     ending: Ending
     num_tokens: int
     log_likelihood: float | None = None

@@ -14,9 +14,9 @@ from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
 from prism_prm.policies.decode import Context, Decoder, Row
 from prism_prm.policies.kept import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
-from prism_prm.prms.folder import check_weights, load_tokenizer, local_folder, quietly
+from prism_prm.prms.folder import local_folder
 from prism_prm.prms.module import attention_windows
-from prism_prm.scorer.open import pick_dtype
+from prism_prm.scorer.open import language_model, pick_dtype
 from prism_prm.scorer.prm import default_device
 from prism_prm.scorer.run import is_out_of_memory, release_memory
 
@@ -71,10 +71,9 @@ class HfPolicy:
 
     def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
         """One continuation per ask; contexts of similar length together, as many as the token budget allows."""
-        contexts: dict[str, Context] = {}
-        texts = list(dict.fromkeys(ask.text for ask in asks))
-        for text, ids in zip(texts, self.tokenizer(texts)["input_ids"] if texts else [], strict=True):
-            contexts[text] = self._context(ids, next(ask.state for ask in asks if ask.text == text))
+        states = {ask.text: ask.state for ask in asks}
+        token_ids = self.tokenizer(list(states))["input_ids"] if states else []
+        contexts = {text: self._context(ids, states[text]) for text, ids in zip(states, token_ids, strict=True)}
         found: list[Written | None] = [None] * len(asks)
         order = sorted(range(len(asks)), key=lambda i: (len(contexts[asks[i].text].ids), asks[i].text))
         for batch in self._batches(order, asks, contexts):
@@ -189,20 +188,11 @@ def load_hf(
     dtype: str | None = None,
     device: str | None = None,
     token_budget: int | None = None,
-    trust_remote_code: bool = False,
 ) -> HfPolicy:
-    """A policy from a folder or a hub id."""
-    from transformers import AutoModelForCausalLM
-
+    """A policy from a hub id, a folder, or a folder with one GGUF file."""
     target = torch.device(device) if device is not None else default_device()
     folder = local_folder(str(name))
-    if not (folder / "config.json").exists():
-        raise ModelError(f"{folder}: no config.json, so this is not a model folder")
-    check_weights(folder, allow_pickle=False)
-    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    with quietly(folder):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=pick_dtype(dtype, target), attn_implementation="sdpa",
-            trust_remote_code=trust_remote_code, use_safetensors=True,
-        )  # fmt: skip
+    if not (folder / "config.json").exists() and not any(folder.glob("*.gguf")):
+        raise ModelError(f"{folder}: neither config.json nor a .gguf file, so this is not a model folder")
+    model, tokenizer = language_model(folder, pick_dtype(dtype, target), "sdpa", allow_pickle=False, with_lm_head=True)
     return HfPolicy(model.to(target), tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)

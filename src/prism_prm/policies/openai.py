@@ -2,7 +2,8 @@
 
 Whether a step ended the solution, by the first of these rules that applies:
 
-1. The text has the stop string in it (servers that do not take it off): the step stopped there.
+1. The text has the stop string in it, or ends it together with the end of the prompt (servers that do not take it
+   off): the step stopped there.
 2. The finish reason is "length": cut.
 3. The server says what stopped it (`stop_reason` of vLLM, `matched_stop` of SGLang): our stop string, or else the end.
 4. The server has left a stop string in a text before, so it would have done so here: the end.
@@ -86,8 +87,9 @@ class OpenAiPolicy:
             body["logprobs"] = 1
         choice, num_tokens = self._complete(body)
         text, stopped = cut_at_stop(choice["text"], sampling.stop)
-        ending, probed = self._ending(ask, choice, text, stopped, sampling.stop)
-        if ending == "stop" and not stopped:
+        spans = bool(text) and (ask.text + text).endswith(sampling.stop)
+        ending, probed = self._ending(ask, choice, text, stopped or spans, sampling.stop)
+        if ending == "stop" and not stopped and not spans:
             text += sampling.stop
         return Written(text, ending, num_tokens + probed, self._log_likelihood(choice))
 

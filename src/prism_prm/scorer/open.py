@@ -135,7 +135,7 @@ def init_prm(
     kernel = check_attention(attn)
     target = torch.device(device) if device is not None else default_device()
     folder = local_folder(str(backbone), allow_pickle=allow_pickle)
-    model, tokenizer = _language_model(
+    model, tokenizer = language_model(
         folder, pick_dtype(dtype, target), kernel, allow_pickle, FAMILIES[family].uses_lm_head
     )
     _add_tokens(model, tokenizer, kind.new_tokens)
@@ -147,7 +147,7 @@ def init_prm(
     return Prm(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
 
 
-def _language_model(
+def language_model(
     folder: Path, dtype: torch.dtype | str, kernel: str, allow_pickle: bool, with_lm_head: bool
 ) -> tuple[Any, Any]:
     """(model, tokenizer); the model with its output layer only where the family reads it."""

@@ -73,6 +73,7 @@ class Experiment:
         self.out = out
         self.bar = bar
         self.live = live
+        self.keys = problem_keys([problem.text for problem in problems])
         self.clusters, _ = number_clusters(problem.text for problem in problems)
 
     def run(self, prms: Mapping[str, Callable[[], Prm]], grader: Grader) -> tuple[list[Point], list[GradedPool]]:
@@ -99,24 +100,22 @@ class Experiment:
             "settings": asdict(settings),
             "policy": self.policy.identity(),
             "prm": prm.model_hash() if prm is not None else "",
-            "problems": [problem.text for problem in self.problems],
         }
         label = _label(name, n)
         with Journal(self.out / "journal" / f"{label}.jsonl", made_with) as journal:
-            todo = [i for i in range(len(self.problems)) if i not in journal.done]
+            todo = [i for i, key in enumerate(self.keys) if key not in journal.done]
             if todo:
                 self._search_rest(prm, settings, journal, todo, label)
-            return [journal.done[i] for i in range(len(self.problems))], journal.seconds
+            return [replace(journal.done[key], problem=i) for i, key in enumerate(self.keys)], journal.seconds
 
     def _search_rest(
         self, prm: Prm | None, settings: SearchSettings, journal: Journal, todo: Sequence[int], label: str
     ) -> None:
-        keys = problem_keys([problem.text for problem in self.problems])
         texts = [self.problems[i].text for i in todo]
         with self.live(label, len(self.problems), len(self.problems) - len(todo)) as watch:
             engine = Engine(self.policy, prm, settings, at_once=self.recipe.at_once, watch=watch)
-            for found in engine.run(texts, [keys[i] for i in todo]):
-                journal.append(replace(found, problem=todo[found.problem]), engine.state.seconds)
+            for found in engine.run(texts, [self.keys[i] for i in todo]):
+                journal.append(self.keys[todo[found.problem]], found, engine.state.seconds)
 
     def _pool(self, found: Sequence[Found], name: str, n: int, scores: StepScores | None = None) -> Pool:
         """The pool of what was found, written for `prism rerank`; `scores` replace the solutions' own."""

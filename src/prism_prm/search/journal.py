@@ -22,7 +22,8 @@ class Journal:
 
     def __init__(self, path: str | Path, made_with: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self.done: dict[int, Found] = {}
+        self.done: dict[str, Found] = {}
+        """Key of a problem → what was found; the records' own numbers are of no meaning here."""
         self.seconds = 0.0
         """Of all runs that wrote to it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,8 +46,7 @@ class Journal:
             before = msgspec.json.decode(lines[0])["made_with"]
             for line in lines[1:]:
                 record = msgspec.json.decode(line)
-                found = msgspec.convert(record["found"], Found)
-                self.done[found.problem] = found
+                self.done[record["problem"]] = msgspec.convert(record["found"], Found)
                 self.seconds = record["seconds"]
         except (msgspec.MsgspecError, KeyError, TypeError) as error:
             raise ConfigError(f"{self.path}: not a journal of prism search ({error}). Choose another --out.") from error
@@ -58,11 +58,11 @@ class Journal:
             )
         return sum(len(line) + 1 for line in lines)
 
-    def append(self, found: Found, seconds: float) -> None:
+    def append(self, problem: str, found: Found, seconds: float) -> None:
         """Note a problem as done; `seconds` is how long this run has taken so far."""
-        self.done[found.problem] = found
+        self.done[problem] = found
         self.seconds = self._before + seconds
-        self._write({"found": found, "seconds": self.seconds})
+        self._write({"problem": problem, "found": found, "seconds": self.seconds})
 
     def _write(self, record: Any) -> None:
         self._file.write(msgspec.json.encode(record) + b"\n")

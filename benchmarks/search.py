@@ -1,0 +1,144 @@
+"""Guided beam search: all problems in one batch over kept key/values, against one problem at a time from scratch.
+
+The peer is what search code does today (search-and-learn, OpenR, compute-optimal-tts): problem by problem, after each
+step the policy reads its whole prefix again and the PRM scores problem and all steps anew. Both sides run the same
+search with the same noise, and must find the same texts. "Batched, from scratch" shows how much of the gain is due to
+batching over problems alone.
+
+Policy and PRM are small random Qwen2 models over single characters, about 30 of which make a step.
+
+Run: python benchmarks/search.py [--problems 32] [--n 8] [--steps 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import string
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from _side_by_side import print_ratios, side_by_side
+from prism_prm import Prm, init_prm
+from prism_prm.policies import Ask, Sampling, Written
+from prism_prm.policies.hf import HfPolicy, load_hf
+from prism_prm.scorer.session import Node, Session
+from prism_prm.search import Found, SearchSettings, search
+
+
+def make_model(folder: Path, hidden: int, layers: int) -> None:
+    """A random Qwen2 whose tokens are characters: what it writes is cut into the tokens that it wrote."""
+    characters = string.ascii_lowercase + " +=.\n"
+    ids = {character: i for i, character in enumerate([*characters, "<|im_start|>", "<|im_end|>", "<unk>"])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", unk_token="<unk>")
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(fast), hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=layers,
+        num_attention_heads=hidden // 32, num_key_value_heads=max(1, hidden // 64), max_position_embeddings=4096,
+        eos_token_id=len(fast) - 2,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+
+
+class Stateless:
+    """The same policy, which reads every prefix from its start."""
+
+    def __init__(self, policy: HfPolicy) -> None:
+        self.policy = policy
+        self.name, self.has_log_likelihood = policy.name, True
+        self.identity, self.prompt, self.close = policy.identity, policy.prompt, policy.close
+
+    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+        """Forget what was kept."""
+        return self.policy.write([replace(ask, state=None) for ask in asks], sampling)
+
+
+class Rescoring(Session):
+    """A session that keeps nothing: every new step is scored with all that comes before it."""
+
+    def extend(self, steps: Iterable[tuple[Node, str]]) -> list[Node]:
+        """Score whole solutions, as plain sequences."""
+        nodes = [self._child(parent, text) for parent, text in steps]
+        distinct = {(node.parent, node.text): node for node in nodes}
+        whole = [(self.problems[node.problem], node.steps()) for node in distinct.values()]
+        for node, scores in zip(distinct.values(), self.prm.score_many(whole, progress=False), strict=True):
+            node.log_odds = (float(torch.logit(torch.tensor(scores[-1], dtype=torch.float64))),)
+        return [distinct[node.parent, node.text] for node in nodes]
+
+    def keep(self, nodes: Iterable[Node]) -> None:
+        """There is nothing to let go of."""
+
+    def drop(self, nodes: Iterable[Node]) -> None:
+        """There is nothing to let go of."""
+
+
+def from_scratch(
+    policy: HfPolicy, prm: Prm, problems: list[str], settings: SearchSettings, at_once: int
+) -> list[Found]:
+    """The peer: nothing is kept."""
+    model: Any = prm
+    model.session = lambda problems: Rescoring(prm, problems)
+    try:
+        return search(Stateless(policy), prm, problems, settings, at_once=at_once)
+    finally:
+        del model.session
+
+
+def texts(found: list[Found]) -> list[list[tuple[str, ...]]]:
+    return [[solution.steps for solution in entry.solutions] for entry in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=32)
+    parser.add_argument("--n", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+
+    rng = random.Random(0)
+    problems = ["".join(rng.choices(string.ascii_lowercase + " ", k=150)) for _ in range(options.problems)]
+    sampling = Sampling(temperature=1.0, max_step_tokens=96, stop="\n")
+    settings = SearchSettings(method="beam", n=options.n, expand=4, max_steps=options.steps, sampling=sampling)
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), options.hidden, options.layers)
+        policy = load_hf(folder)
+        prm = init_prm(folder, family="qwen", settings={"system": ""})
+    batched = texts(search(policy, prm, problems, settings, at_once=options.problems))
+    assert batched == texts(from_scratch(policy, prm, problems, settings, 1)), "both find the same texts"
+    lengths = [len(step) for entry in batched for steps in entry for step in steps]
+    print(
+        f"{len(problems)} problems, n = {options.n}: {sum(lengths) / len(lengths):.0f} tokens per step, texts are equal"
+    )
+    peer = "one problem at a time, from scratch"
+    medians = side_by_side(
+        {
+            f"batched over {len(problems)} problems, key/values kept": lambda: search(
+                policy, prm, problems, settings, at_once=options.problems
+            ),
+            f"batched over {len(problems)} problems, from scratch": lambda: from_scratch(
+                policy, prm, problems, settings, options.problems
+            ),
+            "one problem at a time, key/values kept": lambda: search(policy, prm, problems, settings, at_once=1),
+            peer: lambda: from_scratch(policy, prm, problems, settings, 1),
+        },
+        repeats=options.repeats,
+    )
+    print_ratios(medians, peer=peer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The shipped search recipes can be read, and say what the paper says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prism_prm.search.recipe import read_recipe
+from prism_prm.tasks import TASKS
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "search"
+POLICIES = {
+    "math500-qwen2.5-math-1.5b": ("hf:Qwen/Qwen2.5-Math-1.5B-Instruct", "math-500-100"),
+    "math500-llama-3.2-3b": ("hf:meta-llama/Llama-3.2-3B-Instruct", "math-500-100"),
+    "aime2024-qwen2.5-math-7b": ("hf:Qwen/Qwen2.5-Math-7B-Instruct", "aime-2024"),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_recipe(name: str) -> None:
+    path = RECIPES / f"{name}.toml"
+    recipe = read_recipe(path, {"prm": ["some-prm"]}, [])
+    assert (recipe.policy.name, recipe.task) == POLICIES[name]
+    assert recipe.task in TASKS
+    assert (recipe.search.method, recipe.selector) == ("beam", "weighted")
+    assert recipe.search.sampling.stop == "\n\n"
+    assert "\\boxed{" in recipe.policy.prompting.system + recipe.policy.prompting.user
+    assert "Not run by us" in path.read_text()
+
+
+def test_all_are_listed() -> None:
+    assert {path.stem for path in RECIPES.glob("*.toml")} == set(POLICIES)
