@@ -85,13 +85,14 @@ class Ranking:
 
     def cumulative(self, weights: Ints | None = None) -> tuple[Floats, Floats]:
         """Right and wrong steps at or above each distinct score, starting with (0, 0); weights are per SORTED step."""
-        ones = np.ones(len(self.order), np.int64) if weights is None else weights
-        tp = np.cumsum(ones * self.right)
-        total = np.cumsum(ones)
-        at = np.concatenate([[-1], self.ends - 1])
-        tp_at, total_at = tp[at], total[at]
-        tp_at[0] = total_at[0] = 0
-        return tp_at.astype(np.float64), (total_at - tp_at).astype(np.float64)
+        weights = np.ones(len(self.order), np.int64) if weights is None else weights
+        right, every = np.cumsum(weights * self.right), np.cumsum(weights)
+        if len(self.ends) < len(self.order):
+            right, every = right[self.ends - 1], every[self.ends - 1]
+        tp, fp = np.zeros(len(right) + 1), np.zeros(len(right) + 1)
+        tp[1:] = right
+        np.subtract(every, right, out=fp[1:], casting="unsafe")
+        return tp, fp
 
     def metrics(self) -> dict[str, float]:
         """Every metric of RANKINGS; NaN without both right and wrong steps."""
