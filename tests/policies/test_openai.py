@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -48,6 +49,7 @@ def serve(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[tuple[str, lis
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that has hung up
     thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)
     thread.start()
     try:
@@ -182,6 +184,31 @@ def test_a_hanging_server_times_out() -> None:
         with pytest.raises(PolicyError, match=r"no answer within 0.4 seconds \(4 tries\)"):
             write(url)
         over.set()
+
+
+def test_a_hanging_request_does_not_hold_up_an_error() -> None:
+    over = threading.Event()
+
+    def answer(body: dict[str, Any]) -> Answer:
+        return (422, "no") if body["prompt"] == "bad" else (over.wait(60), said("a"))[1]
+
+    with serve(answer) as (url, _):
+        policy = OpenAiPolicy(url, model="m", patience=Patience(timeout=50))
+        with pytest.raises(PolicyError, match="status 422"):
+            policy.write([Ask("hangs", 0, 9), Ask("bad", 0, 9), Ask("hangs", 1, 9)], Sampling())
+        policy.close()
+        assert not over.is_set(), "the hanging requests are still unanswered"
+        over.set()
+
+
+def test_it_works_inside_a_running_loop() -> None:
+    """As in a notebook."""
+
+    async def cell(url: str) -> list[Written]:
+        return write(url)
+
+    with serve(lambda _: said("a\n\n")) as (url, _):
+        assert asyncio.run(cell(url)) == [Written("a\n\n", "stop", 3)]
 
 
 def test_no_server_at_all() -> None:

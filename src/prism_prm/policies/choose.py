@@ -25,7 +25,7 @@ def choose(
     A token is drawn by its place in the cumulative distribution: one number per row, so that rows know nothing of
     each other.
     """
-    logits_BV = logits_BV.double()
+    logits_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
     log_likelihood_BV = torch.log_softmax(logits_BV, dim=-1)
     token_B = logits_BV.argmax(-1)
     drawn = [i for i, number in enumerate(uniforms) if number is not None]
@@ -41,9 +41,10 @@ def _place(probability_BV: Tensor, number_B: Tensor, top_p: float) -> Tensor:
     order_BV = None
     if top_p < 1:
         probability_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
-        before_BV = probability_BV.cumsum(-1) - probability_BV
+        before_BV = probability_BV.cumsum(-1, dtype=torch.float64) - probability_BV
         probability_BV = probability_BV.masked_fill(before_BV >= top_p, 0.0)
-    cumulative_BV = probability_BV.cumsum(-1)
+    # In 64 bits: over 150,000 tokens the sum's own rounding would move the tokens at its end.
+    cumulative_BV = probability_BV.cumsum(-1, dtype=torch.float64)
     target_B1 = (number_B * cumulative_BV[:, -1])[:, None]
     place_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True)
     # Rounding can put the target at the very end, behind the last token that has any probability.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,9 +36,13 @@ class Patience:
 
 
 class Server:
-    """The address of an API, with a connection pool. Safe to use from several threads."""
+    """The address of an API.
 
-    def __init__(self, url: str, patience: Patience, connections: int) -> None:
+    Requests run in an event loop in a thread of its own, so that this also works where another loop is running (in a
+    notebook), and a request that hangs delays neither an error nor the end of the program.
+    """
+
+    def __init__(self, url: str, patience: Patience, concurrency: int) -> None:
         if not url.startswith(("http://", "https://")):
             raise PolicyError(f"{url!r} is not the address of a server; expected e.g. openai:http://localhost:8000/v1")
         self.patience = patience
@@ -46,42 +51,57 @@ class Server:
         """The address without anything secret in it."""
         # Read here and given to the client alone, so that no record, message or log of ours can hold it.
         key = os.environ.get(API_KEY)
-        self._client = httpx.Client(
+        self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(patience.timeout, connect=min(10.0, patience.timeout)),
-            limits=httpx.Limits(max_connections=connections),
+            limits=httpx.Limits(max_connections=concurrency),
         )
+        self._turns = asyncio.Semaphore(concurrency)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="policy", daemon=True).start()
 
     def close(self) -> None:
         """End all connections."""
-        self._client.close()
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(LONGEST_WAIT)
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def ask(self, method: str, path: str, read: Callable[[dict[str, Any]], T], body: dict[str, Any] | None = None) -> T:
+    def together(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of all, in order; the first error ends the others."""
+        future = asyncio.run_coroutine_threadsafe(_gather(work), self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    async def ask(
+        self, method: str, path: str, read: Callable[[dict[str, Any]], T], body: dict[str, Any] | None = None
+    ) -> T:
         """What `read` makes of the JSON object that answers; it raises ValueError where the answer is nonsense."""
         where = f"{method} {self.shown}{path}"
         wait = self.patience.backoff
         for left in range(self.patience.retries, -1, -1):
-            answer, problem, asked_wait = self._once(method, path, body, where)
+            async with self._turns:
+                answer, problem, asked_wait = await self._once(method, path, body, where)
             if answer is not None:
                 try:
                     return read(answer)
                 except ValueError as error:
                     problem = str(error)
             if left:
-                # A little disorder, so that many threads do not all come back at once.
-                time.sleep(min(LONGEST_WAIT, max(asked_wait, wait * random.uniform(0.75, 1.25))))
+                # A little disorder, so that many requests do not all come back at once.
+                await asyncio.sleep(min(LONGEST_WAIT, max(asked_wait, wait * random.uniform(0.75, 1.25))))
                 wait *= 2
         raise PolicyError(
             f"{where}: {problem} ({self.patience.retries + 1} tries). Problems that are done are kept: see to the "
             "server and run the same command again."
         )
 
-    def _once(
+    async def _once(
         self, method: str, path: str, body: dict[str, Any] | None, where: str
     ) -> tuple[dict[str, Any] | None, str, float]:
         """(answer, or what was wrong with it, seconds the server asks us to wait); an error if trying again is idle."""
         try:
-            response = self._client.request(method, f"{self.url}{path}", json=body)
+            response = await self._client.request(method, f"{self.url}{path}", json=body)
         except httpx.TimeoutException:
             return None, f"no answer within {self.patience.timeout:g} seconds", 0.0
         except httpx.HTTPError as error:
@@ -101,6 +121,15 @@ class Server:
         if not isinstance(answer, dict):
             return None, f"the answer is no JSON object: {_shorten(response.text)!r}", 0.0
         return answer, "", 0.0
+
+
+async def _gather(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _shorten(text: str) -> str:

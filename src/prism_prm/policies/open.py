@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,9 +50,8 @@ def _open_openai(url: str, settings: PolicySettings) -> Policy:
 
     model = settings.model
     if model is None:
-        server = Server(url, settings.patience, 1)
-        model = served_model(server)
-        server.close()
+        with contextlib.closing(Server(url, settings.patience, 1)) as server:
+            model = served_model(server)
     tokenizer = None if settings.prompting.template == "none" else _tokenizer(settings.tokenizer or model)
     return OpenAiPolicy(
         url, model=model, tokenizer=tokenizer, prompting=settings.prompting, concurrency=settings.concurrency,

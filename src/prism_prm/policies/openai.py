@@ -14,7 +14,6 @@ Whether a step ended the solution, by the first of these rules that applies:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prism_prm.policies.base import Ask, Ending, PolicyError, Sampling, Written, cut_at_stop
@@ -46,7 +45,6 @@ class OpenAiPolicy:
         self.prompting = prompting or Prompting()
         self.has_log_likelihood = log_likelihood
         """Whether log-probabilities are asked for; a server that gives none is then an error."""
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="policy")
         self._leaves_stop = False
 
     def identity(self) -> str:
@@ -59,19 +57,13 @@ class OpenAiPolicy:
 
     def close(self) -> None:
         """End all connections."""
-        self._pool.shutdown(cancel_futures=True)
         self.server.close()
 
     def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
         """One continuation per ask; as many requests at a time as `concurrency` says."""
-        futures = [self._pool.submit(self._write_one, ask, sampling) for ask in asks]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        return self.server.together([self._write_one(ask, sampling) for ask in asks])
 
-    def _write_one(self, ask: Ask, sampling: Sampling) -> Written:
+    async def _write_one(self, ask: Ask, sampling: Sampling) -> Written:
         greedy = ask.greedy or sampling.temperature == 0
         body: dict[str, Any] = {
             "model": self.model,
@@ -85,15 +77,17 @@ class OpenAiPolicy:
             body["seed"] = ask.key % SEEDS
         if self.has_log_likelihood:
             body["logprobs"] = 1
-        choice, num_tokens = self._complete(body)
+        choice, num_tokens = await self._complete(body)
         text, stopped = cut_at_stop(choice["text"], sampling.stop)
         spans = bool(text) and (ask.text + text).endswith(sampling.stop)
-        ending, probed = self._ending(ask, choice, text, stopped or spans, sampling.stop)
+        ending, probed = await self._ending(ask, choice, text, stopped or spans, sampling.stop)
         if ending == "stop" and not stopped and not spans:
             text += sampling.stop
         return Written(text, ending, num_tokens + probed, self._log_likelihood(choice))
 
-    def _ending(self, ask: Ask, choice: dict[str, Any], text: str, stopped: bool, stop: str) -> tuple[Ending, int]:
+    async def _ending(
+        self, ask: Ask, choice: dict[str, Any], text: str, stopped: bool, stop: str
+    ) -> tuple[Ending, int]:
         """How a step ended, by the rules above, and how many tokens finding out took."""
         if stopped:
             self._leaves_stop = True
@@ -106,12 +100,12 @@ class OpenAiPolicy:
         if self._leaves_stop:
             return "end", 0
         body = {"model": self.model, "prompt": ask.text + text, "max_tokens": 1, "temperature": 0.0}
-        probe, num_tokens = self._complete(body)
+        probe, num_tokens = await self._complete(body)
         return "stop" if probe["text"] else "end", num_tokens
 
-    def _complete(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    async def _complete(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """The first choice of an answer, and how many tokens it took."""
-        return self.server.ask("POST", "/completions", self._read, body)
+        return await self.server.ask("POST", "/completions", self._read, body)
 
     def _read(self, answer: dict[str, Any]) -> tuple[dict[str, Any], int]:
         choices = answer.get("choices")
@@ -145,7 +139,7 @@ class OpenAiPolicy:
 
 def served_model(server: Server) -> str:
     """The one model that a server names; an error where it names none or several."""
-    names = server.ask("GET", "/models", _names)
+    (names,) = server.together([server.ask("GET", "/models", _names)])
     if len(names) != 1:
         listed = ", ".join(names[:8]) or "no model by name"
         raise PolicyError(f"{server.shown} serves {listed}; say which one with --model")
