@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from worlds import FakePrm
 
 from prism_prm import init_prm
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.policies.hf import HfPolicy
+from prism_prm.policies.kept import Kept
 from prism_prm.search import Engine, SearchSettings, search
-from prism_prm.world.problems import draw_problems
+from prism_prm.world.problems import Problem, draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS
 
@@ -74,6 +77,21 @@ def test_log_likelihoods_are_the_models_own(policy: HfPolicy, problems: list[str
         assert solution.tokens == ids.shape[1] - start
 
 
+def test_a_beam_that_is_dropped_frees_its_memory(policy: HfPolicy, prm: Any, problems: list[str]) -> None:
+    """While a search runs, only the beams that go on hold key/values of the policy."""
+    most = []
+
+    def watch(_: Any) -> None:
+        gc.collect()
+        most.append(sum(type(kept) is Kept for kept in gc.get_objects()))
+
+    settings = replace(SETTINGS, method="beam", n=32, expand=32)
+    list(Engine(policy, prm, settings, watch=watch).run(problems[:1]))
+    # One beam: the context and step of each of its ancestors, and the 32 candidates of this round.
+    assert len(most) > 2
+    assert all(count <= 32 + 1 + 2 * depth for depth, count in enumerate(most))
+
+
 def test_only_new_tokens_are_computed(policy: HfPolicy, prm: Any, problems: list[str]) -> None:
     """The policy reads each prompt once, and then the one token behind each step; nothing stays when all is done."""
     engine = Engine(policy, prm, replace(SETTINGS, method="beam", n=4))
@@ -89,6 +107,30 @@ def test_only_new_tokens_are_computed(policy: HfPolicy, prm: Any, problems: list
     rounds = sum(max(len(s.steps) for s in entry.solutions) - 1 for entry in found)
     assert policy.num_read == prompts + rounds, "one beam per problem: one token per further step"
     assert sessions[0].num_tokens == 0
+    gc.collect()
+    assert not [kept for kept in gc.get_objects() if type(kept) is Kept], "the policy's key/values are freed"
     assert engine.state.num_done == 3
     assert engine.state.spent.policy_tokens == sum(entry.policy_tokens for entry in found)
     assert 0 < engine.state.best < 1
+
+
+class OraclePrm(FakePrm):
+    """Knows the one right solution of every problem of the world."""
+
+    def judge(self, problem: str, steps: tuple[str, ...]) -> float:
+        modulus = world_settings("quick").modulus
+        return 0.99 if list(steps) == Problem.parse(problem, modulus).solution()[: len(steps)] else 0.01
+
+
+@pytest.mark.parametrize("method", ["best-of-n", "beam", "dvts", "particle"])
+def test_a_perfect_prm_finds_right_solutions(method: str, policy: Any, problems: list[str]) -> None:
+    """The policy takes about one step in five wrong, so one sample rarely solves a problem and a guided search does."""
+    oracle: Any = OraclePrm(lambda _: 0.0)
+
+    def share(settings: SearchSettings) -> float:
+        found = search(policy, oracle, problems, settings)
+        return float(np.mean([any(s.scores and min(s.scores) > 0.5 and s.ended for s in f.solutions) for f in found]))
+
+    one = share(replace(SETTINGS, method="sample", n=1))
+    assert one < 0.7
+    assert share(replace(SETTINGS, method=method, n=16)) > 0.9

@@ -17,6 +17,7 @@ from prism_prm.answers import extract_answer
 from prism_prm.cli import app, main
 from prism_prm.pools import read_pool
 from prism_prm.search import Engine
+from prism_prm.search.journal import Journal
 from prism_prm.world.problems import draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS
@@ -165,6 +166,14 @@ def test_other_settings_need_another_folder_and_more_problems_do_not(command: li
         run([*command, "--method", "sample", "-n", "2", "--limit", "2", "--seed", "5"])
     out = run([*command, "--method", "sample", "-n", "2", "--limit", "3"])
     assert len((out / "journal" / "n2.jsonl").read_text().splitlines()) == 1 + 3, "one more problem is one more line"
+
+
+def test_a_strange_journal_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "n2.jsonl"
+    path.write_text("[1, 2]\nhello\n")
+    with pytest.raises(PrismError, match="not a journal of prism search"):
+        Journal(path, {"policy": "p"})
+    assert path.read_text() == "[1, 2]\nhello\n"
 
 
 def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:

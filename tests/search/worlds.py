@@ -74,6 +74,9 @@ class FakePrm:
     num_scored: int = 0
     card: Any = field(default_factory=lambda: SimpleNamespace(aggregator="last"))
 
+    def judge(self, problem: str, steps: tuple[str, ...]) -> float:  # noqa: ARG002
+        return self.right(steps)
+
     @property
     def family(self) -> Any:
         return SimpleNamespace(step_ids=self._ids)
@@ -90,7 +93,8 @@ class FakePrm:
     def score_trees(self, trees: Sequence[Any]) -> list[Any]:
         found = []
         for tree in trees:
-            values = [self.right(tuple(tree.texts(tree.path(node)))) for node in range(len(tree.nodes))]
+            paths = [tuple(tree.texts(tree.path(node))) for node in range(len(tree.nodes))]
+            values = [self.judge(tree.problem, path) for path in paths]
             self.num_scored += len(values)
             found.append(SimpleNamespace(probability=np.array(values)))
         return found
@@ -107,6 +111,7 @@ class FakeSession:
 
     def __init__(self, prm: FakePrm, problems: Sequence[str]) -> None:
         self.prm = prm
+        self.problems = problems
         self.roots = [FakeNode(i, None, "", -1, ids=(0, 0)) for i in range(len(problems))]
         self.alive: set[FakeNode] = set(self.roots)
 
@@ -117,7 +122,7 @@ class FakeSession:
             assert parent in self.alive, "a node that was let go cannot be extended"
             if (parent, text) not in new:
                 node = new[parent, text] = FakeNode(parent.problem, parent, text, parent.depth + 1)
-                node.probability = self.prm.right(node.steps())
+                node.probability = self.prm.judge(self.problems[node.problem], node.steps())
                 self.prm.num_scored += 1
             nodes.append(new[parent, text])
         self.alive |= set(nodes)

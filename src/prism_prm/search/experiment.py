@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ class Experiment:
         self.out = out
         self.bar = bar
         self.live = live
+        self._prm_hashes: dict[str, str] = {}
         self.keys = problem_keys([problem.text for problem in problems])
         self.clusters, _ = number_clusters(problem.text for problem in problems)
 
@@ -98,8 +100,8 @@ class Experiment:
             settings = replace(settings, method="sample")
         made_with = {
             "settings": asdict(settings),
-            "policy": self.policy.identity(),
-            "prm": prm.model_hash() if prm is not None else "",
+            "policy": self._policy_identity,
+            "prm": self._prm_hash(prm, name),
         }
         label = _label(name, n)
         with Journal(self.out / "journal" / f"{label}.jsonl", made_with) as journal:
@@ -107,6 +109,16 @@ class Experiment:
             if todo:
                 self._search_rest(prm, settings, journal, todo, label)
             return [replace(journal.done[key], problem=i) for i, key in enumerate(self.keys)], journal.seconds
+
+    @cached_property
+    def _policy_identity(self) -> str:
+        return self.policy.identity()
+
+    def _prm_hash(self, prm: Prm | None, name: str) -> str:
+        """Once per PRM: hashing billions of weights takes a while."""
+        if name not in self._prm_hashes:
+            self._prm_hashes[name] = prm.model_hash() if prm is not None else ""
+        return self._prm_hashes[name]
 
     def _search_rest(
         self, prm: Prm | None, settings: SearchSettings, journal: Journal, todo: Sequence[int], label: str

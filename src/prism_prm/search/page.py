@@ -90,9 +90,8 @@ def _draw(points: Sequence[Point], report: Report) -> None:
                 [x(point) for point in first], values, label=f"oracle{f' ({names[0]})' if names[0] else ''}", **style
             )
             ax.set_xscale("log", base=2)
-            if label == "n":
-                ax.set_xticks([point.n for point in first], [str(point.n) for point in first])
-                ax.minorticks_off()
+            ax.set_xticks([x(point) for point in first], [number(round(x(point))) for point in first])
+            ax.minorticks_off()
             ax.set_xlabel(label)
             ax.set_ylabel("accuracy (%)")
             ax.legend(fontsize=9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prism_prm.aggregate import log_score
@@ -92,10 +92,10 @@ def child(parent: Node, number: int, written: Written) -> Node:
     total = None
     if parent.log_likelihood is not None and written.log_likelihood is not None:
         total = parent.log_likelihood + written.log_likelihood
-    return Node(
-        parent, (*parent.path, number), written, parent.text + written.text, parent.num_tokens + written.num_tokens,
-        total, state=written.state,
-    )  # fmt: skip
+    # The state is the node's alone, so that letting go of it frees the policy's memory.
+    kept, plain = written.state, replace(written, state=None)
+    num_tokens = parent.num_tokens + written.num_tokens
+    return Node(parent, (*parent.path, number), plain, parent.text + written.text, num_tokens, total, state=kept)
 
 
 def merge(nodes: Sequence[Node]) -> list[Node]:
