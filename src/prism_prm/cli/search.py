@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 **Examples**
 
-- Guided beam search at four sizes, on your own problems (fields `problem` and `answer`):
+- Guided beam search at three sizes, on your own problems (fields `problem` and `answer`):
 
   `prism search --policy hf:Qwen/Qwen2.5-Math-1.5B-Instruct --prm runs/my-prm --task problems.jsonl
   --method beam -n 4,16,64 --out beam`
@@ -44,7 +44,7 @@ def search(
     recipe: Annotated[Path | None, typer.Option(help="TOML file of settings; options override it.")] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help="hf:<id or folder>, or openai:<base url> of a server.", rich_help_panel=POLICY),
+        typer.Option(help="hf:ID_OR_FOLDER of a model, or openai:BASE_URL of a server.", rich_help_panel=POLICY),
     ] = None,
     prm: Annotated[
         list[str] | None,
