@@ -128,7 +128,7 @@ def test_pairs_then_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
 
 def test_export_ends_quietly_when_its_reader_does(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(GOOD * 3000)
-    prism_command = f"{sys.executable} -m prism_prm.cli"
+    prism_command = f"{sys.executable} -m prism_prm"
     command = (
         f"{prism_command} pairs {tmp_path}/in.jsonl --lookahead-audit off --out {tmp_path}/out 2>/dev/null && "
         f"{prism_command} export {tmp_path}/out --format jsonl | head -1"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from prism_prm.cli.ui import console
+from prism_prm.cli.ui import console, say
 
 EXAMPLES = """
 Examples
@@ -35,7 +35,7 @@ def compare(
     loaded = load_runs(runs)
     shared, left_out = shared_benches(loaded)
     if left_out:
-        console().print(f"not in all runs, and so left out: {', '.join(left_out)}")
+        say(f"not in all runs, and so left out: {', '.join(left_out)}")
     compared = []
     for bench in shared:
         with console().status(f"comparing on {bench}, {draws:,} draws"):

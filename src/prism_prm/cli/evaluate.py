@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prism_prm.cli.ui import console, print_table, progress
+from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def evaluate(
         benchmark = read_benchmark(one, data or [])
         benchmark = benchmark.first(limit) if limit else benchmark
         benchmark = benchmark.checked_against(trained_on) if trained_on else benchmark
-        console().print(f"{benchmark.described()}, from {len(benchmark.files)} files")
+        say(f"{benchmark.described()}, from {len(benchmark.files)} files")
         steps, notes = attach.to(benchmark)
         with console().status(f"measuring {one}, {settings.num_draws:,} draws"):
             evaluations.append(evaluate_steps(benchmark, steps, settings, notes=notes))

@@ -35,7 +35,7 @@ def export(
     """Write pairs or labelled solutions as JSON lines that other trainers read."""
     import msgspec
 
-    from prism_prm.cli.ui import console, progress
+    from prism_prm.cli.ui import progress, say
     from prism_prm.export import EXPORTS
     from prism_prm.files import whole_file
 
@@ -55,4 +55,4 @@ def export(
             file.write(encoder.encode(record) + b"\n")
             if count % 1000 == 0:
                 advance(1000)
-    console().print(f"{count:,} records in {out}")
+    say(f"{count:,} records in {out}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prism_prm.cli.processes import share_of_work
-from prism_prm.cli.ui import console, print_table, progress
+from prism_prm.cli.ui import print_table, progress, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +64,7 @@ def _show(margins: np.ndarray, kinds: np.ndarray, out: Path, as_json: bool) -> N
         return
     print_table("Margins r⁺ − r⁻", ["margin", *facts["counts"], "all", ""], _rows(facts))
     binned = assign(margins, Curriculum())
-    console().print(f"the paper's bins: {binned.bin_sizes}; dropped: {binned.dropped}; table: {out}", highlight=False)
+    say(f"the paper's bins: {binned.bin_sizes}; dropped: {binned.dropped}; table: {out}")
 
 
 def _rows(facts: dict[str, Any]) -> list[list[str]]:

@@ -197,7 +197,7 @@ def _total_bytes(reader: Reader) -> int | None:
 
 def _show(summary: dict[str, Any], out: Path) -> None:
     """The summary for people: what there is, what was made, and what was left out."""
-    from prism_prm.cli.ui import console, print_table
+    from prism_prm.cli.ui import print_table, say
 
     shares = summary["positive_step_share"]
     rows = [
@@ -224,7 +224,7 @@ def _show(summary: dict[str, Any], out: Path) -> None:
     if dropped:
         print_table("Left out", ("what or by which file", "reason", "count"), [(a, b, f"{n:,}") for a, b, n in dropped])
     for message in summary["bad_records"]["first"]:
-        console().print(f"skipped: {message}", markup=False, highlight=False)
+        say(f"skipped: {message}")
 
 
 def _percent(share: float | None) -> str:

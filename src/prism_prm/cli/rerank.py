@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prism_prm.cli.ui import console, named_places, print_table, progress
+from prism_prm.cli.ui import named_places, print_table, progress, say
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def rerank(
     results.write_curves(out / "curves.parquet")
     page = make_report(results).write(out)
     _show(results)
-    console().print(f"Report: {page}")
+    say(f"Report: {page}")
 
 
 def _words(text: str) -> list[str]:
@@ -148,7 +148,7 @@ def _grade(pool: Pool, out: Path, methods: list[str], workers: int | None, secon
         graded_as = grading_hash(pool, grader)
         known = read_grades(out / SOLUTIONS, pool, graded_as)
         if known is not None:
-            console().print(f"Grades: taken from {out / SOLUTIONS}")
+            say(f"Grades: taken from {out / SOLUTIONS}")
             return known, graded_as
         with progress("judging", 2 * len(pool.solutions), unit="comparisons") as advance:
             graded = grade_pool(pool, grader, advance)
@@ -207,4 +207,4 @@ def _show(results: Results) -> None:
         f"{results.num_unscored(prm):,} not scored by {prm}" for prm in results.scores if results.num_unscored(prm)
     ]
     if shown:
-        console().print(f"Of {len(results.graded.pool.solutions):,} solutions: {', '.join(shown)}.")
+        say(f"Of {len(results.graded.pool.solutions):,} solutions: {', '.join(shown)}.")

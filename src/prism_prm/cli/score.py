@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from prism_prm.cli.processes import share_of_work
-from prism_prm.cli.ui import Advance, console, progress
+from prism_prm.cli.ui import Advance, progress, say
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,18 +86,17 @@ def score(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
         )
-        show = console()
         if share.rank == 0 and model.memory_estimate() > 10**9:
-            show.print(f"needs about {model.memory_estimate() / 1e9:.1f} GB of memory per process (an estimate)")
+            say(f"needs about {model.memory_estimate() / 1e9:.1f} GB of memory per process (an estimate)")
         mine = sum(len(trees[i : i + chunk]) for i in range(share.rank * chunk, len(trees), share.world * chunk))
         with _progress(mine, share.rank == 0) as advance:
             report = write_scores(model, trees, out, chunk_trees=chunk, share=share, advance=advance)
     if share.rank == 0:
         resumed = f"; {report.resumed} parts were there already" if report.resumed else ""
-        show.print(f"{report.steps} steps of {report.trees} trees → {out}{resumed}")
+        say(f"{report.steps} steps of {report.trees} trees → {out}{resumed}")
         if report.too_long:
             done = "left out" if on_too_long == "skip" else "scored without their earliest steps"
-            show.print(f"{report.too_long} steps exceeded the context of {model.context} tokens and were {done}")
+            say(f"{report.too_long} steps exceeded the context of {model.context} tokens and were {done}")
 
 
 def _read(inputs: Sequence[str], format: str, options: ReadOptions) -> list[StepTree]:
@@ -114,7 +113,7 @@ def _read(inputs: Sequence[str], format: str, options: ReadOptions) -> list[Step
     trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]
     left_out = reader.report.dropped + reader.report.bad
     if left_out:
-        console().print(f"left out: {', '.join(f'{n} {reason}' for reason, n in left_out.items())}")
+        say(f"left out: {', '.join(f'{n} {reason}' for reason, n in left_out.items())}")
     return _some(trees, inputs)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prism_prm.cli.ui import console, named_places, print_table, progress
+from prism_prm.cli.ui import console, named_places, print_table, progress, say
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def search(
         points, pools = experiment.run(loaders, grader)
     page = make_report(chosen, found.name, points, pools, experiment.clusters).write(out)
     _show(points)
-    console().print(f"Pools: {out / 'pools'}   Report: {page}")
+    say(f"Pools: {out / 'pools'}   Report: {page}")
 
 
 def _with_likelihood(recipe: Any) -> Any:

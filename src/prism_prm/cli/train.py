@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prism_prm.cli.ui import console, print_table, progress
+from prism_prm.cli.ui import print_table, progress, say
 
 EXAMPLES = """
 Examples
@@ -46,7 +46,7 @@ def train(
 
     accelerator = Accelerator(mixed_precision=settings.hardware.mixed_precision)
     folder = out or Path("runs") / recipe.stem
-    run = Run(settings, folder, accelerator, bars=progress, say=lambda text: console().print(text, highlight=False))
+    run = Run(settings, folder, accelerator, bars=progress, say=say)
     finished = run.go()
     if accelerator.is_main_process:
         _print(finished, folder)
@@ -65,5 +65,5 @@ def _print(finished: dict[str, Any], folder: Path) -> None:
     if names:
         print_table(f"Validation of {folder}", ["round", *(SHOWN[name] for name in names)], rows)
     if finished["beats_base"] is False:
-        console().print(f"No round is better than the base PRM in {finished['criterion']}.", highlight=False)
-    console().print(f"Best round by {finished['criterion']}: {finished['best']}", highlight=False)
+        say(f"No round is better than the base PRM in {finished['criterion']}.")
+    say(f"Best round by {finished['criterion']}: {finished['best']}")

@@ -23,6 +23,11 @@ def console() -> Console:
     return Console(stderr=True)
 
 
+def say(text: str) -> None:
+    """A line for people, not wrapped, so that paths in it can be copied."""
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def progress(
     description: str, total: float | None, *, unit: str = "", is_bytes: bool = False, shown: bool = True
