@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,14 @@ class Work:
     pairs: list[Pair]
 
 
-def real_trees(count: int) -> list[StepTree]:
-    """The first trees of PRM800K phase 1, or the end of the benchmark where there is no data."""
+def real_trees(count: int, max_steps: int) -> list[StepTree]:
+    """The first trees of PRM800K phase 1 with at most so many steps; without data the benchmark ends."""
     folder = os.environ.get("PRISM_DATA")
     if not folder:
         print("skipped: set PRISM_DATA to the folder that holds prm800k/phase1_train.jsonl")
         sys.exit(0)
     trees = read_trees(Path(folder) / "prm800k" / "phase1_train.jsonl")
-    return [tree for tree, _ in zip(trees, range(count), strict=False)]
+    return list(islice((tree for tree in trees if len(tree.trunk) <= max_steps), count))
 
 
 def with_pairs(tree: StepTree, lookaheads: int) -> Work:

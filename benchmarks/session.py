@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
 
-    trees = real_trees(50)
+    trees = real_trees(50, 30)
     texts = [node.text for tree in trees for node in tree.nodes]
     prm = small_prm(texts, hidden=options.hidden, layers=options.layers)
     problems = [tree.problem for tree in trees[: options.problems]]

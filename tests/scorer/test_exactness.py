@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from references import separate_scores
 
 from prism_prm.packing import batch_rows, collate, encode_tree, merge_rows, pack, read_index
+from prism_prm.prms import tree_attention
+from prism_prm.prms.module import PrmModule
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.scorer.run import run_rows
 from tiny import FAMILY_MODELS
@@ -49,26 +51,44 @@ def budget(prm: Any, tokens: int) -> Iterator[None]:
         prm.token_budget = before
 
 
+BLOCKS = [0, 3, 16, 128]
+"""Queries per block of attention; 0: dense masks, as on GPUs."""
+
+
+@contextmanager
+def attention(block: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if block:
+            patch.setattr(tree_attention, "BLOCK", block)
+        else:
+            patch.setattr(PrmModule, "in_blocks", False)
+        yield
+
+
 @pytest.mark.parametrize(("family", "kind"), FAMILY_MODELS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_tree_equals_separate_sequences(tiny_prm: Callable[..., Any], family: str, kind: str, dtype: str) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_tree_equals_separate_sequences(
+    tiny_prm: Callable[..., Any], family: str, kind: str, dtype: str, block: int
+) -> None:
     prm = tiny_prm(family, kind, dtype)
     expected = separate_scores(prm, COMB).double().numpy(force=True)
-    found = prm.score_trees([COMB])[0].log_odds_NO
+    with attention(block):
+        found = prm.score_trees([COMB])[0].log_odds_NO
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype] * max(1, np.abs(expected).max()))
     assert np.ptp(expected[:, 0]) > 0.01, "the scores must differ, or the test says nothing"
 
 
 @pytest.mark.parametrize(("family", "kind"), FAMILY_MODELS)
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(forest=st.lists(step_trees(), min_size=1, max_size=3), tokens=st.integers(1, 400))
+@given(forest=st.lists(step_trees(), min_size=1, max_size=3), tokens=st.integers(1, 400), block=st.sampled_from(BLOCKS))
 def test_any_forest_any_budget(
-    tiny_prm: Callable[..., Any], family: str, kind: str, forest: list[StepTree], tokens: int
+    tiny_prm: Callable[..., Any], family: str, kind: str, forest: list[StepTree], tokens: int, block: int
 ) -> None:
     if family == "skywork":  # read line by line: a line alone is not what the reference's whole text has
         forest = [t for t in forest if all("\n" not in node.text for node in t.nodes)]
     prm = tiny_prm(family, kind)
-    with budget(prm, tokens):
+    with budget(prm, tokens), attention(block):
         scores = prm.score_trees(forest)
     for tree, found in zip(forest, scores, strict=True):
         expected = separate_scores(prm, tree).numpy(force=True)
@@ -82,11 +102,12 @@ def test_any_forest_any_budget(
     batch_tokens=st.integers(1, 600),
     merged=st.booleans(),
     cost=st.sampled_from([0.0, 0.01]),
+    block=st.sampled_from(BLOCKS),
     seed=st.randoms(),
 )
 def test_any_layout(
     tiny_prm: Callable[..., Any], forest: list[StepTree], row_tokens: int, batch_tokens: int, merged: bool, cost: float,
-    seed: Any,
+    block: int, seed: Any,
 ) -> None:  # fmt: skip
     """Rows split, merged, costed, shuffled and batched anyhow give the scores of whole trees one by one."""
     prm = tiny_prm("token-classification", "mistral")
@@ -95,8 +116,9 @@ def test_any_layout(
         rows = merge_rows(rows, row_tokens)
     seed.shuffle(rows)
     found: dict[tuple[int, int], float] = {}
-    for batch in map(collate, batch_rows(rows, batch_tokens)):
-        found |= zip(batch.owners, prm.module(batch)[:, 0].tolist(), strict=True)
+    with attention(block):
+        for batch in map(collate, batch_rows(rows, batch_tokens)):
+            found |= zip(batch.owners, prm.module(batch)[:, 0].tolist(), strict=True)
     assert len(found) == sum(len(tree.nodes) for tree in forest)
     for i, tree in enumerate(forest):
         whole = collate(pack([prm.encode_tree(tree)], 10**6))
@@ -105,7 +127,8 @@ def test_any_layout(
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
-def test_gradients_equal_those_of_separate_sequences(tiny_prm: Callable[..., Any], kind: str) -> None:
+@pytest.mark.parametrize("block", [0, 16])
+def test_gradients_equal_those_of_separate_sequences(tiny_prm: Callable[..., Any], kind: str, block: int) -> None:
     family = {"qwen2": "qwen", "mistral": "token-classification"}[kind]
     prm = tiny_prm(family, kind)
     pairs = [(0, 1), (2, 3), (4, 5)]
@@ -126,7 +149,8 @@ def test_gradients_equal_those_of_separate_sequences(tiny_prm: Callable[..., Any
         loss = torch.zeros((), dtype=torch.float64)
         for row in rows:
             batch = collate([row])
-            scores, at = prm.module(batch)[:, 0], read_index(batch)
+            with attention(block):
+                scores, at = prm.module(batch)[:, 0], read_index(batch)
             loss = loss + sum(loss_of(scores[at[0, a]], scores[at[0, b]]) for a, b in pairs if (0, a) in at)
         found = gradients(loss)
         assert set(found) == set(expected)

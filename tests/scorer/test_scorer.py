@@ -164,6 +164,21 @@ def test_a_step_without_tokens_is_an_error(prm: Any) -> None:
         prm.score("What?", ["x", ""])
 
 
+def test_gradient_checkpointing_changes_no_gradient(prm: Any) -> None:
+    """Its second forward pass, during the backward one, must use the same attention."""
+    batch = collate(pack([prm.encode_tree(COMB)], 10**6))
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            prm.module.gradient_checkpointing_enable()
+        prm.module.train()
+        prm.module.zero_grad()
+        prm.module(batch).sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in prm.module.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_memory_runs_out(prm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = prm.score_many(SOLUTIONS, progress=False)
     forward = type(prm.module).forward

@@ -20,13 +20,17 @@ from torch import Tensor, nn
 
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.packing import PackedBatch
+from prism_prm.prms import tree_attention
 from prism_prm.prms.base import Family
 
 Attention = Literal["sdpa", "flex"]
-ATTENTION: dict[str, str] = {"sdpa": "sdpa", "flex": "flex_attention"}
-"""Our name of an attention kernel → transformers'. Both take a mask of our own; `eager` would need an additive one."""
+ATTENTION: dict[str, str] = {"sdpa": tree_attention.NAME, "flex": "flex_attention"}
+"""Our name of an attention kernel → its name in a config."""
 FLEX_BLOCK = 128
 """Flex attention works in blocks of this many tokens; rows are padded to whole blocks."""
+
+
+tree_attention.register()
 
 
 class PrmModule(nn.Module):
@@ -58,6 +62,11 @@ class PrmModule(nn.Module):
         return "flex" if self.config._attn_implementation == ATTENTION["flex"] else "sdpa"
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether attention is computed block by block over the keys that are seen; else with dense or block masks."""
+        return self.attention == "sdpa" and self.device.type == "cpu"
+
+    @property
     def device(self) -> torch.device:
         """Where input goes."""
         return next(self.parameters()).device
@@ -77,15 +86,26 @@ class PrmModule(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """The log-odds_RO of the batch's reads."""
-        make = block_mask if self.attention == "flex" else dense_mask
-        masks = {kind: make(batch.end_BL, batch.position_ids_BL, window) for kind, window in self.windows.items()}
-        hidden_BLH = self.run(batch.input_ids_BL, batch.position_ids_BL, masks)
+        layout = batch.end_BL, batch.position_ids_BL
+        if self.in_blocks:
+            dtype = self.backbone.dtype
+            # Attention layers tell their window, so that is what blocks are found by.
+            blocks = {w: tree_attention.visible_blocks(*layout, w, dtype) for w in self.windows.values()}
+            unused = torch.zeros(1, 1, 1, 1, dtype=torch.bool)  # or the model would make a dense mask of its own
+            masks = dict.fromkeys(self.windows, unused)
+            hidden_BLH = self.run(batch.input_ids_BL, batch.position_ids_BL, masks, tree_blocks=blocks)
+        else:
+            make = block_mask if self.attention == "flex" else dense_mask
+            masks = {kind: make(*layout, window) for kind, window in self.windows.items()}
+            hidden_BLH = self.run(batch.input_ids_BL, batch.position_ids_BL, masks)
         return self.read(hidden_BLH[batch.read_row_R, batch.read_col_R])
 
-    def run(self, ids_BQ: Tensor, positions_BQ: Tensor, masks: dict[str, Any], cache: Any = None) -> Tensor:
+    def run(
+        self, ids_BQ: Tensor, positions_BQ: Tensor, masks: dict[str, Any], cache: Any = None, **others: Any
+    ) -> Tensor:
         """The last hidden states; `masks` has one mask per kind of attention layer (see `attention_windows`)."""
         ready = {kind: self._additive(mask) for kind, mask in masks.items()}
-        mask = next(iter(ready.values())) if len(ready) == 1 else ready
+        mask = ready if len(ready) > 1 else next(iter(ready.values()))
         with _eager_flex() if self.attention == "flex" and ids_BQ.device.type == "cpu" else nullcontext():
             output = self.backbone(
                 input_ids=ids_BQ,
@@ -93,6 +113,7 @@ class PrmModule(nn.Module):
                 position_ids=positions_BQ,
                 past_key_values=cache,
                 use_cache=cache is not None,
+                **others,
             )
         hidden_BQH: Tensor = output.last_hidden_state
         return hidden_BQH

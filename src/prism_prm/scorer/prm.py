@@ -122,7 +122,7 @@ class Prm:
             index, node = owner(item, node)
             return describe(trees[index], node)
 
-        cost = pair_cost(self.module) if self.module.attention == "sdpa" else 0.0
+        cost = pair_cost(self.module)
         groups = [item.groups for item in items]
         rows = pack([item.tree for item in items], self.token_budget, groups, pair_cost=cost)
         scores = [np.full((len(tree.nodes), len(self.outputs)), np.nan) for tree in trees]

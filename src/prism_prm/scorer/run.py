@@ -23,7 +23,12 @@ beside its matrix products: measured 0.8 on a CPU with a narrow model."""
 
 
 def pair_cost(module: PrmModule) -> float:
-    """Attention's work per (token, token) of a row, in units of the rest of the work per token."""
+    """Attention's work per (token, token) of a row, in units of the rest of the work per token.
+
+    It is 0 where only tokens that are seen are paid for: long rows are then not dearer.
+    """
+    if module.in_blocks or module.attention == "flex":
+        return 0.0
     config = module.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     pair = 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
