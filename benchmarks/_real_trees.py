@@ -33,7 +33,7 @@ class Work:
     pairs: list[Pair]
 
 
-def real_trees(count: int, max_steps: int) -> list[StepTree]:
+def real_trees(count: int, max_steps: int = 10**9) -> list[StepTree]:
     """The first trees of PRM800K phase 1 with at most so many steps; without data the benchmark ends."""
     folder = os.environ.get("PRISM_DATA")
     if not folder:
