@@ -17,6 +17,10 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 CORPUS = [
@@ -106,6 +110,8 @@ MODELS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     ),
     "mistral": (MistralForCausalLM, MistralConfig, mistral_tokenizer, {"sliding_window": 12}),
     "llama": (LlamaForCausalLM, LlamaConfig, llama_tokenizer, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, qwen_tokenizer, {"head_dim": 8}),
+    "stablelm": (StableLmForCausalLM, StableLmConfig, qwen_tokenizer, {}),
 }  # fmt: skip
 """Name → model class, config class, tokenizer, settings. `qwen2-window` mixes full and sliding layers."""
 

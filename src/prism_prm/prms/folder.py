@@ -141,8 +141,11 @@ def load_backbone(folder: Path, **options: Any) -> Any:
     """The transformer without any head; an error if a weight of it is missing."""
     from transformers import AutoModel
 
-    with quietly(folder):
-        backbone, report = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
+    try:
+        with quietly(folder):
+            backbone, report = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
+    except (KeyError, ValueError) as error:  # such as an architecture without this attention
+        raise ModelError(f"{folder}: cannot be opened as a backbone: {error}") from error
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report.get("mismatched_keys", ()))
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, such as {missing[0]!r}")

@@ -39,6 +39,8 @@ class PrmModule(nn.Module):
     def __init__(self, backbone: Any, head: nn.Module, family: Family) -> None:
         super().__init__()
         self.config = backbone.config
+        if self.config._attn_implementation != ATTENTION["flex"]:
+            self.config._attn_implementation = ATTENTION["sdpa"]
         self.windows = attention_windows(backbone)
         self.backbone_name: str = backbone.base_model_prefix
         self.head_name = family.head_name
@@ -91,7 +93,8 @@ class PrmModule(nn.Module):
             dtype = self.backbone.dtype
             # Attention layers tell their window, so that is what blocks are found by.
             blocks = {w: tree_attention.visible_blocks(*layout, w, dtype) for w in self.windows.values()}
-            unused = torch.zeros(1, 1, 1, 1, dtype=torch.bool)  # or the model would make a dense mask of its own
+            # A mask is given, or the model would make a dense one of its own; a model that used it would get NaN.
+            unused = torch.full((1, 1, 1, 1), torch.nan, dtype=dtype)
             masks = dict.fromkeys(self.windows, unused)
             hidden_BLH = self.run(batch.input_ids_BL, batch.position_ids_BL, masks, tree_blocks=blocks)
         else:
@@ -120,7 +123,7 @@ class PrmModule(nn.Module):
 
     def _additive(self, mask: Any) -> Any:
         """A dense mask as numbers to add, made once and not in every layer again; autocast makes its own."""
-        if not isinstance(mask, Tensor) or torch.is_autocast_enabled(mask.device.type):
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or torch.is_autocast_enabled(mask.device.type):
             return mask
         nothing = torch.zeros((), dtype=self.backbone.dtype, device=mask.device)
         return torch.where(mask, nothing, -torch.inf)

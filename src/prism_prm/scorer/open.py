@@ -16,6 +16,7 @@ from prism_prm.prms.base import Family
 from prism_prm.prms.card import Card, check_family
 from prism_prm.prms.folder import check_weights, load_backbone, load_folder, load_tokenizer, local_folder, quietly
 from prism_prm.prms.module import PrmModule, check_attention
+from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.prm import Prm, default_device
 from prism_prm.scorer.too_long import OnTooLong
 
@@ -80,6 +81,7 @@ def load_prm(
     if adapter is not None:
         module = merge_adapter(module, Path(adapter))
     module.eval()
+    check_packing(module)
     return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long)
 
 
@@ -135,14 +137,13 @@ def init_prm(
     kernel = check_attention(attn)
     target = torch.device(device) if device is not None else default_device()
     folder = local_folder(str(backbone), allow_pickle=allow_pickle)
-    model, tokenizer = language_model(
-        folder, pick_dtype(dtype, target), kernel, allow_pickle, FAMILIES[family].uses_lm_head
-    )
+    model, tokenizer = language_model(folder, pick_dtype(dtype, target), kernel, allow_pickle, kind.uses_lm_head)
     _add_tokens(model, tokenizer, kind.new_tokens)
     laid_out = kind(tokenizer, settings=settings)
     body = model.base_model if kind.uses_lm_head else model
     head = _fresh_head(laid_out, model, seed)
     module = PrmModule(body, head.to(next(body.parameters()).dtype), laid_out).to(target).eval()
+    check_packing(module)
     card = Card(family, laid_out.chosen, aggregator=laid_out.aggregator)
     return Prm(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
 
