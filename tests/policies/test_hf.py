@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from prism_prm import PrismError
 from prism_prm.policies import Ask, Sampling, Written, node_key, write_steps
 from prism_prm.policies.choose import choose, noise
+from prism_prm.policies.decode import Decoder
 from prism_prm.policies.hf import HfPolicy, load_hf
 
 TEXTS = ["Let x be 1. ", "Compute 12 * 4 / 6.\n\nThen", "y", "so y = 2 and x = 2 + 1 - 0. Please reason"]
@@ -100,6 +102,25 @@ def test_batch_composition_changes_nothing(policy: HfPolicy) -> None:
     policy.token_budget = 40
     in_small_batches = policy.write(asks, SAMPLING)
     assert [w.text for w in together] == [w.text for w in in_small_batches]
+
+
+def test_a_batch_too_big_for_memory_is_halved(policy: HfPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = [Ask(text, node_key(0, text, [k]), 4) for k in range(3) for text in TEXTS]
+    expected = [one.text for one in policy.write(asks, SAMPLING)]
+    run, sizes, room = Decoder.run, [], [2]
+
+    def small(self: Decoder, contexts: Any, rows: Any, *more: Any, **options: Any) -> None:
+        sizes.append(len(rows))
+        if len(rows) > room[0]:
+            raise torch.OutOfMemoryError("out of memory")
+        run(self, contexts, rows, *more, **options)
+
+    monkeypatch.setattr(Decoder, "run", small)
+    assert [one.text for one in policy.write(asks, SAMPLING)] == expected
+    assert sizes[0] == 12
+    room[0] = 0
+    with pytest.raises(PrismError, match="out of memory with one solution alone"):
+        policy.write(asks, SAMPLING)
 
 
 def test_greedy_equals_generate(policy: HfPolicy) -> None:
