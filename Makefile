@@ -16,8 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)   ## the story so far, on your machine
-	$(BIN)/prism --help
+demo: $(READY)   ## the whole story in a small world, on your machine, in minutes
+	$(BIN)/prism demo
 
 test: $(READY)   ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -17,7 +17,7 @@ from prism_prm.world.oracle import judge, judge_step
 from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.policy import PolicySettings, make_model, right_step_share, train_policy
 from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
-from prism_prm.world.sampling import sample_next_steps, sample_solutions, sample_tokens
+from prism_prm.world.sampling import Chance, sample_next_steps, sample_solutions, sample_tokens
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS, STEP_END, make_tokenizer, prompt_of, solution_text
 
@@ -51,12 +51,11 @@ def test_training_reaches_its_target(world: World) -> None:
     problems = draw_problems(world.settings.pretraining, 400, np.random.default_rng(1))
     share = right_step_share(model, tokenizer, problems)
     assert share > world.settings.policy.target - 0.05
-    prefixes = [(p.text, p.solution()[:i]) for p in problems for i in range(len(p.operations) + 1)]
-    steps = sample_next_steps(model, tokenizer, prefixes, seed=3)
-    right = [
-        judge_step(Problem.parse(text, 5), prefix, step) == "right"
-        for (text, prefix), step in zip(prefixes, steps, strict=True)
-    ]
+    assert right_step_share(load_policy(world.backbone)[0], tokenizer, problems) > 0.92
+    written = sample_next_steps(model, tokenizer, [(p.text, p.solution()) for p in problems], copies=2)
+    right = [step == p.solution()[i] for p, some in zip(problems, written, strict=True) for i in (*range(len(some)),)
+             for step in some[i]]  # fmt: skip
+    assert len(right) == sum(2 * (len(p.operations) + 1) for p in problems)
     assert np.mean(right) == pytest.approx(share, abs=0.04)
 
 
@@ -64,9 +63,11 @@ def test_sampling_equals_the_model_fed_whole_sequences(world: World) -> None:
     """Greedy texts with key/values, padding and batches are those of the plain model, row by row."""
     model, tokenizer = load_policy(world.policy)
     problems = [p.text for p in draw_problems(world.settings.pretraining, 20, np.random.default_rng(2))]
-    sampled = sample_solutions(model, tokenizer, problems, temperature=0, batch=7)
+    sampled = sample_solutions(model, tokenizer, problems, copies=2, temperature=0, batch=14)
     end = tokenizer.convert_tokens_to_ids(tokenizer.eos_token)
-    for problem, (steps, ended) in zip(problems, sampled, strict=True):
+    for problem, (first, second) in zip(problems, sampled, strict=True):
+        assert first == second
+        steps, ended = first
         ids = tokenizer(prompt_of(problem))["input_ids"]
         start = len(ids)
         while (len(ids) < start + model.config.max_position_embeddings // 2 and ids[-1] != end) or len(ids) == start:
@@ -76,15 +77,38 @@ def test_sampling_equals_the_model_fed_whole_sequences(world: World) -> None:
         assert STEP_END.join(steps) == tokenizer.decode(ids[start:]).removesuffix(tokenizer.eos_token)
 
 
+def test_steps_sampled_inside_a_solution_are_those_of_its_prefix_alone(world: World) -> None:
+    """Greedy steps under every prefix equal those of the plain model fed that prefix and nothing after it."""
+    model, tokenizer = load_policy(world.policy)
+    problems = draw_problems(world.settings.pretraining, 10, np.random.default_rng(3))
+    found = sample_next_steps(
+        model, tokenizer, [(p.text, p.solution()) for p in problems], copies=2, temperature=0, batch=9
+    )
+    stops = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(STEP_END)}
+    for problem, some in zip(problems, found, strict=True):
+        assert len(some) == len(problem.operations) + 1
+        for position, (first, second) in enumerate(some):
+            prefix = "".join(f"{step}{STEP_END}" for step in problem.solution()[:position])
+            ids = tokenizer(prompt_of(problem.text) + prefix)["input_ids"]
+            start = len(ids)
+            while len(ids) == start or (len(ids) < start + 8 and ids[-1] not in stops):
+                with torch.no_grad():
+                    ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+            text = tokenizer.decode(ids[start:]).removesuffix(tokenizer.eos_token).removesuffix(STEP_END)
+            assert first == second == text
+
+
 def test_sampling_has_the_models_probabilities() -> None:
     tokenizer = make_tokenizer(5)
     model = make_model(PolicySettings(layers=1, hidden=16, heads=2, seed=4), tokenizer, 64).eval()
     prompt = tokenizer(prompt_of("3+1"))["input_ids"]
-    options = {"stop": [], "max_new_tokens": 1, "temperature": 2.0, "generator": torch.Generator().manual_seed(1)}
-    rows = sample_tokens(model, [prompt] * 20000, **options)
+    chance = Chance((), 1, 2.0, torch.Generator().manual_seed(1), never=(0, 1))
+    rows = sample_tokens(model, [prompt], 20000, chance)
     counts = np.bincount([row[0] for row in rows], minlength=len(tokenizer)) / len(rows)
     with torch.no_grad():
         expected = torch.softmax(model(torch.tensor([prompt])).logits[0, -1] / 2.0, -1).numpy()
+    expected[:2] = 0
+    expected /= expected.sum()
     assert np.abs(counts - expected).max() < 0.012
 
 
@@ -134,21 +158,21 @@ def test_the_far_part_is_another_policy_on_other_problems(world: World) -> None:
 
 
 def test_a_second_build_does_nothing_and_another_seed_is_another_world(world: World) -> None:
-    cache = world.policy.parent
+    cache = world.data.parent
     before = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
     assert build_world(world.settings, cache, far=True) == world
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == before
 
 
 def test_the_same_settings_make_the_same_policy() -> None:
-    settings = PolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.0, max_updates=10)
+    settings = PolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.0, backbone_target=0.0, max_updates=10)
     problems = ProblemSettings(5, "+-", 2, 3)
-    first, second = (train_policy(settings, problems, make_tokenizer(5)).state_dict() for _ in range(2))
+    first, second = (train_policy(settings, problems, make_tokenizer(5))[0].state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_prm_made_of_the_policy_reads_the_policys_prompt(world: World) -> None:
-    prm = init_prm(world.policy, settings=PRM_SETTINGS)
+def test_a_prm_made_of_the_backbone_reads_the_policys_prompt(world: World) -> None:
+    prm = init_prm(world.backbone, settings=PRM_SETTINGS)
     assert prm.tokenizer.decode(prm.family.prompt_ids("3+1")) == prompt_of("3+1")
     tree = next(iter_trees(world.trees("natural")))
     assert len(prm.score(tree.problem, tree.texts(tree.trunk))) == len(tree.trunk)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import compare, evaluate, export, margins, pairs, rerank, score, search, theory, train
+from prism_prm.cli import compare, demo, evaluate, export, margins, pairs, rerank, score, search, theory, train
 from prism_prm.errors import PrismError
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command(epilog=compare.EXAMPLES)(compare.compare)
 app.command(epilog=theory.EXAMPLES)(theory.theory)
 app.command(epilog=rerank.EXAMPLES)(rerank.rerank)
 app.command(epilog=search.EXAMPLES)(search.search)
+app.command(epilog=demo.EXAMPLES)(demo.demo)
 
 
 def main() -> None:

@@ -45,6 +45,8 @@ class World:
     settings: WorldSettings
     policy: Path
     """A causal language model with its tokenizer, as transformers saves it."""
+    backbone: Path
+    """The same, trained longer: what PRMs are made of."""
     data: Path
     far_policy: Path | None = None
     far_data: Path | None = None
@@ -72,13 +74,14 @@ class World:
 def build_world(settings: WorldSettings, cache: str | Path, *, far: bool = False, bars: Bars = no_bars) -> World:
     """Build what is not in `cache` yet."""
     cache = Path(cache)
-    policy = _policy(settings.policy, settings, 0, cache, bars)
+    models = _models(settings.policy, settings, 0, cache, bars)
+    policy, backbone = models / "policy", models / "backbone"
     data = _data(settings, settings.problems, policy, cache, bars, far=False)
     if not far:
-        return World(settings, policy, data)
-    far_policy = _policy(settings.far_policy, settings, 1, cache, bars)
+        return World(settings, policy, backbone, data)
+    far_policy = _models(settings.far_policy, settings, 1, cache, bars) / "policy"
     far_data = _data(settings, settings.far_problems, far_policy, cache, bars, far=True)
-    return World(settings, policy, data, far_policy, far_data)
+    return World(settings, policy, backbone, data, far_policy, far_data)
 
 
 def load_policy(folder: str | Path) -> tuple[Any, Any]:
@@ -88,25 +91,26 @@ def load_policy(folder: str | Path) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def _policy(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path, bars: Bars) -> Path:
-    """Train a policy; the world's seed and `stream` keep two policies of one world apart."""
+def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path, bars: Bars) -> Path:
+    """Train a policy and a backbone; the world's seed and `stream` keep two policies of one world apart."""
     policy = replace(policy, seed=1000 * settings.seed + 2 * policy.seed + stream)
-    folder = cache / f"policy-{content_key(policy, settings.pretraining)}"
+    folder = cache / f"models-{content_key(policy, settings.pretraining)}"
     if folder.exists():
         return folder
     tokenizer = make_tokenizer(settings.modulus)
     with bars("policy", policy.max_updates) as advance:
-        model = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
+        models = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
     with whole_folder(folder) as aside:
-        model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
+        for name, model in zip(("policy", "backbone"), models, strict=True):
+            model.save_pretrained(aside / name)
+            tokenizer.save_pretrained(aside / name)
         write_text(aside / "settings.json", json.dumps(dataclasses.asdict(policy), indent=2) + "\n")
     return folder
 
 
 def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: Path, bars: Bars, *, far: bool) -> Path:
     """Sample, judge and write all files of one problem range."""
-    folder = cache / f"{'far-' if far else ''}data-{content_key(settings, far, policy.name)}"
+    folder = cache / f"{'far-' if far else ''}data-{content_key(settings, far, policy.parent.name)}"
     if folder.exists():
         return folder
     model, tokenizer = load_policy(policy)
@@ -161,11 +165,13 @@ def _pool_lines(
     model: Any, tokenizer: Any, problems: Sequence[Problem], settings: WorldSettings, seed: int
 ) -> list[str]:
     """`pool_size` sampled solutions of every problem, one JSON record per problem."""
-    texts = [problem.text for problem in problems for _ in range(settings.pool_size)]
-    written = iter(sample_solutions(model, tokenizer, texts, temperature=settings.temperature, seed=seed))
+    written = sample_solutions(
+        model, tokenizer, [problem.text for problem in problems], copies=settings.pool_size,
+        temperature=settings.temperature, seed=seed,
+    )  # fmt: skip
     lines = []
-    for i, problem in enumerate(problems):
-        solutions = [{"steps": [step for step in next(written)[0] if step]} for _ in range(settings.pool_size)]
+    for i, (problem, some) in enumerate(zip(problems, written, strict=True)):
+        solutions = [{"steps": [step for step in steps if step]} for steps, _ in some]
         record = {"problem": problem.text, "answer": problem.answer, "name": f"world-{i}", "solutions": solutions}
         lines.append(json.dumps(record))
     return lines

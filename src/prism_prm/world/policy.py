@@ -1,11 +1,12 @@
 """A tiny Qwen2 policy, trained from scratch on right solutions with ordinary causal language modelling.
 
-Training stops as soon as the policy takes a stated share of steps right: by then it has learned the form of a solution,
-and not yet all of the arithmetic, so its errors are natural ones.
+The policy is taken as soon as a stated share of its steps is right: by then it has learned the form of a solution, and
+not yet all of the arithmetic, so its errors are natural ones. Training goes on for the backbone that PRMs start from.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,9 @@ class PolicySettings:
     hidden: int = 64
     heads: int = 4
     target: float = 0.8
-    """Stop when this share of steps, sampled at temperature 1 under right prefixes, is right."""
+    """The policy is taken when this share of steps, sampled at temperature 1 under right prefixes, is right."""
+    backbone_target: float = 0.97
+    """Training goes on to this share for the backbone of PRMs: a judge that knows more than the policy it judges."""
     max_updates: int = 1000
     """A policy that has not got there by then is an error."""
     batch: int = 64
@@ -101,8 +104,8 @@ def train_policy(
     tokenizer: Any,
     *,
     advance: Callable[[int], None] = lambda _: None,
-) -> Any:
-    """A trained policy; `advance` is told of every update."""
+) -> tuple[Any, Any]:
+    """(policy, backbone): the same training, stopped earlier and later; `advance` is told of every update."""
     rng = np.random.default_rng([settings.seed, 1])
     held_out = [draw_problem(problems, rng) for _ in range(200)]
     longest = 5 * problems.max_operations + 11
@@ -112,6 +115,8 @@ def train_policy(
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / settings.warmup))
     share = 0.0
+    taken: list[Any] = []
+    targets = (settings.target, max(settings.target, settings.backbone_target))
     for update in range(1, settings.max_updates + 1):
         batch = [draw_problem(problems, rng) for _ in range(settings.batch)]
         ids_BS, mask_BS, labels_BS = training_batch(batch, tokenizer)
@@ -123,12 +128,14 @@ def train_policy(
         advance(1)
         if update % CHECK_EVERY == 0:
             share = right_step_share(model, tokenizer, held_out)
-            if share >= settings.target:
-                _start_separator(model, tokenizer)
-                return model.eval()
+            while len(taken) < 2 and share >= targets[len(taken)]:
+                taken.append(copy.deepcopy(model).eval())
+                _start_separator(taken[-1], tokenizer)
+            if len(taken) == 2:
+                return taken[0], taken[1]
     raise ModelError(
         f"The policy takes {share:.0%} of the steps right after {settings.max_updates} updates, not the "
-        f"{settings.target:.0%} asked for. Raise max_updates, lower target, or make the problems easier."
+        f"{targets[len(taken)]:.0%} asked for. Raise max_updates, lower the target, or make the problems easier."
     )
 
 

@@ -1,8 +1,9 @@
-"""Sample whole solutions or single next steps from a policy, many prefixes at a time, keeping key/values."""
+"""Sample whole solutions, or single steps under every prefix of a solution, reading each text only once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,99 +14,166 @@ from prism_prm.world.tokens import STEP_END, prompt_of
 # Shapes: B rows of a batch, S tokens of a row, V tokens of the vocabulary.
 
 
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """How tokens are drawn."""
+
+    stop: Sequence[int]
+    """A row ends with the first of these."""
+    max_new_tokens: int
+    temperature: float
+    """0 takes the likeliest token."""
+    generator: torch.Generator
+    never: Sequence[int] = ()
+    """Tokens that are not drawn."""
+
+    def draw(self, logits_BV: torch.Tensor) -> torch.Tensor:
+        """One token per row."""
+        if self.never:
+            logits_BV = logits_BV.index_fill(1, torch.tensor(list(self.never)), -torch.inf)
+        if self.temperature == 0:
+            return logits_BV.argmax(-1)
+        probabilities_BV = torch.softmax(logits_BV.float() / self.temperature, -1)
+        return torch.multinomial(probabilities_BV, 1, generator=self.generator)[:, 0]
+
+
 @torch.inference_mode()
-def sample_tokens(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    *,
-    stop: Sequence[int],
-    max_new_tokens: int,
-    temperature: float,
-    generator: torch.Generator,
-) -> list[list[int]]:
-    """Continue every prompt up to and including a token in `stop`, or for `max_new_tokens`; temperature 0 is greedy."""
-    width = max(map(len, prompts))
-    pad = model.config.pad_token_id
-    ids_BS = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    mask_BS = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    position_B = mask_BS.sum(1)
-    positions_BS = (mask_BS.cumsum(1) - 1).clamp(min=0)
+def sample_tokens(model: Any, prompts: Sequence[Sequence[int]], copies: int, chance: Chance) -> list[list[int]]:
+    """Continue every prompt `copies` times, side by side; a prompt is read once."""
+    ends = [[len(prompt)] for prompt in prompts]
+    return [row for (rows,) in sample_inside(model, prompts, ends, copies, chance) for row in rows]
+
+
+@torch.inference_mode()
+def sample_inside(
+    model: Any, texts: Sequence[Sequence[int]], ends: Sequence[Sequence[int]], copies: int, chance: Chance
+) -> list[list[list[list[int]]]]:
+    """For every text and every one of its `ends`, `copies` continuations of the text up to there.
+
+    A text is read once. As long as a row draws what stands in the text anyway, the next probabilities are known
+    already; only rows that leave the text go on by themselves, with its key/values up to where they left it.
+    """
+    width = max(map(len, texts)) + 1
+    ids_BS = torch.tensor([[*text, *[model.config.pad_token_id] * (width - len(text))] for text in texts])
     cache = DynamicCache(config=model.config)
-    stop_ids = torch.tensor(list(stop))
-    running_B = torch.ones(len(prompts), dtype=torch.bool)
-    written: list[torch.Tensor] = []
-    for _ in range(max_new_tokens):
-        logits_BV = model(
-            input_ids=ids_BS, attention_mask=mask_BS, position_ids=positions_BS, past_key_values=cache, logits_to_keep=1
-        ).logits[:, -1]
-        next_B = _draw(logits_BV, temperature, generator).masked_fill(~running_B, pad)
-        written.append(next_B)
-        running_B &= ~torch.isin(next_B, stop_ids)
-        if not running_B.any():
+    logits_BSV = model(input_ids=ids_BS, past_key_values=cache).logits
+    lengths_B = torch.tensor([len(text) for text in texts])
+    owner_R = torch.tensor([i for i, some in enumerate(ends) for _ in some]).repeat_interleave(copies)
+    start_R = torch.tensor([end for some in ends for end in some]).repeat_interleave(copies)
+    written: list[list[int]] = [[] for _ in owner_R]
+    left: list[int] = []
+    """Rows that wrote something else than their text, and have not stopped."""
+    follow_R = torch.arange(len(owner_R))
+    for drawn in range(chance.max_new_tokens):
+        at_R = start_R[follow_R] + drawn
+        next_R = chance.draw(logits_BSV[owner_R[follow_R], at_R - 1])
+        same_R = (next_R == ids_BS[owner_R[follow_R], at_R]) & (at_R < lengths_B[owner_R[follow_R]])
+        ended_R = torch.isin(next_R, torch.tensor(list(chance.stop)))
+        for row, token in zip(follow_R.tolist(), next_R.tolist(), strict=True):
+            written[row].append(token)
+        left += follow_R[~same_R & ~ended_R].tolist()
+        follow_R = follow_R[same_R & ~ended_R]
+        if not len(follow_R):
             break
-        ids_BS, positions_BS = next_B[:, None], position_B[:, None]
-        position_B = position_B + 1
+    if left:
+        _go_on(model, cache, owner_R[left], start_R[left], [written[row] for row in left], chance)
+    found = iter(written)
+    return [[[next(found) for _ in range(copies)] for _ in some] for some in ends]
+
+
+def _go_on(
+    model: Any, cache: Any, owner_B: torch.Tensor, start_B: torch.Tensor, written: list[list[int]], chance: Chance
+) -> None:
+    """Continue rows whose last token is not in the cache yet, adding to `written`; what does not count is masked."""
+    cache.batch_select_indices(owner_B)
+    # The last token written is the first that the text does not have.
+    position_B = start_B + torch.tensor([len(row) - 1 for row in written])
+    mask_BS = (torch.arange(cache.get_seq_length()) < position_B[:, None]).long()
+    next_B = torch.tensor([row[-1] for row in written])
+    stop = torch.tensor(list(chance.stop))
+    running_B = torch.tensor([len(row) < chance.max_new_tokens for row in written])
+    while running_B.any():
         mask_BS = torch.cat([mask_BS, torch.ones_like(next_B)[:, None]], dim=1)
-    rows = torch.stack(written, dim=1).tolist()
-    return [_until_stop(row, set(stop)) for row in rows]
+        logits_BV = model(
+            input_ids=next_B[:, None], attention_mask=mask_BS, position_ids=position_B[:, None], past_key_values=cache
+        ).logits[:, -1]
+        position_B = position_B + 1
+        next_B = chance.draw(logits_BV)
+        for row in running_B.nonzero()[:, 0].tolist():
+            written[row].append(int(next_B[row]))
+        full_B = torch.tensor([len(row) >= chance.max_new_tokens for row in written])
+        running_B &= ~torch.isin(next_B, stop) & ~full_B
 
 
-def _draw(logits_BV: torch.Tensor, temperature: float, generator: torch.Generator) -> torch.Tensor:
-    if temperature == 0:
-        return logits_BV.argmax(-1)
-    return torch.multinomial(torch.softmax(logits_BV.float() / temperature, -1), 1, generator=generator)[:, 0]
+def _portions(lengths: Sequence[int], rows: Sequence[int], batch: int) -> Iterator[list[int]]:
+    """Indices of texts, sorted by length so that little is padding, in portions of about `batch` rows."""
+    portion: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        portion.append(i)
+        if sum(rows[j] for j in portion) >= batch:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
 
 
-def _until_stop(row: list[int], stop: set[int]) -> list[int]:
-    for i, token in enumerate(row):
-        if token in stop:
-            return row[: i + 1]
-    return row
-
-
-def _batches(model: Any, tokenizer: Any, texts: Sequence[str], *, batch: int, **options: Any) -> list[str]:
-    """The continuations of texts, longest together so that little is padding, in the order asked."""
-    prompts: list[list[int]] = tokenizer(list(texts))["input_ids"]
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    found: list[str] = [""] * len(prompts)
-    for first in range(0, len(order), batch):
-        chosen = order[first : first + batch]
-        rows = sample_tokens(model, [prompts[i] for i in chosen], **options)
-        for i, text in zip(chosen, tokenizer.batch_decode(rows), strict=True):
-            found[i] = text
-    return found
+def _chance(tokenizer: Any, stop: Sequence[int], max_new_tokens: int, temperature: float, seed: int) -> Chance:
+    # Control tokens have no text of their own, so a step that holds one could not be read again.
+    never = [token for token in tokenizer.all_special_ids if token not in stop]
+    return Chance(stop, max_new_tokens, temperature, torch.Generator().manual_seed(seed), never)
 
 
 def sample_solutions(
-    model: Any, tokenizer: Any, problems: Sequence[str], *, temperature: float = 1.0, seed: int = 0, batch: int = 2048
-) -> list[tuple[list[str], bool]]:
-    """One solution per problem text: its steps, and whether it ended by itself within the model's context."""
-    prompts = [prompt_of(problem) for problem in problems]
-    limit = model.config.max_position_embeddings // 2
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[str],
+    *,
+    copies: int = 1,
+    temperature: float = 1.0,
+    seed: int = 0,
+    batch: int = 2048,
+) -> list[list[tuple[list[str], bool]]]:
+    """`copies` solutions per problem text: each its steps, and whether it ended by itself within the context."""
     end = tokenizer.eos_token
-    texts = _batches(
-        model, tokenizer, prompts, batch=batch, stop=[tokenizer.eos_token_id], max_new_tokens=limit,
-        temperature=temperature, generator=torch.Generator().manual_seed(seed),
-    )  # fmt: skip
-    return [(text.removesuffix(end).split(STEP_END), text.endswith(end)) for text in texts]
+    chance = _chance(tokenizer, [tokenizer.eos_token_id], model.config.max_position_embeddings // 2, temperature, seed)
+    prompts: list[list[int]] = tokenizer([prompt_of(problem) for problem in problems])["input_ids"]
+    found: list[list[tuple[list[str], bool]]] = [[]] * len(prompts)
+    for portion in _portions([len(prompt) for prompt in prompts], [copies] * len(prompts), batch):
+        texts = tokenizer.batch_decode(sample_tokens(model, [prompts[i] for i in portion], copies, chance))
+        solutions = [(text.removesuffix(end).split(STEP_END), text.endswith(end)) for text in texts]
+        for at, i in enumerate(portion):
+            found[i] = solutions[at * copies : (at + 1) * copies]
+    return found
 
 
 def sample_next_steps(
     model: Any,
     tokenizer: Any,
-    prefixes: Sequence[tuple[str, Sequence[str]]],
+    solutions: Sequence[tuple[str, Sequence[str]]],
     *,
+    copies: int = 1,
     temperature: float = 1.0,
     seed: int = 0,
     max_step_tokens: int = 8,
     batch: int = 4096,
-) -> list[str]:
-    """One next step per (problem text, steps so far)."""
-    end = tokenizer.eos_token
-    texts = _batches(
-        model, tokenizer,
-        [prompt_of(problem) + "".join(f"{step}{STEP_END}" for step in steps) for problem, steps in prefixes],
-        batch=batch, stop=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(STEP_END)],
-        max_new_tokens=max_step_tokens, temperature=temperature, generator=torch.Generator().manual_seed(seed),
-    )  # fmt: skip
-    return [text.removesuffix(end).removesuffix(STEP_END) for text in texts]
+) -> list[list[list[str]]]:
+    """For each (problem text, steps) and each position in the steps, `copies` other steps under the steps before it."""
+    step_end = tokenizer.convert_tokens_to_ids(STEP_END)
+    chance = _chance(tokenizer, [tokenizer.eos_token_id, step_end], max_step_tokens, temperature, seed)
+    prompts: list[list[int]] = tokenizer([prompt_of(problem) for problem, _ in solutions])["input_ids"]
+    bodies: list[list[int]] = tokenizer([STEP_END.join(steps) for _, steps in solutions])["input_ids"]
+    texts = [[*prompt, *body] for prompt, body in zip(prompts, bodies, strict=True)]
+    ends = [
+        [len(prompt), *(len(prompt) + i + 1 for i, token in enumerate(body) if token == step_end)]
+        for prompt, body in zip(prompts, bodies, strict=True)
+    ]
+    found: list[list[list[str]]] = [[]] * len(texts)
+    for portion in _portions([len(text) for text in texts], [copies * len(some) for some in ends], batch):
+        rows = sample_inside(model, [texts[i] for i in portion], [ends[i] for i in portion], copies, chance)
+        for i, of_text in zip(portion, rows, strict=True):
+            found[i] = [[_step(text, tokenizer) for text in tokenizer.batch_decode(some)] for some in of_text]
+    return found
+
+
+def _step(text: str, tokenizer: Any) -> str:
+    return text.removesuffix(tokenizer.eos_token).removesuffix(STEP_END)

@@ -12,7 +12,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.world.policy import PolicySettings
 from prism_prm.world.problems import ProblemSettings
 
-FORMAT = 1
+FORMAT = 6
 """Raised when the same settings would make another world, so that old caches are not taken for new ones."""
 
 
@@ -22,31 +22,31 @@ class WorldSettings:
 
     seed: int = 0
     """Other seeds are other problems, policies and samples."""
-    pretraining: ProblemSettings = field(default_factory=lambda: ProblemSettings(13, "+-*", 3, 8))
+    pretraining: ProblemSettings = field(default_factory=lambda: ProblemSettings(7, "+-", 2, 5))
     """What both policies learned from; wider than what PRMs are trained on, as with a pretrained language model."""
-    problems: ProblemSettings = field(default_factory=lambda: ProblemSettings(13, "+-*", 4, 6))
+    problems: ProblemSettings = field(default_factory=lambda: ProblemSettings(7, "+-", 3, 4))
     """What PRMs are trained on and tested with."""
-    far_problems: ProblemSettings = field(default_factory=lambda: ProblemSettings(13, "+-*", 7, 8))
+    far_problems: ProblemSettings = field(default_factory=lambda: ProblemSettings(7, "+-", 5, 5))
     """Out of distribution: longer than any problem a PRM was trained on."""
-    policy: PolicySettings = field(default_factory=PolicySettings)
+    policy: PolicySettings = field(default_factory=lambda: PolicySettings(layers=3, hidden=48, heads=4, batch=48))
     far_policy: PolicySettings = field(
-        default_factory=lambda: PolicySettings(layers=2, hidden=48, heads=3, batch=96, target=0.7, max_updates=2000)
+        default_factory=lambda: PolicySettings(layers=2, hidden=32, heads=2, batch=64, target=0.7, backbone_target=0.0)
     )
     """Out of distribution: another size, other data and another stage of training, so other errors."""
     temperature: float = 1.0
     base_trees: int = 6000
-    base_candidates: int = 1
-    """The base PRM's labels: many problems, one sample under each prefix, so mostly right steps."""
+    base_candidates: int = 3
+    """The base PRM's labels: many problems, a few samples under each prefix, so mostly right steps."""
     passing_errors: float = 0.4
     """Share of wrong steps that the base PRM's labels call right, as automatic annotation does."""
-    pair_trees: int = 2000
+    pair_trees: int = 2500
     pair_candidates: int = 4
     """Clean labels with alternatives: fewer problems, several samples under each prefix, as PRM800K has. Training
     splits its own validation problems off."""
-    test_trees: int = 500
+    test_trees: int = 400
     """Problems of every test set: natural errors, and each class of perturbed ones."""
-    pool_problems: int = 300
-    pool_size: int = 64
+    pool_problems: int = 150
+    pool_size: int = 32
     """Problems and sampled solutions of each for Best-of-N."""
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ _QUICK = WorldSettings(
     problems=ProblemSettings(5, "+-", 2, 3),
     far_problems=ProblemSettings(5, "+-", 4, 4),
     policy=PolicySettings(layers=2, hidden=32, heads=2, batch=32),
-    far_policy=PolicySettings(layers=2, hidden=24, heads=2, batch=32, target=0.6),
-    base_trees=300,
+    far_policy=PolicySettings(layers=2, hidden=24, heads=2, batch=32, target=0.6, backbone_target=0.0),
+    base_trees=600,
     pair_trees=150,
     test_trees=60,
     pool_problems=40,

@@ -57,22 +57,11 @@ def sample_trees(
     name: str = "natural",
 ) -> list[StepTree]:
     """One tree per problem, with `candidates` samples of the policy under every prefix; equal texts count once."""
-    prefixes = [
-        (problem.text, solution[:position])
-        for problem in problems
-        for solution in [problem.solution()]
-        for position in range(len(solution))
-        for _ in range(candidates)
-    ]
-    written = iter(sample_next_steps(model, tokenizer, prefixes, temperature=temperature, seed=seed))
+    solutions = [(problem.text, problem.solution()) for problem in problems]
+    written = sample_next_steps(model, tokenizer, solutions, copies=candidates, temperature=temperature, seed=seed)
     return [
-        grow(
-            problem,
-            [[next(written) for _ in range(candidates)] for _ in range(len(problem.operations) + 1)],
-            tree_id=i,
-            name=f"{name}-{i}",
-        )
-        for i, problem in enumerate(problems)
+        grow(problem, some, tree_id=i, name=f"{name}-{i}")
+        for i, (problem, some) in enumerate(zip(problems, written, strict=True))
     ]
 
 

@@ -1,0 +1,126 @@
+"""The arms of the comparison: what each trains on the same base PRM, as ordinary recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PAPER_BINS = [[0.5, 1.0], [0.3, 0.5], [0.2, 0.3], [0.1, 0.2]]
+ALL_BINS = [[-0.999, 1.0]]
+"""Every pair, in one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long and how fast the arms train; the same for all of them."""
+
+    lr: float
+    epochs: int
+    pairs_per_update: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to train on from the base PRM."""
+
+    title: str
+    about: str
+    objective: dict[str, Any]
+    bins: list[list[float]]
+    curriculum: str = "none"
+    lookahead: str | int = "all"
+    lookahead_ratio: float | None = None
+    trees: str = "annotated"
+    """Which trees of the world it trains on."""
+    full: bool = False
+    """Only with `--full`."""
+
+    def recipe(self, trees: Path, base: Path, budget: Budget, seed: int) -> dict[str, Any]:
+        """The arm as a recipe of `prism train`."""
+        mixed = {} if self.lookahead_ratio is None else {"lookahead_ratio": self.lookahead_ratio}
+        return {
+            "seed": seed,
+            "report_to": [],
+            "data": {
+                "inputs": [str(trees)],
+                "split": {"train": 0.9, "validation": 0.1},
+                "pairs": {"lookahead": self.lookahead, "audit": "off"},
+            },
+            "base": {"prm": str(base)},
+            "objective": self.objective,
+            "curriculum": {"mode": self.curriculum, "bins": self.bins},
+            "train": training(budget.lr, budget.epochs, budget.pairs_per_update),
+            **mixed,
+        }
+
+
+def training(lr: float, epochs: int, per_update: int) -> dict[str, Any]:
+    """Section [train] of every recipe here."""
+    return {
+        "lr": lr,
+        "epochs": epochs,
+        "pairs_per_update": per_update,
+        "max_pairs_per_tree_per_update": 8,
+        "warmup": 0.05,
+        "microbatch_tokens": 16384,
+        "checkpoint_every": 200,
+    }
+
+
+def base_recipe(trees: Path, start: Path, budget: Budget, seed: int) -> dict[str, Any]:
+    """The base PRM: pointwise on all labels of many problems, lenient as they are."""
+    return {
+        "seed": seed,
+        "report_to": [],
+        "data": {
+            "inputs": [str(trees)],
+            "split": {"train": 0.9, "validation": 0.1},
+            "pairs": {"lookahead": "none"},
+        },
+        "base": {"prm": str(start)},
+        "objective": {"name": "bce", "on": "labels"},
+        "curriculum": {"mode": "none"},
+        "train": training(budget.lr, budget.epochs, budget.pairs_per_update),
+        "validation": {"criterion": "auroc"},
+    }
+
+
+_SC = {"name": "sc"}
+_SC_LOG_ODDS = {"name": "sc", "space": "log-odds"}
+_HYBRID = {"name": "hybrid", "space": "log-odds", "anchor_weight": 1.0}
+_RATIO = 1.0
+
+ARMS: dict[str, Arm] = {
+    "pointwise": Arm(
+        "pointwise", "cross-entropy on the steps of the same pairs as PRISM", {"name": "bce"}, ALL_BINS,
+        lookahead_ratio=_RATIO,
+    ),
+    "prism": Arm(
+        "PRISM", "step-contrastive loss on log-odds plus cross-entropy, one lookahead pair per annotated pair",
+        _HYBRID, ALL_BINS, lookahead_ratio=_RATIO,
+    ),
+    "paper": Arm(
+        "PRISM, the paper's recipe", "step-contrastive loss on probabilities, all lookahead pairs, four rounds from "
+        "easy to hard", _SC, PAPER_BINS, "bins",
+    ),
+    "continued": Arm(
+        "continued", "cross-entropy on the base PRM's own lenient labels: does more training alone help?",
+        {"name": "bce", "on": "labels"}, ALL_BINS, lookahead="none", trees="base", full=True,
+    ),
+    "pairs": Arm(
+        "pairs only", "step-contrastive loss on probabilities, annotated pairs, no lookahead, no curriculum", _SC,
+        ALL_BINS, lookahead="none", full=True,
+    ),
+    "lookahead": Arm(
+        "pairs + lookahead", "the same with lookahead pairs mixed in", _SC, ALL_BINS, lookahead_ratio=_RATIO, full=True,
+    ),
+    "curriculum": Arm(
+        "pairs + lookahead + curriculum", "the same in four rounds from easy to hard", _SC, PAPER_BINS, "bins",
+        lookahead_ratio=_RATIO, full=True,
+    ),
+    "log-odds": Arm(
+        "log-odds", "PRISM without the cross-entropy", _SC_LOG_ODDS, ALL_BINS, lookahead_ratio=_RATIO, full=True,
+    ),
+}  # fmt: skip
+"""Every arm by name."""

@@ -1,0 +1,112 @@
+"""What was found over all seeds, and the closing table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prism_prm.demo.arms import ARMS
+from prism_prm.demo.measure import (
+    AGGREGATORS,
+    StepNumbers,
+    at_n,
+    find_curve,
+    grade,
+    measure_pool,
+    measure_steps,
+    over_seeds,
+)
+from prism_prm.demo.stages import BASE, SeedResult
+from prism_prm.report import percent
+from prism_prm.rerank.curves import Curve
+from prism_prm.rerank.grading import GradedPool
+from prism_prm.statistics import Interval
+
+HOW = AGGREGATORS[0]
+"""The aggregator that figures and the summary use."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Numbers of all seeds, in the order of the seeds."""
+
+    results: Sequence[SeedResult]
+    steps: Sequence[dict[str, StepNumbers]]
+    curves: Sequence[list[Curve]]
+    far_steps: Sequence[dict[str, StepNumbers]]
+    far_curves: Sequence[list[Curve]]
+    graded: Sequence[GradedPool]
+
+    @property
+    def prms(self) -> list[str]:
+        return list(self.results[0].scored)
+
+    def of_steps(self, prm: str, get: Callable[[StepNumbers], float], *, far: bool = False) -> list[float]:
+        """One value per seed."""
+        return [get(seed[prm]) for seed in (self.far_steps if far else self.steps)]
+
+    def of_class(self, prm: str, group: str) -> list[float]:
+        """One FPR at the matched TPR per seed, on one test set."""
+        return self.of_steps(prm, lambda numbers: numbers.fpr_at_tpr[group])
+
+    def of_pool(self, method: str, prm: str, n: int, *, far: bool = False) -> list[float]:
+        """One accuracy per seed."""
+        how = HOW if prm else ""
+        return [at_n(find_curve(curves, method, prm, how), n) for curves in (self.far_curves if far else self.curves)]
+
+    @property
+    def ns(self) -> tuple[int, ...]:
+        return self.curves[0][0].ns
+
+
+def find(results: Sequence[SeedResult]) -> Findings:
+    """Measure everything."""
+    far = results[0].world.far_data is not None
+    steps = [{name: measure_steps(s.steps) for name, s in result.scored.items()} for result in results]
+    far_steps = [
+        {name: measure_steps(s.far_steps) for name, s in result.scored.items() if s.far_steps is not None}
+        for result in (results if far else ())
+    ]
+    graded = [grade(result) for result in results]
+    curves = [measure_pool(result, pool) for result, pool in zip(results, graded, strict=True)]
+    far_curves = [measure_pool(result, grade(result, far=True), far=True) for result in results] if far else []
+    return Findings(results, steps, curves, far_steps, far_curves, graded)
+
+
+def title_of(prm: str) -> str:
+    """How a PRM is called in tables."""
+    return "base PRM" if prm == BASE else ARMS[prm].title
+
+
+def cell(found: Interval, show: Callable[..., str] = percent) -> str:
+    """A mean over seeds, with its interval where there are several."""
+    return show(found.value, found.low, found.high)
+
+
+SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
+    "AUROC": lambda s: s.auroc,
+    "FPR at 0.5": lambda s: s.fpr,
+    "FNR at 0.5": lambda s: s.fnr,
+    "FPR at TPR 90": lambda s: s.natural,
+    "perturbed: FPR at TPR 90": lambda s: s.perturbed,
+}
+"""Columns of the summary that are about steps."""
+
+
+def summary(found: Findings, *, far: bool = False) -> tuple[list[str], list[list[str]]]:
+    """The closing table: headers and rows."""
+    n_few, n_many = reference_ns(found)
+    headers = ["PRM", *SUMMARY, f"Best-of-{n_few}", f"Best-of-{n_many}", f"weighted vote {n_many}"]
+    rows = []
+    for prm in found.prms:
+        cells = [cell(over_seeds(found.of_steps(prm, get, far=far))) for get in SUMMARY.values()]
+        for method, n in (("best-of-n", n_few), ("best-of-n", n_many), ("weighted", n_many)):
+            cells.append(cell(over_seeds(found.of_pool(method, prm, n, far=far))))
+        rows.append([title_of(prm), *cells])
+    return headers, rows
+
+
+def reference_ns(found: Findings) -> tuple[int, int]:
+    """The two n that are compared: 4 and 16, or what the pool has."""
+    many = max(n for n in found.ns if n <= 16)
+    return max(n for n in found.ns if n <= max(1, many // 4)), many

@@ -1,0 +1,111 @@
+"""From scores to the numbers of the report: one row of values per seed, PRM and test set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prism_prm.demo.stages import NATURAL, SeedResult
+from prism_prm.evaluation.measure import Measurer
+from prism_prm.evaluation.steps import Steps
+from prism_prm.metrics.ranking import threshold_for_tpr
+from prism_prm.pools import read_pool
+from prism_prm.rerank.curves import Curve, compute_curves
+from prism_prm.rerank.grading import GradedPool, grade_pool
+from prism_prm.statistics import Interval
+from prism_prm.tasks import MathGrader
+from prism_prm.world.perturb import PERTURBATIONS
+
+TPR = 0.9
+AGGREGATORS = ("min", "product")
+NUM_DRAWS = 200
+"""Draws per problem for the votes."""
+
+_T_95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t for a 95 % interval, by degrees of freedom; 1.96 beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What one PRM does on one set of test trees."""
+
+    auroc: float
+    fpr: float
+    fnr: float
+    """Both on natural errors at threshold 0.5."""
+    fpr_at_tpr: dict[str, float]
+    """By test set: the share of wrong steps above the threshold that keeps 90 % of the right ones."""
+
+    @property
+    def natural(self) -> float:
+        return self.fpr_at_tpr[NATURAL]
+
+    @property
+    def perturbed(self) -> float:
+        """The mean over the classes of perturbed errors."""
+        return float(np.mean([self.fpr_at_tpr[kind] for kind in PERTURBATIONS]))
+
+
+def measure_steps(steps: Steps) -> StepNumbers:
+    """All numbers of one PRM; the threshold for the matched TPR is that of the natural test set's right steps."""
+    natural = steps.only_groups([NATURAL])
+    ranked = Measurer(natural, 0.5, num_draws=1).rankings(names=("auroc",))
+    rates = Measurer(natural, 0.5, num_draws=1).rates()
+    threshold = threshold_for_tpr(natural.right, natural.probability, TPR)
+    by_group = Measurer(steps, threshold, num_draws=1).by_group()
+    return StepNumbers(
+        ranked["auroc"].value,
+        rates["fpr"].value,
+        rates["fnr"].value,
+        {group: table["fpr"].value for group, table in by_group.items()},
+    )
+
+
+def measure_pool(result: SeedResult, graded: GradedPool, *, far: bool = False) -> list[Curve]:
+    """Best-of-N and votes of every PRM, on the same draws."""
+    scores = {name: (scored.far_pool if far else scored.pool) or () for name, scored in result.scored.items()}
+    return compute_curves(graded, scores, aggregators=AGGREGATORS, num_draws=NUM_DRAWS, seed=result.seed)
+
+
+def grade(result: SeedResult, *, far: bool = False) -> GradedPool:
+    """The pool's answers, found and judged as in any task."""
+    with MathGrader(methods=("####", "last number")) as grader:
+        return grade_pool(read_pool(result.world.pool(far=far)), grader)
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """The mean of one value per seed, with Student's 95 % interval; no interval from a single seed."""
+    array = np.asarray(values, np.float64)
+    count = len(array)
+    if count < 2:
+        return Interval(float(array.mean()), math.nan, math.nan, count)
+    t = _T_95[count - 1] if count <= len(_T_95) else 1.96
+    half = t * float(array.std(ddof=1)) / math.sqrt(count)
+    return Interval(float(array.mean()), float(array.mean()) - half, float(array.mean()) + half, count)
+
+
+def differences(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """A minus B, paired by seed."""
+    return over_seeds([x - y for x, y in zip(a, b, strict=True)])
+
+
+def find_curve(curves: Sequence[Curve], method: str, prm: str = "", aggregator: str = "") -> Curve:
+    """One of the curves of a pool."""
+    return next(c for c in curves if (c.method, c.prm, c.aggregator) == (method, prm, aggregator))
+
+
+def at_n(curve: Curve, n: int) -> float:
+    """The accuracy at one n."""
+    return curve.points[curve.ns.index(n)].value
+
+
+def plain(numbers: Mapping[str, StepNumbers]) -> dict[str, Any]:
+    """For metrics.json."""
+    return {
+        name: {"auroc": x.auroc, "fpr": x.fpr, "fnr": x.fnr, "fpr_at_tpr_90": x.fpr_at_tpr}
+        for name, x in numbers.items()
+    }

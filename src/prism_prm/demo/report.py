@@ -1,0 +1,229 @@
+"""The demo's report: what was trained, what it did to false positives, and what that did to Best-of-N."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from prism_prm.demo.arms import ARMS
+from prism_prm.demo.findings import HOW, SUMMARY, Findings, cell, reference_ns, summary, title_of
+from prism_prm.demo.measure import at_n, differences, find_curve, over_seeds, plain
+from prism_prm.demo.stages import BASE, NATURAL
+from prism_prm.demo.theory import predicted_best_of_n
+from prism_prm.report import Report, looks, number, percent, percent_axes, signed_percent
+from prism_prm.rerank.curves import Curve
+from prism_prm.world.oracle import VERDICTS
+from prism_prm.world.perturb import PERTURBATIONS
+
+
+def make_report(found: Findings, command: str) -> Report:
+    """The page and its metrics."""
+    seeds = len(found.results)
+    report = Report("PRISM in the embedded world", subtitle=f"{command}: {seeds} seed{'s' if seeds > 1 else ''}")
+    _introduce(found, report)
+    headers, rows = summary(found)
+    report.table(headers, rows, caption="Summary (%), in distribution")
+    _compare(found, report)
+    _imbalance(found, report)
+    _distributions(found, report)
+    _classes(found, report)
+    _rounds(found, report)
+    _best_of_n(found, report, far=False)
+    _theory(found, report)
+    if found.far_steps:
+        report.text("## Out of distribution\nLonger problems, solved by another policy with other errors.")
+        headers, rows = summary(found, far=True)
+        report.table(headers, rows, caption="Summary (%), out of distribution")
+        _best_of_n(found, report, far=True)
+    report.metrics = _metrics(found)
+    return report
+
+
+def _introduce(found: Findings, report: Report) -> None:
+    settings = found.results[0].world.settings
+    arms = "\n".join(f"- **{ARMS[name].title}**: {ARMS[name].about}" for name in found.prms if name != BASE)
+    several = "Values are means over seeds with Student's 95 % interval; differences are paired by seed."
+    report.text(f"""
+A tiny policy ({settings.policy.layers} layers of width {settings.policy.hidden}) was trained from scratch on chains of
+arithmetic modulo {settings.modulus}, until {percent(settings.policy.target, digits=0)} % of its steps were right. The
+**base PRM** was trained on {number(settings.base_trees)} problems whose labels let
+{percent(settings.passing_errors, digits=0)} % of the wrong steps pass. Everything else starts from it, with exact
+labels on {number(settings.pair_trees)} other problems and the same number of pairs per update:
+
+{arms}
+
+FPR is the share of wrong steps that are judged right, FNR that of right steps judged wrong. "At TPR 90" means at the
+threshold that keeps 90 % of the right steps. {several if len(found.results) > 1 else "One seed: no interval."}
+""")
+
+
+def _compare(found: Findings, report: Report) -> None:
+    """Each arm against the base, and against the arm before it, paired."""
+    n_few, n_many = reference_ns(found)
+    compared = ("FPR at TPR 90", "perturbed: FPR at TPR 90", "FNR at 0.5")
+    rows = []
+    pairs = [(prm, BASE) for prm in found.prms[1:]]
+    pairs += [(prm, "pointwise") for prm in found.prms[1:] if prm != "pointwise" and "pointwise" in found.prms]
+    for a, b in pairs:
+        cells = [
+            cell(differences(found.of_steps(a, SUMMARY[name]), found.of_steps(b, SUMMARY[name])), signed_percent)
+            for name in compared
+        ]
+        best = differences(found.of_pool("best-of-n", a, n_many), found.of_pool("best-of-n", b, n_many))
+        rows.append([f"{title_of(a)} − {title_of(b)}", *cells, cell(best, signed_percent)])
+    headers = ["difference", *compared, f"Best-of-{n_many}"]
+    report.table(headers, rows, caption="Differences in percentage points, paired by seed")
+    growth = []
+    for prm in found.prms:
+        more, fewer = (found.of_pool("best-of-n", prm, n) for n in (n_many, n_few))
+        growth.append([title_of(prm), cell(differences(more, fewer), signed_percent)])
+    caption = "Do more samples help? Best-of-N with more minus with fewer solutions, percentage points"
+    report.table(["PRM", f"Best-of-{n_many} − Best-of-{n_few}"], growth, caption=caption)
+
+
+def _imbalance(found: Findings, report: Report) -> None:
+    """What the labels say, and what is true."""
+    rows = []
+    for name, about in (
+        ("base", "base PRM's problems"),
+        ("annotated", "arms' problems"),
+        (NATURAL, "natural test set"),
+    ):
+        counts = [result.world.verdicts()[name] for result in found.results]
+        total = sum(sum(count.values()) for count in counts)
+        shares = [sum(count.get(verdict, 0) for count in counts) / total for verdict in VERDICTS]
+        rows.append([about, *(percent(share) for share in shares)])
+    report.text("## The steps that policies write\nMost are right, and most errors are wrong results.")
+    report.table(["trees", *VERDICTS], rows, caption="The oracle's verdicts on all steps (%)")
+
+
+def _distributions(found: Findings, report: Report) -> None:
+    """Scores of right and wrong steps, first seed."""
+    report.text("## Over-credit\nHow each PRM scores the natural test set's right and wrong steps.")
+    names = found.prms[:4]
+    caption = "P(right) given to right and to wrong steps (first seed)."
+    alt = f"Histograms of scores of right and wrong steps for {', '.join(map(title_of, names))}"
+    size = (2.6 * len(names), 2.8)
+    with report.figure("scores", caption=caption, alt=alt, size=size, panels=len(names)) as panels:
+        for axes, name in zip(panels, names, strict=True):
+            steps = found.results[0].scored[name].steps.only_groups([NATURAL])
+            edges = np.linspace(0, 1, 21)
+            for keep, label, look in zip(
+                (steps.right, steps.wrong), ("right", "wrong"), looks("ab").values(), strict=True
+            ):
+                weights = np.full(int(keep.sum()), 1 / max(1, int(keep.sum())))
+                axes.hist(steps.probability[keep], edges, weights=weights, alpha=0.55, color=look.colour, label=label)
+            axes.set_title(title_of(name), fontsize=9)
+            axes.set_xlabel("P(right)")
+            percent_axes(axes.yaxis)
+        panels[0].set_ylabel("share of steps (%)")
+        panels[0].legend(fontsize=8)
+
+
+def _classes(found: Findings, report: Report) -> None:
+    """FPR at matched TPR, class by class."""
+    groups = (NATURAL, *PERTURBATIONS)
+    values = {prm: [over_seeds(found.of_class(prm, group)) for group in groups] for prm in found.prms}
+    rows = [[title_of(prm), *map(cell, values[prm])] for prm in found.prms]
+    report.text("## Which errors are credited")
+    report.table(["PRM", *groups], rows, caption="FPR (%) at the threshold that keeps 90 % of the right steps")
+    caption = "FPR at TPR 90 by class of error; classes other than natural were put into right solutions."
+    alt = "Bars of FPR at TPR 90 by error class for each PRM"
+    with report.figure("classes", caption=caption, alt=alt, size=(8.6, 3.4)) as axes:
+        width = 0.8 / len(found.prms)
+        for i, (prm, look) in enumerate(looks(found.prms).items()):
+            heights = [found_here.value for found_here in values[prm]]
+            axes.bar(np.arange(len(groups)) + i * width, heights, width, color=look.colour, label=title_of(prm))
+        axes.set_xticks(np.arange(len(groups)) + 0.4 - width / 2, [g.replace("_", "\n") for g in groups], fontsize=8)
+        axes.set_ylabel("FPR (%)")
+        percent_axes(axes.yaxis)
+        axes.legend(fontsize=8)
+
+
+def _rounds(found: Findings, report: Report) -> None:
+    """What each round of a curriculum did, on the validation problems."""
+    rows = []
+    for name in found.prms[1:]:
+        for key, result in found.results[0].rounds[name].items():
+            cells = [number(result.get(metric)) for metric in ("auroc", "fpr_at_tpr_90", "fpr_at_0.5", "fnr_at_0.5")]
+            rows.append([f"{title_of(name)} · {key}", *cells])
+    report.text("## Rounds\nValidation problems of the first seed; `0_base` is the PRM that training started from.")
+    headers = ["round", "AUROC", "FPR at TPR 90", "FPR at 0.5", "FNR at 0.5"]
+    report.table(headers, rows, caption="Validation by round")
+
+
+def _best_of_n(found: Findings, report: Report, *, far: bool) -> None:
+    where = "far-" if far else ""
+    curves = found.far_curves if far else found.curves
+    lines = [("best-of-n", prm, HOW) for prm in found.prms] + [
+        ("majority", "", ""),
+        ("oracle", "", ""),
+        ("mean", "", ""),
+    ]
+    look = looks([title_of(prm) for prm in found.prms] + ["majority vote", "oracle", "one solution"])
+    if not far:
+        report.text(f"## Best-of-N\nSolutions are scored by the {HOW} of their steps; each value is an expectation.")
+    caption = "Accuracy against the number of solutions" + (", out of distribution." if far else ".")
+    alt = "Accuracy against n for Best-of-N and the weighted vote of every PRM, majority vote and oracle"
+    names = [*map(title_of, found.prms), "majority vote", "oracle", "one solution"]
+    with report.figure(f"{where}best-of-n", caption=caption, alt=alt, size=(8.6, 3.8), panels=2) as panels:
+        for axes, method in zip(panels, ("best-of-n", "weighted"), strict=True):
+            for (kind, prm, how), name in zip(lines, names, strict=True):
+                chosen = [find_curve(seed, method if prm else kind, prm, how) for seed in curves]
+                values = np.mean([[point.value for point in curve.points] for curve in chosen], axis=0)
+                style: dict[str, Any] = {"linestyle": look[name].line, "marker": look[name].marker}
+                axes.plot(chosen[0].ns, values, color=look[name].colour, label=name, **style)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(chosen[0].ns, [str(n) for n in chosen[0].ns])
+            axes.set_title("Best-of-n" if method == "best-of-n" else "weighted vote")
+            axes.set_xlabel("solutions drawn, n")
+            percent_axes(axes.yaxis)
+        panels[0].set_ylabel("accuracy (%)")
+        panels[1].legend(fontsize=8)
+    ns = curves[0][0].ns
+    rows = []
+    for method in ("best-of-n", "weighted"):
+        rows += [[f"{title_of(prm)} · {method}", *_cells(found, method, prm, ns, far)] for prm in found.prms]
+    rows += [[method, *_cells(found, method, "", ns, far)] for method in ("majority", "oracle")]
+    report.table(["selection", *(f"n = {n}" for n in ns)], rows, caption=f"Accuracy (%){', out of distribution' * far}")
+
+
+def _cells(found: Findings, method: str, prm: str, ns: Sequence[int], far: bool) -> list[str]:
+    return [cell(over_seeds(found.of_pool(method, prm, n, far=far))) for n in ns]
+
+
+def _theory(found: Findings, report: Report) -> None:
+    """Best-of-N predicted from solution-level error rates, against what was measured (first seed)."""
+    ns = found.ns
+    rows = []
+    for prm in found.prms:
+        measured = [at_n(find_curve(found.curves[0], "best-of-n", prm, HOW), n) for n in ns]
+        p, alpha, beta, predicted = predicted_best_of_n(found.graded[0], found.results[0].scored[prm].pool, HOW, ns)
+        rows.append([f"{title_of(prm)}: predicted", number(alpha, 2), number(beta, 2), *map(percent, predicted)])
+        rows.append([f"{title_of(prm)}: measured", "", "", *map(percent, measured)])
+    report.text(
+        "## Theory\nA yes-or-no verifier with the solution-level error rates α (FPR) and β (FNR) of each PRM at its "
+        f"90 % threshold, and the policy's share of right solutions ({percent(p)} %), predicts Best-of-N by the "
+        "paper's closed form. The measured value uses the full score, which ranks among the accepted solutions too."
+    )
+    report.table(["Best-of-N (%)", "α", "β", *(f"n = {n}" for n in ns)], rows, caption="Predicted and measured")
+
+
+def _metrics(found: Findings) -> dict[str, Any]:
+    def pool(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+        names = ("method", "prm", "aggregator", "ns")
+        return [
+            {name: getattr(curve, name) for name in names} | {"accuracy": [point.value for point in curve.points]}
+            for curve in curves
+        ]
+
+    return {
+        "seeds": [result.seed for result in found.results],
+        "steps": [plain(seed) for seed in found.steps],
+        "pool": [pool(curves) for curves in found.curves],
+        "far_steps": [plain(seed) for seed in found.far_steps],
+        "far_pool": [pool(curves) for curves in found.far_curves],
+        "verdicts": [result.world.verdicts() for result in found.results],
+    }

@@ -1,0 +1,168 @@
+"""The stages of one seed, each a folder that is made once: world, base PRM, arms, scores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.config import from_mapping
+from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
+from prism_prm.evaluation.items import Item
+from prism_prm.evaluation.steps import Steps, collect_steps, read_steps, write_steps
+from prism_prm.pools import read_pool
+from prism_prm.rerank.scores import read_scores
+from prism_prm.scorer import init_prm, load_prm
+from prism_prm.scorer.table import write_scores
+from prism_prm.tables import iter_trees
+from prism_prm.training.recipe import Recipe
+from prism_prm.training.run import Run
+from prism_prm.world.build import Bars, World, build_world, no_bars
+from prism_prm.world.perturb import PERTURBATIONS
+from prism_prm.world.settings import WorldSettings, content_key
+from prism_prm.world.tokens import PRM_SETTINGS
+
+BASE = "base"
+NATURAL = "natural"
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' own progress bars, one per loaded model, between ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What a demo runs, for each seed."""
+
+    world: WorldSettings
+    base: Budget
+    arms: Budget
+    names: tuple[str, ...]
+    """Arms beside the base PRM, in the order they are shown."""
+    far: bool = False
+    """Whether to measure out of distribution too."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Everything one PRM said about the test sets of one seed."""
+
+    steps: Steps
+    """All test trees; a group per test set."""
+    pool: Sequence[np.ndarray | None]
+    """P(right) of the steps of each solution of the pool."""
+    far_steps: Steps | None = None
+    far_pool: Sequence[np.ndarray | None] | None = None
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """What became of one seed."""
+
+    seed: int
+    world: World
+    scored: dict[str, Scored]
+    """The base PRM and every arm."""
+    rounds: dict[str, dict[str, Any]]
+    """For every arm the validation of its rounds, as run.json has it."""
+
+
+class SeedRun:
+    """One seed of a demo in its folder; what is done already is not done again."""
+
+    def __init__(
+        self,
+        settings: DemoSettings,
+        seed: int,
+        folder: Path,
+        *,
+        bars: Bars = no_bars,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.settings = settings
+        self.seed = seed
+        self.folder = folder / f"seed-{seed}"
+        self.cache = folder / "world"
+        self.bars = bars
+        self.say = say
+
+    def go(self) -> SeedResult:
+        """All stages in order."""
+        settings = self.settings
+        world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
+        base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
+        scored = {BASE: self._scored(BASE, base, world)}
+        rounds = {}
+        for name in settings.names:
+            folder, rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
+            scored[name] = self._scored(name, folder, world)
+        return SeedResult(self.seed, world, scored, rounds)
+
+    def _recipe(self, arm: Arm, world: World, base: Path) -> dict[str, Any]:
+        return arm.recipe(world.trees(arm.trees), base, self.settings.arms, self.seed)
+
+    def _fresh(self, world: World) -> Path:
+        """The PRM that the base PRM starts as: the backbone with a fresh head."""
+        folder = self.folder / f"fresh-{world.backbone.parent.name}"
+        if not folder.exists():
+            init_prm(world.backbone, family="qwen", settings=PRM_SETTINGS, seed=self.seed, device="cpu").save(folder)
+        return folder
+
+    def _trained(self, name: str, recipe: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+        """Train by a recipe; gives the best round's folder and the validation of all rounds."""
+        from accelerate import Accelerator
+
+        folder = self.folder / f"{name}-{content_key(recipe)}"
+
+        def bars(description: str, total: float) -> Any:
+            return self.bars(f"{name}: {description}", total)
+
+        run = Run(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
+        finished = run.go()
+        return Path(finished["best"]), finished["rounds"]
+
+    def _scored(self, name: str, prm: Path, world: World) -> Scored:
+        """Score the test trees and the pools, or read what was scored before."""
+        places = [(False, "")] + ([(True, "far-")] if self.settings.far else [])
+        found: list[Any] = []
+        for far, prefix in places:
+            key = content_key(str(prm), world.trees(NATURAL, far=far).parent.name)
+            folder = self.folder / "scores" / f"{prefix}{name}-{key}"
+            found += [self._score_trees(name, prm, world, folder, far), self._score_pool(name, prm, world, folder, far)]
+        return Scored(*found)
+
+    def _score_trees(self, name: str, prm: Path, world: World, folder: Path, far: bool) -> Steps:
+        path = folder / "steps.parquet"
+        if not path.exists():
+            items = [
+                Item(tree, group, tree.problem)
+                for group in (NATURAL, *PERTURBATIONS)
+                for tree in iter_trees(world.trees(group, far=far))
+            ]
+            with self.bars(f"{name}: scoring steps", len(items)) as advance:
+                scores = load_prm(prm, device="cpu").score_trees([item.tree for item in items], advance=advance)
+            write_steps(path, collect_steps(items, [found.probability for found in scores], None))
+        return read_steps(path)
+
+    def _score_pool(self, name: str, prm: Path, world: World, folder: Path, far: bool) -> Any:
+        path = folder / "pool.parquet"
+        pool = read_pool(world.pool(far=far))
+        if not path.exists():
+            trees = pool.trees()
+            with self.bars(f"{name}: scoring solutions", len(trees)) as advance:
+                write_scores(load_prm(prm, device="cpu"), trees, path, advance=advance)
+        return read_scores(path, pool)

@@ -1,0 +1,103 @@
+"""The demo end to end, as `prism demo --quick` runs it, and its arithmetic."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from prism_prm.cli import app
+from prism_prm.demo.arms import ARMS, Budget
+from prism_prm.demo.measure import differences, measure_steps, over_seeds
+from prism_prm.demo.presets import demo_settings
+from prism_prm.evaluation.items import Item
+from prism_prm.evaluation.steps import collect_steps
+from prism_prm.records import Step, StepTree
+from prism_prm.world.perturb import PERTURBATIONS
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(folder)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_quick_demo_writes_a_report_with_every_prm(out: Path) -> None:
+    page = (out / "report.html").read_text()
+    for title in ("base PRM", *(ARMS[name].title for name in demo_settings(quick=True).names)):
+        assert title in page
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["seeds"] == [0]
+    numbers = metrics["steps"][0]
+    assert list(numbers) == ["base", *demo_settings(quick=True).names]
+    for found in numbers.values():
+        assert set(found["fpr_at_tpr_90"]) == {"natural", *PERTURBATIONS}
+        assert 0 <= found["fpr"] <= 1
+    assert numbers["base"]["auroc"] > 0.6
+    weights = {json.dumps(found, sort_keys=True) for found in numbers.values()}
+    assert len(weights) == len(numbers), "every arm is another PRM"
+
+
+def test_curves_start_at_the_policys_accuracy_and_end_below_the_oracle(out: Path) -> None:
+    curves = {
+        (c["method"], c["prm"], c["aggregator"]): c for c in json.loads((out / "metrics.json").read_text())["pool"][0]
+    }
+    one = curves["mean", "", ""]["accuracy"][0]
+    oracle = curves["oracle", "", ""]["accuracy"]
+    for (method, _, _), curve in curves.items():
+        assert curve["accuracy"][0] == pytest.approx(one), method
+        assert all(value <= top + 1e-9 for value, top in zip(curve["accuracy"], oracle, strict=True))
+
+
+def test_a_second_demo_does_nothing_again(out: Path) -> None:
+    def made() -> dict[Path, int]:
+        return {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.suffix in (".safetensors", ".parquet")}
+
+    before = made()
+    page = (out / "report.md").read_text()
+    result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert made() == before
+    assert (out / "report.md").read_text() == page
+
+
+def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
+    recipes = {n: arm.recipe(tmp_path / "t", tmp_path / "b", Budget(1e-3, 1), 0) for n, arm in ARMS.items()}
+    texts = {json.dumps(recipe, sort_keys=True) for recipe in recipes.values()}
+    assert len(texts) == len(ARMS)
+    same = {n: (recipes[n]["data"], recipes[n]["train"], recipes[n].get("lookahead_ratio")) for n in recipes}
+    assert same["pointwise"] == same["prism"], "pointwise trains on the same pairs with the same budget"
+
+
+def test_intervals_over_seeds() -> None:
+    found = over_seeds([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found.value == 3.0
+    assert found.high - 3.0 == pytest.approx(2.776 * math.sqrt(2.5) / math.sqrt(5))
+    assert 3.0 - found.low == pytest.approx(found.high - 3.0)
+    assert math.isnan(over_seeds([1.0]).low)
+    paired = differences([1.0, 2.0, 4.0], [0.5, 1.5, 3.5])
+    assert (paired.value, paired.low, paired.high) == (0.5, 0.5, 0.5)
+
+
+def test_false_positives_at_the_matched_threshold() -> None:
+    """Ten right natural steps at 0.1 … 1.0: keeping 90 % of them puts the threshold between 0.1 and 0.2."""
+    right = [Step(f"r{i}", label=1.0) for i in range(10)]
+    natural = StepTree.chain("p", [*right, Step("w1", label=0.0), Step("w2", label=0.0)])
+    scores = [np.array([*np.arange(1, 11) / 10, 0.05, 0.9])]
+    items = [Item(natural, "natural", "p")]
+    for kind in PERTURBATIONS:
+        items.append(Item(StepTree.chain("p", [Step("w", label=0.0)]), kind, "p"))
+        scores.append(np.array([0.8 if kind == "premature" else 0.12]))
+    numbers = measure_steps(collect_steps(items, scores, None))
+    assert numbers.natural == 0.5
+    assert numbers.fpr_at_tpr["premature"] == 1.0
+    assert numbers.fpr_at_tpr["circular"] == 0.0
+    assert numbers.perturbed == pytest.approx(1 / 7)
+    assert (numbers.fpr, numbers.fnr) == (0.5, 0.5)
+    assert numbers.auroc == pytest.approx((10 + 1.5) / 20)
