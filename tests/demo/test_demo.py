@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,11 @@ from typer.testing import CliRunner
 
 from prism_prm.cli import app
 from prism_prm.demo.arms import ARMS, Budget
+from prism_prm.demo.findings import find
 from prism_prm.demo.measure import differences, measure_steps, over_seeds
 from prism_prm.demo.presets import demo_settings
+from prism_prm.demo.report import make_report
+from prism_prm.demo.stages import SeedRun, quietly
 from prism_prm.evaluation.items import Item
 from prism_prm.evaluation.steps import collect_steps
 from prism_prm.records import Step, StepTree
@@ -65,6 +69,20 @@ def test_a_second_demo_does_nothing_again(out: Path) -> None:
     assert result.exit_code == 0
     assert made() == before
     assert (out / "report.md").read_text() == page
+
+
+def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curriculum bin that no pair falls into does not end the demo."""
+    empty = replace(ARMS["paper"], bins=[[0.9999, 1.0], [0.9998, 0.9999]])
+    monkeypatch.setitem(ARMS, "paper", empty)
+    with quietly():
+        result = SeedRun(demo_settings(quick=True), 0, out).go()
+    assert list(result.failed) == ["paper"]
+    assert "have no pairs" in result.failed["paper"]
+    found = find([result])
+    assert found.prms == ["base", "pointwise", "prism"]
+    text = make_report(found, "prism demo").markdown()
+    assert "Not trained, and so in no table" in text
 
 
 def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:

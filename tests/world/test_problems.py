@@ -51,7 +51,7 @@ def test_settings_are_checked_and_keyed_by_content() -> None:
     with pytest.raises(ConfigError, match="operators"):
         ProblemSettings(operators="+/")
     with pytest.raises(ConfigError, match="one modulus"):
-        replace(WORLDS["demo"], problems=ProblemSettings(7))
+        replace(WORLDS["demo"], problems=ProblemSettings(11))
     with pytest.raises(ConfigError, match="Unknown world 'big'"):
         world_settings("big")
     assert content_key(world_settings("demo", seed=1)) == content_key(world_settings("demo", seed=1))

@@ -46,7 +46,11 @@ def demo(
         results = []
         for seed in range(first_seed, first_seed + seeds):
             console().print(f"[bold]Seed {seed}[/bold]", highlight=False)
-            results.append(SeedRun(settings, seed, out, bars=progress).go())
+            results.append(
+                SeedRun(
+                    settings, seed, out, bars=progress, say=lambda text: console().print(text, highlight=False)
+                ).go()
+            )
         found = find(results)
     flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
     command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
@@ -54,3 +58,7 @@ def demo(
     headers, rows = summary(found)
     print_table("Summary (%)", headers, rows)
     console().print(f"Report: {page}", highlight=False)
+
+
+def _say(text: str) -> None:
+    console().print(text, highlight=False)

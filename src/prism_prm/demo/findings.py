@@ -39,7 +39,8 @@ class Findings:
 
     @property
     def prms(self) -> list[str]:
-        return list(self.results[0].scored)
+        """The base PRM and the arms that every seed has."""
+        return [name for name in self.results[0].scored if all(name in result.scored for result in self.results)]
 
     def of_steps(self, prm: str, get: Callable[[StepNumbers], float], *, far: bool = False) -> list[float]:
         """One value per seed."""

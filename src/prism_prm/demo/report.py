@@ -23,6 +23,7 @@ def make_report(found: Findings, command: str) -> Report:
     seeds = len(found.results)
     report = Report("PRISM in the embedded world", subtitle=f"{command}: {seeds} seed{'s' if seeds > 1 else ''}")
     _introduce(found, report)
+    _failures(found, report)
     headers, rows = summary(found)
     report.table(headers, rows, caption="Summary (%), in distribution")
     _compare(found, report)
@@ -57,6 +58,17 @@ labels on {number(settings.pair_trees)} other problems and the same number of pa
 FPR is the share of wrong steps that are judged right, FNR that of right steps judged wrong. "At TPR 90" means at the
 threshold that keeps 90 % of the right steps. {several if len(found.results) > 1 else "One seed: no interval."}
 """)
+
+
+def _failures(found: Findings, report: Report) -> None:
+    """Arms that some seed could not train: they are in no table."""
+    lines = [
+        f"- {ARMS[name].title}, seed {result.seed}: {reason}"
+        for result in found.results
+        for name, reason in result.failed.items()
+    ]
+    if lines:
+        report.text("**Not trained, and so in no table:**\n\n" + "\n".join(lines))
 
 
 def _compare(found: Findings, report: Report) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
+from prism_prm.errors import DataError
 from prism_prm.evaluation.items import Item
 from prism_prm.evaluation.steps import Steps, collect_steps, read_steps, write_steps
 from prism_prm.pools import read_pool
@@ -79,6 +80,8 @@ class SeedResult:
     """The base PRM and every arm."""
     rounds: dict[str, dict[str, Any]]
     """For every arm the validation of its rounds, as run.json has it."""
+    failed: dict[str, str]
+    """Arms that this world has no data for (a curriculum bin without pairs, say), and why."""
 
 
 class SeedRun:
@@ -106,11 +109,17 @@ class SeedRun:
         world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
         scored = {BASE: self._scored(BASE, base, world)}
-        rounds = {}
+        rounds: dict[str, dict[str, Any]] = {}
+        failed: dict[str, str] = {}
         for name in settings.names:
-            folder, rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
+            try:
+                folder, rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
+            except DataError as error:
+                failed[name] = str(error)
+                self.say(f"{name}: not trained. {error}")
+                continue
             scored[name] = self._scored(name, folder, world)
-        return SeedResult(self.seed, world, scored, rounds)
+        return SeedResult(self.seed, world, scored, rounds, failed)
 
     def _recipe(self, arm: Arm, world: World, base: Path) -> dict[str, Any]:
         return arm.recipe(world.trees(arm.trees), base, self.settings.arms, self.seed)
