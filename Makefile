@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)   ## the whole story in a small world, on your machine, in minutes
+demo: $(READY)   ## the whole story on your machine, in minutes
 	$(BIN)/prism demo
 
 test: $(READY)   ## run the tests
