@@ -59,6 +59,19 @@ def test_curves_start_at_the_policys_accuracy_and_end_below_the_oracle(out: Path
         assert all(value <= top + 1e-9 for value, top in zip(curve["accuracy"], oracle, strict=True))
 
 
+def test_guided_search_solves_what_it_says(out: Path) -> None:
+    """The share in metrics.json is that of the kept outcomes, one per problem of the pool."""
+    found = json.loads((out / "metrics.json").read_text())["guided"][0]
+    assert list(found) == ["base", *demo_settings(quick=True).names]
+    for name, by_n in found.items():
+        for n, share in by_n.items():
+            (kept,) = out.glob(f"seed-0/scores/{name}-*/beam-{n}.json")
+            outcome = json.loads(kept.read_text())
+            assert len(outcome) == demo_settings(quick=True).world.pool_problems
+            assert share == pytest.approx(np.mean(outcome))
+            assert share > 0.3, "an answer at random is right one time in five"
+
+
 def test_a_second_demo_does_nothing_again(out: Path) -> None:
     def made() -> dict[Path, int]:
         return {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.suffix in (".safetensors", ".parquet")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from prism_prm.demo.arms import ARMS
 from prism_prm.demo.measure import (
     AGGREGATORS,
@@ -16,7 +18,7 @@ from prism_prm.demo.measure import (
     measure_steps,
     over_seeds,
 )
-from prism_prm.demo.stages import BASE, SeedResult
+from prism_prm.demo.stages import BASE, GUIDED_NS, SeedResult
 from prism_prm.report import percent
 from prism_prm.rerank.curves import Curve
 from prism_prm.rerank.grading import GradedPool
@@ -54,6 +56,12 @@ class Findings:
         """One accuracy per seed."""
         how = HOW if prm else ""
         return [at_n(find_curve(curves, method, prm, how), n) for curves in (self.far_curves if far else self.curves)]
+
+    def of_guided(self, prm: str, n: int, *, far: bool = False) -> list[float]:
+        """One share of problems solved by guided search per seed."""
+        scored = [result.scored[prm] for result in self.results]
+        outcomes = [(s.far_guided or {}) if far else s.guided for s in scored]
+        return [float(np.mean(by_n[n])) for by_n in outcomes]
 
     @property
     def ns(self) -> tuple[int, ...]:
@@ -98,11 +106,13 @@ def summary(found: Findings, *, far: bool = False) -> tuple[list[str], list[list
     """The closing table: headers and rows."""
     n_few, n_many = reference_ns(found)
     headers = ["PRM", *SUMMARY, f"Best-of-{n_few}", f"Best-of-{n_many}", f"weighted vote {n_many}"]
+    headers += [f"beam search {n}" for n in GUIDED_NS]
     rows = []
     for prm in found.prms:
         cells = [cell(over_seeds(found.of_steps(prm, get, far=far))) for get in SUMMARY.values()]
         for method, n in (("best-of-n", n_few), ("best-of-n", n_many), ("weighted", n_many)):
             cells.append(cell(over_seeds(found.of_pool(method, prm, n, far=far))))
+        cells += [cell(over_seeds(found.of_guided(prm, n, far=far))) for n in GUIDED_NS]
         rows.append([title_of(prm), *cells])
     return headers, rows
 

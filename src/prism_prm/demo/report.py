@@ -10,7 +10,7 @@ import numpy as np
 from prism_prm.demo.arms import ARMS
 from prism_prm.demo.findings import HOW, SUMMARY, Findings, cell, reference_ns, summary, title_of
 from prism_prm.demo.measure import at_n, differences, find_curve, over_seeds, plain
-from prism_prm.demo.stages import BASE, NATURAL
+from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
 from prism_prm.demo.theory import predicted_best_of_n
 from prism_prm.report import Report, looks, number, percent, percent_axes, signed_percent
 from prism_prm.rerank.curves import Curve
@@ -90,9 +90,12 @@ def _compare(found: Findings, report: Report) -> None:
     growth = []
     for prm in found.prms:
         more, fewer = (found.of_pool("best-of-n", prm, n) for n in (n_many, n_few))
-        growth.append([title_of(prm), cell(differences(more, fewer), signed_percent)])
-    caption = "Do more samples help? Best-of-N with more minus with fewer solutions, percentage points"
-    report.table(["PRM", f"Best-of-{n_many} − Best-of-{n_few}"], growth, caption=caption)
+        wide, narrow = (found.of_guided(prm, n) for n in reversed(GUIDED_NS))
+        cells = [cell(differences(a, b), signed_percent) for a, b in ((more, fewer), (wide, narrow))]
+        growth.append([title_of(prm), *cells])
+    caption = "Do more samples help? More minus fewer, percentage points"
+    beams = " − ".join(f"beam search {n}" for n in reversed(GUIDED_NS))
+    report.table(["PRM", f"Best-of-{n_many} − Best-of-{n_few}", beams], growth, caption=caption)
 
 
 def _imbalance(found: Findings, report: Report) -> None:
@@ -236,6 +239,10 @@ def _metrics(found: Findings) -> dict[str, Any]:
         "steps": [plain(seed) for seed in found.steps],
         "pool": [pool(curves) for curves in found.curves],
         "far_steps": [plain(seed) for seed in found.far_steps],
+        "guided": [
+            {prm: {n: found.of_guided(prm, n)[i] for n in GUIDED_NS} for prm in found.prms}
+            for i in range(len(found.results))
+        ],
         "far_pool": [pool(curves) for curves in found.far_curves],
         "verdicts": [result.world.verdicts() for result in found.results],
     }

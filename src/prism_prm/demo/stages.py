@@ -12,6 +12,7 @@ import numpy as np
 
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
+from prism_prm.demo.guided import guided_search, kept, settings_for
 from prism_prm.errors import DataError
 from prism_prm.evaluation.items import Item
 from prism_prm.evaluation.steps import Steps, collect_steps, read_steps, write_steps
@@ -19,6 +20,7 @@ from prism_prm.pools import read_pool
 from prism_prm.rerank.scores import read_scores
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.table import write_scores
+from prism_prm.search import SearchSettings
 from prism_prm.tables import iter_trees
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run import Run
@@ -29,6 +31,8 @@ from prism_prm.world.tokens import PRM_SETTINGS
 
 BASE = "base"
 NATURAL = "natural"
+GUIDED_NS = (4, 16)
+"""Candidates per round of the beam search."""
 
 
 @contextlib.contextmanager
@@ -66,8 +70,11 @@ class Scored:
     """All test trees; a group per test set."""
     pool: Sequence[np.ndarray | None]
     """P(right) of the steps of each solution of the pool."""
+    guided: dict[int, list[bool]]
+    """Beam search guided by the PRM: for each n, whether it solved each problem of the pool."""
     far_steps: Steps | None = None
     far_pool: Sequence[np.ndarray | None] | None = None
+    far_guided: dict[int, list[bool]] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,11 @@ class SeedRun:
         for far, prefix in places:
             key = content_key(str(prm), world.trees(NATURAL, far=far).parent.name)
             folder = self.folder / "scores" / f"{prefix}{name}-{key}"
-            found += [self._score_trees(name, prm, world, folder, far), self._score_pool(name, prm, world, folder, far)]
+            found += [
+                self._score_trees(name, prm, world, folder, far),
+                self._score_pool(name, prm, world, folder, far),
+                self._guided(name, prm, world, folder, far),
+            ]
         return Scored(*found)
 
     def _score_trees(self, name: str, prm: Path, world: World, folder: Path, far: bool) -> Steps:
@@ -166,6 +177,24 @@ class SeedRun:
                 scores = load_prm(prm, device="cpu").score_trees([item.tree for item in items], advance=advance)
             write_steps(path, collect_steps(items, [found.probability for found in scores], None))
         return read_steps(path)
+
+    def _guided(self, name: str, prm: Path, world: World, folder: Path, far: bool) -> dict[int, list[bool]]:
+        """Search with the PRM on the problems of the pool."""
+        policy = world.far_policy if far else world.policy
+        assert policy is not None, "built without its far part"
+        found = {}
+        for n in GUIDED_NS:
+            settings = settings_for(n, world.settings.temperature, self.seed)
+
+            def search(settings: SearchSettings = settings, policy: Path = policy) -> list[bool]:
+                total = world.settings.pool_problems
+                with self.bars(f"{name}: beam search, n = {settings.n}", total) as advance:
+                    return guided_search(
+                        policy, prm, world.pool(far=far), world.settings.modulus, settings, advance=advance
+                    )
+
+            found[n] = kept(folder / f"beam-{n}.json", search)
+        return found
 
     def _score_pool(self, name: str, prm: Path, world: World, folder: Path, far: bool) -> Any:
         path = folder / "pool.parquet"

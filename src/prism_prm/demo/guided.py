@@ -1,0 +1,60 @@
+"""PRM-guided beam search in the world: the policy writes steps, a PRM decides which beams go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from prism_prm.aggregate import log_score
+from prism_prm.files import write_text
+from prism_prm.policies import Sampling, open_policy
+from prism_prm.pools import read_pool
+from prism_prm.scorer import load_prm
+from prism_prm.search import Engine, FoundSolution, SearchSettings
+from prism_prm.world.oracle import solved
+from prism_prm.world.problems import Problem
+
+HOW = "min"
+"""How step scores become a beam's score."""
+
+
+def settings_for(n: int, temperature: float, seed: int) -> SearchSettings:
+    """Beam search with n candidates per round."""
+    sampling = Sampling(temperature=temperature, max_step_tokens=8, max_tokens=64)
+    return SearchSettings("beam", n=n, aggregator=HOW, max_steps=12, seed=seed, sampling=sampling)
+
+
+def guided_search(
+    policy: Path,
+    prm: Path,
+    pool: Path,
+    modulus: int,
+    settings: SearchSettings,
+    *,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[bool]:
+    """For each problem of a pool, whether the best solution that the search finds has the right answer."""
+    problems = [entry.problem.text for entry in read_pool(pool).problems]
+    outcome = [False] * len(problems)
+    with contextlib.closing(open_policy(f"hf:{policy}")) as who:
+        engine = Engine(who, load_prm(prm, device="cpu", on_too_long="skip"), settings, at_once=64)
+        for found in engine.run(problems):
+            if found.solutions:
+                best = max(found.solutions, key=_score)
+                outcome[found.problem] = solved(Problem.parse(problems[found.problem], modulus), best.steps)
+            advance(1)
+    return outcome
+
+
+def _score(solution: FoundSolution) -> float:
+    return float("-inf") if not solution.scores else log_score(solution.scores, HOW)
+
+
+def kept(path: Path, make: Callable[[], list[bool]]) -> list[bool]:
+    """The outcome in a file, made if it is not there."""
+    if not path.exists():
+        write_text(path, json.dumps(make()) + "\n")
+    found: list[bool] = json.loads(path.read_text(encoding="utf-8"))
+    return found
