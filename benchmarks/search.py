@@ -5,9 +5,10 @@ step the policy reads its whole prefix again and the PRM scores problem and all 
 search with the same noise, and must find the same texts. "Batched, from scratch" shows how much of the gain is due to
 batching over problems alone.
 
-Policy and PRM are small random Qwen2 models over single characters, about 30 of which make a step.
+Policy and PRM are small random Qwen2 models over single characters, about 30 of which make a step; the PRM is the
+larger one, as in the paper (1.5B and 7B).
 
-Run: python benchmarks/search.py [--problems 32] [--n 8] [--steps 4]
+Run: python benchmarks/search.py [--problems 32] [--n 8] [--steps 4] [--parts]
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import argparse
 import random
 import string
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +106,11 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=32)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--policy-hidden", type=int, default=128)
+    parser.add_argument("--prm-hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--parts", action="store_true", help="time batching and keeping by themselves, too")
     options = parser.parse_args()
 
     rng = random.Random(0)
@@ -114,28 +118,28 @@ def main() -> None:
     sampling = Sampling(temperature=1.0, max_step_tokens=96, stop="\n")
     settings = SearchSettings(method="beam", n=options.n, expand=4, max_steps=options.steps, sampling=sampling)
     with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder), options.hidden, options.layers)
+        make_model(Path(folder), options.policy_hidden, options.layers)
         policy = load_hf(folder)
+        make_model(Path(folder), options.prm_hidden, options.layers)
         prm = init_prm(folder, family="qwen", settings={"system": ""})
-    batched = texts(search(policy, prm, problems, settings, at_once=options.problems))
-    assert batched == texts(from_scratch(policy, prm, problems, settings, 1)), "both find the same texts"
-    lengths = [len(step) for entry in batched for steps in entry for step in steps]
+    many, peer = f"batched over {len(problems)} problems", "one problem at a time, from scratch"
+    ways: dict[str, Callable[[], list[Found]]] = {
+        f"{many}, key/values kept": partial(search, policy, prm, problems, settings, at_once=len(problems)),
+        peer: partial(from_scratch, policy, prm, problems, settings, 1),
+    }
+    if options.parts:
+        ways[f"{many}, from scratch"] = partial(from_scratch, policy, prm, problems, settings, len(problems))
+        ways["one problem at a time, key/values kept"] = partial(search, policy, prm, problems, settings, at_once=1)
+    found: dict[str, list[Any]] = {}
+
+    def run(name: str) -> None:
+        found[name] = texts(ways[name]())
+
+    medians = side_by_side({name: partial(run, name) for name in ways}, repeats=options.repeats)
+    assert all(own == found[peer] for own in found.values()), "all find the same texts"
+    lengths = [len(step) for entry in found[peer] for steps in entry for step in steps]
     print(
-        f"{len(problems)} problems, n = {options.n}: {sum(lengths) / len(lengths):.0f} tokens per step, texts are equal"
-    )
-    peer = "one problem at a time, from scratch"
-    medians = side_by_side(
-        {
-            f"batched over {len(problems)} problems, key/values kept": lambda: search(
-                policy, prm, problems, settings, at_once=options.problems
-            ),
-            f"batched over {len(problems)} problems, from scratch": lambda: from_scratch(
-                policy, prm, problems, settings, options.problems
-            ),
-            "one problem at a time, key/values kept": lambda: search(policy, prm, problems, settings, at_once=1),
-            peer: lambda: from_scratch(policy, prm, problems, settings, 1),
-        },
-        repeats=options.repeats,
+        f"{len(problems)} problems, n = {options.n}, {sum(lengths) / len(lengths):.0f} tokens per step; texts are equal"
     )
     print_ratios(medians, peer=peer)
 

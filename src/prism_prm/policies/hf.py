@@ -20,6 +20,8 @@ from prism_prm.scorer.open import language_model, pick_dtype
 from prism_prm.scorer.prm import default_device
 from prism_prm.scorer.run import is_out_of_memory, release_memory
 
+SHARE_OF_MEMORY = 0.25
+CPU_BYTES = 2 * 10**9
 TAIL = 8
 """Tokens before a step that are decoded with it: some tokenizers write a token differently at the start of a text."""
 
@@ -44,8 +46,8 @@ class HfPolicy:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
-        self.token_budget = token_budget or (32768 if model.device.type == "cpu" else 131072)
-        """Tokens of one batch (context and new ones, padding included)."""
+        self.token_budget = token_budget or max(1, _memory_to_use(model.device) // _bytes_per_token(model))
+        """Tokens of one batch (context and new ones, padding included); by default what memory allows."""
         self.windows = attention_windows(model.base_model)
         self.context: int = model.config.max_position_embeddings
         self.end_ids = _end_ids(model, tokenizer)
@@ -169,6 +171,21 @@ class HfPolicy:
         text, stopped = cut_at_stop(self._text(row), stop)
         ending: Ending = "stop" if stopped else "end" if ended else "cut"
         return Written(text, ending, len(row.tokens), row.log_likelihood, row.kept)
+
+
+def _bytes_per_token(model: Any) -> int:
+    """What the key/values of one token take."""
+    config = model.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize)
+
+
+def _memory_to_use(device: torch.device) -> int:
+    """Bytes for the key/values of a batch: a part of what is free, since attention and the PRM need their own."""
+    if device.type == "cuda":
+        return int(SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0])
+    return CPU_BYTES
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
