@@ -62,7 +62,8 @@ def world_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world = world_settings("quick")
     tokenizer = make_tokenizer(world.modulus)
     folder = tmp_path_factory.mktemp("world") / "policy"
-    train_policy(world.policy, world.pretraining, tokenizer).save_pretrained(folder)
+    model, _ = train_policy(world.policy, world.pretraining, tokenizer)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
