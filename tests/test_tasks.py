@@ -93,3 +93,10 @@ def test_reference_solutions_are_judged_right(real_data: Path) -> None:
         verdicts = grader.judge([(problem, extraction.answer) for problem, extraction in found])
     wrong = [pair for pair, verdict in zip(found, verdicts, strict=True) if not verdict.correct]
     assert not wrong
+
+
+def test_hyphens_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"problem": "1+1?", "answer": 2}\n')
+    assert load_task("MATH500", path).name == "math-500"
+    assert load_task("amc2023", path).name == "amc-2023"

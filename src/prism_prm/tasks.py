@@ -124,7 +124,11 @@ class Task:
 
 
 def load_task(name: str, source: str | Path | None = None) -> Task:
-    """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems."""
+    """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems.
+
+    Hyphens in a task's name may be left out: `math500` is `math-500`.
+    """
+    name = next((task for task in TASKS if task.replace("-", "") == name.lower().replace("-", "")), name)
     known = TASKS.get(name)
     if known is None and source is None and not Path(name).exists():
         raise ConfigError(f"Unknown task {name!r}: neither a file nor one of {', '.join(TASKS)}.")
