@@ -40,6 +40,7 @@ def demo(
     from prism_prm.demo.presets import demo_settings
     from prism_prm.demo.report import make_report
     from prism_prm.demo.stages import SeedRun, quietly
+    from prism_prm.report import percent
 
     settings = demo_settings(quick=quick, full=full)
     with quietly():
@@ -55,7 +56,8 @@ def demo(
     flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
     command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
     page = make_report(found, command).write(out)
-    headers, rows = summary(found)
+    # A terminal has no room for intervals; the report has them.
+    headers, rows = summary(found, show=lambda mean: percent(mean.value, digits=0))
     print_table("Summary (%)", headers, rows)
     console().print(f"Report: {page}", highlight=False)
 

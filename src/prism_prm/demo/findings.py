@@ -97,22 +97,24 @@ SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
     "FPR at 0.5": lambda s: s.fpr,
     "FNR at 0.5": lambda s: s.fnr,
     "FPR at TPR 90": lambda s: s.natural,
-    "perturbed: FPR at TPR 90": lambda s: s.perturbed,
+    "put-in errors: FPR at TPR 90": lambda s: s.perturbed,
 }
 """Columns of the summary that are about steps."""
 
 
-def summary(found: Findings, *, far: bool = False) -> tuple[list[str], list[list[str]]]:
+def summary(
+    found: Findings, *, far: bool = False, show: Callable[[Interval], str] = cell
+) -> tuple[list[str], list[list[str]]]:
     """The closing table: headers and rows."""
     n_few, n_many = reference_ns(found)
     headers = ["PRM", *SUMMARY, f"Best-of-{n_few}", f"Best-of-{n_many}", f"weighted vote {n_many}"]
     headers += [f"beam search {n}" for n in GUIDED_NS]
     rows = []
     for prm in found.prms:
-        cells = [cell(over_seeds(found.of_steps(prm, get, far=far))) for get in SUMMARY.values()]
+        cells = [show(over_seeds(found.of_steps(prm, get, far=far))) for get in SUMMARY.values()]
         for method, n in (("best-of-n", n_few), ("best-of-n", n_many), ("weighted", n_many)):
-            cells.append(cell(over_seeds(found.of_pool(method, prm, n, far=far))))
-        cells += [cell(over_seeds(found.of_guided(prm, n, far=far))) for n in GUIDED_NS]
+            cells.append(show(over_seeds(found.of_pool(method, prm, n, far=far))))
+        cells += [show(over_seeds(found.of_guided(prm, n, far=far))) for n in GUIDED_NS]
         rows.append([title_of(prm), *cells])
     return headers, rows
 

@@ -74,7 +74,7 @@ def _failures(found: Findings, report: Report) -> None:
 def _compare(found: Findings, report: Report) -> None:
     """Each arm against the base, and against the arm before it, paired."""
     n_few, n_many = reference_ns(found)
-    compared = ("FPR at TPR 90", "perturbed: FPR at TPR 90", "FNR at 0.5")
+    compared = ("FPR at TPR 90", "put-in errors: FPR at TPR 90", "FNR at 0.5")
     rows = []
     pairs = [(prm, BASE) for prm in found.prms[1:]]
     pairs += [(prm, "pointwise") for prm in found.prms[1:] if prm != "pointwise" and "pointwise" in found.prms]
