@@ -56,9 +56,10 @@ def demo(
     flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
     command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
     page = make_report(found, command).write(out)
-    # A terminal has no room for intervals; the report has them.
+    # A terminal has no room for intervals, nor for many columns; the report has them.
     headers, rows = summary(found, show=lambda mean: percent(mean.value, digits=0))
-    print_table("Summary (%)", headers, rows)
+    columns = list(zip(headers, *rows, strict=True))
+    print_table("Summary (%)", columns[0], columns[1:])
     console().print(f"Report: {page}", highlight=False)
 
 

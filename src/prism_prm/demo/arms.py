@@ -101,7 +101,7 @@ ARMS: dict[str, Arm] = {
         _HYBRID, ALL_BINS, lookahead_ratio=_RATIO,
     ),
     "paper": Arm(
-        "PRISM, the paper's recipe", "step-contrastive loss on probabilities, all lookahead pairs, four rounds from "
+        "paper's recipe", "step-contrastive loss on probabilities, all lookahead pairs, four rounds from "
         "easy to hard", _SC, PAPER_BINS, "bins",
     ),
     "continued": Arm(
