@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from accelerate import Accelerator
@@ -276,6 +277,17 @@ def test_rescoring_bins_later_rounds_by_the_trained_prm(recipe_file: Path, tmp_p
     second = json.loads((tmp_path / "run" / "margins-2_-1_to_0.json").read_text())
     assert first["bins"] != second["bins"]
     assert first["dropped"]["over-lookahead-ratio"] > 0
+
+
+def test_the_lookahead_ratio_holds_without_margins_too(recipe_file: Path, tmp_path: Path) -> None:
+    everything = ["curriculum.mode=none", "curriculum.bins=[[-1.0, 1.0]]"]
+    trained = {}
+    for name, more in {"all": [], "mixed": ["lookahead_ratio=0.0"]}.items():
+        run(recipe_file, tmp_path / name, *everything, *more)
+        lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
+        trained[name] = sum(json.loads(line)["examples"] for line in lines)
+    kinds = pq.read_table(tmp_path / "all" / "data" / "pairs.parquet", filters=[("split", "=", "train")])["kind"]
+    assert trained == {"all": len(kinds), "mixed": kinds.to_pylist().count("annotated")}
 
 
 def test_impossible_recipes() -> None:

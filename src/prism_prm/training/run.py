@@ -137,7 +137,8 @@ class Run:
         """Margins, and the rounds they give; one round of everything where no margin is asked for."""
         recipe = self.recipe
         if train.labels is not None or recipe.curriculum.takes_all:
-            return Binned((np.arange(len(train)),), {"all": len(train)}, {})
+            everything = Binned((np.arange(len(train)),), {"all": len(train)}, {})
+            return everything.mixed(kinds, recipe.lookahead_ratio, recipe.seed)
         stem = f"margins-{name}" if name else "margins"
         path = self.folder / f"{stem}.parquet"
         with self.bars("margins", len(train)) as advance:
