@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 PAPER_BINS = [[0.5, 1.0], [0.3, 0.5], [0.2, 0.3], [0.1, 0.2]]
-ALL_BINS = [[-0.999, 1.0]]
-"""Every pair, in one round. Not from -1: then no margin is needed, and training leaves the mixing ratio aside."""
+ALL_BINS = [[-1.0, 1.0]]
+"""Every pair, in one round, whatever its margin."""
 
 
 @dataclass(frozen=True, slots=True)
