@@ -72,6 +72,10 @@ def evaluate(
     on_too_long: Annotated[
         Literal["error", "drop-left-steps"], typer.Option(help="A step whose path exceeds the context.")
     ] = "error",
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
+    ] = None,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.
 
@@ -88,7 +92,7 @@ def evaluate(
     settings = _settings(threshold, holdout, redundancy_threshold, draws, seed)
     loading: dict[str, Any] = {
         "family": family, "dtype": dtype, "device": device, "token_budget": token_budget, "context": context,
-        "on_too_long": on_too_long,
+        "on_too_long": on_too_long, "cache": cache,
     }  # fmt: skip
     attach = _Scores(prm, scores, predictions, out, loading)
     evaluations = []

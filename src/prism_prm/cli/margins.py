@@ -30,6 +30,10 @@ def margins(
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
     token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print bins, drops and histogram as JSON.")] = False,
 ) -> None:
     """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.
@@ -44,7 +48,7 @@ def margins(
     with share_of_work(device) as (share, own_device):
         data = Split.read(pairs, split)
         examples = data.examples("pairs")
-        model = load_prm(prm, dtype=dtype, device=own_device, token_budget=token_budget)
+        model = load_prm(prm, dtype=dtype, device=own_device, token_budget=token_budget, cache=cache)
         with progress("margins", len(examples), unit="pairs", shown=share.rank == 0) as advance:
             write_scored(out, model, examples, share=share, advance=advance)
     if share.rank == 0:

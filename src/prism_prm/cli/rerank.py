@@ -81,6 +81,10 @@ def rerank(
             help="A solution longer than the PRM's context: stop, score its steps without the earliest, or no score."
         ),
     ] = "error",
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
+    ] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="CPU seconds for one comparison of answers.")] = 5.0,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
@@ -101,7 +105,9 @@ def rerank(
     graded, graded_as = _grade(found, out, _words(extract), workers, time_limit)
     ns = check_ns(graded, [_whole(word) for word in _words(n)]) if n else None
     loading = {"family": family, "dtype": dtype, "device": device, "device_map": device_map, "on_too_long": on_too_long}
-    step_scores = _collect_scores(found, named_prms, named_scores, out, loading | {"token_budget": token_budget})
+    step_scores = _collect_scores(
+        found, named_prms, named_scores, out, loading | {"token_budget": token_budget, "cache": cache}
+    )
     with progress("curves", len(found.problems), unit="problems") as advance:
         curves = compute_curves(
             graded, step_scores, aggregators=hows, ns=ns, num_draws=draws, seed=seed, advance=advance

@@ -51,6 +51,10 @@ def score(
         Literal["error", "drop-left-steps", "skip"],
         typer.Option(help="A step whose path exceeds the context: stop, leave out the earliest steps, or no score."),
     ] = "error",
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
+    ] = None,
     chunk: Annotated[int, typer.Option(min=1, help="Trees per part file: what a stop can cost.")] = 64,
     split_steps: Annotated[bool, typer.Option(help="Read plain solution texts too, cut into steps.")] = False,
     on_bad_record: Annotated[
@@ -83,6 +87,7 @@ def score(
             token_budget=token_budget,
             context=context,
             on_too_long=on_too_long,
+            cache=cache,
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +24,18 @@ class PackedBatch:
     read_col_R: Tensor
     owners: tuple[tuple[int, int], ...]
     """For each read (index of the tree in what was packed, node)."""
+    hidden_BLH: Tensor | None = None
+    """What the frozen lower layers make of it, where that is known already; the model then goes on from there."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         """The same batch on a device."""
-        names = ("input_ids_BL", "position_ids_BL", "end_BL", "read_row_R", "read_col_R")
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=non_blocking) for name in names})
+        names = ("input_ids_BL", "position_ids_BL", "end_BL", "read_row_R", "read_col_R", "hidden_BLH")
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name in names
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **moved)
 
 
 def merge_rows(rows: Sequence[Row], row_tokens: int) -> list[Row]:
@@ -52,6 +60,7 @@ def _joined(rows: Sequence[Row]) -> Row:
         np.concatenate([row.ends_L + offset for row, offset in zip(rows, offsets[:-1], strict=True)]),
         tuple(col + offset for row, offset in zip(rows, offsets[:-1], strict=True) for col in row.reads),
         tuple(owner for row in rows for owner in row.owners),
+        tuple(start + offset for row, offset in zip(rows, offsets[:-1], strict=True) for start in row.starts),
     )
 
 

@@ -27,6 +27,8 @@ class Row:
     """Columns that are read."""
     owners: tuple[tuple[int, int], ...]
     """For each read (index of the tree in what was packed, node)."""
+    starts: tuple[int, ...]
+    """Columns where a prompt's or a step's tokens begin."""
 
     def __len__(self) -> int:
         return len(self.ids_L)
@@ -161,4 +163,5 @@ def lay_out(tree: EncodedTree, index: int, part: set[int], reads: set[int], orde
         ends,
         tuple(spans[node][0] + tree.reads[node] for node in read),
         tuple((index, node) for node in read),
+        tuple(spans[node][0] for node in (ROOT, *nodes)),
     )

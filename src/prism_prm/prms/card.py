@@ -29,6 +29,8 @@ class Card:
     """A step counts as right iff its probability is above this."""
     aggregator: str = "min"
     """How step scores make one score of a solution."""
+    frozen_layers: int = 0
+    """How many lowest layers training left as the backbone had them: what they make of texts can be kept on disc."""
 
     def write(self, folder: Path) -> None:
         (folder / CARD_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")

@@ -22,6 +22,7 @@ from prism_prm.errors import ConfigError, ModelError
 from prism_prm.packing import PackedBatch
 from prism_prm.prms import tree_attention
 from prism_prm.prms.base import Family
+from prism_prm.prms.halves import Halves
 
 Attention = Literal["sdpa", "flex"]
 ATTENTION: dict[str, str] = {"sdpa": tree_attention.NAME, "flex": "flex_attention"}
@@ -50,6 +51,8 @@ class PrmModule(nn.Module):
         self.name_or_path: str | None = None
         """Where it was loaded from; peft writes it into adapters as their base model."""
         self._no_split_modules = backbone._no_split_modules  # read by FSDP's and device maps' wrapping policies
+        self.halves: Halves | None = None
+        """The backbone in two parts, where the lower one's output is kept (see prms/halves.py)."""
 
     @property
     def backbone(self) -> Any:
@@ -88,6 +91,21 @@ class PrmModule(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """The log-odds_RO of the batch's reads."""
+        if batch.hidden_BLH is None:
+            hidden_BLH = self._packed(batch, self.backbone, input_ids=batch.input_ids_BL)
+        else:
+            assert self.halves is not None, "who gives hidden states has divided the backbone"
+            hidden_BLH = self._packed(batch, self.halves.upper, inputs_embeds=batch.hidden_BLH)
+        return self.read(hidden_BLH[batch.read_row_R, batch.read_col_R])
+
+    @torch.no_grad()
+    def lower(self, batch: PackedBatch) -> Tensor:
+        """The hidden_BLH behind the lower half's layers, which are frozen."""
+        assert self.halves is not None, "who asks for the lower half has divided the backbone"
+        return self._packed(batch, self.halves.lower, input_ids=batch.input_ids_BL)
+
+    def _packed(self, batch: PackedBatch, backbone: Any, **given: Tensor) -> Tensor:
+        """The last hidden states of a backbone, or a part of it, over packed trees."""
         layout = batch.end_BL, batch.position_ids_BL
         if self.in_blocks:
             dtype = self.backbone.dtype
@@ -96,27 +114,24 @@ class PrmModule(nn.Module):
             # A mask is given, or the model would make a dense one of its own; a model that used it would get NaN.
             unused = torch.full((1, 1, 1, 1), torch.nan, dtype=dtype)
             masks = dict.fromkeys(self.windows, unused)
-            hidden_BLH = self.run(batch.input_ids_BL, batch.position_ids_BL, masks, tree_blocks=blocks)
-        else:
-            make = block_mask if self.attention == "flex" else dense_mask
-            masks = {kind: make(*layout, window) for kind, window in self.windows.items()}
-            hidden_BLH = self.run(batch.input_ids_BL, batch.position_ids_BL, masks)
-        return self.read(hidden_BLH[batch.read_row_R, batch.read_col_R])
+            return self._call(backbone, batch.position_ids_BL, masks, tree_blocks=blocks, **given)
+        make = block_mask if self.attention == "flex" else dense_mask
+        masks = {kind: make(*layout, window) for kind, window in self.windows.items()}
+        return self._call(backbone, batch.position_ids_BL, masks, **given)
 
-    def run(
-        self, ids_BQ: Tensor, positions_BQ: Tensor, masks: dict[str, Any], cache: Any = None, **others: Any
-    ) -> Tensor:
+    def run(self, ids_BQ: Tensor, positions_BQ: Tensor, masks: dict[str, Any], cache: Any) -> Tensor:
+        """The last hidden states of new tokens over kept ones."""
+        return self._call(self.backbone, positions_BQ, masks, input_ids=ids_BQ, past_key_values=cache, use_cache=True)
+
+    def _call(self, backbone: Any, positions_BQ: Tensor, masks: dict[str, Any], **others: Any) -> Tensor:
         """The last hidden states; `masks` has one mask per kind of attention layer (see `attention_windows`)."""
         ready = {kind: self._additive(mask) for kind, mask in masks.items()}
         mask = ready if len(ready) > 1 else next(iter(ready.values()))
-        with _eager_flex() if self.attention == "flex" and ids_BQ.device.type == "cpu" else nullcontext():
-            output = self.backbone(
-                input_ids=ids_BQ,
+        with _eager_flex() if self.attention == "flex" and positions_BQ.device.type == "cpu" else nullcontext():
+            output = backbone(
                 attention_mask=mask,
                 position_ids=positions_BQ,
-                past_key_values=cache,
-                use_cache=cache is not None,
-                **others,
+                **{"past_key_values": None, "use_cache": False, **others},
             )
         hidden_BQH: Tensor = output.last_hidden_state
         return hidden_BQH

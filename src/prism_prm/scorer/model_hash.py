@@ -7,10 +7,12 @@ tokenizer, and the family with its settings. It leaves out what changes no score
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import xxhash
+from torch import Tensor
 
 from prism_prm.prms.base import Family
 from prism_prm.prms.module import PrmModule
@@ -23,15 +25,35 @@ _CHANGES_NO_SCORE = (
 
 def hash_model(module: PrmModule, family: Family) -> str:
     """32 hexadecimal digits; a few seconds for billions of parameters."""
-    digest = xxhash.xxh3_128()
-    config = {key: value for key, value in module.config.to_dict().items() if key not in _CHANGES_NO_SCORE}
+    config = _config(module)
     config |= dict.fromkeys(family.config_extras)  # written with the head, which the weights below show
     facts = {"family": family.name, "settings": family.chosen, "compat": family.compat, "config": config}
-    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    digest.update(_tokenizer_text(family.text.tokenizer).encode())
-    for name, tensor in sorted(module.state_dict().items()):
+    texts = json.dumps(facts, sort_keys=True, default=str), _tokenizer_text(family.text.tokenizer)
+    return _digest(texts, module.state_dict().items())
+
+
+def hash_lower(module: PrmModule, layers: int) -> str:
+    """The same for the embedding and the lowest layers alone: what decides the hidden states behind them."""
+    backbone = module.backbone
+    upper = {f"layers.{i}." for i in range(layers, len(backbone.layers))}
+    config = _config(module)
+    for later in ("num_hidden_layers", "layer_types", "max_window_layers"):
+        config.pop(later, None)
+    lower = [item for item in backbone.state_dict().items() if not item[0].startswith((*upper, "norm."))]
+    return _digest([json.dumps([config, layers], sort_keys=True, default=str)], lower)
+
+
+def _config(module: PrmModule) -> dict[str, Any]:
+    return {key: value for key, value in module.config.to_dict().items() if key not in _CHANGES_NO_SCORE}
+
+
+def _digest(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = xxhash.xxh3_128()
+    for text in texts:
+        digest.update(text.encode())
+    for name, tensor in sorted(tensors):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 

@@ -13,10 +13,11 @@ from torch import nn
 from prism_prm.errors import ConfigError, MissingExtraError, ModelError
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import Card, check_family
+from prism_prm.prms.card import CARD_FILE, Card, check_family
 from prism_prm.prms.folder import check_weights, load_backbone, load_folder, load_tokenizer, local_folder, quietly
 from prism_prm.prms.module import PrmModule, check_attention
 from prism_prm.scorer.check_packing import check_packing
+from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.prm import Prm, default_device
 from prism_prm.scorer.too_long import OnTooLong
 
@@ -37,6 +38,7 @@ def load_prm(
     token_budget: int | None = None,
     context: int | None = None,
     on_too_long: OnTooLong = "error",
+    cache: str | Path | CacheSettings | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Prm:
@@ -55,6 +57,7 @@ def load_prm(
         token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
         context: longest path in tokens; default: the model's own.
         on_too_long: "error", "drop-left-steps" or "skip".
+        cache: folder to keep what its frozen lower layers make of texts; how many these are, its prism.json says.
         allow_pickle: read pickled weights, which can run any code.
         trust_remote_code: let transformers run code from the model's repository.
     """
@@ -82,7 +85,17 @@ def load_prm(
         module = merge_adapter(module, Path(adapter))
     module.eval()
     check_packing(module)
-    return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long)
+    kept = cache if cache is None or isinstance(cache, CacheSettings) else _cache_of(str(name), card, cache)
+    return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
+
+
+def _cache_of(name: str, card: Card, folder: str | Path) -> CacheSettings:
+    if not card.frozen_layers:
+        raise ConfigError(
+            f"{name}: its {CARD_FILE} names no frozen_layers, so no layer's output can be shared with another PRM; "
+            "leave out the cache, or train with hardware.frozen_layers"
+        )
+    return CacheSettings(folder, card.frozen_layers)
 
 
 def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:
@@ -123,6 +136,7 @@ def init_prm(
     device: torch.device | str | None = None,
     attn: str = "sdpa",
     seed: int = 0,
+    layers: int | None = None,
     token_budget: int | None = None,
     on_too_long: OnTooLong = "error",
     allow_pickle: bool = False,
@@ -130,7 +144,8 @@ def init_prm(
     """A fresh PRM on any causal language model: a hub id, a folder, or a folder with one GGUF file.
 
     Its head is random (drawn with `seed`), save in families that read the language model's own output layer. Tokens
-    that the family's layout needs are added to the tokenizer, with the mean of all embeddings.
+    that the family's layout needs are added to the tokenizer, with the mean of all embeddings. With `layers` only that
+    many of the backbone's lowest layers are used: a smaller PRM, and middle layers often know as much of what is right.
     """
     check_family(family)
     kind = FAMILIES[family]
@@ -138,6 +153,8 @@ def init_prm(
     target = torch.device(device) if device is not None else default_device()
     folder = local_folder(str(backbone), allow_pickle=allow_pickle)
     model, tokenizer = language_model(folder, pick_dtype(dtype, target), kernel, allow_pickle, kind.uses_lm_head)
+    if layers is not None:
+        _cut(model, layers)
     _add_tokens(model, tokenizer, kind.new_tokens)
     laid_out = kind(tokenizer, settings=settings)
     body = model.base_model if kind.uses_lm_head else model
@@ -187,6 +204,17 @@ def _from_gguf(folder: Path, files: list[Path], options: dict[str, Any], with_lm
     fresh = kind.from_config(read.config, attn_implementation=options["attn_implementation"]).to(options["dtype"])
     fresh.load_state_dict(read.state_dict())
     return fresh, tokenizer
+
+
+def _cut(model: Any, layers: int) -> None:
+    """Leave the lowest layers."""
+    backbone, config = model.base_model, model.config
+    if not 0 < layers <= len(backbone.layers):
+        raise ConfigError(f"layers = {layers}: the backbone has {len(backbone.layers)}.")
+    backbone.layers = backbone.layers[:layers]
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = list(config.layer_types)[:layers]
 
 
 def _add_tokens(model: Any, tokenizer: Any, tokens: tuple[str, ...]) -> None:

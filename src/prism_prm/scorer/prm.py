@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prism_prm.packing import EncodedTree, describe, encode_tree, pack
+from prism_prm.packing import EncodedTree, Row, describe, encode_tree, pack
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import Card
 from prism_prm.prms.folder import save_folder
 from prism_prm.prms.module import PrmModule
 from prism_prm.records import StepTree
+from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.scorer.model_hash import hash_model
 from prism_prm.scorer.results import TreeScores
 from prism_prm.scorer.run import pair_cost, run_rows
@@ -48,9 +49,12 @@ class Prm:
         token_budget: int | None = None,
         context: int | None = None,
         on_too_long: OnTooLong = "error",
+        cache: CacheSettings | None = None,
     ) -> None:
         check_choice(on_too_long)
         self.module = module
+        self.cache = LowerCache(module, cache) if cache else None
+        """What the frozen lower layers make of texts, where that is kept."""
         self.family = family
         self.card = card
         self.token_budget = token_budget or (8192 if module.device.type == "cpu" else 16384)
@@ -103,6 +107,20 @@ class Prm:
                     advance(len(some))
         return results
 
+    def fill_cache(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> None:
+        """Keep what scoring or training on these nodes will ask of the lower layers."""
+        assert self.cache is not None, "a PRM is loaded with a cache or without"
+        items = [
+            item
+            for i, (tree, nodes) in enumerate(zip(trees, wanted, strict=True))
+            for item in fit(tree, i, nodes, self.family, self.context, self.on_too_long)[0]
+        ]
+        self.cache.fill(self._rows(items), self.token_budget)
+
+    def _rows(self, items: Sequence[Item]) -> list[Row]:
+        trees, groups = [item.tree for item in items], [item.groups for item in items]
+        return pack(trees, self.token_budget, groups, pair_cost=pair_cost(self.module))
+
     def _score_portion(self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
         items: list[Item] = []
         too_long: list[tuple[int, ...]] = []
@@ -122,11 +140,9 @@ class Prm:
             index, node = owner(item, node)
             return describe(trees[index], node)
 
-        cost = pair_cost(self.module)
-        groups = [item.groups for item in items]
-        rows = pack([item.tree for item in items], self.token_budget, groups, pair_cost=cost)
+        rows = self._rows(items)
         scores = [np.full((len(tree.nodes), len(self.outputs)), np.nan) for tree in trees]
-        for owners, log_odds_RO in run_rows(self.module, rows, self.token_budget, named):
+        for owners, log_odds_RO in run_rows(self.module, rows, self.token_budget, named, self.cache):
             for (item, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
                 index, node = owner(item, node)
                 scores[index][node] = values

@@ -11,6 +11,7 @@ from torch import Tensor
 from prism_prm.errors import ModelError
 from prism_prm.packing import Row, batch_rows, collate, merge_rows
 from prism_prm.prms.module import FLEX_BLOCK, PrmModule
+from prism_prm.scorer.lower_cache import LowerCache
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ def pair_cost(module: PrmModule) -> float:
 
 
 def run_rows(
-    module: PrmModule, rows: Sequence[Row], token_budget: int, named: Named
+    module: PrmModule, rows: Sequence[Row], token_budget: int, named: Named, cache: LowerCache | None = None
 ) -> Iterator[tuple[tuple[tuple[int, int], ...], Tensor]]:
     """(owners, log-odds_RO on the CPU in 64 bits) of each batch."""
     flex = module.attention == "flex"
@@ -47,7 +48,9 @@ def run_rows(
 
     def forward(some: Sequence[Row]) -> Tensor:
         with torch.inference_mode():
-            log_odds_RO: Tensor = module(collate(some, multiple=FLEX_BLOCK if flex else 1).to(module.device))
+            batch = collate(some, multiple=FLEX_BLOCK if flex else 1)
+            batch = batch if cache is None else cache.attach(batch, some)
+            log_odds_RO: Tensor = module(batch.to(module.device))
             return log_odds_RO.double().cpu()
 
     def name_row(row: Row) -> str:
@@ -58,6 +61,8 @@ def run_rows(
             owners = tuple(owner for row in part for owner in row.owners)
             check_finite(log_odds_RO, owners, named)
             yield owners, log_odds_RO
+    if cache is not None:
+        cache.flush()
 
 
 def halving(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from prism_prm.packing import EncodedTree, Layout, PackedBatch, Row, collate, encode_tree, merge_rows, pack, read_index
 from prism_prm.prms.module import FLEX_BLOCK, PrmModule
+from prism_prm.scorer.lower_cache import LowerCache
 from prism_prm.training.examples import Examples, Ints, offered
 from prism_prm.training.plan import share
 
@@ -122,11 +123,18 @@ def _numbered(part: Part, indices: Ints, first: int) -> Part:
     return Part(rows, tuple(int(indices[i]) for i in part.examples), reads)
 
 
-def batch_maker(module: PrmModule, tokens: int) -> Callable[[Sequence[Row]], PackedBatch]:
+def batch_maker(
+    module: PrmModule, tokens: int, cache: LowerCache | None = None
+) -> Callable[[Sequence[Row]], PackedBatch]:
     """How rows become a batch for the module's attention: padded, or for flex several to a row of whole blocks."""
-    if module.attention == "flex":
-        return lambda rows: collate(merge_rows(rows, tokens), multiple=FLEX_BLOCK)
-    return collate
+    flex = module.attention == "flex"
+
+    def make(rows: Sequence[Row]) -> PackedBatch:
+        rows = merge_rows(rows, tokens) if flex else rows
+        batch = collate(rows, multiple=FLEX_BLOCK if flex else 1)
+        return batch if cache is None else cache.attach(batch, rows)
+
+    return make
 
 
 def micro_batches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,15 @@ def freeze(module: PrmModule, layers: int) -> None:
         layer.requires_grad_(False)
 
 
+def check_cache(hardware: HardwareSettings, spread: str) -> None:
+    """Kept states go into the upper layers by name, which spread weights do not have."""
+    if hardware.cache and any(name in spread.upper() for name in ("FSDP", "DEEPSPEED", "MEGATRON")):
+        raise ConfigError(
+            f"hardware.cache does not work with weights that are spread over processes ({spread}); leave it out, or "
+            "launch without it."
+        )
+
+
 def with_adapters(module: PrmModule, lora: Lora, seed: int) -> torch.nn.Module:
     """Low-rank adapters on the backbone's linear layers; the head is trained in full."""
     from peft import LoraConfig, get_peft_model
@@ -62,3 +72,10 @@ def count(model: torch.nn.Module) -> tuple[int, int]:
     """(trained, all) parameters."""
     parameters = list(model.parameters())
     return sum(p.numel() for p in parameters if p.requires_grad), sum(p.numel() for p in parameters)
+
+
+def release_memory() -> None:
+    """Give back what the last model took."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -55,10 +55,14 @@ class BaseSettings:
     """Instead of a PRM: a causal language model (hub id, folder, folder with a GGUF file) that gets a fresh head."""
     family: str | None = None
     """The PRM's family where it is not known from its folder; with a backbone: the family to make (default qwen)."""
+    layers: int | None = None
+    """With a backbone: use only this many of its lowest layers; default: all."""
 
     def __post_init__(self) -> None:
         if bool(self.prm) == bool(self.backbone):
             raise ConfigError('[base] needs either prm = "…" or backbone = "…".')
+        if self.layers and self.prm:
+            raise ConfigError("[base] layers cuts a backbone; a PRM is used as it is.")
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,18 @@ class HardwareSettings:
     gradient_checkpointing: bool = False
     frozen_layers: int = 0
     """The embedding and this many lowest layers stay as they are."""
+    cache: str | None = None
+    """A folder for what the frozen layers make of texts: computed once, then only the other layers run. Runs may share
+    it, and `prism eval --cache` too."""
+    cache_gb: float = 50.0
+    """How much the folder may take; beyond that, states are computed each time."""
     lora: Lora | None = None
     score_tokens: int | None = None
     """Padded tokens per forward pass when scoring margins and validating; default: that of `prism score`."""
+
+    def __post_init__(self) -> None:
+        if self.cache and not self.frozen_layers:
+            raise ConfigError("hardware.cache keeps the output of frozen layers: set hardware.frozen_layers too.")
 
 
 CRITERIA = {

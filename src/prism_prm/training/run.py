@@ -7,12 +7,11 @@ folder and is not done again; a run that was killed goes on with the same comman
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from prism_prm.curriculum import Binned, assign
 from prism_prm.errors import DataError, PrismError
 from prism_prm.files import write_text
 from prism_prm.scorer import Prm, init_prm, load_prm
+from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.run import pair_cost
 from prism_prm.scorer.table import Share
 from prism_prm.training.batches import RowLimits, batch_maker, too_long
@@ -30,9 +30,9 @@ from prism_prm.training.claim import claimed
 from prism_prm.training.examples import Examples
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import CANNOT_WRITE, Round
-from prism_prm.training.model import count, merged, prepare
+from prism_prm.training.model import check_cache, count, merged, prepare, release_memory
 from prism_prm.training.recipe import Recipe
-from prism_prm.training.scored import histogram, read_column, write_scored
+from prism_prm.training.scored import fill_cache, histogram, read_column, write_scored
 from prism_prm.training.source import TRAIN, Split, make_data
 from prism_prm.training.validation import Validation, best_round
 
@@ -73,6 +73,7 @@ class Run:
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json."""
         check_reporters(self.recipe.report_to)
+        check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
         with claimed(self.folder, self.recipe, self.accelerator) as finished:
             if finished is not None:
                 self.say(f"{self.folder} is finished already; nothing to do. Its best PRM: {finished['best']}")
@@ -109,7 +110,10 @@ class Run:
         def make() -> None:
             assert settings.backbone
             family, dtype, seed = settings.family or "qwen", self.recipe.hardware.dtype, self.recipe.seed
-            init_prm(settings.backbone, family=family, dtype=dtype, device="cpu", seed=seed).save(folder)
+            fresh = init_prm(
+                settings.backbone, family=family, dtype=dtype, device="cpu", seed=seed, layers=settings.layers
+            )
+            fresh.save(folder)
 
         if not folder.exists():
             self._main_only(make)
@@ -166,6 +170,8 @@ class Run:
         if folder.exists():
             return folder
         recipe = self.recipe
+        if recipe.hardware.cache:
+            self._main_only(lambda: self._fill_cache(name, examples, start))
         prm = self._load(start)
         model = prepare(prm.module, recipe.hardware, recipe.seed)
         trained, total = count(model)
@@ -173,7 +179,7 @@ class Run:
             name,
             model,
             prm.family,
-            batch_maker(prm.module, recipe.train.microbatch_tokens),
+            batch_maker(prm.module, recipe.train.microbatch_tokens, prm.cache),
             RowLimits(recipe.train.row_tokens, pair_cost(prm.module)),
             examples,
             recipe.objective,
@@ -192,6 +198,11 @@ class Run:
         self.accelerator.free_memory()
         release_memory()
         return folder
+
+    def _fill_cache(self, name: str, examples: Examples, start: Path | str) -> None:
+        """What the frozen layers make of a round's examples, all candidates of a tree in one pass."""
+        with self.bars(f"frozen layers, round {name}", len(examples)) as advance:
+            fill_cache(self._load(start), examples, advance)
 
     @contextlib.contextmanager
     def _logged(self, work: Round) -> Iterator[None]:
@@ -216,6 +227,7 @@ class Run:
     def _save(self, prm: Prm, model: Any, folder: Path) -> None:
         """The trained PRM as a folder, whole or not at all."""
         accelerator, hardware = self.accelerator, self.recipe.hardware
+        prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers)
         if hardware.lora is not None:
             prm.module = merged(accelerator.unwrap_model(model))
             state = dict(prm.module.state_dict())
@@ -276,9 +288,10 @@ class Run:
     def _load(self, place: Path | str) -> Prm:
         hardware = self.recipe.hardware
         family = self.recipe.base.family if isinstance(place, str) else None
+        kept = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
         return load_prm(
             place, family=family, dtype=hardware.dtype, device=self.accelerator.device, attn=hardware.attn,
-            token_budget=hardware.score_tokens,
+            token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
 
     def _main_only(self, work: Callable[[], object]) -> None:
@@ -294,10 +307,3 @@ def set_threshold(folder: Path, threshold: float) -> None:
 
     card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
     write_text(folder / CARD_FILE, json.dumps({**card, "threshold": threshold}, indent=2) + "\n")
-
-
-def release_memory() -> None:
-    """Give back what the last model took."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

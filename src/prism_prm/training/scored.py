@@ -6,7 +6,7 @@ was stopped scores only what is missing, and several processes share the portion
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +51,25 @@ STEPS = pa.schema(
 TREES_PER_PART = 64
 
 
+def fill_cache(prm: Prm, examples: Examples, advance: Callable[[int], None]) -> None:
+    """Keep what the frozen layers make of the examples; `advance` hears of examples that are done."""
+    by_tree = examples.by_tree()
+    for start in range(0, len(by_tree), TREES_PER_PART):
+        some = by_tree[start : start + TREES_PER_PART]
+        offers = [offered(examples, indices) for indices in some]
+        prm.fill_cache([tree for tree, _ in offers], [_nodes(groups) for _, groups in offers])
+        advance(sum(map(len, some)))
+
+
+def _nodes(groups: Sequence[tuple[int, ...]]) -> list[int]:
+    return sorted({node for group in groups for node in group})
+
+
 def score_examples(prm: Prm, examples: Examples) -> Floats:
     """log-odds_NK of the nodes of each example: chosen and rejected, or the labelled step alone."""
     by_tree = examples.by_tree()
     offers = [offered(examples, indices) for indices in by_tree]
-    wanted = [sorted({node for group in groups for node in group}) for _, groups in offers]
+    wanted = [_nodes(groups) for _, groups in offers]
     scores = prm.score_trees([tree for tree, _ in offers], wanted)
     log_odds_NK = np.empty((len(examples), 2 if examples.labels is None else 1))
     for indices, (_, groups), tree_scores in zip(by_tree, offers, scores, strict=True):

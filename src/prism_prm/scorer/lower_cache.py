@@ -1,0 +1,164 @@
+"""What the frozen lower layers make of texts, computed once and kept on disc: the low-cost way to train and measure.
+
+A token's hidden state depends on the tokens of its own path alone, not on the tree, row or batch that it stands in. So
+states are kept by content: those of one prompt or step under the hash of all ids from its path's beginning to its end.
+Whatever contains the same path finds them: another epoch, another objective, margins, validation, a benchmark.
+
+States are added in shards, each a safetensors file that appears whole or not at all; what a killed process had
+computed since its last shard is computed again. Several processes may use one folder: each writes its own shards.
+
+Shapes: B rows, L tokens of a row, H hidden size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from prism_prm.errors import DataError
+from prism_prm.files import whole_file
+from prism_prm.packing import PackedBatch, Row, batch_rows, collate
+from prism_prm.prms.halves import divide
+from prism_prm.prms.module import FLEX_BLOCK, PrmModule
+from prism_prm.scorer.model_hash import hash_lower
+
+log = logging.getLogger(__name__)
+
+SHARD_BYTES = 128 * 2**20
+"""States are held in memory up to this size before they become a file."""
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Where states are kept, and how much room they may take."""
+
+    folder: str | Path
+    layers: int
+    """The embedding and this many lowest layers are frozen."""
+    gigabytes: float = 50.0
+    """When it is full, what is not in it is computed each time; nothing is thrown out."""
+
+
+class LowerCache:
+    """The kept states of one model's lower layers; `attach` puts them into a batch, computing what is missing."""
+
+    def __init__(self, module: PrmModule, settings: CacheSettings) -> None:
+        module.halves = divide(module.backbone, settings.layers)
+        self.module = module
+        self.folder = Path(settings.folder) / f"{settings.layers}-layers-{hash_lower(module, settings.layers)[:16]}"
+        """States of other weights, of another dtype or number of layers have another folder."""
+        self.room = int(settings.gigabytes * 1e9)
+        self.is_full = False
+        self._bytes = 0
+        self._shards: list[Any] = []
+        self._place: dict[bytes, tuple[int, int, int]] = {}
+        """Key → (shard, its first token there, the token behind its last)."""
+        self._new: dict[bytes, Tensor] = {}
+        """States that are in no shard yet."""
+        self._new_bytes = 0
+        for path in sorted(self.folder.glob("*.safetensors")):
+            self._open(path)
+
+    def attach(self, batch: PackedBatch, rows: Sequence[Row]) -> PackedBatch:
+        """The batch that was made of these rows, with the states of its tokens."""
+        size = (*batch.input_ids_BL.shape, self.module.config.hidden_size)
+        hidden_BLH = torch.zeros(size, dtype=self.module.backbone.dtype)
+        missing = []
+        for i, row in enumerate(rows):
+            stretches = list(_stretches(row))
+            if all(map(self._has, stretches)):
+                for start, stop, key in stretches:
+                    hidden_BLH[i, start:stop] = self._get(key)
+            else:
+                missing.append(i)
+        if missing:
+            for i, states_LH in zip(missing, self._compute([rows[i] for i in missing]), strict=True):
+                hidden_BLH[i, : len(states_LH)] = states_LH
+        return replace(batch, hidden_BLH=hidden_BLH)
+
+    def fill(self, rows: Sequence[Row], token_budget: int) -> None:
+        """Compute and keep what these rows need and the cache has not."""
+        missing = [row for row in rows if not all(map(self._has, _stretches(row)))]
+        for batch in batch_rows(missing, token_budget):
+            if not self.is_full:
+                self._compute(batch)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is held in memory as one more shard."""
+        if not self._new:
+            return
+        path = self.folder / f"{uuid.uuid4().hex}.safetensors"
+        keys = np.frombuffer(b"".join(self._new), np.uint8).reshape(len(self._new), -1)
+        content = {
+            "keys": torch.from_numpy(keys.copy()),
+            "stops": torch.tensor([len(states) for states in self._new.values()]).cumsum(0),
+            "hidden": torch.cat(list(self._new.values())),
+        }
+        with whole_file(path) as aside:
+            save_file(content, aside)
+        self._new.clear()
+        self._new_bytes = 0
+        self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            shard: Any = safe_open(path, framework="pt")
+            keys, stops = shard.get_tensor("keys").numpy(), shard.get_tensor("stops").tolist()
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{path}: not a shard of kept states ({error}); remove it to have it made again") from error
+        for key, start, stop in zip(keys, [0, *stops], stops, strict=False):
+            self._place[key.tobytes()] = (len(self._shards), start, stop)
+        self._shards.append(shard.get_slice("hidden"))
+        self._bytes += path.stat().st_size
+
+    def _has(self, stretch: tuple[int, int, bytes]) -> bool:
+        return stretch[2] in self._place or stretch[2] in self._new
+
+    def _get(self, key: bytes) -> Tensor:
+        if key in self._new:
+            return self._new[key]
+        shard, start, stop = self._place[key]
+        states: Tensor = self._shards[shard][start:stop]
+        return states
+
+    def _compute(self, rows: Sequence[Row]) -> list[Tensor]:
+        """The states_LH of each row, from the model; those that are new are kept."""
+        flex = self.module.attention == "flex"
+        batch = collate(rows, multiple=FLEX_BLOCK if flex else 1).to(self.module.device)
+        hidden_BLH = self.module.lower(batch).cpu()
+        for states_LH, row in zip(hidden_BLH, rows, strict=True):
+            for stretch in _stretches(row):
+                if not self._has(stretch):
+                    self._keep(stretch[2], states_LH[stretch[0] : stretch[1]])
+        return [states_LH[: len(row)] for states_LH, row in zip(hidden_BLH, rows, strict=True)]
+
+    def _keep(self, key: bytes, states: Tensor) -> None:
+        size = states.numel() * states.element_size()
+        if self._bytes + self._new_bytes + size > self.room:
+            if not self.is_full:
+                log.warning("%s is full (%.1f GB): other states are computed each time", self.folder, self.room / 1e9)
+            self.is_full = True
+            return
+        self._new[key] = states.clone()
+        self._new_bytes += size
+        if self._new_bytes >= SHARD_BYTES:
+            self.flush()
+
+
+def _stretches(row: Row) -> Iterator[tuple[int, int, bytes]]:
+    """(first column, column behind the last, key) of each prompt or step in a row."""
+    for start, stop in zip(row.starts, (*row.starts[1:], len(row)), strict=True):
+        path = row.ids_L[:stop][row.ends_L[:stop] >= stop]
+        yield start, stop, hashlib.blake2b(path.tobytes(), digest_size=16).digest()
