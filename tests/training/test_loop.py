@@ -19,9 +19,13 @@ from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import collate
 from prism_prm.scorer import Prm
-from prism_prm.training.batches import Packing, RowLimits, micro_batches, parts_of_update
+from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
+from prism_prm.training.batches import Packing, RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.training.examples import Examples, labelled_steps, offered
 from prism_prm.training.loop import NotFiniteError, Round, TrainSettings
+from prism_prm.training.model import prepare
+from prism_prm.training.recipe import HardwareSettings, Lora
+from prism_prm.training.scored import fill_cache
 
 
 def tiny_copy(tiny_prm: Callable[..., Any]) -> Prm:
@@ -183,3 +187,31 @@ def test_impossible_settings() -> None:
         TrainSettings(pairs_per_update=0)
     with pytest.raises(ConfigError, match="warmup"):
         TrainSettings(warmup=1.0)
+
+
+@pytest.mark.parametrize("lora", [None, Lora(r=2)], ids=["layers", "adapters"])
+def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora | None) -> None:
+    """What frozen layers make of texts may be computed each time or kept: the same losses and weights."""
+    examples = random_examples()
+    results = []
+    for is_kept in (False, True):
+        prm = tiny_copy(tiny_prm)
+        if is_kept:
+            prm.cache = LowerCache(prm.module, CacheSettings(tmp_path / "cache", 1))
+            fill_cache(prm, examples, lambda _: None)
+        work = a_round(prm, tmp_path, examples, epochs=2)
+        work.model = prepare(prm.module, HardwareSettings(frozen_layers=1, lora=lora), seed=0)
+        work.make_batch = batch_maker(prm.module, 10_000, prm.cache)
+        lines: list[dict[str, Any]] = []
+        work.on_update = lines.append
+        start = {name: value.clone() for name, value in prm.module.state_dict().items()}
+        with pytest.MonkeyPatch.context() as patch:
+            if is_kept:
+                patch.setattr(type(prm.module), "lower", lambda *_: pytest.fail("the frozen layers run again"))
+            work.run(Accelerator(cpu=True))
+        trained = dict(prm.module.state_dict())
+        assert any(not torch.equal(trained[name], start[name]) for name in start if "layers.1" in name)
+        results.append(([line["loss"] for line in lines], trained))
+    (plain, reference), (kept, weights) = results
+    assert kept == pytest.approx(plain, abs=1e-9)
+    assert_same(weights, reference, 1e-9)

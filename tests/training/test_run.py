@@ -302,3 +302,21 @@ def test_impossible_recipes() -> None:
         from_mapping(Recipe, {**sections, "base": {}})
     with pytest.raises(ConfigError, match=r"\[data\] needs either"):
         from_mapping(Recipe, {**sections, "data": {}})
+
+
+def test_with_kept_states_a_run_ends_the_same(recipe_file: Path, tmp_path: Path) -> None:
+    """Margins, rounds and validation with and without the cache; the PRM says what evaluation may keep."""
+    plain = run(recipe_file, tmp_path / "plain", "hardware.frozen_layers=1")
+    wanted = ["hardware.frozen_layers=1", f"hardware.cache={tmp_path / 'cache'}"]
+    kept = run(recipe_file, tmp_path / "kept", *wanted)
+    assert losses(tmp_path / "kept") == pytest.approx(losses(tmp_path / "plain"), abs=1e-4)
+    for name, value in weights(Path(plain["best"])).items():
+        torch.testing.assert_close(weights(Path(kept["best"]))[name], value, atol=1e-3, rtol=0)
+    (folder,) = (tmp_path / "cache").iterdir()
+    shards = sorted(folder.iterdir())
+    prm = load_prm(kept["best"], cache=tmp_path / "cache")
+    assert prm.card.frozen_layers == 1
+    assert prm.cache is not None
+    assert prm.cache.folder == folder
+    run(recipe_file, tmp_path / "again", *wanted, "objective.space=log-odds")
+    assert sorted(folder.iterdir()) == shards, "another objective finds all states"

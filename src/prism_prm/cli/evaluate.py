@@ -27,12 +27,15 @@ Examples
 `prism eval --bench labelled --data my_labels.jsonl --scores eval/my-prm/labelled.scores.parquet --threshold tpr=0.95
 --out eval/at-95`
 
+`prism eval --prm runs/my-prm/rounds/1_all --bench labelled,pairs --data runs/my-prm/data --split test --out eval/test`
+(held-out problems; pairs measures annotated errors and steps that come too early apart)
+
 `prism eval --prm runs/my-prm --bench prmbench --data prmbench/ --trained-on phase1_train.jsonl --out eval/my-prm`
 """
 
 
 def evaluate(
-    bench: Annotated[str, typer.Option(help="prmbench, processbench, labelled; several with commas.")],
+    bench: Annotated[str, typer.Option(help="prmbench, processbench, labelled, pairs; several with commas.")],
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.md, metrics.json and scores.")],
     prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure.")] = None,
     data: Annotated[
@@ -41,6 +44,9 @@ def evaluate(
             help="Files or folders of the benchmark, or a folder that holds one named like it, or a hub id. "
             "Without it, the hub's. Parts of a benchmark are fine."
         ),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="For labelled and pairs: only this split of a folder that `prism pairs` wrote.")
     ] = None,
     scores: Annotated[
         Path | None, typer.Option(help="A scores table of this data (from `prism score` or an earlier run).")
@@ -97,7 +103,7 @@ def evaluate(
     attach = _Scores(prm, scores, predictions, out, loading)
     evaluations = []
     for one in names:
-        benchmark = read_benchmark(one, data or [])
+        benchmark = read_benchmark(one, data or [], split)
         benchmark = benchmark.first(limit) if limit else benchmark
         benchmark = benchmark.checked_against(trained_on) if trained_on else benchmark
         say(f"{benchmark.described()}, from {len(benchmark.files)} files")

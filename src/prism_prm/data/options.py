@@ -29,4 +29,6 @@ class ReadOptions:
     """Read records that hold a problem and a plain solution text, cutting the text into steps."""
     trust_solutions: bool = False
     """Label every step of such a plain solution as right (for reference solutions)."""
+    split: str | None = None
+    """Of a `trees.parquet`: only the trees of this split."""
     on_bad_record: OnBadRecord = "fail"

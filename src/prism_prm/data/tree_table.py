@@ -25,6 +25,12 @@ class Record(msgspec.Struct):
     name: str = ""
     answer: str | None = None
     ended: bool | None = None
+    split: str = ""
+
+
+def drop_reason(record: Record, options: ReadOptions) -> str | None:
+    """Why the tree is left out, if it is."""
+    return None if options.split in (None, record.split) else "other-split"
 
 
 def read(record: Record, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
@@ -46,4 +52,4 @@ def read(record: Record, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
     ]
 
 
-FORMAT = Format("trees", Record, frozenset({"tree_id", "nodes", "trunk"}), read)
+FORMAT = Format("trees", Record, frozenset({"tree_id", "nodes", "trunk"}), read, drop_reason)

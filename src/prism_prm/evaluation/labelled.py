@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from prism_prm.data.options import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import DataError
 from prism_prm.evaluation.items import Benchmark, Item, require_items
 from prism_prm.pairs.problems import normalise_problem
 
 
-def read_labelled(inputs: Sequence[str | Path]) -> Benchmark:
-    """The trees that carry a label, grouped by file."""
-    reader = Reader(inputs)
+def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Benchmark:
+    """The trees that carry a label, grouped by file; of a split, where the input is a folder of `prism pairs`."""
+    reader = Reader(inputs, options=ReadOptions(split=split))
     notes: Counter[str] = Counter()
     items: list[Item] = []
     names: set[str] = set()

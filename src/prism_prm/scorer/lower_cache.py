@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,25 +74,21 @@ class LowerCache:
         """The batch that was made of these rows, with the states of its tokens."""
         size = (*batch.input_ids_BL.shape, self.module.config.hidden_size)
         hidden_BLH = torch.zeros(size, dtype=self.module.backbone.dtype)
-        missing = []
-        for i, row in enumerate(rows):
-            stretches = list(_stretches(row))
-            if all(map(self._has, stretches)):
-                for start, stop, key in stretches:
-                    hidden_BLH[i, start:stop] = self._get(key)
-            else:
-                missing.append(i)
-        if missing:
-            for i, states_LH in zip(missing, self._compute([rows[i] for i in missing]), strict=True):
-                hidden_BLH[i, : len(states_LH)] = states_LH
+        needs = [_Need.of(row, self._has) for row in rows]
+        for row_LH, need in zip(hidden_BLH, needs, strict=True):
+            for start, stop, key in need.kept:
+                row_LH[start:stop] = self._get(key)
+        missing = [i for i, need in enumerate(needs) if need.missing]
+        for i, states_LH in zip(missing, self._compute([needs[i] for i in missing]), strict=True):
+            hidden_BLH[i, needs[i].columns_L] = states_LH
         return replace(batch, hidden_BLH=hidden_BLH)
 
     def fill(self, rows: Sequence[Row], token_budget: int) -> None:
         """Compute and keep what these rows need and the cache has not."""
-        missing = [row for row in rows if not all(map(self._has, _stretches(row)))]
-        for batch in batch_rows(missing, token_budget):
+        by_row = {id(need.row): need for row in rows if (need := _Need.of(row, self._has)).missing}
+        for batch in batch_rows([need.row for need in by_row.values()], token_budget):
             if not self.is_full:
-                self._compute(batch)
+                self._compute([by_row[id(row)] for row in batch])
         self.flush()
 
     def flush(self) -> None:
@@ -123,8 +119,8 @@ class LowerCache:
         self._shards.append(shard.get_slice("hidden"))
         self._bytes += path.stat().st_size
 
-    def _has(self, stretch: tuple[int, int, bytes]) -> bool:
-        return stretch[2] in self._place or stretch[2] in self._new
+    def _has(self, key: bytes) -> bool:
+        return key in self._place or key in self._new
 
     def _get(self, key: bytes) -> Tensor:
         if key in self._new:
@@ -133,18 +129,23 @@ class LowerCache:
         states: Tensor = self._shards[shard][start:stop]
         return states
 
-    def _compute(self, rows: Sequence[Row]) -> list[Tensor]:
-        """The states_LH of each row, from the model; those that are new are kept."""
+    def _compute(self, needs: Sequence[_Need]) -> list[Tensor]:
+        """The states_LH that each row needs, from the model; those that are new are kept."""
+        if not needs:
+            return []
         flex = self.module.attention == "flex"
-        batch = collate(rows, multiple=FLEX_BLOCK if flex else 1).to(self.module.device)
-        hidden_BLH = self.module.lower(batch).cpu()
-        for states_LH, row in zip(hidden_BLH, rows, strict=True):
-            for stretch in _stretches(row):
-                if not self._has(stretch):
-                    self._keep(stretch[2], states_LH[stretch[0] : stretch[1]])
-        return [states_LH[: len(row)] for states_LH, row in zip(hidden_BLH, rows, strict=True)]
+        batch = collate([need.row for need in needs], multiple=FLEX_BLOCK if flex else 1).to(self.module.device)
+        found = [
+            states_LH[: len(need.row)] for states_LH, need in zip(self.module.lower(batch).cpu(), needs, strict=True)
+        ]
+        for states_LH, need in zip(found, needs, strict=True):
+            for start, stop, key in need.missing:
+                self._keep(key, states_LH[start:stop])
+        return found
 
     def _keep(self, key: bytes, states: Tensor) -> None:
+        if self._has(key):
+            return
         size = states.numel() * states.element_size()
         if self._bytes + self._new_bytes + size > self.room:
             if not self.is_full:
@@ -157,8 +158,36 @@ class LowerCache:
             self.flush()
 
 
-def _stretches(row: Row) -> Iterator[tuple[int, int, bytes]]:
-    """(first column, column behind the last, key) of each prompt or step in a row."""
-    for start, stop in zip(row.starts, (*row.starts[1:], len(row)), strict=True):
-        path = row.ids_L[:stop][row.ends_L[:stop] >= stop]
-        yield start, stop, hashlib.blake2b(path.tobytes(), digest_size=16).digest()
+Stretch = tuple[int, int, bytes]
+"""(first column, column behind the last, key) of a prompt or step in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What of a row is kept already, and the part of the row that has to be run for the rest."""
+
+    kept: list[Stretch]
+    row: Row
+    """What is missing and what that stands on."""
+    columns_L: np.ndarray
+    """Where these tokens stand in the whole row."""
+    missing: list[Stretch]
+    """In columns of the part."""
+
+    @classmethod
+    def of(cls, row: Row, has: Callable[[bytes], bool]) -> _Need:
+        kept: list[Stretch] = []
+        missing: list[Stretch] = []
+        is_run_L = np.zeros(len(row), bool)
+        for start, stop in zip(row.starts, (*row.starts[1:], len(row)), strict=True):
+            on_path_L = row.ends_L[:stop] >= stop
+            key = hashlib.blake2b(row.ids_L[:stop][on_path_L].tobytes(), digest_size=16).digest()
+            if has(key):
+                kept.append((start, stop, key))
+            else:
+                missing.append((start, stop, key))
+                is_run_L[:stop] |= on_path_L
+        before_L = np.concatenate([[0], np.cumsum(is_run_L)])
+        columns_L = np.flatnonzero(is_run_L)
+        part = Row(row.ids_L[columns_L], row.positions_L[columns_L], before_L[row.ends_L[columns_L]], (), (), ())
+        return cls(kept, part, columns_L, [(int(before_L[a]), int(before_L[b]), key) for a, b, key in missing])

@@ -53,7 +53,7 @@ def _digest(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) -> str:
         digest.update(text.encode())
     for name, tensor in sorted(tensors):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     return digest.hexdigest()
 
 

@@ -1,0 +1,114 @@
+"""With what the frozen layers make of texts kept on disc, every score is the one of the whole model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_exactness import COMB
+
+from prism_prm import load_prm
+from prism_prm.errors import ConfigError, DataError, ModelError
+from prism_prm.packing import with_leaves
+from prism_prm.records import Step
+from prism_prm.scorer import Prm
+from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
+from tiny import FAMILY_MODELS
+
+Tiny = Callable[..., Any]
+
+
+def cached(prm: Prm, folder: Path, gigabytes: float = 1.0) -> Prm:
+    """A PRM of the same weights that keeps what its lowest layer makes of texts."""
+    other = copy.deepcopy(prm)
+    other.cache = LowerCache(other.module, CacheSettings(folder, 1, gigabytes))
+    return other
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("the frozen layers run again")
+
+
+def assert_same_scores(one: Prm, other: Prm, *trees: Any) -> None:
+    for a, b in zip(one.score_trees(trees), other.score_trees(trees), strict=True):
+        np.testing.assert_allclose(a.log_odds_NO, b.log_odds_NO, atol=1e-9)
+
+
+@pytest.mark.parametrize(("family", "kind"), FAMILY_MODELS)
+def test_scores_are_those_of_the_whole_model(tmp_path: Path, tiny_prm: Tiny, family: str, kind: str) -> None:
+    prm = tiny_prm(family, kind)
+    other = cached(prm, tmp_path)
+    more = with_leaves(COMB, [(2, Step("done")), (-1, Step("x = 12"))])
+    for tree in (COMB, more):
+        assert_same_scores(prm, other, tree)
+    other.module.lower = never  # type: ignore[method-assign]
+    assert_same_scores(prm, other, more, COMB)
+    again = cached(prm, tmp_path)
+    again.module.lower = never  # type: ignore[method-assign]
+    assert_same_scores(prm, again, COMB)
+
+
+def test_every_kind_of_layer_has_its_own_half(tmp_path: Path, tiny_prm: Tiny) -> None:
+    for kind in ("qwen2-window", "mistral", "llama", "qwen3"):
+        prm = tiny_prm("token-classification", kind)
+        assert_same_scores(prm, cached(prm, tmp_path / kind), COMB)
+
+
+def test_filling_first_is_the_same(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    other = cached(prm, tmp_path)
+    other.fill_cache([COMB], [range(len(COMB.nodes))])
+    assert len(list(other.cache.folder.iterdir())) == 1  # type: ignore[union-attr]
+    other.module.lower = never  # type: ignore[method-assign]
+    assert_same_scores(prm, other, COMB)
+
+
+def test_a_full_cache_computes_the_rest(tmp_path: Path, tiny_prm: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    other = cached(prm, tmp_path, gigabytes=10_000 / 1e9)
+    for _ in range(2):
+        assert_same_scores(prm, other, COMB)
+    assert other.cache is not None
+    assert other.cache.is_full
+    assert "is full" in caplog.text
+    assert 0 < sum(path.stat().st_size for path in other.cache.folder.iterdir()) < 12_000
+
+
+def test_other_lower_weights_have_another_folder_and_upper_ones_share_it(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    changed = {}
+    for name in ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"):
+        other = copy.deepcopy(prm)
+        with torch.no_grad():
+            other.module.get_parameter(name).mul_(2)
+        changed[name] = cached(other, tmp_path)
+        assert_same_scores(other, changed[name], COMB)
+    same = cached(prm, tmp_path).cache.folder  # type: ignore[union-attr]
+    assert [one.cache.folder == same for one in changed.values()] == [False, True, True]  # type: ignore[union-attr]
+
+
+def test_a_broken_shard_is_named(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    first = cached(prm, tmp_path)
+    first.score_trees([COMB])
+    (shard,) = first.cache.folder.iterdir()  # type: ignore[union-attr]
+    shard.write_bytes(shard.read_bytes()[:40])
+    with pytest.raises(DataError, match=f"{shard.name}: not a shard of kept states.*remove it"):
+        cached(prm, tmp_path)
+
+
+def test_what_cannot_be_kept(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = copy.deepcopy(tiny_prm("qwen", "qwen2"))
+    with pytest.raises(ConfigError, match="2 frozen layers to keep: the model has 2; between 1 and 1"):
+        LowerCache(prm.module, CacheSettings(tmp_path, 2))
+    prm.save(tmp_path / "prm")
+    with pytest.raises(ConfigError, match=r"prism.json names no frozen_layers"):
+        load_prm(tmp_path / "prm", cache=tmp_path / "cache")
+    prm.module.config.attention_dropout = 0.1
+    with pytest.raises(ModelError, match="attention dropout"):
+        LowerCache(prm.module, CacheSettings(tmp_path, 1))
