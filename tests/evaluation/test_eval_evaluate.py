@@ -96,10 +96,10 @@ def test_clean_and_contaminated_are_measured_apart(tmp_path: Path) -> None:
 
 
 def test_a_limit_makes_a_part(tmp_path: Path) -> None:
-    benchmark = processbench(tmp_path).first(3)
+    benchmark = processbench(tmp_path).some(3, seed=0)
     assert len(benchmark.items) == 3
     assert benchmark.complete is False
-    assert benchmark.notes == {"items past the first 3 of a group": 37}
+    assert benchmark.notes == {"items left out by the limit of 3 per group": 37}
 
 
 @pytest.mark.parametrize(
@@ -210,3 +210,12 @@ def test_without_data_the_hub_is_asked_and_its_absence_is_said() -> None:
     """Tests run without a network; the message must name the data set and the way out."""
     with pytest.raises(DataError, match=r"Qwen/ProcessBench.*give a local file"):
         read_benchmark("processbench", [])
+
+
+def test_a_limit_does_not_take_the_first_ones(tmp_path: Path) -> None:
+    """Published files are sorted; the choice is by problem, so that groups keep the same problems."""
+    benchmark = processbench(tmp_path)
+    names = [[item.tree.name for item in benchmark.some(8, seed).items] for seed in (0, 1, 0)]
+    first = [item.tree.name for item in benchmark.items[:8]]
+    assert names[0] == names[2]
+    assert len({tuple(first), tuple(names[0]), tuple(names[1])}) == 3

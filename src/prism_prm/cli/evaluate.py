@@ -67,9 +67,11 @@ def evaluate(
     redundancy_threshold: Annotated[
         float, typer.Option(help="For PRMs with a redundancy score: redundant above this (PRMBench NR and NCL).")
     ] = 0.15,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first items of each class or split.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many items of each class or split, chosen by --seed.")
+    ] = None,
     draws: Annotated[int, typer.Option(help="Bootstrap draws of problems.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the draws and of the held-out problems.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draws, the held-out problems and --limit.")] = 0,
     family: Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
@@ -104,7 +106,7 @@ def evaluate(
     evaluations = []
     for one in names:
         benchmark = read_benchmark(one, data or [], split)
-        benchmark = benchmark.first(limit) if limit else benchmark
+        benchmark = benchmark.some(limit, seed) if limit else benchmark
         benchmark = benchmark.checked_against(trained_on) if trained_on else benchmark
         say(f"{benchmark.described()}, from {len(benchmark.files)} files")
         steps, notes = attach.to(benchmark)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int], None]
 """Call with how many more units are done."""
+
+SECONDS_BETWEEN_LINES = 30.0
 
 
 def console() -> Console:
@@ -32,7 +36,13 @@ def say(text: str) -> None:
 def progress(
     description: str, total: float | None, *, unit: str = "", is_bytes: bool = False, shown: bool = True
 ) -> Iterator[Advance]:
-    """A progress bar over `total` units (None: unknown); yields the function that advances it."""
+    """A progress bar over `total` units (None: unknown); yields the function that advances it.
+
+    In a log file, which has no place for a bar, it is a line every half minute.
+    """
+    if shown and not console().is_terminal:
+        yield _Lines(description, total, unit).advance
+        return
     from rich import progress as bars
 
     count = bars.DownloadColumn() if is_bytes else bars.MofNCompleteColumn()
@@ -43,6 +53,24 @@ def progress(
     with bars.Progress(*columns, console=console(), disable=not shown) as bar:
         task = bar.add_task(description, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+class _Lines:
+    """Progress as lines: how far, and after which time."""
+
+    def __init__(self, description: str, total: float | None, unit: str) -> None:
+        self.description, self.total, self.unit = description, total, unit
+        self.done = 0
+        self.started = self.said = time.monotonic()
+
+    def advance(self, steps: int) -> None:
+        self.done += steps
+        now = time.monotonic()
+        if now - self.said >= SECONDS_BETWEEN_LINES:
+            self.said = now
+            of = "" if self.total is None else f" of {self.total:,.0f}"
+            after = timedelta(seconds=round(now - self.started))
+            say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}")
 
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

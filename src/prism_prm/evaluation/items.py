@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import xxhash
+
 from prism_prm.errors import DataError
 from prism_prm.pairs.problems import Exclusions
 from prism_prm.records import StepTree
@@ -53,17 +55,24 @@ class Benchmark:
         with_twins = f" and {twins:,} correct twins" if twins else ""
         return f"{part}{self.name}: {len(self.items) - twins:,} items{with_twins}"
 
-    def first(self, limit: int) -> Benchmark:
-        """The first items of each group only; then it is a part."""
+    def some(self, limit: int, seed: int) -> Benchmark:
+        """At most `limit` items of each group, chosen by the seed and their problem; then it is a part.
+
+        The first ones would not do: published files are often sorted, ProcessBench's with all errors first.
+        """
+        drawn = sorted(
+            self.items, key=lambda item: (xxhash.xxh3_64_intdigest(item.problem.encode(), seed), item.tree.tree_id)
+        )
         seen: Counter[str] = Counter()
-        kept = []
-        for item in self.items:
+        chosen: set[int] = set()
+        for item in drawn:
             seen[item.group] += 1
             if seen[item.group] <= limit:
-                kept.append(item)
+                chosen.add(item.tree.tree_id)
+        kept = [item for item in self.items if item.tree.tree_id in chosen]
         if len(kept) == len(self.items):
             return self
-        notes = {**self.notes, f"items past the first {limit} of a group": len(self.items) - len(kept)}
+        notes = {**self.notes, f"items left out by the limit of {limit} per group": len(self.items) - len(kept)}
         return replace(self, items=tuple(kept), notes=notes, complete=None if self.complete is None else False)
 
     def checked_against(self, training: Iterable[str | Path]) -> Benchmark:
