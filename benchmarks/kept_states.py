@@ -1,0 +1,90 @@
+"""Train with frozen lower layers: their output computed in every pass, against kept on disc and computed once.
+
+Both train the same upper layers of the same PRM on the same updates of real PRM800K pairs, so their losses agree to
+rounding, which is checked. The peer is our own training with `frozen_layers` and no cache; filling the cache is
+timed apart, since it is paid once however many epochs, objectives and seeds follow.
+
+Run: PRISM_DATA=… python benchmarks/kept_states.py --prm FOLDER [--frozen 18] [--trajectories 8] [--updates 4]
+     (FOLDER: a PRM; without it, a small random one is made)
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from _real_trees import real_trees, small_prm
+from _side_by_side import print_ratios, side_by_side
+from pair_training import make_round, real_examples
+from prism_prm import Prm, load_prm
+from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
+from prism_prm.training.batches import batch_maker
+from prism_prm.training.examples import Examples
+from prism_prm.training.model import prepare
+from prism_prm.training.recipe import HardwareSettings
+from prism_prm.training.scored import fill_cache
+
+PEER = "frozen layers, computed each time"
+
+
+def train(prm: Prm, examples: Examples, frozen: int, updates: int, cache: Path | None) -> list[float]:
+    """The losses of the first updates, from a copy of the weights."""
+    fresh = copy.deepcopy(prm)
+    if cache is not None:
+        fresh.cache = LowerCache(fresh.module, CacheSettings(cache, frozen))
+    work = make_round(fresh, examples, "tree", 16, updates)
+    work.model = prepare(fresh.module, HardwareSettings(frozen_layers=frozen), seed=0)
+    work.make_batch = batch_maker(fresh.module, work.settings.microbatch_tokens, fresh.cache)
+    losses: list[float] = []
+    work.on_update = lambda line: losses.append(line["loss"])
+    work.run(Accelerator(cpu=True))
+    return losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prm")
+    parser.add_argument("--frozen", type=int)
+    parser.add_argument("--trajectories", type=int, default=8)
+    parser.add_argument("--updates", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    trees = real_trees(arguments.trajectories)
+    prm = (
+        load_prm(arguments.prm)
+        if arguments.prm
+        else small_prm([step.text for tree in trees for step in tree.nodes], hidden=256, layers=12)
+    )
+    layers = prm.module.config.num_hidden_layers
+    frozen = arguments.frozen or layers - 1
+    examples = real_examples(trees, lookaheads=1)
+    print(f"{len(examples)} pairs of {len(trees)} trees, {frozen} of {layers} layers frozen")
+    with tempfile.TemporaryDirectory() as folder:
+        filling = copy.deepcopy(prm)
+        filling.cache = LowerCache(filling.module, CacheSettings(folder, frozen))
+        started = time.perf_counter()
+        fill_cache(filling, examples, lambda _: None)
+        size = sum(path.stat().st_size for path in filling.cache.folder.iterdir())
+        print(f"filling the cache: {time.perf_counter() - started:.1f} s, {size / 1e6:.0f} MB")
+        plain = train(prm, examples, frozen, arguments.updates, None)
+        kept = train(prm, examples, frozen, arguments.updates, Path(folder))
+        difference = max(abs(one - other) for one, other in zip(plain, kept, strict=True))
+        print(f"largest difference of a loss: {difference:.2e}")
+        assert difference < 1e-4
+        medians = side_by_side(
+            {
+                PEER: lambda: train(prm, examples, frozen, arguments.updates, None),
+                "kept on disc": lambda: train(prm, examples, frozen, arguments.updates, Path(folder)),
+            },
+            repeats=arguments.repeats,
+        )
+    print_ratios(medians, peer=PEER)
+
+
+if __name__ == "__main__":
+    main()

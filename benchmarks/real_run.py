@@ -1,0 +1,127 @@
+"""The real run of docs/results.md: SmolLM2-135M on PRM800K phase 1, from the labels to the tables, in one command.
+
+A base PRM is trained on labels; from it, each arm on pairs with the same budget; then every PRM is measured on held-out
+problems, PRMBench, ProcessBench and a pool of solutions. Subsets are fixed by seeds and stated here. Every step is a
+command of `prism` that is printed before it runs. Interrupted, the same command goes on where it was.
+
+Run: PRISM_DATA=… python benchmarks/real_run.py --backbone HuggingFaceTB/SmolLM2-135M-Instruct --out runs/real
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+ARMS = ["pairs-pointwise", "pairs", "lookahead-pointwise", "lookahead", "prism", "log-odds", "hybrid"]
+SEEDED = ["lookahead-pointwise", "log-odds"]
+"""The arms of the main comparison, which are trained with every seed."""
+SEEDS = (0, 1, 2)
+CACHE = "cache"
+LIMITS = {"prmbench": 10, "processbench": 60}
+"""Items of each class or split, chosen by `prism eval --limit` with seed 0."""
+POOL_PROBLEMS, POOL_SOLUTIONS = 40, 6
+"""Of 100 problems with 40 solutions each, drawn with seed 0."""
+
+
+class Work:
+    """Where things are, and how commands are run."""
+
+    def __init__(self, data: Path, backbone: str, out: Path) -> None:
+        self.data, self.backbone, self.out = data, backbone, out
+
+    def prism(self, *words: object) -> None:
+        """Run a command of `prism`, and note its time."""
+        line = [str(word) for word in words]
+        print("prism", *line, flush=True)
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "prism_prm", *line], check=True, env=os.environ)
+        with (self.out / "seconds.jsonl").open("a") as log:
+            log.write(json.dumps({"command": line, "seconds": time.monotonic() - started}) + "\n")
+
+    def train(self, recipe: str, name: str, *settings: str) -> Path:
+        """Train a recipe; gives the folder of its best round."""
+        folder = self.out / name
+        if not (folder / "run.json").exists():
+            common = [
+                f'data.inputs=["{self.data}/prm800k/phase1_train.jsonl"]',
+                f'data.exclude=["{self.data}/math500/test.jsonl"]',
+                f"hardware.cache={self.out / CACHE}",
+            ]
+            words = [word for setting in (*common, *settings) for word in ("--set", setting)]
+            self.prism("train", RECIPES / f"{recipe}.toml", "--out", folder, *words)
+        best = Path(json.loads((folder / "run.json").read_text())["best"])
+        return folder / "rounds" / best.name
+
+    def pool(self) -> Path:
+        """The part of the pool that is re-ranked."""
+        path = self.out / "pool.jsonl"
+        if not path.exists():
+            source = self.data / "best_of_n" / "math500_pool_100.jsonl"
+            rng = random.Random(0)
+            records = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+            chosen = sorted(rng.sample(range(len(records)), POOL_PROBLEMS))
+            for i in chosen:
+                records[i]["samples"] = rng.sample(records[i]["samples"], POOL_SOLUTIONS)
+            path.write_text("".join(json.dumps(records[i]) + "\n" for i in chosen), encoding="utf-8")
+        return path
+
+
+def arms(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
+    """(name of the run, recipe, seed) of every arm."""
+    for seed in seeds:
+        for arm in ARMS if seed == 0 else SEEDED:
+            recipe = "smollm2-135m" if arm == "prism" else f"smollm2-135m-{arm}"
+            yield (arm if seed == 0 else f"{arm}-seed{seed}"), recipe, seed
+
+
+def run_all(work: Work, seeds: tuple[int, ...]) -> None:
+    """Everything, in the order in which it is needed."""
+    base = work.train("smollm2-135m-base", "base", f"base.backbone={work.backbone}")
+    prms = {"base": base}
+    for name, recipe, seed in arms(seeds):
+        prms[name] = work.train(recipe, name, f"base.prm={base}", f"seed={seed}")
+        measure(work, name, prms[name])
+    measure(work, "base", base)
+    words = [word for name, place in prms.items() for word in ("--prm", f"{name}={place}")]
+    work.prism("rerank", work.pool(), *words, "--cache", work.out / CACHE, "--on-too-long", "skip", "-n", "1,2,4,6",
+               "--out", work.out / "rerank")  # fmt: skip
+    for what in ("held-out", *LIMITS):
+        for first in ("base", "lookahead-pointwise"):
+            names = [first, *(name for name in prms if name != first)]
+            runs = [f"{name}={work.out / 'eval' / what / name}" for name in names]
+            work.prism("compare", *runs, "--out", work.out / "compare" / f"{what}-from-{first}")
+
+
+def measure(work: Work, name: str, prm: Path) -> None:
+    """Held-out problems and the benchmarks."""
+    held_out = ["--bench", "labelled,pairs", "--data", work.out / "lookahead" / "data", "--split", "test"]
+    parts = {bench: ["--bench", bench, "--data", work.data, "--limit", limit] for bench, limit in LIMITS.items()}
+    for what, words in {"held-out": held_out, **parts}.items():
+        out = work.out / "eval" / what / name
+        if not (out / "metrics.json").exists():
+            work.prism("eval", *words, "--prm", prm, "--cache", work.out / CACHE, "--on-too-long", "drop-left-steps",
+                       "--out", out)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--backbone", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="hub id, folder, or GGUF folder"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/real"))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds of the main comparison")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    run_all(Work(Path(os.environ["PRISM_DATA"]), arguments.backbone, arguments.out), SEEDS[: arguments.seeds])
+
+
+if __name__ == "__main__":
+    main()
