@@ -19,8 +19,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from _real_tables import eval_table, margin_table, rerank_table
+
 RECIPES = Path(__file__).parent.parent / "recipes"
-ARMS = ["pairs-pointwise", "pairs", "lookahead-pointwise", "lookahead", "prism", "log-odds", "hybrid"]
+ARMS = ["lookahead-pointwise", "log-odds", "prism", "pairs", "lookahead", "pairs-pointwise", "hybrid"]
 SEEDED = ["lookahead-pointwise", "log-odds"]
 """The arms of the main comparison, which are trained with every seed."""
 SEEDS = (0, 1, 2)
@@ -98,6 +100,10 @@ def run_all(work: Work, seeds: tuple[int, ...]) -> None:
             names = [first, *(name for name in prms if name != first)]
             runs = [f"{name}={work.out / 'eval' / what / name}" for name in names]
             work.prism("compare", *runs, "--out", work.out / "compare" / f"{what}-from-{first}")
+    tables = [f"## {what}\n\n{eval_table(work.out, what, list(prms))}" for what in ("held-out", *LIMITS)]
+    tables += [f"## Re-ranking\n\n{rerank_table(work.out)}", f"## Margins\n\n{margin_table(work.out, 'prism')}"]
+    (work.out / "tables.md").write_text("\n".join(tables), encoding="utf-8")
+    print(work.out / "tables.md")
 
 
 def measure(work: Work, name: str, prm: Path) -> None:

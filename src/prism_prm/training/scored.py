@@ -49,13 +49,14 @@ STEPS = pa.schema(
 """One row per labelled step."""
 
 TREES_PER_PART = 64
+TREES_PER_FILL = 16
 
 
 def fill_cache(prm: Prm, examples: Examples, advance: Callable[[int], None]) -> None:
     """Keep what the frozen layers make of the examples; `advance` hears of examples that are done."""
     by_tree = examples.by_tree()
-    for start in range(0, len(by_tree), TREES_PER_PART):
-        some = by_tree[start : start + TREES_PER_PART]
+    for start in range(0, len(by_tree), TREES_PER_FILL):
+        some = by_tree[start : start + TREES_PER_FILL]
         offers = [offered(examples, indices) for indices in some]
         prm.fill_cache([tree for tree, _ in offers], [_nodes(groups) for _, groups in offers])
         advance(sum(map(len, some)))
