@@ -1,7 +1,7 @@
 """Decode many rows together over kept key/values, until each row's step is over.
 
-Every row is padded on the left, so that all rows write into the same column, and sees its own tokens only. Contexts
-that several rows share go through the model once. Rows that are done leave the batch.
+Contexts are padded on the left and go through the model once, however many rows continue them; their key/values are not
+copied for rows (see `shared_attention`). A row holds its own tokens only. Rows that are done leave the batch.
 
 Shapes: C contexts, B rows, Q new tokens, K tokens that can be seen, V tokens of the vocabulary.
 """
@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from prism_prm.policies.choose import choose, noise
+from prism_prm.policies.columns import Columns
 from prism_prm.policies.kept import Kept
+from prism_prm.policies.shared_attention import Grid
 
 SHRINK_AT = 0.75
-"""Rows that are done are taken out once at most this share is still writing: doing so copies all key/values."""
+"""What is done is taken out once at most this share is still of use: doing so copies the key/values of the rest."""
 
 
 @dataclass(eq=False, slots=True)
@@ -58,20 +59,19 @@ class Decoder:
     def __init__(self, model: Any, windows: dict[str, int | None]) -> None:
         self.model = model
         self.windows = windows
-        self.cache = DynamicCache()  # without a config: the model's own would cut sliding layers by place
-        self.seen_BK = torch.zeros(0)
-        self.position_BK = torch.zeros(0)
+        layers = model.config.num_hidden_layers
+        self.shared, self.own = Columns(layers), Columns(layers)
+        """Key/values of contexts, and of what rows have written."""
+        self.seen_CK = self.position_CK = torch.zeros(0)
+        self.length_C = torch.zeros(0)
 
     @torch.inference_mode()
     def run(self, contexts: Sequence[Context], rows: Sequence[Row], is_over: IsOver, **sampling: float) -> None:
         """Write the rows to their ends; contexts and rows keep their key/values."""
         logits_CV = self._read_contexts(contexts)
-        number = {context: i for i, context in enumerate(contexts)}
-        which_B = torch.tensor([number[row.context] for row in rows], device=logits_CV.device)
-        logits_BV = logits_CV[which_B]
-        self._select(which_B)
-        start = self.seen_BK.shape[1]
-        active = list(rows)
+        active, present = list(rows), list(contexts)
+        grid = self._lay_out(active, present)
+        logits_BV = logits_CV[grid.context_B]
         draws = [None if row.key is None else noise(row.key) for row in rows]
         while active:
             numbers = [None if draw is None else float(draw.random()) for draw in draws]
@@ -83,15 +83,17 @@ class Decoder:
                 row.tokens.append(token)
                 row.log_likelihood += log_likelihoods[i]
                 if is_over(row) or len(row.tokens) >= row.max_tokens:
-                    row.kept = self._kept(i, start, row)
+                    row.kept = self._kept(i, row)
                 else:
                     on.append(i)
             if not on:
                 return
             if len(on) <= SHRINK_AT * len(active):
                 active, draws, tokens = [active[i] for i in on], [draws[i] for i in on], [tokens[i] for i in on]
-                self._select(torch.tensor(on, device=logits_BV.device))
-            logits_BV = self._write(tokens)
+                self.own.select(torch.tensor(on, device=logits_BV.device))
+                present = self._shrink_contexts(active, present)
+                grid = self._lay_out(active, present)
+            logits_BV = self._write(tokens, grid)
 
     def _read_contexts(self, contexts: Sequence[Context]) -> Tensor:
         """Run what is new in each context; the logits behind each."""
@@ -102,75 +104,97 @@ class Decoder:
         shared_C1 = torch.tensor([[context.shared] for context in contexts], device=device)
         length_C1 = torch.tensor([[len(context.ids)] for context in contexts], device=device)
         at_past, at_new = torch.arange(past, device=device), torch.arange(width, device=device)
-        position_CK = torch.cat([at_past + shared_C1 - past, at_new + length_C1 - width], dim=1)
+        position_CK = torch.cat([at_past + shared_C1 - past, at_new + length_C1 - width], dim=1).clamp_(min=0)
         seen_CK = torch.cat([at_past >= past - shared_C1, at_new >= width - (length_C1 - shared_C1)], dim=1)
-        self.position_BK, self.seen_BK = position_CK.clamp(min=0), seen_CK
-        self._load(contexts, past)
-        logits_CV = self._forward(ids_CQ)
-        for i, context in enumerate(contexts):
-            context.kept = Kept(context.ids, context.known, context.shared, self._columns(i, -len(new[i]), None))
+        self.position_CK, self.seen_CK, self.length_C = position_CK, seen_CK, length_C1[:, 0]
+        self._load(contexts, past, width)
+        at_K = torch.arange(past + width, device=device)
+        at_Q1, position_CQ = at_K[past:, None], position_CK[:, past:]
+        # A padding token sees itself, or its softmax would be of nothing.
+        sees_CQK = (seen_CK[:, None, :] & (at_K <= at_Q1)) | (at_K == at_Q1)
+        distance_CQK = position_CQ[:, :, None] - position_CK[:, None, :]
+        masks = {
+            kind: (sees_CQK if window is None else sees_CQK & (distance_CQK < window))[:, None]
+            for kind, window in self.windows.items()
+        }
+        logits_CV = self._forward(ids_CQ, position_CQ, masks, self.shared)
+        for i, (context, ids) in enumerate(zip(contexts, new, strict=True)):
+            keys_values = self.shared.copy(i, past + width - len(ids), past + width)
+            context.kept = Kept(context.ids, context.known, context.shared, keys_values)
         return logits_CV
 
-    def _load(self, contexts: Sequence[Context], width: int) -> None:
-        """Put the key/values that are known into the cache, padded on the left."""
-        if not width:
+    def _load(self, contexts: Sequence[Context], past: int, width: int) -> None:
+        """Put the key/values that are known before the new columns, padded on the left."""
+        if not past:
             return
         known = [context.known.pieces(context.shared) if context.known is not None else [] for context in contexts]
         first = next(pieces[0] for pieces in known if pieces)
         layers, two, heads, _, size = first.shape
-        past = first.new_zeros((layers, two, len(contexts), heads, width, size))
+        memory = first.new_zeros((layers, two, len(contexts), heads, past + width, size))
         for i, (context, pieces) in enumerate(zip(contexts, known, strict=True)):
             if pieces:
-                torch.cat(pieces, dim=-2, out=past[:, :, i, :, width - context.shared :])
-        for layer in range(layers):
-            self.cache.update(past[layer, 0], past[layer, 1], layer)
+                torch.cat(pieces, dim=-2, out=memory[:, :, i, :, past - context.shared : past])
+        self.shared = Columns(layers, memory, past)
 
-    def _forward(self, ids_BQ: Tensor) -> Tensor:
+    def _forward(
+        self, ids_BQ: Tensor, position_BQ: Tensor, masks: dict[str, Tensor], cache: Columns, **others: Any
+    ) -> Tensor:
         """The logits behind the last column."""
-        width = ids_BQ.shape[1]
-        at_K = torch.arange(self.seen_BK.shape[1], device=ids_BQ.device)
-        at_Q = at_K[-width:]
-        position_BQ = self.position_BK[:, -width:]
-        # A padding token sees itself, or its softmax would be of nothing.
-        sees_BQK = (self.seen_BK[:, None, :] & (at_K <= at_Q[:, None])) | (at_K == at_Q[:, None])
-        distance_BQK = position_BQ[:, :, None] - self.position_BK[:, None, :]
-        masks = {
-            kind: (sees_BQK if window is None else sees_BQK & (distance_BQK < window))[:, None]
-            for kind, window in self.windows.items()
-        }
         output = self.model(
             input_ids=ids_BQ,
             attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
             position_ids=position_BQ,
-            past_key_values=self.cache,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **others,
         )
         logits_BV: Tensor = output.logits[:, -1]
         return logits_BV
 
-    def _write(self, tokens: Sequence[int]) -> Tensor:
+    def _write(self, tokens: Sequence[int], grid: Grid) -> Tensor:
         """Add one token to every row; the logits behind it."""
-        ids_B1 = torch.tensor(tokens, device=self.seen_BK.device)[:, None]
-        self.position_BK = torch.cat([self.position_BK, self.position_BK[:, -1:] + 1], dim=1)
-        self.seen_BK = torch.cat([self.seen_BK, torch.ones_like(ids_B1, dtype=torch.bool)], dim=1)
-        return self._forward(ids_B1)
-
-    def _select(self, rows: Tensor) -> None:
-        self.cache.batch_select_indices(rows)
-        self.seen_BK, self.position_BK = self.seen_BK[rows], self.position_BK[rows]
-
-    def _columns(self, row: int, start: int, end: int | None) -> Tensor:
-        """The key/values of some columns of a row, as memory of their own."""
-        return torch.stack(
-            [
-                torch.stack([layer.keys[row, :, start:end], layer.values[row, :, start:end]])
-                for layer in self.cache.layers
+        ids_B1 = torch.tensor(tokens, device=self.length_C.device)[:, None]
+        written = self.own.length
+        position_C1 = self.length_C[:, None] + written
+        own_position_CK = self.length_C[:, None] + torch.arange(written + 1, device=ids_B1.device)
+        position_CK = torch.cat([self.position_CK, own_position_CK], dim=1)
+        seen_CK = torch.cat([self.seen_CK, torch.ones_like(own_position_CK, dtype=torch.bool)], dim=1)
+        masks = {}
+        for kind, window in self.windows.items():
+            sees_CK = seen_CK if window is None else seen_CK & (position_C1 - position_CK < window)
+            masks[kind] = torch.zeros(sees_CK.shape, device=sees_CK.device).masked_fill_(~sees_CK, -torch.inf)[
+                :, None, None
             ]
-        )
+        return self._forward(ids_B1, position_C1[grid.context_B], masks, self.own, grid=grid)
 
-    def _kept(self, i: int, start: int, row: Row) -> Kept:
-        written = row.tokens[:-1]  # the last one has not gone through the model
-        ids = (*row.context.ids, *written)
-        end = start + len(written)
-        return Kept(ids, row.context.kept, len(row.context.ids), self._columns(i, start, end))
+    def _shrink_contexts(self, active: Sequence[Row], present: list[Context]) -> list[Context]:
+        """Let go of contexts that no row continues any more, if that are enough."""
+        wanted = {row.context for row in active}
+        if len(wanted) > SHRINK_AT * len(present):
+            return present
+        chosen = [i for i, context in enumerate(present) if context in wanted]
+        rows = torch.tensor(chosen, device=self.length_C.device)
+        self.shared.select(rows)
+        self.seen_CK, self.position_CK, self.length_C = self.seen_CK[rows], self.position_CK[rows], self.length_C[rows]
+        return [present[i] for i in chosen]
+
+    def _lay_out(self, rows: Sequence[Row], contexts: Sequence[Context]) -> Grid:
+        """A slot for every row beside the others of its context."""
+        number = {context: i for i, context in enumerate(contexts)}
+        taken = [0] * len(contexts)
+        places = []
+        for row in rows:
+            context = number[row.context]
+            places.append((context, taken[context]))
+            taken[context] += 1
+        place_B2 = torch.tensor(places, device=self.length_C.device)
+        return Grid(self.shared, max(taken), place_B2[:, 0], place_B2[:, 1])
+
+    def _kept(self, i: int, row: Row) -> Kept:
+        written = len(row.tokens) - 1  # the last one has not gone through the model
+        if not written:
+            assert row.context.kept is not None, "contexts are read first"
+            return row.context.kept
+        ids = (*row.context.ids, *row.tokens[:-1])
+        return Kept(ids, row.context.kept, len(row.context.ids), self.own.copy(i, 0, written))

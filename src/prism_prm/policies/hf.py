@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from prism_prm.errors import ModelError
+from prism_prm.policies import shared_attention
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
 from prism_prm.policies.decode import Context, Decoder, Row
 from prism_prm.policies.kept import Kept, common_prefix
@@ -24,6 +25,8 @@ SHARE_OF_MEMORY = 0.25
 CPU_BYTES = 2 * 10**9
 TAIL = 8
 """Tokens before a step that are decoded with it: some tokenizers write a token differently at the start of a text."""
+
+shared_attention.register()
 
 
 class HfPolicy:
@@ -44,6 +47,7 @@ class HfPolicy:
     ) -> None:
         self.name = name
         self.model = model.eval()
+        model.config._attn_implementation = shared_attention.NAME
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
         self.token_budget = token_budget or max(1, _memory_to_use(model.device) // _bytes_per_token(model))
