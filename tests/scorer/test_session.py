@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from references import REFERENCES
 from test_exactness import WORDS
 
 from prism_prm import PrismError
+from prism_prm.scorer.step_batch import PASS, in_batches
 from tiny import FAMILY_MODELS
 
 PROBLEMS = ["Let x be 1. What is x + 2?", "Compute 12 * 4 / 6.", "y?"]
@@ -136,3 +137,39 @@ def test_siblings_of_one_token_do_not_see_each_other(tiny_prm: Callable[..., Any
         assert [len(node.ids) for node in first] == [1, 1, 1]
         for node in session.extend([(node, "+") for node in first]):
             np.testing.assert_allclose(node.log_odds, reference(prm, node), atol=1e-9, rtol=1e-9)
+
+
+class Sizes:
+    """As much of a `Growth` as batches are made by."""
+
+    def __init__(self, num_kept: int, num_new: int) -> None:
+        self.num_kept, self.num_new = num_kept, num_new
+
+    def parts(self, _: int) -> list[Sizes]:
+        return [self]
+
+
+def cost(batches: list[list[Any]]) -> int:
+    return sum(PASS + len(batch) * max(one.num_new for one in batch) for batch in batches)
+
+
+def partitions(items: list[Any]) -> Iterator[list[list[Any]]]:
+    if not items:
+        yield []
+        return
+    for rest in partitions(items[1:]):
+        yield [[items[0]], *rest]
+        for i in range(len(rest)):
+            yield [*rest[:i], [items[0], *rest[i]], *rest[i + 1 :]]
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 500), st.integers(1, 2000)), max_size=6), budget=st.integers(1, 9000))
+def test_batches_cost_least(sizes: list[tuple[int, int]], budget: int) -> None:
+    """The best of all ways where memory is no limit; otherwise within the limit, and everything once."""
+    growths: list[Any] = [Sizes(*some) for some in sizes]
+    assert cost(in_batches(growths, 10**9)) == min(map(cost, partitions(growths)))
+    batches = in_batches(growths, budget)
+    assert sorted(map(id, growths)) == sorted(id(one) for batch in batches for one in batch)
+    for batch in batches:
+        tokens = max(one.num_kept for one in batch) + max(one.num_new for one in batch)
+        assert len(batch) == 1 or len(batch) * tokens <= budget

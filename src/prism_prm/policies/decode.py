@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from prism_prm.errors import ModelError
 from prism_prm.policies.choose import choose, noise
 from prism_prm.policies.columns import Columns
 from prism_prm.policies.kept import Kept
@@ -62,8 +64,8 @@ class Decoder:
         layers = model.config.num_hidden_layers
         self.shared, self.own = Columns(layers), Columns(layers)
         """Key/values of contexts, and of what rows have written."""
-        self.seen_CK = self.position_CK = torch.zeros(0)
-        self.length_C = torch.zeros(0)
+        self.hidden_CK = self.position_CK = self.length_C = torch.zeros(0)
+        """For contexts: -inf where a column is padding, else 0; the columns' positions; how long each is."""
 
     @torch.inference_mode()
     def run(self, contexts: Sequence[Context], rows: Sequence[Row], is_over: IsOver, **sampling: float) -> None:
@@ -106,7 +108,8 @@ class Decoder:
         at_past, at_new = torch.arange(past, device=device), torch.arange(width, device=device)
         position_CK = torch.cat([at_past + shared_C1 - past, at_new + length_C1 - width], dim=1).clamp_(min=0)
         seen_CK = torch.cat([at_past >= past - shared_C1, at_new >= width - (length_C1 - shared_C1)], dim=1)
-        self.position_CK, self.seen_CK, self.length_C = position_CK, seen_CK, length_C1[:, 0]
+        self.hidden_CK = torch.where(seen_CK, 0.0, -torch.inf)
+        self.position_CK, self.length_C = position_CK, length_C1[:, 0]
         self._load(contexts, past, width)
         at_K = torch.arange(past + width, device=device)
         at_Q1, position_CQ = at_K[past:, None], position_CK[:, past:]
@@ -140,6 +143,7 @@ class Decoder:
         self, ids_BQ: Tensor, position_BQ: Tensor, masks: dict[str, Tensor], cache: Columns, **others: Any
     ) -> Tensor:
         """The logits behind the last column."""
+        end = cache.length + ids_BQ.shape[1]
         output = self.model(
             input_ids=ids_BQ,
             attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
@@ -149,34 +153,39 @@ class Decoder:
             logits_to_keep=1,
             **others,
         )
+        if cache.length != end:
+            raise ModelError(
+                f"{self.model.config.model_type}: not every layer keeps key/values of its own, so it cannot be decoded "
+                "here; serve the model and use openai:<base url>"
+            )
         logits_BV: Tensor = output.logits[:, -1]
         return logits_BV
 
     def _write(self, tokens: Sequence[int], grid: Grid) -> Tensor:
         """Add one token to every row; the logits behind it."""
         ids_B1 = torch.tensor(tokens, device=self.length_C.device)[:, None]
-        written = self.own.length
-        position_C1 = self.length_C[:, None] + written
-        own_position_CK = self.length_C[:, None] + torch.arange(written + 1, device=ids_B1.device)
-        position_CK = torch.cat([self.position_CK, own_position_CK], dim=1)
-        seen_CK = torch.cat([self.seen_CK, torch.ones_like(own_position_CK, dtype=torch.bool)], dim=1)
+        num_own = self.own.length + 1
+        position_C1 = self.length_C[:, None] + self.own.length
         masks = {}
         for kind, window in self.windows.items():
-            sees_CK = seen_CK if window is None else seen_CK & (position_C1 - position_CK < window)
-            masks[kind] = torch.zeros(sees_CK.shape, device=sees_CK.device).masked_fill_(~sees_CK, -torch.inf)[
-                :, None, None
-            ]
+            mask_CK = pad(self.hidden_CK, (0, num_own))  # a row sees all that it has written
+            if window is not None:
+                own_CK = position_C1 - torch.arange(num_own, device=ids_B1.device).flip(0)
+                far_CK = position_C1 - torch.cat([self.position_CK, own_CK], dim=1) >= window
+                mask_CK = mask_CK.masked_fill_(far_CK, -torch.inf)
+            masks[kind] = mask_CK[:, None, None]
         return self._forward(ids_B1, position_C1[grid.context_B], masks, self.own, grid=grid)
 
     def _shrink_contexts(self, active: Sequence[Row], present: list[Context]) -> list[Context]:
-        """Let go of contexts that no row continues any more, if that are enough."""
+        """Let go of contexts that no row continues any more, if they are many."""
         wanted = {row.context for row in active}
         if len(wanted) > SHRINK_AT * len(present):
             return present
         chosen = [i for i, context in enumerate(present) if context in wanted]
         rows = torch.tensor(chosen, device=self.length_C.device)
         self.shared.select(rows)
-        self.seen_CK, self.position_CK, self.length_C = self.seen_CK[rows], self.position_CK[rows], self.length_C[rows]
+        self.hidden_CK, self.position_CK = self.hidden_CK[rows], self.position_CK[rows]
+        self.length_C = self.length_C[rows]
         return [present[i] for i in chosen]
 
     def _lay_out(self, rows: Sequence[Row], contexts: Sequence[Context]) -> Grid:

@@ -7,7 +7,7 @@ nothing is copied. Dropping a beam frees what no other beam needs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from prism_prm.errors import DataError, PrismError
 from prism_prm.records import StepTree
 from prism_prm.scorer.results import sigmoid
 from prism_prm.scorer.run import check_finite, halving
-from prism_prm.scorer.step_batch import Growth, run_growth
+from prism_prm.scorer.step_batch import Growth, in_batches, run_growth
 
 if TYPE_CHECKING:
     from prism_prm.scorer.prm import Prm
@@ -159,21 +159,12 @@ class Session:
             found += zip(nodes, map(tuple, log_odds_RO.tolist()), strict=True)
         return found
 
-    def _batches(self, nodes: Sequence[Node]) -> Iterator[list[Growth]]:
-        """New nodes by problem, in batches whose tokens (kept and new, with padding) fit the budget."""
+    def _batches(self, nodes: Sequence[Node]) -> list[list[Growth]]:
+        """New nodes by problem, in batches."""
         by_problem: dict[int, list[Node]] = {}
         for node in nodes:
             by_problem.setdefault(node.problem, []).append(node)
-        batch: list[Growth] = []
-        for growth in sorted((Growth(some) for some in by_problem.values()), key=lambda g: g.num_kept, reverse=True):
-            for part in growth.parts(self.prm.token_budget):
-                tokens = max([g.num_kept for g in batch] + [part.num_kept]) + max(g.num_new for g in [*batch, part])
-                if batch and tokens * (len(batch) + 1) > self.prm.token_budget:
-                    yield batch
-                    batch = []
-                batch.append(part)
-        if batch:
-            yield batch
+        return in_batches([Growth(some) for some in by_problem.values()], self.prm.token_budget)
 
     def fork(self, node: Node) -> Node:
         """The same node for one more beam; free. It must then be dropped once more."""

@@ -42,6 +42,33 @@ class Growth:
         yield from Growth(self.new[half:]).parts(token_budget)
 
 
+PASS = 256
+"""What a pass costs beside its tokens, in tokens: the weights are read, and many small operations started."""
+
+
+def in_batches(growths: Sequence[Growth], token_budget: int) -> list[list[Growth]]:
+    """Batches whose tokens (kept and new, with padding) fit the budget, such that passes and padding cost least."""
+    order = sorted((part for growth in growths for part in growth.parts(token_budget)), key=lambda part: -part.num_new)
+    least: list[tuple[int, int]] = [(0, 0)]
+    """For the first 0, 1, 2, … of them: the least cost, and where the last batch starts."""
+    for end in range(1, len(order) + 1):
+        options: list[tuple[int, int]] = []
+        num_kept = 0
+        for start in reversed(range(end)):
+            num_kept, num_new = max(num_kept, order[start].num_kept), order[start].num_new
+            if options and (end - start) * (num_kept + num_new) > token_budget:
+                break
+            options.append((least[start][0] + (end - start) * num_new + PASS, start))
+        least.append(min(options))
+    batches: list[list[Growth]] = []
+    end = len(order)
+    while end:
+        start = least[end][1]
+        batches.append(order[start:end])
+        end = start
+    return batches
+
+
 def _depth_first(nodes: set[Node]) -> list[Node]:
     children: dict[Node | None, list[Node]] = {}
     for node in nodes:
