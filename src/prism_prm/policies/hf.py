@@ -47,7 +47,7 @@ class HfPolicy:
     ) -> None:
         self.name = name
         self.model = model.eval()
-        model.config._attn_implementation = shared_attention.NAME
+        model.config._attn_implementation = shared_attention.NAME  # SDPA, save for decoding
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
         self.token_budget = token_budget or max(1, _memory_to_use(model.device) // _bytes_per_token(model))
