@@ -26,8 +26,6 @@ CPU_BYTES = 2 * 10**9
 TAIL = 8
 """Tokens before a step that are decoded with it: some tokenizers write a token differently at the start of a text."""
 
-shared_attention.register()
-
 
 class HfPolicy:
     """A local policy. Its text so far is tokenised as a whole before every step, as a server does it; key/values are

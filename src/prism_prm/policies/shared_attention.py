@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from prism_prm.policies.columns import Columns
+from prism_prm.prms.tree_attention import register, tree_attention
 
 NAME = "prism_shared"
 """What this attention is called in a model's config."""
@@ -62,12 +63,7 @@ def shared_attention(
     that does not hand the grid on fails, because its keys do not match the mask.
     """
     if grid is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        plain: Tensor = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
-        )[0]
-        return plain, None
+        return tree_attention(module, query, key, value, attention_mask, dropout, scaling, **others)
     assert attention_mask is not None, "a grid comes with its mask"
     rows, heads, _, size = query.shape
     own_heads = key.shape[1]
@@ -94,10 +90,4 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[
     return (weights.to(values.dtype) @ values).to(weights.dtype), top, weights.sum(-1, keepdim=True)
 
 
-def register() -> None:
-    """Make the attention known to transformers; where the model is called without a grid it behaves as SDPA."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, shared_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+register(NAME, shared_attention)

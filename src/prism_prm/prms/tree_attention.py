@@ -9,6 +9,7 @@ Shapes: B rows, L tokens of a row, Q queries of a block, K keys that they see, N
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,10 +108,10 @@ def _seen(kept_1NLD: Tensor, block: Block, repeats: int) -> Tensor:
     return seen if repeats == 1 else seen.repeat_interleave(repeats, dim=1)
 
 
-def register() -> None:
-    """Make the attention known to transformers; where the model is called without our blocks it behaves as SDPA."""
+def register(name: str = NAME, attention: Callable[..., tuple[Tensor, None]] = tree_attention) -> None:
+    """Make an attention known to transformers, one that behaves as SDPA where nothing of ours is handed to it."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, tree_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
