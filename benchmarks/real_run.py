@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _real_tables import eval_table, margin_table, rerank_table
+from _real_report import make_report
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 ARMS = ["lookahead-pointwise", "log-odds", "prism", "pairs", "lookahead", "pairs-pointwise", "hybrid"]
@@ -27,9 +27,9 @@ SEEDED = ["lookahead-pointwise", "log-odds"]
 """The arms of the main comparison, which are trained with every seed."""
 SEEDS = (0, 1, 2)
 CACHE = "cache"
-LIMITS = {"prmbench": 10, "processbench": 60}
+LIMITS = {"prmbench": 6, "processbench": 40}
 """Items of each class or split, chosen by `prism eval --limit` with seed 0."""
-POOL_PROBLEMS, POOL_SOLUTIONS = 40, 6
+POOL_PROBLEMS, POOL_SOLUTIONS = 30, 4
 """Of 100 problems with 40 solutions each, drawn with seed 0."""
 
 
@@ -93,17 +93,14 @@ def run_all(work: Work, seeds: tuple[int, ...]) -> None:
         measure(work, name, prms[name])
     measure(work, "base", base)
     words = [word for name, place in prms.items() for word in ("--prm", f"{name}={place}")]
-    work.prism("rerank", work.pool(), *words, "--cache", work.out / CACHE, "--on-too-long", "skip", "-n", "1,2,4,6",
+    work.prism("rerank", work.pool(), *words, "--cache", work.out / CACHE, "--on-too-long", "skip", "-n", "1,2,4",
                "--out", work.out / "rerank")  # fmt: skip
     for what in ("held-out", *LIMITS):
         for first in ("base", "lookahead-pointwise"):
             names = [first, *(name for name in prms if name != first)]
             runs = [f"{name}={work.out / 'eval' / what / name}" for name in names]
             work.prism("compare", *runs, "--out", work.out / "compare" / f"{what}-from-{first}")
-    tables = [f"## {what}\n\n{eval_table(work.out, what, list(prms))}" for what in ("held-out", *LIMITS)]
-    tables += [f"## Re-ranking\n\n{rerank_table(work.out)}", f"## Margins\n\n{margin_table(work.out, 'prism')}"]
-    (work.out / "tables.md").write_text("\n".join(tables), encoding="utf-8")
-    print(work.out / "tables.md")
+    print(make_report(work.out, list(prms)).write(work.out / "report"))
 
 
 def measure(work: Work, name: str, prm: Path) -> None:

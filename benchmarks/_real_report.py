@@ -1,0 +1,146 @@
+"""The tables and figures of docs/results.md, from what `benchmarks/real_run.py` left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from prism_prm.evaluation.figures import draw_error_curves
+from prism_prm.report import LOOKS, NO_DATA, Report, looks, percent
+
+Metrics = dict[str, Any]
+Cell = Callable[[Metrics], Metrics]
+"""The metrics of a bench → one interval."""
+
+
+def of_steps(name: str) -> Cell:
+    return lambda bench: _metric(bench, "metrics", "steps", name)
+
+
+def of_group(group: str, name: str) -> Cell:
+    return lambda bench: _metric(bench, "groups", group, name)
+
+
+def of_table(table: str, name: str) -> Cell:
+    return lambda bench: _metric(bench, "metrics", table, name)
+
+
+def _metric(bench: Metrics, *keys: str) -> Metrics:
+    found: Any = bench["subsets"]["all"]
+    for key in keys:
+        found = found[key]
+    return dict(found)
+
+
+COLUMNS: dict[str, list[tuple[str, str, Cell]]] = {
+    "held-out": [
+        ("AUROC", "labelled", of_steps("auroc")),
+        ("FPR", "labelled", of_steps("fpr")),
+        ("FNR", "labelled", of_steps("fnr")),
+        ("FPR at TPR 90", "labelled", of_steps("fpr_at_tpr_90")),
+        ("AUROC, annotated pairs", "pairs", of_group("annotated", "auroc")),
+        ("AUROC, lookahead pairs", "pairs", of_group("lookahead", "auroc")),
+    ],
+    "prmbench": [
+        ("PRMScore", "prmbench", of_table("overall", "prm_score")),
+        ("AUROC", "prmbench", of_steps("auroc")),
+        ("FPR", "prmbench", of_steps("fpr")),
+        ("FNR", "prmbench", of_steps("fnr")),
+        ("FPR at TPR 90", "prmbench", of_steps("fpr_at_tpr_90")),
+    ],
+    "processbench": [
+        ("F1 gsm8k", "processbench", of_table("split:gsm8k", "f1")),
+        ("F1 math", "processbench", of_table("split:math", "f1")),
+        ("AUROC", "processbench", of_steps("auroc")),
+        ("FPR", "processbench", of_steps("fpr")),
+        ("FNR", "processbench", of_steps("fnr")),
+        ("FPR at TPR 90", "processbench", of_steps("fpr_at_tpr_90")),
+    ],
+}
+
+
+CAPTIONS = {
+    "held-out": "Held-out problems of PRM800K: labelled steps, and the two kinds of pairs apart",
+    "prmbench": "Part of PRMBench",
+    "processbench": "Part of ProcessBench",
+}
+
+
+def make_report(out: Path, names: Sequence[str]) -> Report:
+    """All tables and figures; values in percent with 95 % intervals over problems."""
+    report = Report(
+        "SmolLM2-135M on PRM800K phase 1", "Made by benchmarks/real_run.py; steps are judged at threshold 0.5."
+    )
+    for what, columns in COLUMNS.items():
+        report.table(["", *(header for header, _, _ in columns)], eval_rows(out, what, names), caption=CAPTIONS[what])
+    add_reranking(report, out)
+    add_margins(report, out / "prism")
+    add_distributions(report, out, ["base", "lookahead-pointwise", "log-odds", "prism"])
+    return report
+
+
+def eval_rows(out: Path, what: str, names: Sequence[str]) -> list[list[str]]:
+    """A row per PRM."""
+    rows = []
+    for name in names:
+        benches = json.loads((out / "eval" / what / name / "metrics.json").read_text())["benchmarks"]
+        rows.append([name, *(_shown(cell(benches[bench])) for _, bench, cell in COLUMNS[what])])
+    return rows
+
+
+def add_reranking(report: Report, out: Path) -> None:
+    """Accuracy of every way to select by n; with a PRM, by the minimum over the steps."""
+    curves = pq.read_table(out / "rerank" / "curves.parquet").to_pylist()
+    found: dict[tuple[str, str], dict[int, Metrics]] = {}
+    for row in curves:
+        if row["aggregator"] in ("", None, "min"):
+            found.setdefault((row["prm"] or "", row["method"]), {})[row["n"]] = row
+    ns = sorted({n for by_n in found.values() for n in by_n})
+    rows = [
+        [" ".join(filter(None, key)), *(_shown(by_n[n]) if n in by_n else NO_DATA for n in ns)]
+        for key, by_n in found.items()
+    ]
+    report.table(["", *(f"n = {n}" for n in ns)], rows, caption="Part of the MATH-500 pool, re-ranked")
+
+
+def add_margins(report: Report, run: Path) -> None:
+    """Where the base PRM's margins of the training pairs fall, and the curriculum's bins."""
+    facts = json.loads((run / "margins.json").read_text())
+    rows = [[kind, f"{count:,}"] for kind, count in {**facts["bins"], **facts["dropped"]}.items()]
+    report.table(
+        ["margin", "pairs"], [*rows, ["all", f"{facts['pairs']:,}"]], caption="The paper's bins on this base PRM"
+    )
+    edges, counts = facts["histogram"]["edges"], facts["histogram"]["counts"]
+    with report.figure(
+        "margins",
+        caption="The base PRM's margin r⁺ − r⁻ on the training pairs; the paper drops what is below 0.1.",
+        alt="Histogram of the base PRM's margins for annotated and lookahead pairs",
+    ) as axes:
+        for look, (kind, values) in zip(LOOKS, counts.items(), strict=False):
+            axes.stairs(values, edges, color=look.colour, linestyle=look.line, label=kind)
+        axes.axvline(0.1, color=LOOKS[-1].colour, linestyle=":")
+        axes.set_xlabel("margin")
+        axes.set_ylabel("pairs")
+        axes.legend()
+
+
+def add_distributions(report: Report, out: Path, names: Sequence[str]) -> None:
+    """FPR against FNR over all thresholds on held-out steps."""
+    curves = {}
+    for name in names:
+        metrics = json.loads((out / "eval" / "held-out" / name / "metrics.json").read_text())
+        curves[name] = metrics["benchmarks"]["labelled"]["curve"]
+    with report.figure(
+        "held-out-fpr-fnr",
+        caption="Held-out steps of PRM800K: every threshold trades false positives for false negatives; markers at 0.5.",
+        alt="FPR against FNR on held-out PRM800K steps for the base PRM and three arms",
+    ) as axes:
+        draw_error_curves(axes, curves, looks(list(curves)), dict.fromkeys(curves, 0.5))
+
+
+def _shown(interval: Metrics) -> str:
+    return percent(*(interval.get(key) for key in ("value", "low", "high")))
