@@ -136,7 +136,7 @@ def add_distributions(report: Report, out: Path, names: Sequence[str]) -> None:
         curves[name] = metrics["benchmarks"]["labelled"]["curve"]
     with report.figure(
         "held-out-fpr-fnr",
-        caption="Held-out steps of PRM800K: every threshold trades false positives for false negatives; markers at 0.5.",
+        caption="Held-out steps: every threshold trades false positives for false negatives; the markers are at 0.5.",
         alt="FPR against FNR on held-out PRM800K steps for the base PRM and three arms",
     ) as axes:
         draw_error_curves(axes, curves, looks(list(curves)), dict.fromkeys(curves, 0.5))
