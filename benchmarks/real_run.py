@@ -22,7 +22,7 @@ from pathlib import Path
 from _real_report import make_report
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-ARMS = ["lookahead-pointwise", "log-odds", "prism", "pairs", "lookahead", "pairs-pointwise", "hybrid"]
+ARMS = ["lookahead-pointwise", "log-odds", "prism", "pairs", "lookahead"]
 SEEDED = ["lookahead-pointwise", "log-odds"]
 """The arms of the main comparison, which are trained with every seed."""
 SEEDS = (0, 1, 2)

@@ -201,7 +201,8 @@ def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora |
             fill_cache(prm, examples, lambda _: None)
         work = a_round(prm, tmp_path, examples, epochs=2)
         work.model = prepare(prm.module, HardwareSettings(frozen_layers=1, lora=lora), seed=0)
-        work.make_batch = batch_maker(prm.module, 10_000, prm.cache)
+        if is_kept:
+            work.make_batch = batch_maker(prm.module, 10_000, prm.cache)
         lines: list[dict[str, Any]] = []
         work.on_update = lines.append
         start = {name: value.clone() for name, value in prm.module.state_dict().items()}
@@ -215,3 +216,15 @@ def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora |
     (plain, reference), (kept, weights) = results
     assert kept == pytest.approx(plain, abs=1e-9)
     assert_same(weights, reference, 1e-9)
+
+
+def test_uneven_rows_are_joined_and_score_the_same(tiny_prm: Tiny) -> None:
+    prm = tiny_copy(tiny_prm)
+    examples = random_examples()
+    parts = parts_of_update(examples, np.arange(len(examples)), prm.family, "none", RowLimits(4096))
+    rows = [row for part in parts for row in part.rows]
+    joined, padded = batch_maker(prm.module, 300)(rows), collate(rows)
+    assert joined.input_ids_BL.numel() < 0.8 * padded.input_ids_BL.numel()
+    assert sorted(joined.owners) == sorted(padded.owners)
+    scores = [dict(zip(batch.owners, prm.module(batch)[:, 0].tolist(), strict=True)) for batch in (joined, padded)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-9)

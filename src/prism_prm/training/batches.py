@@ -25,6 +25,9 @@ Packing = Literal["tree", "pair", "none"]
 Read = tuple[int, int]
 """(number of the row, node): one score."""
 
+MUCH_PADDING = 1.1
+"""Padded tokens per token from which rows are joined instead."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -126,11 +129,16 @@ def _numbered(part: Part, indices: Ints, first: int) -> Part:
 def batch_maker(
     module: PrmModule, tokens: int, cache: LowerCache | None = None
 ) -> Callable[[Sequence[Row]], PackedBatch]:
-    """How rows become a batch for the module's attention: padded, or for flex several to a row of whole blocks."""
+    """How rows become a batch for the module's attention: for flex several to a row of whole blocks, else padded.
+
+    Where attention pays only for what is seen, rows of uneven length are put behind each other, too: padding is work.
+    """
     flex = module.attention == "flex"
 
     def make(rows: Sequence[Row]) -> PackedBatch:
-        rows = merge_rows(rows, tokens) if flex else rows
+        padded = len(rows) * max(map(len, rows))
+        if flex or (module.in_blocks and padded > MUCH_PADDING * sum(map(len, rows))):
+            rows = merge_rows(rows, tokens)
         batch = collate(rows, multiple=FLEX_BLOCK if flex else 1)
         return batch if cache is None else cache.attach(batch, rows)
 
