@@ -8,12 +8,13 @@ from prism_prm.cli import ui
 
 
 def test_a_log_gets_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 10.0, 31.0, 40.0, 95.0])
-    monkeypatch.setattr(ui.time, "monotonic", lambda: next(clock))
+    clock = [0.0]
+    monkeypatch.setattr(ui.time, "monotonic", lambda: clock[-1])
     with ui.progress("scoring", 2000, unit="trees") as advance:
-        for _ in range(4):
+        for seconds in (10.0, 31.0, 40.0, 50.0):
+            clock.append(seconds)
             advance(500)
     assert capsys.readouterr().err.splitlines() == [
         "scoring: 1,000 of 2,000 trees, 0:00:31",
-        "scoring: 2,000 of 2,000 trees, 0:01:35",
+        "scoring: 2,000 of 2,000 trees, 0:00:50",
     ]

@@ -146,6 +146,6 @@ def test_two_processes_share_the_work(folder: Path, tmp_path: Path) -> None:
         list(map(str, command)), capture_output=True, text=True, timeout=300, check=False, env={**os.environ}
     )
     assert done.returncode == 0, done.stderr
-    assert "4/4 trees" in done.stderr, "the first process has two of the four chunks"
+    assert "4 of 4 trees" in done.stderr, "the first process has two of the four chunks"
     assert "21 steps of 7 trees" in done.stderr
     assert pq.read_table(tmp_path / "two.parquet").equals(pq.read_table(tmp_path / "one.parquet"))

@@ -38,10 +38,12 @@ def progress(
 ) -> Iterator[Advance]:
     """A progress bar over `total` units (None: unknown); yields the function that advances it.
 
-    In a log file, which has no place for a bar, it is a line every half minute.
+    In a log file, which has no place for a bar, it is a line every half minute and one at the end.
     """
     if shown and not console().is_terminal:
-        yield _Lines(description, total, unit).advance
+        lines = _Lines(description, total, "bytes" if is_bytes else unit)
+        yield lines.advance
+        lines.say()
         return
     from rich import progress as bars
 
@@ -65,12 +67,14 @@ class _Lines:
 
     def advance(self, steps: int) -> None:
         self.done += steps
-        now = time.monotonic()
-        if now - self.said >= SECONDS_BETWEEN_LINES:
-            self.said = now
-            of = "" if self.total is None else f" of {self.total:,.0f}"
-            after = timedelta(seconds=round(now - self.started))
-            say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}")
+        if time.monotonic() - self.said >= SECONDS_BETWEEN_LINES:
+            self.say()
+
+    def say(self) -> None:
+        self.said = time.monotonic()
+        of = "" if self.total is None else f" of {self.total:,.0f}"
+        after = timedelta(seconds=round(self.said - self.started))
+        say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}")
 
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
