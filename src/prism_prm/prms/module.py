@@ -107,7 +107,8 @@ class PrmModule(nn.Module):
     def _packed(self, batch: PackedBatch, backbone: Any, **given: Tensor) -> Tensor:
         """The last hidden states of a backbone, or a part of it, over packed trees."""
         layout = batch.end_BL, batch.position_ids_BL
-        if self.in_blocks:
+        # Rows of a single block gain nothing from blocks, and one call for all of them is faster than one for each.
+        if self.in_blocks and batch.input_ids_BL.shape[1] > tree_attention.BLOCK:
             dtype = self.backbone.dtype
             # Attention layers tell their window, so that is what blocks are found by.
             blocks = {w: tree_attention.visible_blocks(*layout, w, dtype) for w in self.windows.values()}
