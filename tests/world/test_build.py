@@ -171,6 +171,15 @@ def test_the_same_settings_make_the_same_policy() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_progress_ends_where_the_bar_does() -> None:
+    """Told in percent of right steps, since training stops when enough of them are right."""
+    settings = PolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.01, backbone_target=0.03)
+    told: list[int] = []
+    train_policy(settings, ProblemSettings(5, "+-", 2, 3), make_tokenizer(5), advance=told.append)
+    assert sum(told) == settings.percent == 3
+    assert all(step >= 0 for step in told)
+
+
 def test_a_prm_made_of_the_backbone_reads_the_policys_prompt(world: World) -> None:
     prm = init_prm(world.backbone, settings=PRM_SETTINGS)
     assert prm.tokenizer.decode(prm.family.prompt_ids("3+1")) == prompt_of("3+1")

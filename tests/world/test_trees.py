@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prism_prm.errors import ConfigError
-from prism_prm.records import ROOT, Step
+from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.world.oracle import judge_step
 from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
 from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
@@ -29,16 +29,32 @@ def test_a_tree_grows_from_candidates() -> None:
     assert count_verdicts([tree], 10) == {"right": 3, "counterfactual": 1, "contradiction": 1}
 
 
-def test_errors_pass_as_often_as_asked_and_truth_stays() -> None:
-    problem = Problem.parse("7+6*3")
-    trees = [grow(problem, [["7+6=4"], ["9*3=7"], ["#### 1"]]) for _ in range(2000)]
-    noisy = let_errors_pass(trees, 0.4, seed=3)
-    labels = np.array([[node.label for node in tree.nodes] for tree in noisy])
+def _noisy_labels(trees: list[StepTree], evenness: float) -> np.ndarray:
+    noisy = let_errors_pass(trees, 0.4, evenness, seed=3)
+    assert noisy == let_errors_pass(trees, 0.4, evenness, seed=3)
+    assert count_verdicts(noisy, 10) == count_verdicts(trees, 10), "the truth stays"
+    return np.array([[node.label for node in tree.nodes] for tree in noisy])
+
+
+def test_errors_pass_as_often_as_asked() -> None:
+    trees = [grow(Problem.parse("7+6*3"), [["7+6=4"], ["9*3=7"], ["#### 1"]]) for _ in range(2000)]
+    labels = _noisy_labels(trees, evenness=1e6)
     assert (labels[:, [0, 2, 4]] == 1.0).all()
-    assert labels[:, [1, 3, 5]].mean() == pytest.approx(0.4, abs=0.02)
-    assert noisy == let_errors_pass(trees, 0.4, seed=3)
-    assert let_errors_pass(trees, 0.0, seed=3) == trees
-    assert count_verdicts(noisy, 10) == count_verdicts(trees, 10)
+    np.testing.assert_allclose(labels[:, [1, 3, 5]].mean(axis=0), 0.4, atol=0.04)
+    assert let_errors_pass(trees, 0.0, 1.0, seed=3) == trees
+
+
+def test_an_error_has_its_own_chance_to_pass_wherever_it_occurs() -> None:
+    """Nearly all or nothing: 0.4 of the kinds of steps always pass, whatever value they start from."""
+    wrong = [f"{operator}{operand}={result}" for operator in "+-" for operand in range(10) for result in range(10)]
+    trees = [grow(Problem.parse(f"{start}*1"), [[f"{start}{step}" for step in wrong], []]) for start in (3, 8)]
+    first, second = _noisy_labels(trees, evenness=1e-3)
+    assert (first == second).all()
+    assert first[1:-1].mean() == pytest.approx(0.4, abs=0.1)
+    some = _noisy_labels(trees * 50, evenness=1.0)[:, 1:-1].mean(axis=0)
+    assert some.mean() == pytest.approx(0.4, abs=0.06)
+    assert some.min() < 0.1
+    assert some.max() > 0.9
 
 
 @pytest.mark.parametrize("kind", PERTURBATIONS)

@@ -98,7 +98,7 @@ def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache:
     if folder.exists():
         return folder
     tokenizer = make_tokenizer(settings.modulus)
-    with bars("policy", policy.max_updates) as advance:
+    with bars("policy: right steps (%)", policy.percent) as advance:
         models = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
     with whole_folder(folder) as aside:
         for name, model in zip(("policy", "backbone"), models, strict=True):
@@ -132,7 +132,8 @@ def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: P
         advance(2)
         if not far:
             lenient = sampled("base", settings.base_candidates, 3)
-            trees["base"] = let_errors_pass(lenient, settings.passing_errors, settings.seed)
+            share, evenness = settings.passing_errors, settings.passing_evenness
+            trees["base"] = let_errors_pass(lenient, share, evenness, settings.seed)
             trees["annotated"] = sampled("annotated", settings.pair_candidates, 4)
             advance(2)
         for name, some in trees.items():

@@ -45,6 +45,16 @@ class PolicySettings:
     weight_decay: float = 0.01
     seed: int = 0
 
+    @property
+    def targets(self) -> tuple[float, float]:
+        """The shares of right steps at which the policy and the backbone are taken."""
+        return self.target, max(self.target, self.backbone_target)
+
+    @property
+    def percent(self) -> int:
+        """The last target in whole percent: where progress ends, since nobody knows after how many updates."""
+        return int(100 * self.targets[-1])
+
 
 def make_model(settings: PolicySettings, tokenizer: Any, max_tokens: int) -> Any:
     """A Qwen2 with random weights."""
@@ -105,7 +115,10 @@ def train_policy(
     *,
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[Any, Any]:
-    """(policy, backbone): the same training, stopped earlier and later; `advance` is told of every update."""
+    """(policy, backbone): the same training, stopped earlier and later.
+
+    `advance` is told of every percent of right steps that is reached, `settings.percent` of them in all.
+    """
     rng = np.random.default_rng([settings.seed, 1])
     held_out = [draw_problem(problems, rng) for _ in range(200)]
     longest = 5 * problems.max_operations + 11
@@ -114,9 +127,8 @@ def train_policy(
         model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.98)
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / settings.warmup))
-    share = 0.0
+    share, reached = 0.0, 0
     taken: list[Any] = []
-    targets = (settings.target, max(settings.target, settings.backbone_target))
     for update in range(1, settings.max_updates + 1):
         batch = [draw_problem(problems, rng) for _ in range(settings.batch)]
         ids_BS, mask_BS, labels_BS = training_batch(batch, tokenizer)
@@ -125,17 +137,19 @@ def train_policy(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        advance(1)
         if update % CHECK_EVERY == 0:
             share = right_step_share(model, tokenizer, held_out)
-            while len(taken) < 2 and share >= targets[len(taken)]:
+            now = max(reached, min(int(100 * share), settings.percent))
+            advance(now - reached)
+            reached = now
+            while len(taken) < 2 and share >= settings.targets[len(taken)]:
                 taken.append(copy.deepcopy(model).eval())
                 _start_separator(taken[-1], tokenizer)
             if len(taken) == 2:
                 return taken[0], taken[1]
     raise ModelError(
-        f"The policy takes {share:.0%} of the steps right after {settings.max_updates} updates, not the "
-        f"{targets[len(taken)]:.0%} asked for. Raise max_updates, lower the target, or make the problems easier."
+        f"The policy takes {share:.0%} of the steps right after {settings.max_updates} updates, not "
+        f"the {settings.targets[len(taken)]:.0%} asked for. Raise max_updates, lower the target, or ease the problems."
     )
 
 

@@ -12,7 +12,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.world.policy import PolicySettings
 from prism_prm.world.problems import ProblemSettings
 
-FORMAT = 6
+FORMAT = 7
 """Raised when the same settings would make another world, so that old caches are not taken for new ones."""
 
 
@@ -28,7 +28,9 @@ class WorldSettings:
     """What PRMs are trained on and tested with."""
     far_problems: ProblemSettings = field(default_factory=lambda: ProblemSettings(7, "+-", 5, 5))
     """Out of distribution: longer than any problem a PRM was trained on."""
-    policy: PolicySettings = field(default_factory=lambda: PolicySettings(layers=3, hidden=48, heads=4, batch=48))
+    policy: PolicySettings = field(
+        default_factory=lambda: PolicySettings(layers=3, hidden=48, heads=4, batch=48, backbone_target=0.99)
+    )
     far_policy: PolicySettings = field(
         default_factory=lambda: PolicySettings(layers=2, hidden=32, heads=2, batch=64, target=0.7, backbone_target=0.0)
     )
@@ -39,9 +41,12 @@ class WorldSettings:
     """The base PRM's labels: many problems, a few samples under each prefix, so mostly right steps."""
     passing_errors: float = 0.4
     """Share of wrong steps that the base PRM's labels call right, as automatic annotation does."""
-    pair_trees: int = 2500
+    passing_evenness: float = 0.25
+    """How alike errors are in that: see `let_errors_pass`. Were they all alike, a PRM that learned enough would rank as
+    if its labels were exact, since such noise does not change the order."""
+    pair_trees: int = 8000
     pair_candidates: int = 4
-    """Clean labels with alternatives: fewer problems, several samples under each prefix, as PRM800K has. Training
+    """Clean labels with alternatives: several samples under each prefix, as PRM800K has. Training
     splits its own validation problems off."""
     test_trees: int = 400
     """Problems of every test set: natural errors, and each class of perturbed ones."""
@@ -55,6 +60,8 @@ class WorldSettings:
             raise ConfigError(f"One world has one modulus, not {sorted(moduli)}: all its models share a tokenizer.")
         if not 0 <= self.passing_errors <= 1:
             raise ConfigError(f"passing_errors {self.passing_errors} is not between 0 and 1.")
+        if not self.passing_evenness > 0:
+            raise ConfigError(f"passing_evenness {self.passing_evenness} must be above 0.")
 
     @property
     def modulus(self) -> int:

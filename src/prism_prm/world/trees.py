@@ -65,18 +65,38 @@ def sample_trees(
     ]
 
 
-def let_errors_pass(trees: Sequence[StepTree], share: float, seed: int) -> list[StepTree]:
-    """The same trees as a lenient labeller sees them: each wrong step passes as right with probability `share`."""
+def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, seed: int) -> list[StepTree]:
+    """The same trees as a lenient labeller sees them, who lets a share of the wrong steps pass as right.
+
+    Some errors are easier to miss than others: each kind of step has a chance to pass of its own, the same wherever it
+    occurs, from a Beta distribution with mean `share`. Towards infinite `evenness` all have the same chance; towards 0
+    a kind passes always or never.
+    """
+    chances: dict[str, float] = {}
     rng = np.random.default_rng([seed, 2])
     noisy = []
     for tree in trees:
-        draws = rng.random(len(tree.nodes))
+        draws = rng.random(len(tree.nodes)).tolist()
         nodes = tuple(
-            replace(node, label=1.0, rating=1.0) if node.label == 0.0 and draw < share else node
-            for node, draw in zip(tree.nodes, draws.tolist(), strict=True)
+            replace(node, label=1.0, rating=1.0)
+            if node.label == 0.0 and draw < _chance_to_pass(node.text, share, evenness, seed, chances)
+            else node
+            for node, draw in zip(tree.nodes, draws, strict=True)
         )
         noisy.append(replace(tree, nodes=nodes))
     return noisy
+
+
+def _chance_to_pass(text: str, share: float, evenness: float, seed: int, known: dict[str, float]) -> float:
+    """Of the step's kind: its operation and result, whatever value it starts from."""
+    kind = text.lstrip("0123456789")
+    if kind not in known:
+        if share in (0.0, 1.0):
+            known[kind] = share
+        else:
+            rng = np.random.default_rng([seed, 4, *kind.encode()])
+            known[kind] = float(rng.beta(share * evenness, (1 - share) * evenness))
+    return known[kind]
 
 
 def count_verdicts(trees: Sequence[StepTree], modulus: int) -> Counter[Verdict]:
