@@ -99,11 +99,15 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
 
 
 def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
-    recipes = {n: arm.recipe(tmp_path / "t", tmp_path / "b", Budget(1e-3, 1), 0) for n, arm in ARMS.items()}
+    recipes = {n: arm.recipe(tmp_path / "t", tmp_path / "b", Budget(1), 0) for n, arm in ARMS.items()}
     texts = {json.dumps(recipe, sort_keys=True) for recipe in recipes.values()}
     assert len(texts) == len(ARMS)
-    same = {n: (recipes[n]["data"], recipes[n]["train"], recipes[n].get("lookahead_ratio")) for n in recipes}
-    assert same["pointwise"] == same["prism"], "pointwise trains on the same pairs with the same budget"
+    pointwise, prism = ({**recipes[name], "objective": None} for name in ("pointwise", "prism"))
+    for recipe in (pointwise, prism):
+        recipe["train"] = {**recipe["train"], "lr": None}
+    assert pointwise == prism, "pointwise trains on the same pairs with the same budget"
+    continued, budget = recipes["continued"]["train"], pointwise["train"]
+    assert continued["pairs_per_update"] == 2 * budget["pairs_per_update"], "a pair is two steps"
 
 
 def test_intervals_over_seeds() -> None:

@@ -12,10 +12,10 @@ _DEFAULT = tuple(name for name, arm in ARMS.items() if not arm.full)
 
 PRESETS: dict[str, DemoSettings] = {
     "demo": DemoSettings(
-        WORLDS["demo"], base=Budget(4e-3, epochs=4, pairs_per_update=512), arms=Budget(2e-3, epochs=3), names=_DEFAULT
+        WORLDS["demo"], base=Budget(epochs=6, pairs_per_update=256), arms=Budget(epochs=1), names=_DEFAULT
     ),
     "quick": DemoSettings(
-        WORLDS["quick"], base=Budget(4e-3, epochs=10, pairs_per_update=64), arms=Budget(2e-3, epochs=1), names=_DEFAULT
+        WORLDS["quick"], base=Budget(epochs=10, pairs_per_update=64), arms=Budget(epochs=1), names=_DEFAULT
     ),
 }
 """`demo` is what `prism demo` runs; `quick` shows that everything works, in about a minute."""

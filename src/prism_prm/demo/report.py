@@ -50,8 +50,9 @@ def _introduce(found: Findings, report: Report) -> None:
 A tiny policy ({settings.policy.layers} layers of width {settings.policy.hidden}) was trained from scratch on chains of
 arithmetic modulo {settings.modulus}, until {percent(settings.policy.target, digits=0)} % of its steps were right. The
 **base PRM** was trained on {number(settings.base_trees)} problems whose labels let
-{percent(settings.passing_errors, digits=0)} % of the wrong steps pass. Everything else starts from it, with exact
-labels on {number(settings.pair_trees)} other problems and the same number of pairs per update:
+{percent(settings.passing_errors, digits=0)} % of the wrong steps pass, some kinds nearly always and others hardly ever.
+Everything else starts from it, with exact labels on {number(settings.pair_trees)} other problems and the same number
+of epochs and pairs per update, each with its own learning rate, the best of three on development seeds:
 
 {arms}
 
@@ -84,8 +85,9 @@ def _compare(found: Findings, report: Report) -> None:
             for name in compared
         ]
         best = differences(found.of_pool("best-of-n", a, n_many), found.of_pool("best-of-n", b, n_many))
-        rows.append([f"{title_of(a)} − {title_of(b)}", *cells, cell(best, signed_percent)])
-    headers = ["difference", *compared, f"Best-of-{n_many}"]
+        beam = differences(found.of_guided(a, GUIDED_NS[-1]), found.of_guided(b, GUIDED_NS[-1]))
+        rows.append([f"{title_of(a)} − {title_of(b)}", *cells, *(cell(x, signed_percent) for x in (best, beam))])
+    headers = ["difference", *compared, f"Best-of-{n_many}", f"beam search {GUIDED_NS[-1]}"]
     report.table(headers, rows, caption="Differences in percentage points, paired by seed")
     growth = []
     for prm in found.prms:
