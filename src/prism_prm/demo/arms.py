@@ -30,7 +30,7 @@ class Arm:
     objective: dict[str, Any]
     bins: list[list[float]]
     lr: float
-    """The best of 1e-3, 2e-3 and 4e-3 for this arm, by the validation problems of development seeds."""
+    """The best one found for this arm by the validation problems of development seeds; docs/log.md has the trail."""
     curriculum: str = "none"
     lookahead: str | int = "all"
     lookahead_ratio: float | None = None
@@ -101,7 +101,7 @@ _RATIO = 0.5
 ARMS: dict[str, Arm] = {
     "pointwise": Arm(
         "pointwise", "cross-entropy on the steps of the same pairs as PRISM", {"name": "bce"}, ALL_BINS,
-        4e-3, lookahead_ratio=_RATIO,
+        2e-3, lookahead_ratio=_RATIO,
     ),
     "prism": Arm(
         "PRISM", "step-contrastive loss on log-odds plus cross-entropy, one lookahead pair per two annotated ones",
@@ -113,14 +113,14 @@ ARMS: dict[str, Arm] = {
     ),
     "continued": Arm(
         "continued", "cross-entropy on the base PRM's own lenient labels: does more training alone help?",
-        {"name": "bce", "on": "labels"}, ALL_BINS, 4e-3, lookahead="none", trees="base", full=True,
+        {"name": "bce", "on": "labels"}, ALL_BINS, 2e-3, lookahead="none", trees="base", full=True,
     ),
     "pairs": Arm(
         "pairs only", "step-contrastive loss on probabilities, annotated pairs, no lookahead, no curriculum", _SC,
-        ALL_BINS, 4e-3, lookahead="none", full=True,
+        ALL_BINS, 1e-3, lookahead="none", full=True,
     ),
     "lookahead": Arm(
-        "pairs + lookahead", "the same with lookahead pairs mixed in", _SC, ALL_BINS, 4e-3, lookahead_ratio=_RATIO,
+        "pairs + lookahead", "the same with lookahead pairs mixed in", _SC, ALL_BINS, 1e-3, lookahead_ratio=_RATIO,
         full=True,
     ),
     "curriculum": Arm(

@@ -12,7 +12,7 @@ _DEFAULT = tuple(name for name, arm in ARMS.items() if not arm.full)
 
 PRESETS: dict[str, DemoSettings] = {
     "demo": DemoSettings(
-        WORLDS["demo"], base=Budget(epochs=6, pairs_per_update=256), arms=Budget(epochs=1), names=_DEFAULT
+        WORLDS["demo"], base=Budget(epochs=6, pairs_per_update=256), arms=Budget(epochs=2), names=_DEFAULT
     ),
     "quick": DemoSettings(
         WORLDS["quick"], base=Budget(epochs=10, pairs_per_update=64), arms=Budget(epochs=1), names=_DEFAULT

@@ -52,7 +52,7 @@ arithmetic modulo {settings.modulus}, until {percent(settings.policy.target, dig
 **base PRM** was trained on {number(settings.base_trees)} problems whose labels let
 {percent(settings.passing_errors, digits=0)} % of the wrong steps pass, some kinds nearly always and others hardly ever.
 Everything else starts from it, with exact labels on {number(settings.pair_trees)} other problems and the same number
-of epochs and pairs per update, each with its own learning rate, the best of three on development seeds:
+of epochs and pairs per update, each with its own learning rate, chosen on development seeds:
 
 {arms}
 
