@@ -109,7 +109,7 @@ ARMS: dict[str, Arm] = {
     ),
     "paper": Arm(
         "paper's recipe", "step-contrastive loss on probabilities, all lookahead pairs, four rounds from "
-        "easy to hard", _SC, PAPER_BINS, 1e-3, "bins",
+        "easy to hard", _SC, PAPER_BINS, 2e-3, "bins",
     ),
     "continued": Arm(
         "continued", "cross-entropy on the base PRM's own lenient labels: does more training alone help?",
@@ -124,7 +124,7 @@ ARMS: dict[str, Arm] = {
         full=True,
     ),
     "curriculum": Arm(
-        "pairs + lookahead + curriculum", "the same in four rounds from easy to hard", _SC, PAPER_BINS, 1e-3, "bins",
+        "pairs + lookahead + curriculum", "the same in four rounds from easy to hard", _SC, PAPER_BINS, 2e-3, "bins",
         lookahead_ratio=_RATIO, full=True,
     ),
     "log-odds": Arm(
