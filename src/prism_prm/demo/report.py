@@ -12,10 +12,13 @@ from prism_prm.demo.findings import HOW, SUMMARY, Findings, cell, reference_ns, 
 from prism_prm.demo.measure import at_n, differences, find_curve, over_seeds, plain
 from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
 from prism_prm.demo.theory import predicted_best_of_n
-from prism_prm.report import Report, looks, number, percent, percent_axes, signed_percent
+from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes, signed_percent
 from prism_prm.rerank.curves import Curve
 from prism_prm.world.oracle import VERDICTS
 from prism_prm.world.perturb import PERTURBATIONS
+
+NUM_DRAWN = 4
+"""PRMs in figures of lines: the base PRM and the arms of every demo. More could not be told apart; tables have all."""
 
 
 def make_report(found: Findings, command: str) -> Report:
@@ -119,7 +122,7 @@ def _imbalance(found: Findings, report: Report) -> None:
 def _distributions(found: Findings, report: Report) -> None:
     """Scores of right and wrong steps, first seed."""
     report.text("## Over-credit\nHow each PRM scores the natural test set's right and wrong steps.")
-    names = found.prms[:4]
+    names = found.prms[:NUM_DRAWN]
     caption = "P(right) given to right and to wrong steps (first seed)."
     alt = f"Histograms of scores of right and wrong steps for {', '.join(map(title_of, names))}"
     size = (2.6 * len(names), 2.8)
@@ -152,11 +155,13 @@ def _classes(found: Findings, report: Report) -> None:
         width = 0.8 / len(found.prms)
         for i, (prm, look) in enumerate(looks(found.prms).items()):
             heights = [found_here.value for found_here in values[prm]]
-            axes.bar(np.arange(len(groups)) + i * width, heights, width, color=look.colour, label=title_of(prm))
+            hatch = "//" if i >= len(LOOKS) else None
+            places = np.arange(len(groups)) + i * width
+            axes.bar(places, heights, width, color=look.colour, label=title_of(prm), hatch=hatch)
         axes.set_xticks(np.arange(len(groups)) + 0.4 - width / 2, [g.replace("_", "\n") for g in groups], fontsize=8)
         axes.set_ylabel("FPR (%)")
         percent_axes(axes.yaxis)
-        axes.legend(fontsize=8)
+        axes.figure.legend(loc="outside upper center", ncols=5, fontsize=9)
 
 
 def _rounds(found: Findings, report: Report) -> None:
@@ -174,18 +179,15 @@ def _rounds(found: Findings, report: Report) -> None:
 def _best_of_n(found: Findings, report: Report, *, far: bool) -> None:
     where = "far-" if far else ""
     curves = found.far_curves if far else found.curves
-    lines = [("best-of-n", prm, HOW) for prm in found.prms] + [
-        ("majority", "", ""),
-        ("oracle", "", ""),
-        ("mean", "", ""),
-    ]
-    look = looks([title_of(prm) for prm in found.prms] + ["majority vote", "oracle", "one solution"])
+    drawn = found.prms[:NUM_DRAWN]
+    lines = [("best-of-n", prm, HOW) for prm in drawn] + [("majority", "", ""), ("oracle", "", ""), ("mean", "", "")]
+    names = [*map(title_of, drawn), "majority vote", "oracle", "one solution"]
+    look = looks(names)
     if not far:
         report.text(f"## Best-of-N\nSolutions are scored by the {HOW} of their steps; each value is an expectation.")
     caption = "Accuracy against the number of solutions" + (", out of distribution." if far else ".")
     alt = "Accuracy against n for Best-of-N and the weighted vote of every PRM, majority vote and oracle"
-    names = [*map(title_of, found.prms), "majority vote", "oracle", "one solution"]
-    with report.figure(f"{where}best-of-n", caption=caption, alt=alt, size=(8.6, 3.8), panels=2) as panels:
+    with report.figure(f"{where}best-of-n", caption=caption, alt=alt, size=(8.6, 4.2), panels=2) as panels:
         for axes, method in zip(panels, ("best-of-n", "weighted"), strict=True):
             for (kind, prm, how), name in zip(lines, names, strict=True):
                 chosen = [find_curve(seed, method if prm else kind, prm, how) for seed in curves]
@@ -198,7 +200,7 @@ def _best_of_n(found: Findings, report: Report, *, far: bool) -> None:
             axes.set_xlabel("solutions drawn, n")
             percent_axes(axes.yaxis)
         panels[0].set_ylabel("accuracy (%)")
-        panels[1].legend(fontsize=8)
+        panels[0].figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
     ns = curves[0][0].ns
     rows = []
     for method in ("best-of-n", "weighted"):
