@@ -17,7 +17,7 @@ from prism_prm.demo.findings import find
 from prism_prm.demo.measure import differences, measure_steps, over_seeds
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
-from prism_prm.demo.stages import SeedRun, quietly
+from prism_prm.demo.stages import BASE, SeedRun, quietly
 from prism_prm.evaluation.items import Item
 from prism_prm.evaluation.steps import collect_steps
 from prism_prm.records import Step, StepTree
@@ -96,6 +96,22 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
     assert found.prms == ["base", "pointwise", "prism"]
     text = make_report(found, "prism demo").markdown()
     assert "Not trained, and so in no table" in text
+
+
+def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:
+    """More arms than there are colours; lines are drawn for the first few only."""
+    with quietly():
+        result = SeedRun(demo_settings(quick=True), 0, out).go()
+    every = {name: result.scored[name if name in result.scored else BASE] for name in (BASE, *ARMS)}
+    rounds = {name: result.rounds.get(name, result.rounds["prism"]) for name in ARMS}
+    report = make_report(find([replace(result, scored=every, rounds=rounds)]), "prism demo --full")
+    page, text = report.html(), report.markdown()
+    for arm in ARMS.values():
+        assert text.count(f"| {arm.title} |") >= 3, "summary, growth and classes"
+    figure = page[page.index('aria-label="Accuracy against n') :]
+    figure = figure[: figure.index("</svg>")]
+    assert "paper's recipe" in figure
+    assert "log-odds" not in figure
 
 
 def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
