@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from prism_prm.cli.ui import console, print_table, progress
+from prism_prm.cli.ui import console, print_table, progress, say
 
 EXAMPLES = """
 Examples
@@ -47,11 +47,7 @@ def demo(
         results = []
         for seed in range(first_seed, first_seed + seeds):
             console().print(f"[bold]Seed {seed}[/bold]", highlight=False)
-            results.append(
-                SeedRun(
-                    settings, seed, out, bars=progress, say=lambda text: console().print(text, highlight=False)
-                ).go()
-            )
+            results.append(SeedRun(settings, seed, out, bars=progress, say=say).go())
         found = find(results)
     flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
     command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
@@ -60,8 +56,4 @@ def demo(
     headers, rows = summary(found, show=lambda mean: percent(mean.value, digits=0))
     columns = list(zip(headers, *rows, strict=True))
     print_table("Summary (%)", columns[0], columns[1:])
-    console().print(f"Report: {page}", highlight=False)
-
-
-def _say(text: str) -> None:
-    console().print(text, highlight=False)
+    say(f"Report: {page}")
