@@ -105,7 +105,7 @@ def run_all(work: Work, seeds: tuple[int, ...]) -> None:
 
 def measure(work: Work, name: str, prm: Path) -> None:
     """Held-out problems and the benchmarks."""
-    held_out = ["--bench", "labelled,pairs", "--data", work.out / "lookahead" / "data", "--split", "test"]
+    held_out = ["--bench", "labelled,pairs", "--data", work.out / ARMS[0] / "data", "--split", "test"]
     parts = {bench: ["--bench", bench, "--data", work.data, "--limit", limit] for bench, limit in LIMITS.items()}
     for what, words in {"held-out": held_out, **parts}.items():
         out = work.out / "eval" / what / name
