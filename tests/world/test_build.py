@@ -185,3 +185,13 @@ def test_a_prm_made_of_the_backbone_reads_the_policys_prompt(world: World) -> No
     assert prm.tokenizer.decode(prm.family.prompt_ids("3+1")) == prompt_of("3+1")
     tree = next(iter_trees(world.trees("natural")))
     assert len(prm.score(tree.problem, tree.texts(tree.trunk))) == len(tree.trunk)
+
+
+def test_words_of_the_chat_are_not_drawn() -> None:
+    """A policy that knows nothing draws every token there is, save those that no solution holds."""
+    tokenizer = make_tokenizer(5)
+    model = make_model(PolicySettings(layers=1, hidden=16, heads=2, seed=4), tokenizer, 64).eval()
+    (solutions,) = sample_solutions(model, tokenizer, ["3+1"], copies=200, temperature=3.0)
+    written = "".join(step for steps, _ in solutions for step in steps)
+    assert "+1" in written
+    assert not [word for word in ("user", "assistant", "<", "\n") if word in written]

@@ -19,7 +19,9 @@ PAD, UNKNOWN, TURN_START, TURN_END = "<|endoftext|>", "<unk>", "<|im_start|>", "
 STEP_SEPARATOR = "<extra_0>"
 """Where a PRM of the qwen family is read: after each step."""
 SPECIALS = (PAD, UNKNOWN, TURN_START, TURN_END, STEP_SEPARATOR)
-LAYOUT = ("user\n", "assistant\n", "\n", STEP_END, ANSWER_MARK)
+FRAME = ("user\n", "assistant\n", "\n")
+"""What the chat template writes around a problem, and no solution holds."""
+LAYOUT = (*FRAME, STEP_END, ANSWER_MARK)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}"
