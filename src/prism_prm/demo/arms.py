@@ -30,7 +30,7 @@ class Arm:
     objective: dict[str, Any]
     bins: list[list[float]]
     lr: float
-    """The best one found for this arm by the validation problems of development seeds; docs/log.md has the trail."""
+    """By validation problems of development seeds, or taken over from a relative; docs/log.md says which."""
     curriculum: str = "none"
     lookahead: str | int = "all"
     lookahead_ratio: float | None = None
