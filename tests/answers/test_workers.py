@@ -79,7 +79,7 @@ def test_an_interrupt_ends_the_run_and_leaves_no_process_behind(tmp_path: Path) 
     assert children
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert "KeyboardInterrupt" in errors
     for pid in children:
         with pytest.raises(ProcessLookupError):

@@ -19,7 +19,8 @@ def check_packing(module: PrmModule) -> None:
         return
     prompt, other, right, last = (tuple(range(start, start + 12)) for start in (3, 15, 27, 39))
     tree = EncodedTree(prompt, (other, right, last), (11, 11, 11), (-1, -1, 1), (12, 12, 24))
-    batch = collate(pack([tree], 100, [[(0,), (2,)]]), multiple=FLEX_BLOCK).to(module.device)
+    # Longer than a block, so that attention in blocks is what is tried.
+    batch = collate(pack([tree], 100, [[(0,), (2,)]]), multiple=2 * FLEX_BLOCK).to(module.device)
     sequence = torch.tensor([[*prompt, *right, *last]], device=module.device)
     try:
         with torch.inference_mode():
