@@ -16,7 +16,7 @@ from prism_prm.world.build import World, build_world, load_policy
 from prism_prm.world.oracle import judge, judge_step
 from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.policy import PolicySettings, make_model, right_step_share, train_policy
-from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
+from prism_prm.world.problems import ANSWER_MARK, Problem, ProblemSettings, draw_problems
 from prism_prm.world.sampling import Chance, sample_next_steps, sample_solutions, sample_tokens
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS, STEP_END, make_tokenizer, prompt_of, solution_text
@@ -39,6 +39,7 @@ def test_the_tokenizer_is_exact_and_survives_saving(tmp_path: Path) -> None:
         assert tokenizer.decode(ids) == text
         assert tokenizer.unk_token_id not in ids
         assert len(tokenizer("7+12=6")["input_ids"]) == 3
+        assert len(tokenizer(ANSWER_MARK.strip())["input_ids"]) == 1  # what is left of a mark without a number
         messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": problem.text}]
         assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == prompt_of(
             problem.text

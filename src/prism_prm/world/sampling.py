@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from prism_prm.world.tokens import FRAME, STEP_END, prompt_of
+from prism_prm.world.tokens import STEP_END, UNDRAWN, prompt_of
 
 # Shapes: B rows of a batch, S tokens of a row, V tokens of the vocabulary.
 
@@ -120,8 +120,8 @@ def _portions(lengths: Sequence[int], rows: Sequence[int], batch: int) -> Iterat
 def _chance(tokenizer: Any, stop: Sequence[int], max_new_tokens: int, temperature: float, seed: int) -> Chance:
     # Control tokens have no text of their own, and words of the chat's frame lose their line end when a text is cut
     # into steps: a step that holds one could not be read again.
-    frame = tokenizer.convert_tokens_to_ids(list(FRAME))
-    never = [token for token in (*tokenizer.all_special_ids, *frame) if token not in stop]
+    undrawn = tokenizer.convert_tokens_to_ids(list(UNDRAWN))
+    never = [token for token in (*tokenizer.all_special_ids, *undrawn) if token not in stop]
     return Chance(stop, max_new_tokens, temperature, torch.Generator().manual_seed(seed), never)
 
 

@@ -12,7 +12,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.world.policy import PolicySettings
 from prism_prm.world.problems import ProblemSettings
 
-FORMAT = 8
+FORMAT = 9
 """Raised when the same settings would make another world, so that old caches are not taken for new ones."""
 
 

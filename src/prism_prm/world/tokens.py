@@ -21,7 +21,11 @@ STEP_SEPARATOR = "<extra_0>"
 SPECIALS = (PAD, UNKNOWN, TURN_START, TURN_END, STEP_SEPARATOR)
 FRAME = ("user\n", "assistant\n", "\n")
 """What the chat template writes around a problem, and no solution holds."""
-LAYOUT = (*FRAME, STEP_END, ANSWER_MARK)
+LONE_MARK = ANSWER_MARK.strip()
+"""What is left of an answer mark without a number when a text is cut into steps: a PRM must be able to read it."""
+UNDRAWN = (*FRAME, LONE_MARK)
+"""Words that a policy does not write."""
+LAYOUT = (*UNDRAWN, STEP_END, ANSWER_MARK)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}"
