@@ -9,6 +9,14 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+_UMASK = os.umask(0)  # there is no way to read it without setting it
+os.umask(_UMASK)
+
+
+def _share(path: Path) -> None:
+    """Give a file the usual mode: some libraries write files that only their owner can read."""
+    path.chmod(0o666 & ~_UMASK)
+
 
 def _aside(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
@@ -25,6 +33,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         yield aside
         with aside.open("rb") as written:
             os.fsync(written.fileno())
+        _share(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -39,6 +48,9 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     aside.mkdir()
     try:
         yield aside
+        for file in aside.rglob("*"):
+            if file.is_file():
+                _share(file)
         if path.exists():
             old = _aside(path)
             os.replace(path, old)

@@ -233,7 +233,7 @@ def _three_files(out: Path) -> Iterator[tuple[Path, Path, Path]]:
             whole_file(out / "summary.json") as summary,
         ):
             yield trees, pairs, summary
-    except BaseException:
+    except BaseException:  # also when it is interrupted
         if not existed:
             with contextlib.suppress(OSError):
                 out.rmdir()

@@ -71,32 +71,36 @@ class Run:
         self.say = say if self.main else lambda _: None
 
     def go(self) -> dict[str, Any]:
-        """Do what is not done yet; gives the content of run.json."""
+        """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
         check_reporters(self.recipe.report_to)
         check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
         with claimed(self.folder, self.recipe, self.accelerator) as finished:
-            if finished is not None:
-                self.say(f"{self.folder} is finished already; nothing to do. Its best PRM: {finished['best']}")
-                return finished
-            self._main_only(lambda: make_data(self.recipe, self.folder))
-            data = make_data(self.recipe, self.folder)
-            place = self._base()
-            base = self._load(place)
-            validation = self._validation(data, base)
-            results = {BASE: self._validated(BASE, base, validation)}
-            split = Split.read(data, TRAIN)
-            train, kinds = self._fitting(split, base)
-            binned = self._binned(train, kinds, base)
-            del base
-            names = self.recipe.curriculum.round_names()
-            self._refuse_empty_rounds(dict(zip(names, binned.rounds, strict=True)), binned)
-            for number, name in enumerate(names):
-                if number and self.recipe.curriculum.rescore:
-                    binned = self._binned(train, kinds, self._load(place), name)
-                    self._refuse_empty_rounds({name: binned.rounds[number]}, binned)
-                place = self._round(number, name, train.take(binned.rounds[number]), place)
-                results[name] = self._validated(name, place, validation)
-            return self._finish(results)
+            if finished is None:
+                finished = self._stages()
+            else:
+                self.say(f"{self.folder} is finished already; nothing to do.")
+        return {**finished, "best": str(self.folder / finished["best"])}
+
+    def _stages(self) -> dict[str, Any]:
+        self._main_only(lambda: make_data(self.recipe, self.folder))
+        data = make_data(self.recipe, self.folder)
+        place = self._base()
+        base = self._load(place)
+        validation = self._validation(data, base)
+        results = {BASE: self._validated(BASE, base, validation)}
+        split = Split.read(data, TRAIN)
+        train, kinds = self._fitting(split, base)
+        binned = self._binned(train, kinds, base)
+        del base
+        names = self.recipe.curriculum.round_names()
+        self._refuse_empty_rounds(dict(zip(names, binned.rounds, strict=True)), binned)
+        for number, name in enumerate(names):
+            if number and self.recipe.curriculum.rescore:
+                binned = self._binned(train, kinds, self._load(place), name)
+                self._refuse_empty_rounds({name: binned.rounds[number]}, binned)
+            place = self._round(number, name, train.take(binned.rounds[number]), place)
+            results[name] = self._validated(name, place, validation)
+        return self._finish(results)
 
     # --- the stages, in order ---
 
@@ -273,7 +277,7 @@ class Run:
         settings = self.recipe.validation
         best = best_round(trained, settings.criterion) if settings.split else list(trained)[-1]
         finished = {
-            "best": str(self.folder / "rounds" / best),
+            "best": f"rounds/{best}",  # seen from the folder, which may be moved
             "criterion": settings.criterion if settings.split else "last round",
             "beats_base": best_round({BASE: results[BASE], best: results[best]}, settings.criterion) == best
             if settings.split
