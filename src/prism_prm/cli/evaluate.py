@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from prism_prm.cli.options import Cache, Device, DType, TokenBudget
 from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
 
@@ -73,17 +74,14 @@ def evaluate(
     draws: Annotated[int, typer.Option(help="Bootstrap draws of problems.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of the draws, the held-out problems and --limit.")] = 0,
     family: Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
-    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
+    dtype: DType = None,
+    device: Device = None,
+    token_budget: TokenBudget = None,
     context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
     on_too_long: Annotated[
         Literal["error", "drop-left-steps"], typer.Option(help="A step whose path exceeds the context.")
     ] = "error",
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
-    ] = None,
+    cache: Cache = None,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.
 

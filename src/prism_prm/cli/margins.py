@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prism_prm.cli.options import Cache, Device, DType, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import print_table, progress, say
 
@@ -27,13 +28,10 @@ def margins(
     prm: Annotated[str, typer.Option(help="Folder or hub id of the PRM to score with.")],
     out: Annotated[Path, typer.Option(help="The table to write (Parquet), by pair id and model hash.")],
     split: Annotated[str | None, typer.Option(help="Only pairs of this split. Default: all.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
-    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
-    ] = None,
+    dtype: DType = None,
+    device: Device = None,
+    token_budget: TokenBudget = None,
+    cache: Cache = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print bins, drops and histogram as JSON.")] = False,
 ) -> None:
     """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.

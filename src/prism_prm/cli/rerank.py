@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from prism_prm.cli.options import Cache, Device, DType, TokenBudget
 from prism_prm.cli.ui import named_places, print_table, progress, say
 from prism_prm.errors import ConfigError
 
@@ -71,20 +72,17 @@ def rerank(
         int | None, typer.Option(min=1, help="Processes that judge answers; default: all cores.")
     ] = None,
     family: Annotated[str | None, typer.Option(help="Family of the PRMs, where their folder does not say it.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
+    dtype: DType = None,
+    device: Device = None,
     device_map: Annotated[str | None, typer.Option(help="'auto' spreads the model over all GPUs.")] = None,
-    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
+    token_budget: TokenBudget = None,
     on_too_long: Annotated[
         Literal["error", "drop-left-steps", "skip"],
         typer.Option(
             help="A solution longer than the PRM's context: stop, score its steps without the earliest, or no score."
         ),
     ] = "error",
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
-    ] = None,
+    cache: Cache = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="CPU seconds for one comparison of answers.")] = 5.0,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from prism_prm.cli.options import Cache, Device, DType, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import Advance, progress, say
 from prism_prm.errors import ConfigError
@@ -39,22 +40,19 @@ def score(
         bool | None,
         typer.Option("--compat/--no-compat", help="Read as the published code does, quirk and all."),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")] = None,
+    dtype: DType = None,
+    device: Device = None,
     device_map: Annotated[str | None, typer.Option(help="'auto' spreads the model over all GPUs.")] = None,
     attn: Annotated[
         Literal["sdpa", "flex"], typer.Option(help="Attention; flex puts several trees in a row (GPU).")
     ] = "sdpa",
-    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")] = None,
+    token_budget: TokenBudget = None,
     context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
     on_too_long: Annotated[
         Literal["error", "drop-left-steps", "skip"],
         typer.Option(help="A step whose path exceeds the context: stop, leave out the earliest steps, or no score."),
     ] = "error",
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
-    ] = None,
+    cache: Cache = None,
     chunk: Annotated[int, typer.Option(min=1, help="Trees per part file: what a stop can cost.")] = 64,
     split_steps: Annotated[bool, typer.Option(help="Read plain solution texts too, cut into steps.")] = False,
     on_bad_record: Annotated[

@@ -45,22 +45,25 @@ class Arm:
         if self.objective.get("on") == "labels":  # a pair is two steps; and there are fewer labels than steps of pairs
             budget = Budget(2 * budget.epochs, 2 * budget.pairs_per_update)
         return {
-            "seed": seed,
-            "report_to": [],
-            "data": {
-                "inputs": [str(trees)],
-                "split": {"train": 0.9, "validation": 0.1},
-                "pairs": {"lookahead": self.lookahead, "audit": "off"},
-            },
-            "base": {"prm": str(base)},
+            **_start(trees, {"lookahead": self.lookahead, "audit": "off"}, base, seed),
             "objective": self.objective,
             "curriculum": {"mode": self.curriculum, "bins": self.bins},
-            "train": training(self.lr, budget),
+            "train": _training(self.lr, budget),
             **mixed,
         }
 
 
-def training(lr: float, budget: Budget) -> dict[str, Any]:
+def _start(trees: Path, pairs: dict[str, Any], prm: Path, seed: int) -> dict[str, Any]:
+    """The seed, the data and the PRM to start from."""
+    return {
+        "seed": seed,
+        "report_to": [],
+        "data": {"inputs": [str(trees)], "split": {"train": 0.9, "validation": 0.1}, "pairs": pairs},
+        "base": {"prm": str(prm)},
+    }
+
+
+def _training(lr: float, budget: Budget) -> dict[str, Any]:
     """Section [train] of every recipe here."""
     return {
         "lr": lr,
@@ -77,17 +80,10 @@ def training(lr: float, budget: Budget) -> dict[str, Any]:
 def base_recipe(trees: Path, start: Path, budget: Budget, seed: int) -> dict[str, Any]:
     """The base PRM: pointwise on all labels of many problems, lenient as they are."""
     return {
-        "seed": seed,
-        "report_to": [],
-        "data": {
-            "inputs": [str(trees)],
-            "split": {"train": 0.9, "validation": 0.1},
-            "pairs": {"lookahead": "none"},
-        },
-        "base": {"prm": str(start)},
+        **_start(trees, {"lookahead": "none"}, start, seed),
         "objective": {"name": "bce", "on": "labels"},
         "curriculum": {"mode": "none"},
-        "train": training(BASE_LR, budget),
+        "train": _training(BASE_LR, budget),
         "validation": {"criterion": "auroc"},
     }
 

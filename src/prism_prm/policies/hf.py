@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from prism_prm.policies.kept import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
 from prism_prm.prms.folder import local_folder
 from prism_prm.prms.module import attention_windows
+from prism_prm.scorer.model_hash import hash_tensors
 from prism_prm.scorer.open import language_model, pick_dtype
 from prism_prm.scorer.prm import default_device
 from prism_prm.scorer.run import is_out_of_memory, release_memory
@@ -59,12 +59,7 @@ class HfPolicy:
 
     def identity(self) -> str:
         """The weights and the prompt."""
-        digest = hashlib.blake2b(digest_size=16)
-        for key, value in sorted(self.model.state_dict().items()):
-            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().flatten().contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        digest.update(repr(self.prompting).encode())
-        return f"hf:{digest.hexdigest()}"
+        return f"hf:{hash_tensors([repr(self.prompting)], self.model.state_dict().items())}"
 
     def prompt(self, problem: str) -> str:
         """The problem in the model's chat template."""

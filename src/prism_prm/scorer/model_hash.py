@@ -29,7 +29,7 @@ def hash_model(module: PrmModule, family: Family) -> str:
     config |= dict.fromkeys(family.config_extras)  # written with the head, which the weights below show
     facts = {"family": family.name, "settings": family.chosen, "compat": family.compat, "config": config}
     texts = json.dumps(facts, sort_keys=True, default=str), _tokenizer_text(family.text.tokenizer)
-    return _digest(texts, module.state_dict().items())
+    return hash_tensors(texts, module.state_dict().items())
 
 
 def hash_lower(module: PrmModule, layers: int) -> str:
@@ -40,14 +40,15 @@ def hash_lower(module: PrmModule, layers: int) -> str:
     for later in ("num_hidden_layers", "layer_types", "max_window_layers"):
         config.pop(later, None)
     lower = [item for item in backbone.state_dict().items() if not item[0].startswith((*upper, "norm."))]
-    return _digest([json.dumps([config, layers], sort_keys=True, default=str)], lower)
+    return hash_tensors([json.dumps([config, layers], sort_keys=True, default=str)], lower)
 
 
 def _config(module: PrmModule) -> dict[str, Any]:
     return {key: value for key, value in module.config.to_dict().items() if key not in _CHANGES_NO_SCORE}
 
 
-def _digest(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) -> str:
+def hash_tensors(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Of named tensors with their types and shapes, whatever their order, and of texts."""
     digest = xxhash.xxh3_128()
     for text in texts:
         digest.update(text.encode())

@@ -1,0 +1,16 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")]
+DType = Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")]
+TokenBudget = Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
+]
