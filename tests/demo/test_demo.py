@@ -63,13 +63,14 @@ def test_guided_search_solves_what_it_says(out: Path) -> None:
     """The share in metrics.json is that of the kept outcomes, one per problem of the pool."""
     found = json.loads((out / "metrics.json").read_text())["guided"][0]
     assert list(found) == ["base", *demo_settings(quick=True).names]
+    shares = [share for by_n in found.values() for share in by_n.values()]
+    assert np.mean(shares) > 0.4, "an answer at random is right one time in five"
     for name, by_n in found.items():
         for n, share in by_n.items():
             (kept,) = out.glob(f"seed-0/scores/{name}-*/beam-{n}.json")
             outcome = json.loads(kept.read_text())
             assert len(outcome) == demo_settings(quick=True).world.pool_problems
             assert share == pytest.approx(np.mean(outcome))
-            assert share > 0.2, "an answer at random is right one time in five"
 
 
 def test_a_second_demo_does_nothing_again(out: Path) -> None:
