@@ -70,15 +70,17 @@ CAPTIONS = {
 }
 
 
-def make_report(out: Path, names: Sequence[str]) -> Report:
+def make_report(out: Path, prms: dict[str, Path]) -> Report:
     """All tables and figures; values in percent with 95 % intervals over problems."""
     report = Report(
         "SmolLM2-135M on PRM800K phase 1", "Made by benchmarks/real_run.py; steps are judged at threshold 0.5."
     )
     for what, columns in COLUMNS.items():
-        report.table(["", *(header for header, _, _ in columns)], eval_rows(out, what, names), caption=CAPTIONS[what])
+        report.table(
+            ["", *(header for header, _, _ in columns)], eval_rows(out, what, list(prms)), caption=CAPTIONS[what]
+        )
     add_reranking(report, out)
-    add_margins(report, out / "prism")
+    add_margins(report, prms["prism"].parent.parent)
     add_distributions(report, out, ["base", "lookahead-pointwise", "log-odds", "prism"])
     return report
 

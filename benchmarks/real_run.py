@@ -1,8 +1,9 @@
 """The real run of docs/results.md: SmolLM2-135M on PRM800K phase 1, from the labels to the tables, in one command.
 
-A base PRM is trained on labels; from it, each arm on pairs with the same budget; then every PRM is measured on held-out
-problems, PRMBench, ProcessBench and a pool of solutions. Subsets are fixed by seeds and stated here. Every step is a
-command of `prism` that is printed before it runs. Interrupted, the same command goes on where it was.
+A base PRM is trained on labels; from it, each arm on pairs with the same budget, learning rates by validation problems;
+then every PRM is measured on held-out problems, PRMBench, ProcessBench and a pool of solutions. Subsets are fixed by
+seeds and stated here. Every step is a command of `prism` that is printed before it runs. Interrupted, the same command
+goes on where it was.
 
 Run: PRISM_DATA=… python benchmarks/real_run.py --backbone HuggingFaceTB/SmolLM2-135M-Instruct --out runs/real
 """
@@ -22,14 +23,25 @@ from pathlib import Path
 from _real_report import make_report
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-ARMS = ["lookahead-pointwise", "log-odds", "prism", "pairs", "lookahead"]
-SEEDED = ["lookahead-pointwise", "log-odds"]
-"""The arms of the main comparison, which are trained with every seed."""
+ARMS = {
+    "lookahead-pointwise": "lookahead-pointwise",
+    "log-odds": "log-odds",
+    "pairs-pointwise": "lookahead-pointwise",
+    "pairs": "log-odds",
+    "lookahead": "log-odds",
+    "hybrid": "log-odds",
+    "prism": "log-odds",
+}
+"""Every arm, and the arm whose learning rate it has."""
+MAIN = ("lookahead-pointwise", "log-odds")
+"""The arms of the main comparison: their learning rates are tuned, and they are trained with every seed."""
+LEARNING_RATES = (3e-5, 1e-4)
+"""Tried with seed 0; the best AUROC on the validation problems counts."""
 SEEDS = (0, 1, 2)
 CACHE = "cache"
-LIMITS = {"prmbench": 6, "processbench": 40}
+LIMITS = {"prmbench": 20, "processbench": 150}
 """Items of each class or split, chosen by `prism eval --limit` with seed 0."""
-POOL_PROBLEMS, POOL_SOLUTIONS = 30, 4
+POOL_PROBLEMS, POOL_SOLUTIONS = 40, 8
 """Of 100 problems with 40 solutions each, drawn with seed 0."""
 
 
@@ -59,8 +71,8 @@ class Work:
             ]
             words = [word for setting in (*common, *settings) for word in ("--set", setting)]
             self.prism("train", RECIPES / f"{recipe}.toml", "--out", folder, *words)
-        best = Path(json.loads((folder / "run.json").read_text())["best"])
-        return folder / "rounds" / best.name
+        best: str = json.loads((folder / "run.json").read_text())["best"]
+        return folder / best
 
     def pool(self) -> Path:
         """The part of the pool that is re-ranked."""
@@ -76,36 +88,58 @@ class Work:
         return path
 
 
-def arms(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
-    """(name of the run, recipe, seed) of every arm."""
+def arms(work: Work, base: Path, seeds: tuple[int, ...]) -> Iterator[tuple[str, Path]]:
+    """Every arm that is measured, and the folder of its best round."""
+    tuned = {arm: best_rate(work, arm, base) for arm in MAIN}
     for seed in seeds:
-        for arm in ARMS if seed == 0 else SEEDED:
-            recipe = "smollm2-135m" if arm == "prism" else f"smollm2-135m-{arm}"
-            yield (arm if seed == 0 else f"{arm}-seed{seed}"), recipe, seed
+        for arm in ARMS if seed == 0 else MAIN:
+            yield (arm if seed == 0 else f"{arm}-seed{seed}"), train_arm(work, arm, base, seed, tuned[ARMS[arm]])
+
+
+def best_rate(work: Work, arm: str, base: Path) -> float:
+    """The learning rate with the best AUROC on validation problems."""
+
+    def auroc(rate: float) -> float:
+        best = train_arm(work, arm, base, 0, rate)
+        run = json.loads((best.parent.parent / "run.json").read_text())
+        return float(run["rounds"][best.name]["auroc"])
+
+    return max(LEARNING_RATES, key=auroc)
+
+
+def train_arm(work: Work, arm: str, base: Path, seed: int, rate: float) -> Path:
+    recipe = "smollm2-135m" if arm == "prism" else f"smollm2-135m-{arm}"
+    name = f"{arm}-{rate:g}" + (f"-seed{seed}" if seed else "")
+    return work.train(recipe, name, f"base.prm={base}", f"seed={seed}", f"train.lr={rate:g}")
 
 
 def run_all(work: Work, seeds: tuple[int, ...]) -> None:
     """Everything, in the order in which it is needed."""
     base = work.train("smollm2-135m-base", "base", f"base.backbone={work.backbone}")
-    prms = {"base": base}
-    for name, recipe, seed in arms(seeds):
-        prms[name] = work.train(recipe, name, f"base.prm={base}", f"seed={seed}")
-        measure(work, name, prms[name])
-    measure(work, "base", base)
+    prms = {"base": base, **dict(arms(work, base, seeds))}
+    for name, prm in prms.items():
+        measure(work, name, prm)
     words = [word for name, place in prms.items() for word in ("--prm", f"{name}={place}")]
-    work.prism("rerank", work.pool(), *words, "--cache", work.out / CACHE, "--on-too-long", "skip", "-n", "1,2,4",
+    work.prism("rerank", work.pool(), *words, "--cache", work.out / CACHE, "--on-too-long", "skip", "-n", "1,2,4,8",
                "--out", work.out / "rerank")  # fmt: skip
     for what in ("held-out", *LIMITS):
         for first in ("base", "lookahead-pointwise"):
             names = [first, *(name for name in prms if name != first)]
             runs = [f"{name}={work.out / 'eval' / what / name}" for name in names]
             work.prism("compare", *runs, "--out", work.out / "compare" / f"{what}-from-{first}")
-    print(make_report(work.out, list(prms)).write(work.out / "report"))
+    print(make_report(work.out, prms).write(work.out / "report"))
 
 
 def measure(work: Work, name: str, prm: Path) -> None:
     """Held-out problems and the benchmarks."""
-    held_out = ["--bench", "labelled,pairs", "--data", work.out / ARMS[0] / "data", "--split", "test"]
+    held_out = [
+        "--bench",
+        "labelled,pairs",
+        "--data",
+        work.out / f"{MAIN[0]}-{LEARNING_RATES[0]:g}" / "data",
+        "--split",
+        "test",
+    ]
     parts = {bench: ["--bench", bench, "--data", work.data, "--limit", limit] for bench, limit in LIMITS.items()}
     for what, words in {"held-out": held_out, **parts}.items():
         out = work.out / "eval" / what / name
