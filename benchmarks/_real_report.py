@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from prism_prm.evaluation.figures import draw_error_curves
-from prism_prm.report import LOOKS, NO_DATA, Report, looks, percent
+from prism_prm.report import LOOKS, NO_DATA, Report, looks, percent, signed_percent
+from prism_prm.statistics import over_seeds
 
 Metrics = dict[str, Any]
 Cell = Callable[[Metrics], Metrics]
@@ -79,6 +82,7 @@ def make_report(out: Path, prms: dict[str, Path]) -> Report:
         report.table(
             ["", *(header for header, _, _ in columns)], eval_rows(out, what, list(prms)), caption=CAPTIONS[what]
         )
+    add_seeds(report, out, list(prms))
     add_reranking(report, out)
     add_margins(report, prms["prism"].parent.parent)
     add_distributions(report, out, ["base", "lookahead-pointwise", "log-odds", "prism"])
@@ -87,11 +91,37 @@ def make_report(out: Path, prms: dict[str, Path]) -> Report:
 
 def eval_rows(out: Path, what: str, names: Sequence[str]) -> list[list[str]]:
     """A row per PRM."""
-    rows = []
-    for name in names:
-        benches = json.loads((out / "eval" / what / name / "metrics.json").read_text())["benchmarks"]
-        rows.append([name, *(_shown(cell(benches[bench])) for _, bench, cell in COLUMNS[what])])
-    return rows
+    return [[name, *map(_shown, measured(out, what, name))] for name in names]
+
+
+def measured(out: Path, what: str, name: str) -> list[Metrics]:
+    """One interval per column."""
+    benches = json.loads((out / "eval" / what / name / "metrics.json").read_text())["benchmarks"]
+    return [cell(benches[bench]) for _, bench, cell in COLUMNS[what]]
+
+
+def add_seeds(report: Report, out: Path, names: Sequence[str]) -> None:
+    """Means over the seeds of the arms that have several, and their differences, paired by seed."""
+    seeds = {arm: [name for name in names if name == arm or name.startswith(f"{arm}-seed")] for arm in names}
+    several = {arm: runs for arm, runs in seeds.items() if len(runs) > 1}
+    for what, columns in COLUMNS.items():
+        values = {
+            arm: np.array([[one["value"] for one in measured(out, what, run)] for run in runs])
+            for arm, runs in several.items()
+        }
+        rows = [[arm, *_over_seeds(found, percent)] for arm, found in values.items()]
+        for (a, of_a), (b, of_b) in itertools.combinations(values.items(), 2):
+            rows.append([f"{b} − {a}", *_over_seeds(of_b - of_a, signed_percent)])
+        report.table(
+            ["", *(header for header, _, _ in columns)],
+            rows,
+            caption=f"{CAPTIONS[what]}: means over seeds of training, with Student's 95 % interval",
+        )
+
+
+def _over_seeds(values: np.ndarray, show: Callable[..., str]) -> list[str]:
+    found = [over_seeds(column) for column in values.T]
+    return [show(one.value, one.low, one.high) for one in found]
 
 
 def add_reranking(report: Report, out: Path) -> None:

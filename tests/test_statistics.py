@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from prism_prm import statistics
 
@@ -108,3 +109,16 @@ def test_no_data_is_nan_never_zero() -> None:
 def test_a_comparison_needs_the_same_draws() -> None:
     with pytest.raises(AssertionError, match="same draws"):
         statistics.compare(0, 0, np.zeros(3), np.zeros(4), 5)
+
+
+def test_intervals_over_seeds() -> None:
+    found = statistics.over_seeds([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found.value == 3.0
+    assert found.high - 3.0 == pytest.approx(2.776 * math.sqrt(2.5) / math.sqrt(5))
+    assert 3.0 - found.low == pytest.approx(found.high - 3.0)
+    assert math.isnan(statistics.over_seeds([1.0]).low)
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 40), 100, 1000])
+def test_student_t_against_scipy(freedom: int) -> None:
+    assert statistics.student_t(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4)

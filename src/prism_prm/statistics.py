@@ -1,4 +1,4 @@
-"""Bootstrap intervals and paired comparisons for data that comes in clusters.
+"""Bootstrap intervals and paired comparisons for data that comes in clusters, and means over runs.
 
 Steps of one problem are not independent, so whole problems are drawn, never single steps. A draw is a row of weights:
 how often each cluster was drawn. A metric that is a function of sums (counts, rates, means) then needs one matrix
@@ -8,7 +8,7 @@ product for all draws: `function(resampled_sums(cluster_sums(...), cluster_draws
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its bootstrap percentile interval; NaN where there is no data."""
+    """A value with its interval; NaN where there is no data."""
 
     value: float
     low: float
@@ -150,3 +150,28 @@ def compare_means(
     mean_a, replicates_a, num_clusters = _mean_replicates(values_a, clusters, num_draws, seed)
     mean_b, replicates_b, _ = _mean_replicates(values_b, clusters, num_draws, seed)
     return compare(mean_a, mean_b, replicates_a, replicates_b, num_clusters, level)
+
+
+_T_95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t for a 95 % interval, by degrees of freedom."""
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """The mean of one value per seed, with Student's 95 % interval; no interval from a single seed."""
+    array = np.asarray(values, np.float64)
+    count, mean = len(array), float(np.mean(array))
+    half = student_t(count - 1) * float(array.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+    return Interval(mean, mean - half, mean + half, count)
+
+
+def student_t(freedom: int) -> float:
+    """Student's t for a 95 % interval: a table, then three terms of its expansion around the normal quantile."""
+    if freedom < len(_T_95):
+        return _T_95[freedom]
+    z = 1.959964
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )

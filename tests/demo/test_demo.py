@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 from prism_prm.cli import app
 from prism_prm.demo.arms import ARMS, Budget
 from prism_prm.demo.findings import find
-from prism_prm.demo.measure import differences, measure_steps, over_seeds
+from prism_prm.demo.measure import differences, measure_steps
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
 from prism_prm.demo.stages import BASE, SeedRun, quietly
@@ -127,12 +126,7 @@ def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
     assert continued["pairs_per_update"] == 2 * budget["pairs_per_update"], "a pair is two steps"
 
 
-def test_intervals_over_seeds() -> None:
-    found = over_seeds([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found.value == 3.0
-    assert found.high - 3.0 == pytest.approx(2.776 * math.sqrt(2.5) / math.sqrt(5))
-    assert 3.0 - found.low == pytest.approx(found.high - 3.0)
-    assert math.isnan(over_seeds([1.0]).low)
+def test_differences_are_paired() -> None:
     paired = differences([1.0, 2.0, 4.0], [0.5, 1.5, 3.5])
     assert (paired.value, paired.low, paired.high) == (0.5, 0.5, 0.5)
 

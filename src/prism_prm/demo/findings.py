@@ -16,13 +16,12 @@ from prism_prm.demo.measure import (
     grade,
     measure_pool,
     measure_steps,
-    over_seeds,
 )
 from prism_prm.demo.stages import BASE, GUIDED_NS, SeedResult
 from prism_prm.report import percent
 from prism_prm.rerank.curves import Curve
 from prism_prm.rerank.grading import GradedPool
-from prism_prm.statistics import Interval
+from prism_prm.statistics import Interval, over_seeds
 
 HOW = AGGREGATORS[0]
 """The aggregator that figures and the summary use."""

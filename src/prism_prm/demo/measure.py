@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from prism_prm.metrics.ranking import threshold_for_tpr
 from prism_prm.pools import read_pool
 from prism_prm.rerank.curves import Curve, compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
-from prism_prm.statistics import Interval
+from prism_prm.statistics import Interval, over_seeds
 from prism_prm.tasks import MathGrader
 from prism_prm.world.perturb import PERTURBATIONS
 
@@ -24,9 +23,6 @@ TPR = 0.9
 AGGREGATORS = ("min", "product")
 NUM_DRAWS = 200
 """Draws per problem for the votes."""
-
-_T_95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t for a 95 % interval, by degrees of freedom; 1.96 beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +71,6 @@ def grade(result: SeedResult, *, far: bool = False) -> GradedPool:
     """The pool's answers, found and judged as in any task."""
     with MathGrader(methods=("####", "last number")) as grader:
         return grade_pool(read_pool(result.world.pool(far=far)), grader)
-
-
-def over_seeds(values: Sequence[float]) -> Interval:
-    """The mean of one value per seed, with Student's 95 % interval; no interval from a single seed."""
-    array = np.asarray(values, np.float64)
-    count = len(array)
-    if count < 2:
-        return Interval(float(array.mean()), math.nan, math.nan, count)
-    t = _T_95[count - 1] if count <= len(_T_95) else 1.96
-    half = t * float(array.std(ddof=1)) / math.sqrt(count)
-    return Interval(float(array.mean()), float(array.mean()) - half, float(array.mean()) + half, count)
 
 
 def differences(a: Sequence[float], b: Sequence[float]) -> Interval:
