@@ -68,7 +68,7 @@ def main() -> None:
         filling = copy.deepcopy(prm)
         filling.cache = LowerCache(filling.module, CacheSettings(folder, frozen))
         started = time.perf_counter()
-        fill_cache(filling, examples, lambda _: None)
+        fill_cache(filling, examples)
         size = sum(path.stat().st_size for path in filling.cache.folder.iterdir())
         print(f"filling the cache: {time.perf_counter() - started:.1f} s, {size / 1e6:.0f} MB")
         plain = train(prm, examples, frozen, arguments.updates, None)

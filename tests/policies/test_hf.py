@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from prism_prm import PrismError
 from prism_prm.policies import Ask, Sampling, Written, node_key, write_steps
 from prism_prm.policies.choose import choose, noise
 from prism_prm.policies.decode import Decoder
 from prism_prm.policies.hf import HfPolicy, load_hf
+from tiny import qwen_tokenizer
 
 TEXTS = ["Let x be 1. ", "Compute 12 * 4 / 6.\n\nThen", "y", "so y = 2 and x = 2 + 1 - 0. Please reason"]
 SAMPLING = Sampling(temperature=1.0, max_step_tokens=12, stop="\n")
@@ -24,7 +26,7 @@ SAMPLING = Sampling(temperature=1.0, max_step_tokens=12, stop="\n")
 @pytest.fixture(params=["qwen2", "qwen2-window", "llama", "mistral"])
 def policy(request: pytest.FixtureRequest, tiny_lm: Callable[..., Path]) -> HfPolicy:
     made = load_hf(tiny_lm(request.param), dtype="float32")
-    # A tiny random model hardly ever writes a line break or ends: help it, so that steps stop and solutions end.
+    # A tiny random model repeats itself: flatten what it says, so that it writes this and that.
     head = made.model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight * 0.5)
     return made
@@ -60,24 +62,55 @@ def check(policy: HfPolicy, ask: Ask, found: Written, sampling: Sampling) -> Non
     assert found.text == text
     assert found.num_tokens == len(written)
     assert found.log_likelihood == pytest.approx(total, abs=1e-4)
-    assert found.ending == ("stop" if text.endswith("\n") else "end" if written[-1] in policy.end_ids else "cut")
+    assert found.ending == (
+        "stop" if text.endswith(sampling.stop) else "end" if written[-1] in policy.end_ids else "cut"
+    )
 
 
-def test_steps_equal_plain_sampling(policy: HfPolicy) -> None:
+@pytest.mark.parametrize("stop", ["\n", "e"])
+def test_steps_equal_plain_sampling(policy: HfPolicy, stop: str) -> None:
     """Several steps in a row, two continuations of each text, over kept key/values; and greedy ones among them."""
     endings = set()
+    sampling = replace(SAMPLING, stop=stop)
     asks = [Ask(text, node_key(0, text, [k]), 12, greedy=k == 2) for text in TEXTS for k in range(3)]
     for _ in range(3):
-        found = policy.write(asks, SAMPLING)
+        found = policy.write(asks, sampling)
         for ask, one in zip(asks, found, strict=True):
-            check(policy, ask, one, SAMPLING)
+            check(policy, ask, one, sampling)
         endings |= {one.ending for one in found}
         asks = [
             replace(ask, text=ask.text + one.text, key=ask.key + 1, state=one.state)
             for ask, one in zip(asks, found, strict=True)
             if one.ending != "end"
         ]
-    assert "stop" in endings or "cut" in endings
+    assert ("stop" if stop == "e" else "cut") in endings, "random texts hold letters, and hardly ever a line break"
+
+
+def test_the_identity_is_what_decides_texts(tiny_lm: Callable[..., Path]) -> None:
+    folder = tiny_lm("llama")
+    assert load_hf(folder).identity() == load_hf(folder).identity()
+    others = [load_hf(folder) for _ in range(4)]
+    others[0].tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    others[1].model.config.rope_parameters = {**others[1].model.config.rope_parameters, "rope_theta": 5.0}
+    others[2].end_ids = {*others[2].end_ids, 7}
+    with torch.no_grad():
+        others[3].model.get_output_embeddings().weight.mul_(2)
+    assert len({load_hf(folder).identity(), *(other.identity() for other in others)}) == 5
+
+
+def test_rows_that_are_done_do_not_leave_the_context() -> None:
+    """GPT-2 has no embedding for positions behind its context, where rows that wait for a long one would get to."""
+    torch.manual_seed(0)
+    tokenizer = qwen_tokenizer()
+    sizes = {"n_positions": 24, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0))
+    policy = HfPolicy(model, tokenizer)
+    texts = ["x + 2 = 3, so the answer is", *("y" * (i + 1) for i in range(8))]
+    asks = [Ask(text, node_key(0, text, [0]), 4 if i == 0 else 15) for i, text in enumerate(texts)]
+    assert len(tokenizer(texts[0])["input_ids"]) + 13 > 24
+    sampling = replace(SAMPLING, max_step_tokens=15)
+    together = policy.write(asks, sampling)
+    assert [one.text for one in together] == [policy.write([ask], sampling)[0].text for ask in asks]
 
 
 def test_kept_key_values_save_tokens_and_change_nothing(policy: HfPolicy) -> None:

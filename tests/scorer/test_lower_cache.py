@@ -15,9 +15,10 @@ from test_exactness import COMB
 from prism_prm import load_prm
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.packing import with_leaves
-from prism_prm.records import Step
+from prism_prm.records import Step, StepTree
 from prism_prm.scorer import Prm
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
+from prism_prm.scorer.model_hash import hash_lower
 from tiny import FAMILY_MODELS
 
 Tiny = Callable[..., Any]
@@ -59,6 +60,15 @@ def test_every_kind_of_layer_has_its_own_half(tmp_path: Path, tiny_prm: Tiny) ->
         assert_same_scores(prm, cached(prm, tmp_path / kind), COMB)
 
 
+@pytest.mark.parametrize(("family", "kind"), FAMILY_MODELS)
+def test_one_text_cut_into_other_steps(tmp_path: Path, tiny_prm: Tiny, family: str, kind: str) -> None:
+    """The same tokens, but what is read after a step or kept of it is another stretch of them."""
+    prm = tiny_prm(family, kind)
+    other = cached(prm, tmp_path)
+    for steps in (["then z", "3"], ["then z 3"], ["x = 1", "y = 2"], ["x = 1\ny = 2"], ["x = 1\n\ny", "= 2"]):
+        assert_same_scores(prm, other, StepTree.chain("p", [Step(text) for text in steps]))
+
+
 def test_filling_first_is_the_same(tmp_path: Path, tiny_prm: Tiny) -> None:
     prm = tiny_prm("qwen", "qwen2")
     other = cached(prm, tmp_path)
@@ -77,6 +87,44 @@ def test_a_full_cache_computes_the_rest(tmp_path: Path, tiny_prm: Tiny, caplog: 
     assert other.cache.is_full
     assert "is full" in caplog.text
     assert 0 < sum(path.stat().st_size for path in other.cache.folder.iterdir()) < 12_000
+
+
+def test_two_processes_share_what_they_keep_and_its_bound(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    first, second = cached(prm, tmp_path), cached(prm, tmp_path)
+    for one in (first, second):
+        one.fill_cache([COMB], [range(len(COMB.nodes))])
+    assert first.cache is not None
+    (shard,) = first.cache.folder.iterdir()
+    size = shard.stat().st_size
+    more = [with_leaves(COMB, [(2, Step(f"then {i}"))]) for i in range(40)]
+    bounded = [cached(prm, tmp_path, gigabytes=1.5 * size / 1e9) for _ in range(2)]
+    for tree in more:
+        for one in bounded:
+            one.fill_cache([tree], [range(len(tree.nodes))])
+    assert size < sum(path.stat().st_size for path in first.cache.folder.iterdir()) < 1.6 * size
+
+
+def test_scores_go_on_where_nothing_can_be_kept(
+    tmp_path: Path, tiny_prm: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way of the folder")
+    prm = tiny_prm("qwen", "qwen2")
+    other = cached(prm, tmp_path / "file")
+    for _ in range(2):
+        assert_same_scores(prm, other, COMB)
+        other.fill_cache([COMB], [range(len(COMB.nodes))])
+    assert caplog.text.count("no more states can be kept") == 1
+
+
+def test_another_kind_of_lower_layer_has_another_folder(tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2-window")
+    folders = set()
+    for kinds in (["full_attention", "sliding_attention"], ["sliding_attention"] * 2, ["full_attention"] * 2):
+        other = copy.deepcopy(prm)
+        other.module.config.layer_types = kinds
+        folders.add(hash_lower(other.module, 1))
+    assert len(folders) == 2, "only the lower layer counts"
 
 
 def test_other_lower_weights_have_another_folder_and_upper_ones_share_it(tmp_path: Path, tiny_prm: Tiny) -> None:

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from some_pairs import random_examples
 from torch import Tensor
 
+from prism_prm import init_prm, load_prm
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import collate
@@ -23,7 +24,7 @@ from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.training.batches import Packing, RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.training.examples import Examples, labelled_steps, offered
 from prism_prm.training.loop import NotFiniteError, Round, TrainSettings
-from prism_prm.training.model import prepare
+from prism_prm.training.model import merged, prepare
 from prism_prm.training.recipe import HardwareSettings, Lora
 from prism_prm.training.scored import fill_cache
 
@@ -198,7 +199,7 @@ def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora |
         prm = tiny_copy(tiny_prm)
         if is_kept:
             prm.cache = LowerCache(prm.module, CacheSettings(tmp_path / "cache", 1))
-            fill_cache(prm, examples, lambda _: None)
+            fill_cache(prm, examples)
         work = a_round(prm, tmp_path, examples, epochs=2)
         work.model = prepare(prm.module, HardwareSettings(frozen_layers=1, lora=lora), seed=0)
         if is_kept:
@@ -216,6 +217,25 @@ def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora |
     (plain, reference), (kept, weights) = results
     assert kept == pytest.approx(plain, abs=1e-9)
     assert_same(weights, reference, 1e-9)
+
+
+@pytest.mark.parametrize("hardware", [HardwareSettings(frozen_layers=1), HardwareSettings(lora=Lora(r=2))])
+def test_a_head_that_is_the_embedding_too_is_trained_and_saved(
+    tmp_path: Path, tiny_lm: Callable[..., Path], hardware: HardwareSettings
+) -> None:
+    prm = init_prm(tiny_lm("llama", tie_word_embeddings=True), family="rlhflow", dtype="float64")
+    embedding = prm.module.backbone.get_input_embeddings().weight
+    assert prm.module.head.weight is embedding
+    before = embedding.detach().clone()
+    work = a_round(prm, tmp_path, random_examples())
+    work.model = prepare(prm.module, hardware, seed=0)
+    prm.module = merged(work.run(Accelerator(cpu=True)))
+    scores = prm.score("p", ["x = 1", "y = 2"])
+    prm.save(tmp_path / "saved")
+    found = load_prm(tmp_path / "saved", dtype="float64")
+    assert found.score("p", ["x = 1", "y = 2"]) == pytest.approx(scores, abs=1e-9)
+    assert torch.equal(found.module.backbone.get_input_embeddings().weight, before)
+    assert not torch.equal(found.module.head.weight, before)
 
 
 def test_uneven_rows_are_joined_and_score_the_same(tiny_prm: Tiny) -> None:

@@ -174,6 +174,7 @@ class Decoder:
                 far_CK = position_C1 - torch.cat([self.position_CK, own_CK], dim=1) >= window
                 mask_CK = mask_CK.masked_fill_(far_CK, -torch.inf)
             masks[kind] = mask_CK[:, None, None]
+        position_C1 = position_C1.clamp(max=self.model.config.max_position_embeddings - 1)  # of rows that are done
         return self._forward(ids_B1, position_C1[grid.context_B], masks, self.own, grid=grid)
 
     def _shrink_contexts(self, active: Sequence[Row], present: list[Context]) -> list[Context]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from prism_prm.policies.kept import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
 from prism_prm.prms.folder import local_folder
 from prism_prm.prms.module import attention_windows
-from prism_prm.scorer.model_hash import hash_tensors
+from prism_prm.scorer.model_hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.scorer.open import language_model, pick_dtype
 from prism_prm.scorer.prm import default_device
 from prism_prm.scorer.run import is_out_of_memory, release_memory
@@ -58,8 +59,10 @@ class HfPolicy:
         self._may_stop: dict[tuple[int, str], bool] = {}
 
     def identity(self) -> str:
-        """The weights and the prompt."""
-        return f"hf:{hash_tensors([repr(self.prompting)], self.model.state_dict().items())}"
+        """The weights with their config, the tokenizer, and the prompt."""
+        facts = plain_config(self.model.config), repr(self.prompting), sorted(self.end_ids)
+        texts = json.dumps(facts, sort_keys=True, default=str), tokenizer_text(self.tokenizer)
+        return f"hf:{hash_tensors(texts, self.model.state_dict().items())}"
 
     def prompt(self, problem: str) -> str:
         """The problem in the model's chat template."""

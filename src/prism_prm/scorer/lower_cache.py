@@ -1,7 +1,8 @@
 """What the frozen lower layers make of texts, computed once and kept on disc: the low-cost way to train and measure.
 
 A token's hidden state depends on the tokens of its own path alone, not on the tree, row or batch that it stands in. So
-states are kept by content: those of one prompt or step under the hash of all ids from its path's beginning to its end.
+states are kept by content: those of one prompt or step under its length and the hash of all ids from its path's
+beginning to its end.
 Whatever contains the same path finds them: another epoch, another objective, margins, validation, a benchmark.
 
 States are added in shards, each a safetensors file that appears whole or not at all; what a killed process had
@@ -58,17 +59,19 @@ class LowerCache:
         self.module = module
         self.folder = Path(settings.folder) / f"{settings.layers}-layers-{hash_lower(module, settings.layers)[:16]}"
         """States of other weights, of another dtype or number of layers have another folder."""
+        self.settings = settings
         self.room = int(settings.gigabytes * 1e9)
         self.is_full = False
         self._bytes = 0
+        """Of everything in the settings' folder."""
+        self._known: set[str] = set()
         self._shards: list[Any] = []
         self._place: dict[bytes, tuple[int, int, int]] = {}
         """Key → (shard, its first token there, the token behind its last)."""
         self._new: dict[bytes, Tensor] = {}
         """States that are in no shard yet."""
         self._new_bytes = 0
-        for path in sorted(self.folder.glob("*.safetensors")):
-            self._open(path)
+        self._look()
 
     def attach(self, batch: PackedBatch, rows: Sequence[Row]) -> PackedBatch:
         """The batch that was made of these rows, with the states of its tokens."""
@@ -93,20 +96,32 @@ class LowerCache:
 
     def flush(self) -> None:
         """Write what is held in memory as one more shard."""
-        if not self._new:
+        self._look()
+        new = {key: states for key, states in self._new.items() if key not in self._place}
+        self._new, self._new_bytes = {}, 0
+        if not new:
             return
         path = self.folder / f"{uuid.uuid4().hex}.safetensors"
-        keys = np.frombuffer(b"".join(self._new), np.uint8).reshape(len(self._new), -1)
+        keys = np.frombuffer(b"".join(new), np.uint8).reshape(len(new), -1)
         content = {
             "keys": torch.from_numpy(keys.copy()),
-            "stops": torch.tensor([len(states) for states in self._new.values()]).cumsum(0),
-            "hidden": torch.cat(list(self._new.values())),
+            "stops": torch.tensor([len(states) for states in new.values()]).cumsum(0),
+            "hidden": torch.cat(list(new.values())),
         }
-        with whole_file(path) as aside:
-            save_file(content, aside)
-        self._new.clear()
-        self._new_bytes = 0
-        self._open(path)
+        try:
+            with whole_file(path) as aside:
+                save_file(content, aside)
+        except (OSError, SafetensorError) as error:
+            log.warning("%s: no more states can be kept (%s): they are computed each time", self.folder, error)
+            self.is_full, self.room = True, 0
+        self._look()
+
+    def _look(self) -> None:
+        """Open the shards that are new, ours and those of other processes, and count what is there."""
+        for path in sorted(self.folder.glob("*.safetensors")):
+            if path.name not in self._known:
+                self._open(path)
+        self._bytes = sum(path.stat().st_size for path in Path(self.settings.folder).rglob("*.safetensors"))
 
     def _open(self, path: Path) -> None:
         try:
@@ -117,7 +132,7 @@ class LowerCache:
         for key, start, stop in zip(keys, [0, *stops], stops, strict=False):
             self._place[key.tobytes()] = (len(self._shards), start, stop)
         self._shards.append(shard.get_slice("hidden"))
-        self._bytes += path.stat().st_size
+        self._known.add(path.name)
 
     def _has(self, key: bytes) -> bool:
         return key in self._place or key in self._new
@@ -149,7 +164,8 @@ class LowerCache:
         size = states.numel() * states.element_size()
         if self._bytes + self._new_bytes + size > self.room:
             if not self.is_full:
-                log.warning("%s is full (%.1f GB): other states are computed each time", self.folder, self.room / 1e9)
+                folder = self.settings.folder
+                log.warning("%s is full (%.1f GB): other states are computed each time", folder, self.room / 1e9)
             self.is_full = True
             return
         self._new[key] = states.clone()
@@ -181,7 +197,8 @@ class _Need:
         is_run_L = np.zeros(len(row), bool)
         for start, stop in zip(row.starts, (*row.starts[1:], len(row)), strict=True):
             on_path_L = row.ends_L[:stop] >= stop
-            key = hashlib.blake2b(row.ids_L[:stop][on_path_L].tobytes(), digest_size=16).digest()
+            length = int(stop - start).to_bytes(8, "little")  # the same path may be cut into other steps
+            key = hashlib.blake2b(row.ids_L[:stop][on_path_L].tobytes(), digest_size=16, salt=length).digest()
             if has(key):
                 kept.append((start, stop, key))
             else:

@@ -25,10 +25,10 @@ _CHANGES_NO_SCORE = (
 
 def hash_model(module: PrmModule, family: Family) -> str:
     """32 hexadecimal digits; a few seconds for billions of parameters."""
-    config = _config(module)
+    config = plain_config(module.config)
     config |= dict.fromkeys(family.config_extras)  # written with the head, which the weights below show
     facts = {"family": family.name, "settings": family.chosen, "compat": family.compat, "config": config}
-    texts = json.dumps(facts, sort_keys=True, default=str), _tokenizer_text(family.text.tokenizer)
+    texts = json.dumps(facts, sort_keys=True, default=str), tokenizer_text(family.text.tokenizer)
     return hash_tensors(texts, module.state_dict().items())
 
 
@@ -36,15 +36,18 @@ def hash_lower(module: PrmModule, layers: int) -> str:
     """The same for the embedding and the lowest layers alone: what decides the hidden states behind them."""
     backbone = module.backbone
     upper = {f"layers.{i}." for i in range(layers, len(backbone.layers))}
-    config = _config(module)
-    for later in ("num_hidden_layers", "layer_types", "max_window_layers"):
+    config = plain_config(module.config)
+    for later in ("num_hidden_layers", "max_window_layers", "tie_word_embeddings"):
         config.pop(later, None)
+    if config.get("layer_types"):
+        config["layer_types"] = config["layer_types"][:layers]
     lower = [item for item in backbone.state_dict().items() if not item[0].startswith((*upper, "norm."))]
     return hash_tensors([json.dumps([config, layers], sort_keys=True, default=str)], lower)
 
 
-def _config(module: PrmModule) -> dict[str, Any]:
-    return {key: value for key, value in module.config.to_dict().items() if key not in _CHANGES_NO_SCORE}
+def plain_config(config: Any) -> dict[str, Any]:
+    """What of a model's config decides its output."""
+    return {key: value for key, value in config.to_dict().items() if key not in _CHANGES_NO_SCORE}
 
 
 def hash_tensors(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -58,11 +61,12 @@ def hash_tensors(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) ->
     return digest.hexdigest()
 
 
-def _tokenizer_text(tokenizer: Any) -> str:
-    """The tokenizer's whole definition, or for a slow one its vocabulary."""
+def tokenizer_text(tokenizer: Any) -> str:
+    """The tokenizer's whole definition, or for a slow one its vocabulary; and its chat template."""
+    template = getattr(tokenizer, "chat_template", None)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return json.dumps(sorted(tokenizer.get_vocab().items()))
+        return json.dumps([sorted(tokenizer.get_vocab().items()), template])
     # Truncation and padding are call options that tokenizers remember; they are not part of what a text means.
     definition = json.loads(backend.to_str())
-    return json.dumps({**definition, "truncation": None, "padding": None}, sort_keys=True)
+    return json.dumps([{**definition, "truncation": None, "padding": None}, template], sort_keys=True)

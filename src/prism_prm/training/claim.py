@@ -42,10 +42,15 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
     if not path.exists():
         write_text(path, text)
         return
-    old, new = path.read_text(encoding="utf-8").splitlines(), text.splitlines()
+    old, new = (_deciding(one) for one in (path.read_text(encoding="utf-8"), text))
     if old != new:
         changed = [line for line in new if line not in old] or [line for line in old if line not in new]
         raise ConfigError(
             f"{folder} was started with other settings ({path}); now: {'; '.join(changed[:5])}. "
             "Name another --out, or remove the folder to start anew."
         )
+
+
+def _deciding(recipe: str) -> list[str]:
+    """The lines of a recipe without those that change nothing that is learned."""
+    return [line for line in recipe.splitlines() if not line.startswith(("cache = ", "cache_gb = "))]

@@ -205,7 +205,7 @@ class Round:
     def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
         kind = "pairs" if self.examples.labels is None else "labelled steps"
         last = _last_checkpoint(self.checkpoints)
-        kept = f"The last good checkpoint is {last}" if last else "No weights were changed in this round yet"
+        kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts anew"
         return NotFiniteError(
             f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
             'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), and start again.'

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:
     """The module as the optimiser should see it."""
     module.requires_grad_(True)
+    if hardware.frozen_layers or hardware.lora is not None:
+        untie(module)
     if hardware.frozen_layers:
         freeze(module, hardware.frozen_layers)
     if hardware.gradient_checkpointing:
@@ -24,6 +26,14 @@ def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.n
     if hardware.lora is not None:
         return with_adapters(module, hardware.lora, seed)
     return module
+
+
+def untie(module: PrmModule) -> None:
+    """Give a head that is the embedding too weights of its own: it is trained, the embedding is not."""
+    shared: torch.Tensor = module.backbone.get_input_embeddings().weight
+    if getattr(module.head, "weight", None) is shared:
+        module.head.weight = torch.nn.Parameter(shared.detach().clone())
+        module.config.tie_word_embeddings = False
 
 
 def freeze(module: PrmModule, layers: int) -> None:

@@ -92,7 +92,7 @@ class HardwareSettings:
     """A folder for what the frozen layers make of texts: computed once, then only the other layers run. Runs may share
     it, and `prism eval --cache` too."""
     cache_gb: float = 50.0
-    """How much the folder may take; beyond that, states are computed each time."""
+    """How much the folder may take, with all that is in it; beyond that, states are computed each time."""
     lora: Lora | None = None
     score_tokens: int | None = None
     """Padded tokens per forward pass when scoring margins and validating; default: that of `prism score`."""
@@ -119,7 +119,7 @@ class ValidationSettings:
     split: str | None = "validation"
     """The split to measure on; leave out with split = "" to train without validation (the last round is then best)."""
     max_trees: int | None = None
-    """Measure on this many trees only, chosen by the data's seed."""
+    """Measure on this many trees only, spread evenly over the split."""
     criterion: Literal["fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "auroc", "pairwise_accuracy"] = (
         "fpr_at_tpr_90"
     )

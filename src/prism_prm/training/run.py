@@ -119,7 +119,7 @@ class Run:
             )
             fresh.save(folder)
 
-        if not folder.exists():
+        if not self._is_there(folder):
             self._main_only(make)
         return folder
 
@@ -175,7 +175,7 @@ class Run:
             return folder
         recipe = self.recipe
         if recipe.hardware.cache:
-            self._main_only(lambda: self._fill_cache(name, examples, start))
+            self._fill_cache(name, examples, start)
         prm = self._load(start)
         model = prepare(prm.module, recipe.hardware, recipe.seed)
         trained, total = count(model)
@@ -197,6 +197,8 @@ class Run:
         )
         with self._logged(work):
             model = work.run(self.accelerator)
+        if prm.cache is not None:
+            prm.cache.flush()
         self._save(prm, model, folder)
         self._main_only(lambda: shutil.rmtree(self.folder / "checkpoints", ignore_errors=True))
         self.accelerator.free_memory()
@@ -206,7 +208,7 @@ class Run:
     def _fill_cache(self, name: str, examples: Examples, start: Path | str) -> None:
         """What the frozen layers make of a round's examples, all candidates of a tree in one pass."""
         with self.bars(f"frozen layers, round {name}", len(examples)) as advance:
-            fill_cache(self._load(start), examples, advance)
+            fill_cache(self._load(start), examples, share=self.share, advance=advance)
 
     @contextlib.contextmanager
     def _logged(self, work: Round) -> Iterator[None]:
@@ -254,7 +256,7 @@ class Run:
     def _validated(self, name: str, place: Prm | Path, data: Validation | None) -> dict[str, Any]:
         """The metrics of a round; the threshold they give goes into its PRM folder."""
         path = self.folder / "rounds" / f"{name}.json"
-        if not path.exists():
+        if not self._is_there(path):
             result: dict[str, Any] = {}
             if data is not None:
                 scores = self.folder / "validation" / name
@@ -297,6 +299,12 @@ class Run:
             place, family=family, dtype=hardware.dtype, device=self.accelerator.device, attn=hardware.attn,
             token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
+
+    def _is_there(self, path: Path) -> bool:
+        """Whether a stage is done; all processes look before any goes on and makes it."""
+        found = path.exists()
+        self.accelerator.wait_for_everyone()
+        return found
 
     def _main_only(self, work: Callable[[], object]) -> None:
         """Work of the main process, for which the others wait."""

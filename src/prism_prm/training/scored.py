@@ -52,14 +52,19 @@ TREES_PER_PART = 64
 TREES_PER_FILL = 16
 
 
-def fill_cache(prm: Prm, examples: Examples, advance: Callable[[int], None]) -> None:
+def fill_cache(
+    prm: Prm, examples: Examples, *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
+) -> None:
     """Keep what the frozen layers make of the examples; `advance` hears of examples that are done."""
+    share = share or Share()
     by_tree = examples.by_tree()
-    for start in range(0, len(by_tree), TREES_PER_FILL):
+    for number, start in enumerate(range(0, len(by_tree), TREES_PER_FILL)):
         some = by_tree[start : start + TREES_PER_FILL]
-        offers = [offered(examples, indices) for indices in some]
-        prm.fill_cache([tree for tree, _ in offers], [_nodes(groups) for _, groups in offers])
+        if number % share.world == share.rank:
+            offers = [offered(examples, indices) for indices in some]
+            prm.fill_cache([tree for tree, _ in offers], [_nodes(groups) for _, groups in offers])
         advance(sum(map(len, some)))
+    share.wait()
 
 
 def _nodes(groups: Sequence[tuple[int, ...]]) -> list[int]:
