@@ -16,7 +16,7 @@ LAYERS: list[set[str]] = [
     {"aggregate", "answers", "config", "curriculum", "losses", "metrics", "statistics", "theory"},
     {"data", "export", "packing", "pairs", "pools", "prms", "tables", "report", "tasks"},
     {"policies", "scorer"},
-    {"demo", "evaluation", "grpo", "rerank", "search", "serve", "training", "world"},
+    {"demo", "evaluation", "rerank", "search", "training", "world"},
     {"__main__", "cli"},
 ]
 """From the bottom up; a module may import its own layer and those before it."""

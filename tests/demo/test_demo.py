@@ -110,7 +110,7 @@ def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:
         assert text.count(f"| {arm.title} |") >= 3, "summary, growth and classes"
     figure = page[page.index('aria-label="Accuracy against n') :]
     figure = figure[: figure.index("</svg>")]
-    assert "paper's recipe" in figure
+    assert "PRISM (paper)" in figure
     assert "log-odds" not in figure
 
 

@@ -96,15 +96,15 @@ _RATIO = 0.5
 
 ARMS: dict[str, Arm] = {
     "pointwise": Arm(
-        "pointwise", "cross-entropy on the steps of the same pairs as PRISM", {"name": "bce"}, ALL_BINS,
+        "pointwise", "cross-entropy on the steps of the same pairs as our PRISM", {"name": "bce"}, ALL_BINS,
         2e-3, lookahead_ratio=_RATIO,
     ),
     "prism": Arm(
-        "PRISM", "step-contrastive loss on log-odds plus cross-entropy, one lookahead pair per two annotated ones",
-        _HYBRID, ALL_BINS, 4e-3, lookahead_ratio=_RATIO,
+        "PRISM (ours)", "step-contrastive loss on log-odds plus cross-entropy, one lookahead pair per two annotated "
+        "ones", _HYBRID, ALL_BINS, 4e-3, lookahead_ratio=_RATIO,
     ),
     "paper": Arm(
-        "paper's recipe", "step-contrastive loss on probabilities, all lookahead pairs, four rounds from "
+        "PRISM (paper)", "step-contrastive loss on probabilities, all lookahead pairs, four rounds from "
         "easy to hard", _SC, PAPER_BINS, 2e-3, "bins",
     ),
     "continued": Arm(
@@ -124,7 +124,8 @@ ARMS: dict[str, Arm] = {
         lookahead_ratio=_RATIO, full=True,
     ),
     "log-odds": Arm(
-        "log-odds", "PRISM without the cross-entropy", _SC_LOG_ODDS, ALL_BINS, 4e-3, lookahead_ratio=_RATIO, full=True,
+        "log-odds", "our PRISM without its cross-entropy", _SC_LOG_ODDS, ALL_BINS, 4e-3, lookahead_ratio=_RATIO,
+        full=True,
     ),
 }  # fmt: skip
 """Every arm by name."""

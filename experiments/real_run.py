@@ -5,7 +5,7 @@ then every PRM is measured on held-out problems, PRMBench, ProcessBench and a po
 seeds and stated here. Every step is a command of `prism` that is printed before it runs. Interrupted, the same command
 goes on where it was.
 
-Run: PRISM_DATA=… python benchmarks/real_run.py --backbone HuggingFaceTB/SmolLM2-135M-Instruct --out runs/real
+Run: python experiments/real_run.py --data DATA --backbone HuggingFaceTB/SmolLM2-135M-Instruct --out runs/real
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _real_report import make_report
+from real_report import make_report
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 ARMS = {
@@ -153,11 +153,18 @@ def main() -> None:
     parser.add_argument(
         "--backbone", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="hub id, folder, or GGUF folder"
     )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("PRISM_DATA"),
+        required="PRISM_DATA" not in os.environ,
+        help="folder with prm800k/, math500/, prmbench/, processbench/ and best_of_n/; default: $PRISM_DATA",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/real"))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds of the main comparison")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    run_all(Work(Path(os.environ["PRISM_DATA"]), arguments.backbone, arguments.out), SEEDS[: arguments.seeds])
+    run_all(Work(arguments.data, arguments.backbone, arguments.out), SEEDS[: arguments.seeds])
 
 
 if __name__ == "__main__":

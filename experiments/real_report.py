@@ -1,4 +1,4 @@
-"""The tables and figures of docs/results.md, from what `benchmarks/real_run.py` left behind."""
+"""The tables and figures of docs/results.md, from what `experiments/real_run.py` left behind."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ CAPTIONS = {
 def make_report(out: Path, prms: dict[str, Path]) -> Report:
     """All tables and figures; values in percent with 95 % intervals over problems."""
     report = Report(
-        "SmolLM2-135M on PRM800K phase 1", "Made by benchmarks/real_run.py; steps are judged at threshold 0.5."
+        "SmolLM2-135M on PRM800K phase 1", "Made by experiments/real_run.py; steps are judged at threshold 0.5."
     )
     for what, columns in COLUMNS.items():
         report.table(
