@@ -22,13 +22,13 @@ import msgspec
 
 from prism_prm.data.inputs import Advance, find_sources, rows
 from prism_prm.data.reader import decode
+from prism_prm.data.solutions import POOL_FIELDS
 from prism_prm.data.steps import split_steps
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree
 from prism_prm.tasks import Problem, problem_of
 
-_SOLUTIONS_FIELDS = ("solutions", "samples", "completions", "responses", "generations", "outputs")
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
 
 
@@ -103,10 +103,10 @@ def _entries(source: Any, advance: Advance) -> Iterator[PoolProblem]:
 
 def pool_problem(record: Mapping[str, Any]) -> PoolProblem:
     """A record of a pool."""
-    field = next((field for field in _SOLUTIONS_FIELDS if isinstance(record.get(field), list)), None)
+    field = next((field for field in POOL_FIELDS if isinstance(record.get(field), list)), None)
     if field is None:
         raise DataError(
-            f"no list of solutions in any of the fields {', '.join(_SOLUTIONS_FIELDS)}; found {sorted(record)}",
+            f"no list of solutions in any of the fields {', '.join(POOL_FIELDS)}; found {sorted(record)}",
             reason="missing-field",
         )
     given = record[field]

@@ -9,6 +9,7 @@ import pytest
 
 from prism_prm.data import ReadOptions, read_trees
 from prism_prm.data.reader import Reader
+from prism_prm.data.solutions import POOL_FIELDS
 from prism_prm.errors import DataError
 from prism_prm.records import ROOT, Step, StepTree
 
@@ -184,6 +185,37 @@ def test_plain_solutions_need_the_flag(tmp_path: Path) -> None:
     tree = read_one(tmp_path, {"question": "p", "answer": "a\n#### 2"}, split_steps=True, trust_solutions=True)
     assert tree.texts(tree.trunk) == ["a", "#### 2"]
     assert [step.label for step in tree.nodes] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("field", POOL_FIELDS)
+def test_a_pool_is_not_a_solution(tmp_path: Path, field: str) -> None:
+    """Its `answer` is the reference, which nobody wants scored as a solution."""
+    plain, pool = {"problem": "p", "answer": "a"}, {"problem": "p", "answer": "2", field: ["a\n\nb", "c"]}
+    with pytest.raises(DataError, match=f"a pool: `{field}` lists several solutions. `prism rerank` reads it") as found:
+        read_one(tmp_path, pool)
+    assert "--split-steps" not in str(found.value)
+    file = tmp_path / "records.jsonl"
+    file.write_text(f"{json.dumps(plain)}\n{json.dumps(pool)}\n")
+    with pytest.raises(DataError, match=rf"records.jsonl:2: this is a pool: `{field}`"):
+        list(read_trees(file, options=ReadOptions(split_steps=True)))
+
+
+def test_steps_without_labels_can_be_scored_and_not_paired(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    for record in ({"problem": "p", "steps": ["a", "b"], "id": 7}, {"prompt": "p", "completions": ["a", "b"]}):
+        file.write_text(json.dumps(record))
+        ((_, draft),) = Reader([file], unlabelled=True).drafts()
+        assert draft.tree(0) == StepTree.chain("p", ["a", "b"], name=str(record.get("id", "")))
+        with pytest.raises(DataError, match="in no known format"):
+            list(read_trees(file))
+        with pytest.raises(DataError, match="in no known format"):
+            list(Reader([file]).drafts())
+    file.write_text(json.dumps({"prompt": "p", "completions": ["a\n\nb", "c"], "answer": "2"}))
+    with pytest.raises(DataError, match="this is a pool: `completions`"):
+        list(Reader([file], unlabelled=True).drafts())
+    file.write_text(json.dumps({"problem": "p", "steps": ["a", "b"], "label": 1}))
+    ((_, draft),) = Reader([file], unlabelled=True).drafts()
+    assert draft.labels == [1.0, 0.0], "labels that are there are read"
 
 
 def test_real_files_read(real_data: Path) -> None:

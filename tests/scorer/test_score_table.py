@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,6 +121,26 @@ def test_command(folder: Path, tmp_path: Path) -> None:
     )
     assert f"{too_long} steps exceeded the context" in result.stderr
     assert read_scores(out).num_rows == 21 - too_long
+
+
+def test_a_run_is_its_best_round_and_steps_need_no_labels(folder: Path, tmp_path: Path) -> None:
+    runs, line = tmp_path / "runs" / "mine", {"problem": "What is 1 + 1?", "steps": ["x = 1", "so y = 2"]}
+    (runs / "rounds").mkdir(parents=True)
+    (runs / "recipe.toml").write_text("seed = 0\n")
+    (tmp_path / "steps.jsonl").write_text(json.dumps(line))
+    command = ("score", "--prm", runs, tmp_path / "steps.jsonl", "--out", tmp_path / "s.parquet", "--device", "cpu")
+    early = run(*command)
+    assert isinstance(early.exception, PrismError)
+    assert "this run is not finished (no round is finished yet)" in str(early.exception)
+    shutil.copytree(folder / "prm", runs / "rounds" / "1_all")
+    with pytest.raises(PrismError, match=rf"the finished rounds are PRMs: {runs}/rounds/1_all"):
+        load_prm(runs)
+    (runs / "run.json").write_text(json.dumps({"best": "rounds/1_all"}))
+    assert run(*command).exit_code == 0
+    table = read_scores(tmp_path / "s.parquet")
+    assert table["probability"].to_pylist() == pytest.approx(
+        load_prm(folder / "prm").score(line["problem"], line["steps"]), abs=1e-6
+    )
 
 
 def test_errors(folder: Path, tmp_path: Path) -> None:

@@ -26,12 +26,14 @@ Examples
 `prism score --prm runs/my-prm trees/ --out scores.parquet --dtype bfloat16`
 
 `accelerate launch --num_processes 8 -m prism_prm score --prm runs/my-prm trees/ --out scores.parquet`
+
+A line of input: `{"problem": "What is 1 + 2?", "steps": ["Add them.", "1 + 2 = 3"]}`
 """
 
 
 def score(
     inputs: Annotated[list[str], typer.Argument(help="Files, folders or hub data sets: problem and steps, or trees.")],
-    prm: Annotated[str, typer.Option(help="Folder or hub id of a PRM, or of a LoRA adapter of one.")],
+    prm: Annotated[str, typer.Option(help="Folder or hub id of a PRM, of a LoRA adapter of one, or a run's.")],
     out: Annotated[Path, typer.Option(help="The table to write (Parquet).")],
     format: Annotated[str, typer.Option(help="Format of the input; found by itself as a rule.")] = "auto",
     family: Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")] = None,
@@ -112,7 +114,7 @@ def _read(inputs: Sequence[str], format: str, options: ReadOptions) -> list[Step
         path = Path(inputs[0])
         if path.name == TREE_TABLE or (path / TREE_TABLE).is_file():
             return _some(list(iter_trees(path)), inputs)
-    reader = Reader(inputs, format=format, options=options)
+    reader = Reader(inputs, format=format, options=options, unlabelled=True)
     trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]
     left_out = reader.report.dropped + reader.report.bad
     if left_out:

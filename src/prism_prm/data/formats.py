@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from prism_prm.data import math_shepherd, prm800k, prmbench, process_labels, solutions, stepwise
+from prism_prm.data import math_shepherd, prm800k, prmbench, process_labels, solutions, stepwise, unlabelled
 from prism_prm.data.draft import Draft
 from prism_prm.data.options import ReadOptions
 from prism_prm.errors import DataError
@@ -46,18 +46,26 @@ FORMATS: dict[str, tuple[Format, ...]] = {
 SOLUTIONS = tuple(Format("solutions", solutions.Record, keys, solutions.read) for keys in solutions.KEYS)
 """Plain solutions, tried after all others and only when the user asks for splitting into steps."""
 
+UNLABELLED = (
+    Format("steps", unlabelled.Steps, unlabelled.STEPS_KEYS, unlabelled.read_steps),
+    Format("steps", unlabelled.Completions, unlabelled.COMPLETIONS_KEYS, unlabelled.read_completions),
+)
+"""Steps without labels, which can be scored and not learned from; tried after those with labels."""
 
-def detect(keys: Iterable[str], *, wanted: str = "auto", with_solutions: bool = False) -> Format:
+
+def detect(
+    keys: Iterable[str], *, wanted: str = "auto", with_solutions: bool = False, with_unlabelled: bool = False
+) -> Format:
     """The format of a record with these keys; `wanted` is a name in FORMATS or "auto"."""
     keys = set(keys)
-    every = [variant for variants in FORMATS.values() for variant in variants] + (list(SOLUTIONS) * with_solutions)
-    fitting = [variant for variant in every if variant.keys <= keys]
+    every = [variant for variants in FORMATS.values() for variant in variants] + list(UNLABELLED) * with_unlabelled
+    fitting = [variant for variant in (*every, *(SOLUTIONS * with_solutions)) if variant.keys <= keys]
     if wanted == "auto":
         if fitting:
             return fitting[0]
-        hint = "" if with_solutions or not any(f.keys <= keys for f in SOLUTIONS) else _SOLUTION_HINT
         raise DataError(
-            f"a record with the fields {sorted(keys)} is in no known format. Known: {describe_formats()}.{hint}",
+            f"a record with the fields {sorted(keys)} is in no known format. Known: {describe_formats(every)}."
+            f"{_hint(keys, with_solutions)}",
             reason="wrong-format",
         )
     for variant in FORMATS[wanted]:
@@ -68,11 +76,15 @@ def detect(keys: Iterable[str], *, wanted: str = "auto", with_solutions: bool = 
     raise DataError(f"a {wanted} record needs the fields {needed}; found {sorted(keys)}.{other}", reason="wrong-format")
 
 
-_SOLUTION_HINT = " It looks like a problem with a plain solution: add --split-steps to cut it into steps."
+def _hint(keys: set[str], with_solutions: bool) -> str:
+    """What else the record looks like, and what to do with it."""
+    if pool := next((field for field in solutions.POOL_FIELDS if field in keys), None):
+        return f" It looks like {solutions.POOL.format(pool)}"
+    if not with_solutions and any(variant.keys <= keys for variant in SOLUTIONS):
+        return " It looks like a problem with a plain solution: add --split-steps to cut it into steps."
+    return ""
 
 
-def describe_formats() -> str:
+def describe_formats(variants: Iterable[Format]) -> str:
     """Each format with the fields that show it."""
-    return "; ".join(
-        f"{variant.name} ({', '.join(sorted(variant.keys))})" for variants in FORMATS.values() for variant in variants
-    )
+    return "; ".join(f"{variant.name} ({', '.join(sorted(variant.keys))})" for variant in variants)

@@ -39,12 +39,23 @@ class ReadReport:
 
 
 class Reader:
-    """One pass over some sources; iterate over `drafts`, then look at `report`."""
+    """One pass over some sources; iterate over `drafts`, then look at `report`.
 
-    def __init__(self, inputs: Iterable[str | Path], *, format: str = "auto", options: ReadOptions | None = None):
+    `unlabelled` also reads steps without labels: enough for scoring, not for training.
+    """
+
+    def __init__(
+        self,
+        inputs: Iterable[str | Path],
+        *,
+        format: str = "auto",
+        options: ReadOptions | None = None,
+        unlabelled: bool = False,
+    ) -> None:
         if format != "auto" and format not in FORMATS:
             raise ConfigError(f"Unknown format {format!r}. Known: auto, {', '.join(FORMATS)}.")
         self.format = format
+        self.unlabelled = unlabelled
         self.options = options or ReadOptions()
         self.sources = find_sources(inputs)
         self.report = ReadReport()
@@ -78,7 +89,12 @@ class Reader:
             from prism_prm.data import tree_table
 
             return tree_table.FORMAT
-        return detect(record, wanted=self.format, with_solutions=self.options.split_steps)
+        return detect(
+            record,
+            wanted=self.format,
+            with_solutions=self.options.split_steps,
+            with_unlabelled=self.unlabelled,
+        )
 
     def _of_row(self, row: Row, format: Format) -> Iterator[Draft]:
         record = decode(row, format.record)

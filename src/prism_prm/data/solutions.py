@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import msgspec
 
 from prism_prm.data.draft import Draft, require_texts
@@ -11,6 +13,9 @@ from prism_prm.errors import DataError
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 SOLUTION_FIELDS = ("solution", "response", "completion", "answer")
+POOL_FIELDS = ("solutions", "samples", "completions", "responses", "generations", "outputs")
+"""Names for a list of solutions: a record with one is of a pool."""
+POOL = "a pool: `{}` lists several solutions. `prism rerank` reads it, and scores it with --prm."
 
 
 class Record(msgspec.Struct):
@@ -24,6 +29,12 @@ class Record(msgspec.Struct):
     completion: str | None = None
     answer: str | int | float | None = None
     id: str | int = ""
+    solutions: Any = None
+    samples: Any = None
+    completions: Any = None
+    responses: Any = None
+    generations: Any = None
+    outputs: Any = None
 
 
 KEYS = tuple(frozenset({problem, solution}) for solution in SOLUTION_FIELDS for problem in PROBLEM_FIELDS)
@@ -31,6 +42,9 @@ KEYS = tuple(frozenset({problem, solution}) for solution in SOLUTION_FIELDS for 
 
 def read(record: Record, options: ReadOptions) -> list[Draft]:
     """The record as one solution, unlabelled unless its user trusts it."""
+    for field in POOL_FIELDS:
+        if isinstance(getattr(record, field), list):
+            refuse_pool(field)
     problem = next((value for field in PROBLEM_FIELDS if (value := getattr(record, field))), "")
     found = [(field, value) for field in SOLUTION_FIELDS if (value := getattr(record, field))]
     if not found or not isinstance(found[0][1], str):
@@ -42,3 +56,8 @@ def read(record: Record, options: ReadOptions) -> list[Draft]:
     # The field `answer` is the solution itself in some data sets, and the reference answer beside one in others.
     answer = None if field == "answer" or record.answer is None else str(record.answer)
     return [Draft.chain(problem, texts, labels, name=str(record.id), answer=answer, ended=True)]
+
+
+def refuse_pool(field: str) -> NoReturn:
+    """A record with several solutions is not one solution; its `answer` is the reference, not a text to score."""
+    raise DataError(f"this is {POOL.format(field)}", reason="wrong-format")

@@ -17,7 +17,7 @@ from prism_prm.errors import ModelError
 from prism_prm.files import whole_folder
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import Card, check_family, known_settings, read_card, recognise
+from prism_prm.prms.card import CARD_FILE, Card, check_family, known_settings, read_card, recognise
 from prism_prm.prms.module import PrmModule, check_attention
 
 _INDEX = "model.safetensors.index.json"
@@ -57,6 +57,19 @@ def local_folder(name: str, *, allow_pickle: bool = False) -> Path:
         return Path(snapshot_download(name, allow_patterns=[*_WANTED, *(_PICKLED if allow_pickle else ())]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ModelError(f"{name}: not a folder, and the hub does not give it: {error}") from None
+
+
+def prm_folder(name: str | Path) -> str | Path:
+    """`name` itself, or the best round of the `prism train` run whose folder it is."""
+    folder = Path(name)
+    if (folder / "config.json").exists() or not (folder / "recipe.toml").exists():
+        return name
+    run = folder / "run.json"
+    if run.exists():
+        return folder / str(json.loads(run.read_text(encoding="utf-8"))["best"])
+    done = sorted(str(card.parent) for card in folder.glob(f"rounds/*/{CARD_FILE}"))
+    finished = f"the finished rounds are PRMs: {', '.join(done)}" if done else "no round is finished yet"
+    raise ModelError(f"{folder}: this run is not finished ({finished}); `prism train` with the same recipe goes on.")
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:

@@ -14,7 +14,15 @@ from prism_prm.errors import ConfigError, MissingExtraError, ModelError
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import CARD_FILE, Card, check_family
-from prism_prm.prms.folder import check_weights, load_backbone, load_folder, load_tokenizer, local_folder, quietly
+from prism_prm.prms.folder import (
+    check_weights,
+    load_backbone,
+    load_folder,
+    load_tokenizer,
+    local_folder,
+    prm_folder,
+    quietly,
+)
 from prism_prm.prms.module import PrmModule, check_attention
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
@@ -45,7 +53,7 @@ def load_prm(
     """A PRM from a folder or a hub id.
 
     Args:
-        name: folder or hub id of a PRM, or of a LoRA adapter of one.
+        name: folder or hub id of a PRM, or of a LoRA adapter of one; of a `prism train` run: its best round.
         family: how it is read, where neither prism.json nor its name or architecture says so.
         settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
         adapter: folder of a LoRA adapter (peft) to merge into it.
@@ -63,6 +71,7 @@ def load_prm(
     """
     if device is not None and device_map is not None:
         raise ConfigError("give device or device_map, not both")
+    name = prm_folder(name)
     if Path(name, _ADAPTER).exists():
         if adapter is not None:
             raise ConfigError(f"{name} is an adapter itself; give its base model, or no adapter=")
