@@ -73,20 +73,22 @@ CAPTIONS = {
 }
 
 
-def make_report(out: Path, prms: dict[str, Path]) -> Report:
-    """All tables and figures; values in percent with 95 % intervals over problems."""
+def make_report(out: Path, prms: Sequence[str], first_seed: Sequence[str], paper: Path) -> Report:
+    """All tables and figures, in percent with 95 % intervals over problems; `paper` is the folder of its run."""
     report = Report(
         "SmolLM2-135M on PRM800K phase 1", "Made by experiments/real_run.py; steps are judged at threshold 0.5."
     )
-    for what, columns in COLUMNS.items():
-        report.table(
-            ["", *(header for header, _, _ in columns)], eval_rows(out, what, list(prms)), caption=CAPTIONS[what]
-        )
-    add_seeds(report, out, list(prms))
+    for what in COLUMNS:
+        report.table(headers(what), eval_rows(out, what, first_seed), caption=CAPTIONS[what])
+    add_seeds(report, out, prms)
     add_reranking(report, out)
-    add_margins(report, prms["prism"].parent.parent)
+    add_margins(report, paper)
     add_distributions(report, out, ["base", "lookahead-pointwise", "log-odds", "prism"])
     return report
+
+
+def headers(what: str) -> list[str]:
+    return ["", *(header for header, _, _ in COLUMNS[what])]
 
 
 def eval_rows(out: Path, what: str, names: Sequence[str]) -> list[list[str]]:
@@ -101,22 +103,20 @@ def measured(out: Path, what: str, name: str) -> list[Metrics]:
 
 
 def add_seeds(report: Report, out: Path, names: Sequence[str]) -> None:
-    """Means over the seeds of the arms that have several, and their differences, paired by seed."""
+    """Held-out problems: means over the seeds of arms that have several, and their differences, paired by seed."""
     seeds = {arm: [name for name in names if name == arm or name.startswith(f"{arm}-seed")] for arm in names}
-    several = {arm: runs for arm, runs in seeds.items() if len(runs) > 1}
-    for what, columns in COLUMNS.items():
-        values = {
-            arm: np.array([[one["value"] for one in measured(out, what, run)] for run in runs])
-            for arm, runs in several.items()
-        }
-        rows = [[arm, *_over_seeds(found, percent)] for arm, found in values.items()]
-        for (a, of_a), (b, of_b) in itertools.combinations(values.items(), 2):
-            rows.append([f"{b} − {a}", *_over_seeds(of_b - of_a, signed_percent)])
-        report.table(
-            ["", *(header for header, _, _ in columns)],
-            rows,
-            caption=f"{CAPTIONS[what]}: means over seeds of training, with Student's 95 % interval",
-        )
+    values = {
+        arm: np.array([[one["value"] for one in measured(out, "held-out", run)] for run in runs])
+        for arm, runs in seeds.items()
+        if len(runs) > 1
+    }
+    base = np.array([one["value"] for one in measured(out, "held-out", "base")])
+    rows = [[arm, *_over_seeds(found, percent)] for arm, found in values.items()]
+    rows += [[f"{arm} − base", *_over_seeds(found - base, signed_percent)] for arm, found in values.items()]
+    for (a, of_a), (b, of_b) in itertools.combinations(values.items(), 2):
+        rows.append([f"{b} − {a}", *_over_seeds(of_b - of_a, signed_percent)])
+    caption = "Held-out problems: means over seeds of training, with Student's 95 % interval over seeds"
+    report.table(headers("held-out"), rows, caption=caption)
 
 
 def _over_seeds(values: np.ndarray, show: Callable[..., str]) -> list[str]:
