@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from prism_prm.errors import DataError
 from prism_prm.export import EXPORTS, plain, trl_preference, trl_stepwise
 from prism_prm.records import ROOT, Step, StepPair, StepTree
 from prism_prm.tables import write_pairs, write_trees
@@ -60,5 +61,6 @@ def test_plain_rows(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_splits_are_respected(folder: Path, name: str) -> None:
-    assert list(EXPORTS[name](folder, split="test")) == []
+    with pytest.raises(DataError, match=r"no tree is in the split 'test'; found: \['train'\]"):
+        list(EXPORTS[name](folder, split="test"))
     assert list(EXPORTS[name](folder, split="train")) == list(EXPORTS[name](folder))

@@ -8,7 +8,7 @@ from typing import Any
 
 from prism_prm.errors import DataError
 from prism_prm.records import StepPair, StepTree
-from prism_prm.tables import iter_pairs, iter_trees
+from prism_prm.tables import check_split, iter_pairs, iter_trees
 
 SEPARATOR = "\n\n"
 
@@ -19,6 +19,7 @@ def trl_stepwise(folder: str | Path, *, split: str | None = None) -> Iterator[di
     A row needs a label for each of its steps, so a path ends before the first step without one. Labels are true or
     false where all of a row's are 0 or 1, and soft otherwise.
     """
+    check_split(folder, split)
     for tree in iter_trees(folder, split=split):
         on_trunk = set(tree.trunk)
         unbroken = next((i for i, n in enumerate(tree.trunk) if tree.nodes[n].label is None), len(tree.trunk))
@@ -81,6 +82,7 @@ def _pairs_with_texts(folder: str | Path, split: str | None) -> Iterator[tuple[S
     Pairs come tree by tree, so one pass over both tables serves them; only random negatives, which stand last and
     look into any tree, need all trees at hand.
     """
+    check_split(folder, split)
     trees = iter_trees(folder)
     tree: StepTree | None = None
     all_trees: dict[int, StepTree] = {}

@@ -134,6 +134,20 @@ def write_trees(path: str | Path, trees: Iterable[StepTree], *, split: str = "",
             writer.write_table(tree_table(forest, tree_ids=ids, splits=[split] * size, sources=[source] * size))
 
 
+def check_split(path: str | Path, split: str | None) -> None:
+    """A split that no tree of a `trees.parquet` (or of the folder that holds it) is in is an error, not no data."""
+    if split is None:
+        return
+    with _open(path, "trees.parquet", TREES) as file:
+        found = sorted(set(file.read(columns=["split"])["split"].to_pylist()))
+    if split not in found:
+        raise DataError(
+            f"{path}: no tree is in the split {split!r}; found: {found}. "
+            "`prism pairs --split` makes splits, in a recipe [data] split does.",
+            reason="no-such-split",
+        )
+
+
 def iter_trees(path: str | Path, *, split: str | None = None) -> Iterator[StepTree]:
     """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with."""
     with _open(path, "trees.parquet", TREES) as file:

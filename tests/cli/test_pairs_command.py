@@ -122,6 +122,11 @@ def test_pairs_then_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     assert rows[0] == {"prompt": "1+1?\n\n", "chosen": "a = 1", "rejected": "b = 2"}
     assert len(rows) == 3
     assert prism(monkeypatch, "export", out, "--format", "trl-stepwise", "--out", tmp_path / "s.jsonl") == 0
+    assert "Writing: 1 records" in capfd.readouterr().err
+    wrong = ("--split", "nosuch", "--out", tmp_path / "no.jsonl")
+    assert prism(monkeypatch, "export", out, "--format", "jsonl", *wrong) == 2
+    assert "no tree is in the split 'nosuch'" in capfd.readouterr().err
+    assert not (tmp_path / "no.jsonl").exists()
     assert prism(monkeypatch, "pairs", tmp_path / "s.jsonl", "--out", tmp_path / "again", "--json") == 0
     assert json.loads(capfd.readouterr().out)["labels"]["positive"] == 3
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError, PrismError
+from prism_prm.prms.card import set_threshold
 from prism_prm.scorer import init_prm
 
 
@@ -69,6 +71,19 @@ def test_a_prm_is_scored_once_and_measured_often(tmp_path: Path, data: Path, prm
     again = metrics(tmp_path / "again")
     assert again["benchmarks"]["prmbench"]["subsets"] == first["benchmarks"]["prmbench"]["subsets"]
     assert again["run"]["model_hash"] == first["run"]["model_hash"] != ""
+
+
+def test_the_threshold_that_training_saved(tmp_path: Path, data: Path, prm: Path) -> None:
+    shutil.copytree(prm, tmp_path / "prm")
+    set_threshold(tmp_path / "prm", 0.375)
+    common = ["--bench", "processbench", "--data", data, "--out", tmp_path / "out", "--draws", 100]
+    output(prism("eval", *common, "--prm", tmp_path / "prm", "--threshold", "prm"))
+    assert metrics(tmp_path / "out")["benchmarks"]["processbench"]["threshold"]["value"] == 0.375
+    (tmp_path / "prm" / "prism.json").unlink()
+    for source in (["--prm", tmp_path / "prm"], ["--scores", "x.parquet"]):
+        refused = prism("eval", *common, *source, "--threshold", "prm")
+        assert isinstance(refused.exception, ConfigError)
+        assert "--threshold prm needs a --prm with a prism.json" in str(refused.exception)
 
 
 def test_a_table_of_prism_score_serves_as_well(tmp_path: Path, data: Path, prm: Path) -> None:

@@ -67,8 +67,11 @@ def test_each_kind_of_pair_is_a_group(folder: Path) -> None:
 
 def test_a_split_that_is_not_there(folder: Path) -> None:
     for bench in ("pairs", "labelled"):
-        with pytest.raises(DataError, match=r"train|no step carries a label"):
+        with pytest.raises(DataError, match=r"no tree is in the split 'train'; found: \['test'\]"):
             read_benchmark(bench, [folder], "train")
+    (folder / "labels.jsonl").write_text('{"problem": "p", "steps": ["a"], "label": 0}')
+    with pytest.raises(ConfigError, match=r"labels.jsonl: has no splits; --split test"):
+        read_benchmark("labelled", [folder / "labels.jsonl"], "test")
     with pytest.raises(ConfigError, match="--split is for the benchmarks labelled, pairs, not for prmbench"):
         read_benchmark("prmbench", [folder], "test")
 

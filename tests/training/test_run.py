@@ -99,7 +99,8 @@ def test_what_a_run_leaves(finished: Path) -> None:
         prm = load_prm(finished / "rounds" / name)
         card = read_card(finished / "rounds" / name)
         assert card is not None
-        assert card.threshold == result["rounds"][name]["threshold"]
+        assert card.threshold == result["rounds"][name]["threshold"] != 0.5
+        assert f"is above {card.threshold};" in (finished / "rounds" / name / "README.md").read_text()
         assert len(prm.score("problem 1: start with 3", ["then 3 + 4 = 7"])) == 1
     margins = json.loads((finished / "margins.json").read_text())
     assert margins["pairs"] == sum(margins["bins"].values()) + sum(margins["dropped"].values())
@@ -210,7 +211,7 @@ def test_a_full_disc_says_so_and_loses_nothing(recipe_file: Path, finished: Path
     [
         ('data.inputs=["/nowhere/x.jsonl"]', "/nowhere/x.jsonl"),
         ("curriculum.bins=[[0.9, 1.0], [0.8, 0.9]]", r"rounds .* have no pairs \(bins"),
-        ("data.split={validation=1.0}", "no tree is in the split 'train'"),
+        ("data.split={validation=1.0}", r"no tree is in the split 'train'.* in a recipe \[data\] split does"),
         ("validation.split=dev", "no tree is in the split 'dev'"),
     ],
 )
@@ -301,6 +302,8 @@ def test_impossible_recipes() -> None:
         from_mapping(Recipe, {**sections, "base": {}})
     with pytest.raises(ConfigError, match=r"\[data\] needs either"):
         from_mapping(Recipe, {**sections, "data": {}})
+    with pytest.raises(ConfigError, match=r"Unknown aggregator 'minn'. Known: last, min"):
+        from_mapping(Recipe, {**sections, "validation": {"aggregator": "minn"}})
 
 
 def test_with_kept_states_a_run_ends_the_same(recipe_file: Path, tmp_path: Path) -> None:

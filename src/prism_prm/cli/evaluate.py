@@ -28,7 +28,8 @@ Examples
 `prism eval --bench labelled --data my_labels.jsonl --scores eval/my-prm/labelled.scores.parquet --threshold tpr=0.95
 --out eval/at-95`
 
-`prism eval --prm runs/my-prm/rounds/1_all --bench labelled,pairs --data runs/my-prm/data --split test --out eval/test`
+`prism eval --prm runs/my-prm --bench labelled,pairs --data runs/my-prm/data --split validation
+--out eval/held-out`
 (held-out problems; pairs measures annotated errors and steps that come too early apart)
 
 `prism eval --prm runs/my-prm --bench prmbench --data prmbench/ --trained-on phase1_train.jsonl --out eval/my-prm`
@@ -38,7 +39,7 @@ Examples
 def evaluate(
     bench: Annotated[str, typer.Option(help="prmbench, processbench, labelled, pairs; several with commas.")],
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.md, metrics.json and scores.")],
-    prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure.")] = None,
+    prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure, or a run's.")] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,7 +63,11 @@ def evaluate(
         typer.Option(help="Training data: items on its problems are reported apart, as contaminated."),
     ] = None,
     threshold: Annotated[
-        str, typer.Option(help="A step is good above this; or tpr=0.95: choose it on held-out problems for that TPR.")
+        str,
+        typer.Option(
+            help="A step is good above this. tpr=0.95: choose it on held-out problems for that TPR. "
+            "prm: the one saved with --prm, which training chose."
+        ),
     ] = "0.5",
     holdout: Annotated[float, typer.Option(help="Share of problems held out for --threshold tpr=….")] = 0.2,
     redundancy_threshold: Annotated[
@@ -95,6 +100,7 @@ def evaluate(
     names = [part.strip() for part in bench.split(",") if part.strip()]
     check_names(names)
     _check_sources(names, prm, scores, predictions)
+    threshold = _saved_threshold(prm) if threshold == "prm" else threshold
     settings = _settings(threshold, holdout, redundancy_threshold, draws, seed)
     loading: dict[str, Any] = {
         "family": family, "dtype": dtype, "device": device, "token_budget": token_budget, "context": context,
@@ -159,6 +165,17 @@ def _check_sources(names: list[str], prm: str | None, scores: Path | None, predi
         raise ConfigError(f"{found[0]} is one file, so give one --bench with it, not {', '.join(names)}")
 
 
+def _saved_threshold(prm: str | None) -> str:
+    from prism_prm.prms.card import CARD_FILE, read_card
+    from prism_prm.prms.folder import local_folder, prm_folder
+
+    card = read_card(local_folder(str(prm_folder(prm)))) if prm else None
+    if card is None:
+        lacking = f", which {prm} lacks" if prm else ""
+        raise ConfigError(f"--threshold prm needs a --prm with a {CARD_FILE}{lacking}; give a number instead")
+    return str(card.threshold)
+
+
 def _settings(threshold: str, holdout: float, redundancy_threshold: float, draws: int, seed: int) -> EvalSettings:
     from prism_prm.evaluation.evaluate import EvalSettings
 
@@ -168,7 +185,7 @@ def _settings(threshold: str, holdout: float, redundancy_threshold: float, draws
     except ValueError:
         number = float("nan")
     if key not in ("", "tpr") or number != number:
-        raise ConfigError(f"--threshold {threshold!r} is neither a number such as 0.5 nor tpr=0.95")
+        raise ConfigError(f"--threshold {threshold!r} is neither a number such as 0.5 nor tpr=0.95, nor prm")
     common: dict[str, Any] = {
         "holdout": holdout, "redundancy_threshold": redundancy_threshold, "num_draws": draws, "seed": seed
     }  # fmt: skip

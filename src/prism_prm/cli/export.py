@@ -55,4 +55,5 @@ def export(
             file.write(encoder.encode(record) + b"\n")
             if count % 1000 == 0:
                 advance(1000)
+        advance(count % 1000)
     say(f"{count:,} records in {out}")

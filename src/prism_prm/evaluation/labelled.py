@@ -12,14 +12,19 @@ from pathlib import Path
 
 from prism_prm.data.options import ReadOptions
 from prism_prm.data.reader import Reader
-from prism_prm.errors import DataError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.items import Benchmark, Item, require_items
 from prism_prm.pairs.problems import normalise_problem
+from prism_prm.tables import check_split
 
 
 def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Benchmark:
     """The trees that carry a label, grouped by file; of a split, where the input is a folder of `prism pairs`."""
     reader = Reader(inputs, options=ReadOptions(split=split))
+    for source in reader.sources if split is not None else ():
+        if source.kind != "parquet":
+            raise ConfigError(f"{source.name}: has no splits; --split {split} is for folders of `prism pairs`")
+        check_split(source.name, split)
     notes: Counter[str] = Counter()
     items: list[Item] = []
     names: set[str] = set()

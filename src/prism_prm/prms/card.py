@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from prism_prm.errors import ModelError
+from prism_prm.files import write_text
 from prism_prm.prms import FAMILIES, Family
 
 CARD_FILE = "prism.json"
+README = "README.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Card:
     """How many lowest layers training left as the backbone had them: what they make of texts can be kept on disc."""
 
     def write(self, folder: Path) -> None:
-        (folder / CARD_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_text(folder / CARD_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def read_card(folder: Path) -> Card | None:
@@ -51,6 +53,28 @@ def read_card(folder: Path) -> Card | None:
         raise ModelError(f"{path}: {error}") from None
     check_family(card.family)
     return card
+
+
+def model_card(card: Card) -> str:
+    """The README of a PRM folder."""
+    outputs = ", ".join(FAMILIES[card.family].outputs)
+    return (
+        "---\nlibrary_name: prism-prm\npipeline_tag: token-classification\ntags: [process-reward-model]\n---\n\n"
+        "# A process reward model\n\n"
+        f"It scores each step of a solution; family `{card.family}`, outputs {outputs}. A step "
+        f"counts as right iff its probability is above {card.threshold}; a solution's score is the "
+        f"`{card.aggregator}` of its steps'.\n\n"
+        "```python\nfrom prism_prm import load_prm\n\nprm = load_prm('.')\nprm.score(problem, steps)\n```\n"
+    )
+
+
+def set_threshold(folder: Path, threshold: float) -> None:
+    """Change the threshold that a PRM folder says to use, in its prism.json and in its README."""
+    card = read_card(folder)
+    assert card is not None, "a PRM folder of ours"
+    card = replace(card, threshold=threshold)
+    card.write(folder)
+    write_text(folder / README, model_card(card))
 
 
 def known_settings(name: str, family: type[Family]) -> Mapping[str, str] | None:

@@ -17,7 +17,7 @@ from prism_prm.errors import ModelError
 from prism_prm.files import whole_folder
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, Card, check_family, known_settings, read_card, recognise
+from prism_prm.prms.card import CARD_FILE, README, Card, check_family, known_settings, read_card, recognise
 from prism_prm.prms.module import PrmModule, check_attention
 
 _INDEX = "model.safetensors.index.json"
@@ -233,4 +233,4 @@ def save_folder(
         config.save_pretrained(aside)
         family.text.tokenizer.save_pretrained(aside)
         card.write(aside)
-        (aside / "README.md").write_text(readme, encoding="utf-8")
+        (aside / README).write_text(readme, encoding="utf-8")

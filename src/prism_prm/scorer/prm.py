@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prism_prm.packing import EncodedTree, Row, describe, encode_tree, pack
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import Card
+from prism_prm.prms.card import Card, model_card
 from prism_prm.prms.folder import save_folder
 from prism_prm.prms.module import PrmModule
 from prism_prm.records import StepTree
@@ -183,7 +183,7 @@ class Prm:
             threshold=self.card.threshold if threshold is None else threshold,
             aggregator=self.card.aggregator if aggregator is None else aggregator,
         )
-        save_folder(Path(folder), self.module, self.family, card, state, readme or model_card(self.family, card))
+        save_folder(Path(folder), self.module, self.family, card, state, readme or model_card(card))
         self.card = card
 
     def memory_estimate(self) -> int:
@@ -194,18 +194,6 @@ class Prm:
         size = next(self.module.parameters()).element_size()
         mask = 5 * self.token_budget * min(self.token_budget, self.context) if self.module.attention == "sdpa" else 0
         return int(weights + self.token_budget * width * size + mask)
-
-
-def model_card(family: Family, card: Card) -> str:
-    """The README of a PRM folder."""
-    return (
-        "---\nlibrary_name: prism-prm\npipeline_tag: token-classification\ntags: [process-reward-model]\n---\n\n"
-        "# A process reward model\n\n"
-        f"It scores each step of a solution; family `{family.name}`, outputs {', '.join(family.outputs)}. A step "
-        f"counts as right iff its probability is above {card.threshold}; a solution's score is the "
-        f"`{card.aggregator}` of its steps'.\n\n"
-        "```python\nfrom prism_prm import load_prm\n\nprm = load_prm('.')\nprm.score(problem, steps)\n```\n"
-    )
 
 
 @contextlib.contextmanager

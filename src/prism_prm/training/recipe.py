@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from prism_prm.aggregate import check_aggregator
 from prism_prm.config import from_mapping, override, read_toml
 from prism_prm.curriculum import Curriculum
 from prism_prm.data.options import ReadOptions
@@ -135,6 +136,7 @@ class ValidationSettings:
             raise ConfigError(f"validation.tpr = {self.tpr}: a share above 0, up to 1.")
         if self.threshold is not None and not 0 <= self.threshold < 1:
             raise ConfigError(f"validation.threshold = {self.threshold}: from 0 to below 1.")
+        check_aggregator(self.aggregator)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import torch
 from prism_prm.curriculum import Binned, assign
 from prism_prm.errors import DataError, PrismError
 from prism_prm.files import write_text
+from prism_prm.prms.card import set_threshold
 from prism_prm.scorer import Prm, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.run import pair_cost
@@ -311,11 +312,3 @@ class Run:
         if self.main:
             work()
         self.accelerator.wait_for_everyone()
-
-
-def set_threshold(folder: Path, threshold: float) -> None:
-    """Change the threshold that a PRM folder says to use."""
-    from prism_prm.prms.card import CARD_FILE
-
-    card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-    write_text(folder / CARD_FILE, json.dumps({**card, "threshold": threshold}, indent=2) + "\n")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from prism_prm.errors import DataError
 from prism_prm.records import StepTree
-from prism_prm.tables import iter_trees, read_pairs
+from prism_prm.tables import check_split, iter_trees, read_pairs
 from prism_prm.training.examples import Examples, labelled_steps
 
 if TYPE_CHECKING:
@@ -33,12 +32,8 @@ class Split:
     @classmethod
     def read(cls, folder: Path, split: str | None) -> Split:
         """From the tables that `prism pairs` wrote; None reads all splits."""
+        check_split(folder, split)
         trees = {tree.tree_id: tree for tree in iter_trees(folder, split=split)}
-        if not trees:
-            names = sorted(set(pq.read_table(folder / "trees.parquet", columns=["split"])["split"].to_pylist()))
-            raise DataError(
-                f"{folder}: no tree is in the split {split!r}; found: {names}. Make it with `prism pairs --split`."
-            )
         table = read_pairs(folder, split=split)
         columns = ("pair_id", "tree_id", "chosen", "rejected", "rejected_tree")
         arrays = [table[name].to_numpy().astype(np.int64) for name in columns]
