@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from prism_prm.config import from_mapping, override, read_toml, to_toml
 from prism_prm.errors import ConfigError
+from prism_prm.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,17 @@ def test_wrong_type_names_the_place() -> None:
         from_mapping(Car, {"name": "a", "engine": {"power": "much"}})
     with pytest.raises(ConfigError, match="missing required field `name`"):
         from_mapping(Car, {})
+
+
+def test_a_value_that_is_none_of_a_few_lists_them() -> None:
+    sections = {"data": {"inputs": ["x"]}, "base": {"prm": "x"}}
+    for change, known in [
+        ({"objective": {"name": "foo"}}, "objective.name`. Known: sc, bce, hybrid."),
+        ({"hardware": {"save_dtype": "fp16"}}, "hardware.save_dtype`. Known: float32, bfloat16, float64."),
+        ({"report_to": ["mlflow"]}, "report_to[0]`. Known: tensorboard, wandb."),
+    ]:
+        with pytest.raises(ConfigError, match=re.escape(known)):
+            from_mapping(Recipe, {**sections, **change})
 
 
 def test_override_reads_toml_values_and_leaves_the_original_alone() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
 import types
 import typing
@@ -32,6 +33,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file. Name a TOML file, e.g. one of those in recipes/.") from None
+    except (IsADirectoryError, NotADirectoryError):
+        raise ConfigError(f"{path}: not a file. Name a TOML file, e.g. one of those in recipes/.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     if EXTENDS not in settings:
@@ -73,7 +76,9 @@ def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> 
         return msgspec.convert(settings, type=cls)
     except msgspec.ValidationError as error:
         message = str(error).replace("`$.", "`").replace(" - at `$`", "")
-        raise ConfigError(f"Wrong setting{f' in [{where}]' if where else ''}: {message}") from error
+        raise ConfigError(
+            f"Wrong setting{f' in [{where}]' if where else ''}: {message}{_known_values(cls, message)}"
+        ) from error
 
 
 def to_toml(config: Any) -> str:
@@ -100,6 +105,23 @@ def _sections(cls: type) -> dict[str, type]:
             if isinstance(choice, type) and dataclasses.is_dataclass(choice):
                 found[name] = choice
     return found
+
+
+def _known_values(cls: type, message: str) -> str:
+    """The values that a setting of a few may have, where msgspec only says that this is none of them."""
+    found = re.match(r"Invalid enum value .* - at `([\w.]+)", message)
+    if found is None:
+        return ""
+    *sections, name = found[1].split(".")
+    for section in sections:
+        cls = _sections(cls)[section]
+    return f". Known: {', '.join(_literals(typing.get_type_hints(cls)[name]))}."
+
+
+def _literals(hint: Any) -> list[str]:
+    if typing.get_origin(hint) is typing.Literal:
+        return [str(value) for value in typing.get_args(hint)]
+    return [value for part in typing.get_args(hint) for value in _literals(part)]
 
 
 def _reject_unknown_keys(cls: type, settings: Mapping[str, Any], where: str) -> None:

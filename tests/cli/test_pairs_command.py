@@ -29,7 +29,7 @@ BAD_INPUTS = {
     "not JSON": (f"{GOOD}hello\n", "in.jsonl:2: not JSON", "'hello'; each line must be one record"),
     "truncated last line": (GOOD + GOOD[:30], "in.jsonl:2: the last line is cut short", "copied completely?"),
     "missing field": ('{"problem": "p", "steps": ["a"], "label": 0}\n{"problem": "p", "label": 0}\n',
-                      "in.jsonl:2: Object missing required field `steps`", "check --format"),
+                      "in.jsonl:2: Object missing required field `steps`", "correct the record"),
     "rating outside the scale": (PRM800K, "in.jsonl:1: rating 2 is not one of -1, 0, 1, null", "'a'"),
     "label outside the scale": (GOOD.replace("-1", "5"), "in.jsonl:1: label 5 is not the index of one of 3 steps", ""),
     "empty text": (GOOD.replace("b = 2", " "), "in.jsonl:1: step 2 has an empty text", "every step needs one"),

@@ -178,7 +178,7 @@ def test_prmbench_items_and_twins(tmp_path: Path) -> None:
 
 def test_plain_solutions_need_the_flag(tmp_path: Path) -> None:
     record = {"problem": "p", "solution": "a\n\nb", "answer": "2", "id": 5}
-    with pytest.raises(DataError, match="add --split-steps"):
+    with pytest.raises(DataError, match="`prism score` and `prism pairs` cut it into steps with --split-steps"):
         read_one(tmp_path, record)
     tree = read_one(tmp_path, record, split_steps=True)
     assert tree == StepTree.chain("p", ["a", "b"], name="5", answer="2", ended=True)

@@ -177,6 +177,14 @@ def test_mistakes_are_explained(
         run(pool, "-o", tmp_path / "out", *arguments)
 
 
+def test_numbers_of_solutions_are_checked_before_the_work(pool: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="-n x: expected whole numbers"):
+        run(tmp_path / "nowhere.jsonl", "-o", tmp_path / "out", "-n", "1,x")
+    with pytest.raises(ConfigError, match="a problem of this pool has 5 solutions"):
+        run(pool, "-o", tmp_path / "out", "-n", "100")
+    assert not (tmp_path / "out").exists(), "nothing was judged"
+
+
 def test_prms_are_called_by_their_folder_file_or_given_name() -> None:
     assert named_places(["Qwen/Qwen2.5-Math-PRM-7B", "b=prms/x", "old/scores.parquet"]) == {
         "Qwen2.5-Math-PRM-7B": "Qwen/Qwen2.5-Math-PRM-7B",

@@ -193,6 +193,22 @@ def test_refusals(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
         load_prm(tmp_path / "prm")
 
 
+def test_damaged_folders_and_missing_devices_are_named(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "prm"
+    init_prm(tiny_lm("llama"), family="token-classification").save(folder)
+    if not torch.cuda.is_available():
+        with pytest.raises(PrismError, match="device 'cuda' cannot be used here"):
+            load_prm(folder, device="cuda")
+    with pytest.raises(PrismError, match="device 'gpu' cannot be used here"):
+        load_prm(folder, device="gpu")
+    for name, what in (("model.safetensors", "backbone"), ("config.json", "config.json"), ("tokenizer.json", "")):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(PrismError, match=rf"prm: its {what or 'tokenizer'} cannot be read"):
+            load_prm(folder)
+        (folder / name).write_bytes(whole)
+
+
 def test_a_damaged_card_is_named(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
     init_prm(tiny_lm("llama"), family="token-classification").save(tmp_path / "prm")
     for content, message in [

@@ -130,6 +130,13 @@ def test_a_path_too_long_is_an_error_that_names_it(prm: Any) -> None:
         prm.score_trees([tree])
 
 
+def test_an_output_that_the_family_lacks(prm: Any) -> None:
+    (scores,) = prm.score_trees([StepTree.chain("What is 1 + 2?", ["x = 1"])])
+    assert scores.named("correct").tolist() == scores.probability.tolist()
+    with pytest.raises(PrismError, match=r"no output 'redundancy'; it has: correct\."):
+        scores.named("redundancy")
+
+
 def test_skip_and_drop_are_counted(prm: Any, caplog: pytest.LogCaptureFixture) -> None:
     steps = ["x = 1", "so y = 2", "then z = 3", "y"]
     tree = StepTree.chain("What is 1 + 2?", steps)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.prms.card import read_card
 from prism_prm.scorer import init_prm, load_prm
+from prism_prm.training.claim import claimed
 from prism_prm.training.recipe import Recipe, load_recipe
 from prism_prm.training.run import Run
+from prism_prm.training.source import make_data
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny_recipe.json"
 
@@ -125,6 +128,21 @@ def test_a_folder_belongs_to_one_recipe(recipe_file: Path, finished: Path) -> No
     assert other.returncode == 2
     assert "was started with other settings" in other.stderr
     assert "lr = 0.5" in other.stderr
+
+
+def test_a_mistake_before_the_first_stage_claims_nothing(recipe_file: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    typo = replace(recipe, data=replace(recipe.data, inputs=("/nowhere/typo.jsonl",)))
+    with pytest.raises(DataError, match="no such file or folder"):
+        Run(typo, tmp_path, Accelerator(cpu=True)).go()
+    with claimed(tmp_path, recipe, Accelerator(cpu=True)):
+        assert load_recipe(tmp_path / "recipe.toml") == recipe
+    make_data(recipe, tmp_path)
+    with (
+        pytest.raises(ConfigError, match="was started with other settings"),
+        claimed(tmp_path, typo, Accelerator(cpu=True)),
+    ):
+        pass
 
 
 def killed_when(recipe: Path, out: Path, moment: Callable[[], bool]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -55,5 +55,12 @@ def main() -> None:
     try:
         app()
     except PrismError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(2)
+        _end(str(error))
+    except OSError as error:  # a file in the way, a full disc, no permission
+        where = "" if error.filename is None else f"{error.filename}: "
+        _end(f"{where}{error.strerror or error}")
+
+
+def _end(message: str) -> NoReturn:
+    typer.secho(f"error: {message}", fg="red", err=True)
+    sys.exit(2)

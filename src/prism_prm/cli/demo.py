@@ -21,9 +21,9 @@ Examples
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for everything that is made; what is there is reused.")] = Path(
-        "prism-demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for everything that is made; what is there is reused.")
+    ] = Path("prism-demo"),
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds; several give intervals.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     full: Annotated[bool, typer.Option("--full", help="All ablations, and tests out of distribution.")] = False,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, Device, DType, TokenBudget
+from prism_prm.cli.options import Cache, Device, DType, Family, FitContext, TokenBudget
 from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
 
@@ -38,7 +38,9 @@ Examples
 
 def evaluate(
     bench: Annotated[str, typer.Option(help="prmbench, processbench, labelled, pairs; several with commas.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.html, report.md, metrics.json and scores.")],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for report.html, report.md, metrics.json and scores.")
+    ],
     prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure, or a run's.")] = None,
     data: Annotated[
         list[str] | None,
@@ -78,14 +80,12 @@ def evaluate(
     ] = None,
     draws: Annotated[int, typer.Option(help="Bootstrap draws of problems.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of the draws, the held-out problems and --limit.")] = 0,
-    family: Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")] = None,
+    family: Family = None,
     dtype: DType = None,
     device: Device = None,
     token_budget: TokenBudget = None,
     context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
-    on_too_long: Annotated[
-        Literal["error", "drop-left-steps"], typer.Option(help="A step whose path exceeds the context.")
-    ] = "error",
+    on_too_long: FitContext = "error",
     cache: Cache = None,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.

@@ -29,7 +29,7 @@ def export(
             "jsonl: everything about each pair, with its texts."
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="A .jsonl file; standard output without it.")] = None,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="A .jsonl file; standard output without it.")] = None,
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
 ) -> None:
     """Write pairs or labelled solutions as JSON lines that other trainers read."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, Device, DType, TokenBudget
+from prism_prm.cli.options import Cache, Device, DType, Family, FitContext, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import print_table, progress, say
 
@@ -26,18 +26,20 @@ Examples
 def margins(
     pairs: Annotated[Path, typer.Argument(help="A folder that `prism pairs` has written.")],
     prm: Annotated[str, typer.Option(help="Folder or hub id of the PRM to score with.")],
-    out: Annotated[Path, typer.Option(help="The table to write (Parquet), by pair id and model hash.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The table to write (Parquet), by pair id and model hash.")],
     split: Annotated[str | None, typer.Option(help="Only pairs of this split. Default: all.")] = None,
+    family: Family = None,
     dtype: DType = None,
     device: Device = None,
     token_budget: TokenBudget = None,
+    on_too_long: FitContext = "error",
     cache: Cache = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print bins, drops and histogram as JSON.")] = False,
 ) -> None:
     """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.
 
     All candidates of a tree are scored in one packed pass. A run that was stopped goes on where it was; under
-    `accelerate launch` the work is split over the processes. `prism train` does this as its first stage.
+    `accelerate launch` the work is split over the processes. `prism train` does this as its second stage.
     """
     from prism_prm.scorer import load_prm
     from prism_prm.training.scored import read_column, write_scored
@@ -46,7 +48,10 @@ def margins(
     with share_of_work(device) as (share, own_device):
         data = Split.read(pairs, split)
         examples = data.examples("pairs")
-        model = load_prm(prm, dtype=dtype, device=own_device, token_budget=token_budget, cache=cache)
+        model = load_prm(
+            prm, family=family, dtype=dtype, device=own_device, token_budget=token_budget, on_too_long=on_too_long,
+            cache=cache,
+        )  # fmt: skip
         with progress("margins", len(examples), unit="pairs", shown=share.rank == 0) as advance:
             write_scored(out, model, examples, share=share, advance=advance)
     if share.rank == 0:

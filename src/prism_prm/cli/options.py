@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")]
 DType = Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")]
+Family = Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")]
+FitContext = Annotated[
+    Literal["error", "drop-left-steps"],
+    typer.Option("--on-too-long", help="A step whose path exceeds the context: stop, or leave out the earliest steps."),
+]
 TokenBudget = Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")]
 Cache = Annotated[
     Path | None,

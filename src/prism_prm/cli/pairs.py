@@ -162,7 +162,7 @@ def pairs(
     )
     options = ReadOptions(
         neutral=neutral,
-        drop_finish=() if drop_finish == "none" else tuple(drop_finish.split(",")),
+        drop_finish=() if drop_finish == "none" else tuple(reason.strip() for reason in drop_finish.split(",")),
         quality_control=quality_control,
         screening=screening,
         split_steps=split_steps,

@@ -44,7 +44,9 @@ def rerank(
     pool: Annotated[
         list[str], typer.Argument(help="Pool of solutions: .jsonl, .json, .parquet, a folder, or a hub data set.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for tables, metrics.json and the report.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", file_okay=False, help="Folder for tables, metrics.json and the report.")
+    ],
     prm: Annotated[
         list[str] | None,
         typer.Option(help="Score with this PRM: folder or hub id, or NAME=folder. Give several to compare them."),
@@ -99,9 +101,10 @@ def rerank(
     for how in hows:
         check_aggregator(how)
     named_prms, named_scores = named_places(prm or []), named_places(scores or [])
+    wanted = [_whole(word) for word in _words(n)] if n else None
     found = _read_pool(pool, task, task_data)
+    ns = None if wanted is None else check_ns(found, wanted)
     graded, graded_as = _grade(found, out, _words(extract), workers, time_limit)
-    ns = check_ns(graded, [_whole(word) for word in _words(n)]) if n else None
     loading = {"family": family, "dtype": dtype, "device": device, "device_map": device_map, "on_too_long": on_too_long}
     step_scores = _collect_scores(
         found, named_prms, named_scores, out, loading | {"token_budget": token_budget, "cache": cache}

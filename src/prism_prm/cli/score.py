@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prism_prm.cli.options import Cache, Device, DType, TokenBudget
+from prism_prm.cli.options import Cache, Device, DType, Family, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import Advance, progress, say
 from prism_prm.errors import ConfigError
@@ -34,9 +34,9 @@ A line of input: `{"problem": "What is 1 + 2?", "steps": ["Add them.", "1 + 2 = 
 def score(
     inputs: Annotated[list[str], typer.Argument(help="Files, folders or hub data sets: problem and steps, or trees.")],
     prm: Annotated[str, typer.Option(help="Folder or hub id of a PRM, of a LoRA adapter of one, or a run's.")],
-    out: Annotated[Path, typer.Option(help="The table to write (Parquet).")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The table to write (Parquet).")],
     format: Annotated[str, typer.Option(help="Format of the input; found by itself as a rule.")] = "auto",
-    family: Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")] = None,
+    family: Family = None,
     adapter: Annotated[Path | None, typer.Option(help="LoRA adapter to merge into the PRM.")] = None,
     compat: Annotated[
         bool | None,

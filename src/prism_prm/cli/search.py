@@ -40,7 +40,9 @@ POLICY, SEARCH, TASK, SERVER, PRM = "Policy", "Search", "Task", "Server", "PRM"
 
 
 def search(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for pools, metrics.json and the report.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", file_okay=False, help="Folder for pools, metrics.json and the report.")
+    ],
     recipe: Annotated[Path | None, typer.Option(help="TOML file of settings; options override it.")] = None,
     policy: Annotated[
         str | None,

@@ -23,7 +23,7 @@ Examples
 
 
 def theory(
-    out: Annotated[Path, typer.Option(help="Folder for the report.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the report.")],
     p: Annotated[float, typer.Option(help="Share of right solutions.")] = 0.3,
     alpha: Annotated[float, typer.Option(help="FPR of the verifier, on solutions.")] = 0.2,
     beta: Annotated[float, typer.Option(help="FNR of the verifier, on solutions.")] = 0.2,
@@ -36,7 +36,7 @@ def theory(
     ] = None,
     scores: Annotated[Path | None, typer.Option(help="Scores of the pool's solutions, if it holds none.")] = None,
     aggregator: Annotated[
-        str, typer.Option(help="From step scores to a solution's: last, min, product, mean.")
+        str, typer.Option(help="From step scores to a solution's: last, min, product, mean, soft-min.")
     ] = "min",
     threshold: Annotated[float, typer.Option(help="A solution is accepted above this.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,

@@ -26,7 +26,9 @@ SHOWN = {
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe: one TOML file (see recipes/).")],
-    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<name of the recipe>.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="The run's folder. Default: runs/NAME for NAME.toml.")
+    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting, e.g. --set train.lr=2e-6. Repeatable.")
     ] = None,

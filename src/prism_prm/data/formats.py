@@ -81,7 +81,7 @@ def _hint(keys: set[str], with_solutions: bool) -> str:
     if pool := next((field for field in solutions.POOL_FIELDS if field in keys), None):
         return f" It looks like {solutions.POOL.format(pool)}"
     if not with_solutions and any(variant.keys <= keys for variant in SOLUTIONS):
-        return " It looks like a problem with a plain solution: add --split-steps to cut it into steps."
+        return " It looks like a plain solution: `prism score` and `prism pairs` cut it into steps with --split-steps."
     return ""
 
 

@@ -134,7 +134,7 @@ def decode(row: Row, type_: Any) -> Any:
         return _DECODERS[type_].decode(row.data)
     except msgspec.ValidationError as error:
         reason = "missing-field" if "missing required field" in str(error) else "wrong-type"
-        raise DataError(f"{error}; correct the record or check --format", reason=reason) from error
+        raise DataError(f"{error}; correct the record, or is it in another format?", reason=reason) from error
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error}); convert the file to UTF-8", reason="not-utf8") from error
     except msgspec.DecodeError as error:

@@ -47,7 +47,7 @@ def load_run(given: str) -> Run:
         metrics = json.loads(path.read_text(encoding="utf-8"))
         benches = metrics["benchmarks"]
         own_name = metrics["run"]["name"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; give folders that `prism eval --out` wrote") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({type(error).__name__}: {error})") from error

@@ -19,7 +19,7 @@ from prism_prm.prms.folder import local_folder
 from prism_prm.prms.module import attention_windows
 from prism_prm.scorer.model_hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.scorer.open import language_model, pick_dtype
-from prism_prm.scorer.prm import default_device
+from prism_prm.scorer.prm import pick_device
 from prism_prm.scorer.run import is_out_of_memory, release_memory
 
 SHARE_OF_MEMORY = 0.25
@@ -207,7 +207,7 @@ def load_hf(
     token_budget: int | None = None,
 ) -> HfPolicy:
     """A policy from a hub id, a folder, or a folder with one GGUF file."""
-    target = torch.device(device) if device is not None else default_device()
+    target = pick_device(device)
     folder = local_folder(str(name))
     if not (folder / "config.json").exists() and not any(folder.glob("*.gguf")):
         raise ModelError(f"{folder}: neither config.json nor a .gguf file, so this is not a model folder")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, ModelError
 from prism_prm.policies.base import Policy, PolicyError
 from prism_prm.policies.http import Patience, Server
 from prism_prm.policies.prompts import Prompting
@@ -68,7 +68,7 @@ def _tokenizer(name: str) -> object:
         wanted = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "vocab*", "merges.txt"]
         folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, allow_patterns=wanted))
         return load_tokenizer(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ModelError) as error:
         raise PolicyError(
             f"No tokenizer {name!r} to apply a chat template with ({type(error).__name__}). Name the served model's "
             "with --tokenizer, or send problems as plain text with --template none."

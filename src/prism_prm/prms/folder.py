@@ -28,6 +28,17 @@ _BIG_BYTES = 2 * 10**9
 
 
 @contextlib.contextmanager
+def readable(folder: Path, what: str) -> Iterator[None]:
+    """A file that is damaged, cut short or of another kind is the folder's fault, and said so."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{folder}: its {what} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
 def quietly(folder: Path) -> Iterator[None]:
     """No reports of heads that transformers does not know (what must be there is checked here), bars for big files."""
     from transformers.utils import logging
@@ -66,7 +77,8 @@ def prm_folder(name: str | Path) -> str | Path:
         return name
     run = folder / "run.json"
     if run.exists():
-        return folder / str(json.loads(run.read_text(encoding="utf-8"))["best"])
+        with readable(folder, run.name):
+            return folder / str(json.loads(run.read_text(encoding="utf-8"))["best"])
     done = sorted(str(card.parent) for card in folder.glob(f"rounds/*/{CARD_FILE}"))
     finished = f"the finished rounds are PRMs: {', '.join(done)}" if done else "no round is finished yet"
     raise ModelError(f"{folder}: this run is not finished ({finished}); `prism train` with the same recipe goes on.")
@@ -75,7 +87,8 @@ def prm_folder(name: str | Path) -> str | Path:
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, **options)
+    with readable(folder, "tokenizer"):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, **options)
 
 
 def load_folder(
@@ -98,7 +111,8 @@ def load_folder(
     if not (folder / "config.json").exists():
         raise ModelError(f"{folder}: no config.json, so this is not a model folder")
     check_weights(folder, allow_pickle=allow_pickle)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    with readable(folder, "config.json"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     card = find_card(name, folder, config, family, settings, compat)
     laid_out = FAMILIES[card.family](
         load_tokenizer(folder, trust_remote_code=trust_remote_code), compat=card.compat, settings=card.settings
@@ -123,7 +137,7 @@ def check_weights(folder: Path, *, allow_pickle: bool) -> None:
     if not allow_pickle:
         raise ModelError(
             f"{folder}: the weights are pickled ({pickled[0]}), and reading them can run any code. Convert them to "
-            "safetensors, or pass allow_pickle=True (--allow-pickle) if you trust their author."
+            "safetensors, or pass allow_pickle=True (`prism score --allow-pickle`) if you trust their author."
         )
 
 
@@ -154,11 +168,8 @@ def load_backbone(folder: Path, **options: Any) -> Any:
     """The transformer without any head; an error if a weight of it is missing."""
     from transformers import AutoModel
 
-    try:
-        with quietly(folder):
-            backbone, report = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
-    except (KeyError, ValueError) as error:  # such as an architecture without this attention
-        raise ModelError(f"{folder}: cannot be opened as a backbone: {error}") from error
+    with readable(folder, "backbone"), quietly(folder):  # also an architecture without this attention
+        backbone, report = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report.get("mismatched_keys", ()))
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, such as {missing[0]!r}")
@@ -205,7 +216,7 @@ def read_weights(folder: Path, wanted: set[str], *, allow_pickle: bool = False) 
         files = sorted(folder.glob("*.safetensors"))
     found: dict[str, Tensor] = {}
     for path in files:
-        with safe_open(path, framework="pt") as weights:
+        with readable(folder, path.name), safe_open(path, framework="pt") as weights:
             found |= {key: weights.get_tensor(key) for key in wanted & set(weights.keys())}
     return found
 

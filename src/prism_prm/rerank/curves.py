@@ -10,6 +10,7 @@ import numpy as np
 from prism_prm.aggregate import Floats, log_score
 from prism_prm.answers.workers import Advance, ignore
 from prism_prm.errors import ConfigError
+from prism_prm.pools import Pool
 from prism_prm.rerank.expectation import NUM_DRAWS, Ints, best_of, draw_orders, pass_at, voted
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.select import relative_weights
@@ -51,9 +52,9 @@ def default_ns(graded: GradedPool) -> tuple[int, ...]:
     return tuple(sorted({*powers, most}))
 
 
-def check_ns(graded: GradedPool, ns: Sequence[int]) -> tuple[int, ...]:
+def check_ns(pool: Pool, ns: Sequence[int]) -> tuple[int, ...]:
     """`ns` sorted; each must be possible for every problem."""
-    sizes = [len(grades) for grades in graded.grades]
+    sizes = [len(entry.solutions) for entry in pool.problems]
     bad = [n for n in ns if not 1 <= n <= min(sizes)]
     if bad or not ns:
         raise ConfigError(
@@ -73,7 +74,7 @@ def compute_curves(
     advance: Advance = ignore,
 ) -> list[Curve]:
     """All curves of a pool; `scores` maps the name of a PRM to its step scores. `advance` is told of each problem."""
-    ns = default_ns(graded) if ns is None else check_ns(graded, ns)
+    ns = default_ns(graded) if ns is None else check_ns(graded.pool, ns)
     log_scores = {
         (prm, aggregator): _log_scores(steps, aggregator) for prm, steps in scores.items() for aggregator in aggregators
     }

@@ -22,11 +22,12 @@ from prism_prm.prms.folder import (
     local_folder,
     prm_folder,
     quietly,
+    readable,
 )
 from prism_prm.prms.module import PrmModule, check_attention
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
-from prism_prm.scorer.prm import Prm, default_device
+from prism_prm.scorer.prm import Prm, pick_device
 from prism_prm.scorer.too_long import OnTooLong
 
 _ADAPTER = "adapter_config.json"
@@ -76,7 +77,7 @@ def load_prm(
         if adapter is not None:
             raise ConfigError(f"{name} is an adapter itself; give its base model, or no adapter=")
         name, adapter = _base_of(Path(name)), name
-    target = torch.device(device) if device is not None else default_device()
+    target = pick_device(device)
     module, laid_out, card = load_folder(
         str(name),
         family=family,
@@ -118,7 +119,8 @@ def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.d
 
 
 def _base_of(folder: Path) -> str:
-    base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    with readable(folder, _ADAPTER):
+        base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
     if not base:
         raise ModelError(f"{folder}: its {_ADAPTER} names no base model; load the base with adapter='{folder}'")
     return str(base)
@@ -159,7 +161,7 @@ def init_prm(
     check_family(family)
     kind = FAMILIES[family]
     kernel = check_attention(attn)
-    target = torch.device(device) if device is not None else default_device()
+    target = pick_device(device)
     folder = local_folder(str(backbone), allow_pickle=allow_pickle)
     model, tokenizer = language_model(folder, pick_dtype(dtype, target), kernel, allow_pickle, kind.uses_lm_head)
     if layers is not None:
@@ -189,7 +191,7 @@ def language_model(
     options["use_safetensors"] = not allow_pickle or None
     if not with_lm_head:
         return load_backbone(folder, **options), tokenizer
-    with quietly(folder):
+    with readable(folder, "language model"), quietly(folder):
         return AutoModelForCausalLM.from_pretrained(folder, **options), tokenizer
 
 
@@ -206,7 +208,7 @@ def _from_gguf(folder: Path, files: list[Path], options: dict[str, Any], with_lm
     kind = AutoModelForCausalLM if with_lm_head else AutoModel
     if options["dtype"] == "auto":
         options["dtype"] = torch.bfloat16
-    with quietly(folder):
+    with readable(folder, files[0].name), quietly(folder):
         read = kind.from_pretrained(folder, gguf_file=files[0].name, **options)
         tokenizer = load_tokenizer(folder, gguf_file=files[0].name)
     vars(read.config).pop("quantization_config", None)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prism_prm.errors import ConfigError
+
 
 def sigmoid(log_odds: np.ndarray) -> np.ndarray:
     """Probabilities of log-odds, without overflow."""
@@ -32,6 +34,8 @@ class TreeScores:
 
     def named(self, output: str) -> np.ndarray:
         """The probability of one named output, such as ReasonEval's redundancy, for each node."""
+        if output not in self.outputs:
+            raise ConfigError(f"This PRM has no output {output!r}; it has: {', '.join(self.outputs)}.")
         return sigmoid(self.log_odds_NO[:, self.outputs.index(output)])
 
     @property

@@ -39,8 +39,8 @@ def fit(
     if long and choice == "error":
         raise DataError(
             f"{describe(tree, long[0])}: problem and steps up to here are {encoded.path_tokens(long[0])} tokens, "
-            f"but the model's context is {context}. Choose on_too_long='drop-left-steps' (leave out the earliest "
-            "steps) or 'skip' (leave such steps unscored).",
+            f"but the model's context is {context}. With on_too_long='drop-left-steps' (--on-too-long) its earliest "
+            "steps are left out.",
             reason="too-long",
         )
     left_out = set(long)

@@ -37,9 +37,9 @@ def claimed(folder: Path, recipe: Recipe, accelerator: Accelerator) -> Iterator[
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
-    """Save the recipe, or compare it with the one that the folder was started with."""
+    """Save the recipe, or compare it with the one that the folder was started with, once anything was made."""
     path, text = folder / "recipe.toml", to_toml(recipe)
-    if not path.exists():
+    if not path.exists() or not _is_begun(folder):
         write_text(path, text)
         return
     old, new = (_deciding(one) for one in (path.read_text(encoding="utf-8"), text))
@@ -49,6 +49,12 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
             f"{folder} was started with other settings ({path}); now: {'; '.join(changed[:5])}. "
             "Name another --out, or remove the folder to start anew."
         )
+
+
+def _is_begun(folder: Path) -> bool:
+    """Whether any stage has left something; data without a summary are made anew anyway."""
+    made = {path.name for path in folder.iterdir()} - {"recipe.toml", ".lock", "data"}
+    return bool(made) or (folder / "data" / "summary.json").exists()
 
 
 def _deciding(recipe: str) -> list[str]:
