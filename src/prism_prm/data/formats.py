@@ -64,8 +64,8 @@ def detect(
         if fitting:
             return fitting[0]
         raise DataError(
-            f"a record with the fields {sorted(keys)} is in no known format. Known: {describe_formats(every)}."
-            f"{_hint(keys, with_solutions)}",
+            f"a record with the fields {sorted(keys)} is in no known format.{_hint(keys, with_solutions)} "
+            f"Known: {describe_formats(every)}.",
             reason="wrong-format",
         )
     for variant in FORMATS[wanted]:
