@@ -40,7 +40,7 @@ SEEDS = (0, 1, 2)
 CACHE = "cache"
 LIMITS = {"prmbench": 12, "processbench": 80}
 """Items of each class or split, chosen by `prism eval --limit` with seed 0."""
-POOL_PROBLEMS, POOL_SOLUTIONS = 40, 8
+POOL_PROBLEMS, POOL_SOLUTIONS = 30, 8
 """Of 100 problems with 40 solutions each, drawn with seed 0."""
 
 
