@@ -90,6 +90,8 @@ def test_numbers_for_people() -> None:
     assert percent(0.6113) == "61.1"
     assert percent(0.6113, 0.59, 0.63) == "61.1 [59.0, 63.0]"
     assert percent(0.6113, math.nan, math.nan) == "61.1"
+    assert percent(0.001, -0.0001, 0.002) == "0.1 [0.0, 0.2]"
+    assert percent(0.01, -0.02, 0.04) == "1.0 [−2.0, 4.0]"
     assert percent(None) == percent(math.nan) == number(None) == p_value(math.nan) == "–"
     assert signed_percent(-0.082, -0.091, -0.073) == "−8.2 [−9.1, −7.3]"
     assert signed_percent(0.01) == "+1.0"

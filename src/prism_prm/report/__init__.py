@@ -201,9 +201,9 @@ def percent(value: float | None, low: float | None = None, high: float | None = 
     if value is None or math.isnan(value):
         return NO_DATA
     text = f"{100 * value:.{digits}f}"
-    if low is None or high is None or _missing(low) or _missing(high):
-        return text
-    return f"{text} [{100 * low:.{digits}f}, {100 * high:.{digits}f}]"
+    if low is not None and high is not None and not _missing(low) and not _missing(high):
+        text += f" [{100 * low:.{digits}f}, {100 * high:.{digits}f}]"
+    return re.sub(r"-(0\.0*)(?![0-9])", r"\1", text).replace("-", "−")
 
 
 def signed_percent(value: float | None, low: float | None = None, high: float | None = None, *, digits: int = 1) -> str:
@@ -211,7 +211,7 @@ def signed_percent(value: float | None, low: float | None = None, high: float | 
     text = percent(value, low, high, digits=digits)
     if value is not None and round(100 * value, digits) > 0:
         text = "+" + text
-    return re.sub(r"-(0\.0*)(?![0-9])", r"\1", text).replace("-", "−")
+    return text
 
 
 def p_value(value: float | None) -> str:
