@@ -6,6 +6,7 @@ one hard, a negative one contradicts the PRM and is dropped unless a bin reaches
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +72,15 @@ class Binned:
     dropped: dict[str, int]
     """Pairs in no bin: `negative` margins, `below-lowest-bin` (not negative), `above-highest-bin`; and those left out
     to keep the ratio of lookahead pairs."""
+
+    def refuse_empty(self, names: Iterable[tuple[int, str]]) -> None:
+        """To be said before anything is trained: which of these rounds (number, name) have nothing to train on."""
+        empty = [name for number, name in names if not len(self.rounds[number])]
+        if empty:
+            raise DataError(
+                f"rounds {empty} have no pairs (bins: {self.bin_sizes}; dropped: {self.dropped}). "
+                "Merge bins in curriculum.bins, or give more data."
+            )
 
     def mixed(self, kinds: NDArray[np.object_], ratio: float | None, seed: int) -> Binned:
         """The rounds with at most `ratio` lookahead pairs per annotated one, chosen by the seed."""

@@ -11,6 +11,8 @@ from prism_prm.errors import ConfigError
 from prism_prm.training.recipe import HardwareSettings, Lora
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from prism_prm.prms.module import PrmModule
 
 
@@ -76,6 +78,13 @@ def with_adapters(module: PrmModule, lora: Lora, seed: int) -> torch.nn.Module:
 def merged(model: Any) -> PrmModule:
     """The plain PRM module again, adapters merged into its weights."""
     return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model  # type: ignore[no-any-return]
+
+
+def weights_to_save(model: Any, accelerator: Accelerator, hardware: HardwareSettings) -> dict[str, torch.Tensor]:
+    """All weights in the dtype to save, gathered where they are spread over processes; the main process has them."""
+    state = dict(model.state_dict()) if hardware.lora else accelerator.get_state_dict(model)
+    dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
+    return {key: value.to(dtype) for key, value in state.items()} if accelerator.is_main_process else {}
 
 
 def count(model: torch.nn.Module) -> tuple[int, int]:

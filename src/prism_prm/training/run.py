@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from prism_prm.curriculum import Binned, assign
 from prism_prm.errors import DataError, PrismError
@@ -31,7 +30,7 @@ from prism_prm.training.claim import claimed
 from prism_prm.training.examples import Examples
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import CANNOT_WRITE, Round
-from prism_prm.training.model import check_cache, count, merged, prepare, release_memory
+from prism_prm.training.model import check_cache, count, merged, prepare, release_memory, weights_to_save
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.scored import fill_cache, histogram, read_column, write_scored
 from prism_prm.training.source import TRAIN, Split, make_data
@@ -94,11 +93,11 @@ class Run:
         binned = self._binned(train, kinds, base)
         del base
         names = self.recipe.curriculum.round_names()
-        self._refuse_empty_rounds(dict(zip(names, binned.rounds, strict=True)), binned)
+        binned.refuse_empty(enumerate(names))
         for number, name in enumerate(names):
             if number and self.recipe.curriculum.rescore:
                 binned = self._binned(train, kinds, self._load(place), name)
-                self._refuse_empty_rounds({name: binned.rounds[number]}, binned)
+                binned.refuse_empty([(number, name)])
             place = self._round(number, name, train.take(binned.rounds[number]), place)
             results[name] = self._validated(name, place, validation)
         return self._finish(results)
@@ -159,15 +158,6 @@ class Run:
         self._main_only(lambda: write_text(self.folder / f"{stem}.json", json.dumps(facts, indent=2) + "\n"))
         self.say(f"margins: bins {binned.bin_sizes}, dropped {binned.dropped}")
         return binned
-
-    def _refuse_empty_rounds(self, rounds: dict[str, Any], binned: Binned) -> None:
-        """Said before anything is trained."""
-        empty = [name for name, indices in rounds.items() if not len(indices)]
-        if empty:
-            raise DataError(
-                f"rounds {empty} have no pairs (bins: {binned.bin_sizes}; dropped: {binned.dropped}). "
-                "Merge bins in curriculum.bins, or give more data."
-            )
 
     def _round(self, number: int, name: str, examples: Examples, start: Path | str) -> Path:
         """Train one round from the PRM at `start`; gives its folder."""
@@ -233,15 +223,11 @@ class Run:
 
     def _save(self, prm: Prm, model: Any, folder: Path) -> None:
         """The trained PRM as a folder, whole or not at all."""
-        accelerator, hardware = self.accelerator, self.recipe.hardware
+        hardware = self.recipe.hardware
         prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers)
         if hardware.lora is not None:
-            prm.module = merged(accelerator.unwrap_model(model))
-            state = dict(prm.module.state_dict())
-        else:
-            state = accelerator.get_state_dict(model)  # gathers weights that are spread over processes
-        dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
-        state = {key: value.to(dtype) for key, value in state.items()} if self.main else {}
+            prm.module = merged(self.accelerator.unwrap_model(model))
+        state = weights_to_save(prm.module if hardware.lora else model, self.accelerator, hardware)
 
         def save() -> None:
             try:
