@@ -239,15 +239,19 @@ def _metrics(found: Findings) -> dict[str, Any]:
             for curve in curves
         ]
 
+    def guided(far: bool) -> list[dict[str, dict[int, float]]]:
+        shares = {(prm, n): found.of_guided(prm, n, far=far) for prm in found.prms for n in GUIDED_NS}
+        return [
+            {prm: {n: shares[prm, n][i] for n in GUIDED_NS} for prm in found.prms} for i in range(len(found.results))
+        ]
+
     return {
         "seeds": [result.seed for result in found.results],
         "steps": [plain(seed) for seed in found.steps],
         "pool": [pool(curves) for curves in found.curves],
         "far_steps": [plain(seed) for seed in found.far_steps],
-        "guided": [
-            {prm: {n: found.of_guided(prm, n)[i] for n in GUIDED_NS} for prm in found.prms}
-            for i in range(len(found.results))
-        ],
+        "guided": guided(far=False),
         "far_pool": [pool(curves) for curves in found.far_curves],
+        "far_guided": guided(far=True) if found.far_steps else [],
         "verdicts": [result.world.verdicts() for result in found.results],
     }
