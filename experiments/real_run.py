@@ -28,10 +28,13 @@ ARMS = {
     "log-odds": "log-odds",
     "pairs": "log-odds",
     "lookahead": "log-odds",
-    "hybrid": "log-odds",
     "prism": "log-odds",
+    "fresh-lookahead-pointwise": "lookahead-pointwise",
+    "fresh-log-odds": "log-odds",
 }
-"""Every arm, and the arm whose learning rate it has."""
+"""Every arm, and the arm whose learning rate it has. `fresh-` trains on problems that the base PRM has not seen."""
+FRESH = "data.split={base=0.11,test=0.06,validation=0.04,train=0.11,unused=0.68}"
+"""The recipes' splits, with as many other problems to train on as the base PRM had."""
 MAIN = ("lookahead-pointwise", "log-odds")
 """The arms of the main comparison: their learning rates are tuned, and they are trained with every seed."""
 LEARNING_RATES = (3e-5, 1e-4)
@@ -107,9 +110,11 @@ def best_rate(work: Work, arm: str, base: Path) -> float:
 
 
 def train_arm(work: Work, arm: str, base: Path, seed: int, rate: float) -> Path:
-    recipe = "smollm2-135m" if arm == "prism" else f"smollm2-135m-{arm}"
+    kind = arm.removeprefix("fresh-")
+    recipe = "smollm2-135m" if kind == "prism" else f"smollm2-135m-{kind}"
     name = f"{arm}-{rate:g}" + (f"-seed{seed}" if seed else "")
-    return work.train(recipe, name, f"base.prm={base}", f"seed={seed}", f"train.lr={rate:g}")
+    settings = [f"base.prm={base}", f"seed={seed}", f"train.lr={rate:g}", *([FRESH] if arm != kind else [])]
+    return work.train(recipe, name, *settings)
 
 
 def run_all(work: Work, seeds: tuple[int, ...]) -> None:
