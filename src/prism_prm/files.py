@@ -9,18 +9,18 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-_UMASK = os.umask(0)  # there is no way to read it without setting it
-os.umask(_UMASK)
-
-
-def _share(path: Path) -> None:
-    """Give a file the usual mode: some libraries write files that only their owner can read."""
-    path.chmod(0o666 & ~_UMASK)
-
 
 def _aside(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+
+
+def _usual_mode(path: Path) -> int:
+    """The mode of a new file, seen by making one: the umask cannot be read without setting it for all threads."""
+    path.touch()
+    mode = path.stat().st_mode
+    path.unlink()
+    return mode
 
 
 @contextlib.contextmanager
@@ -29,11 +29,12 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(path)
+    mode = _usual_mode(aside)
     try:
         yield aside
         with aside.open("rb") as written:
             os.fsync(written.fileno())
-        _share(aside)
+        aside.chmod(mode)  # some libraries write files that only their owner can read
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -46,11 +47,12 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(path)
     aside.mkdir()
+    mode = _usual_mode(aside / ".mode")
     try:
         yield aside
         for file in aside.rglob("*"):
             if file.is_file():
-                _share(file)
+                file.chmod(mode)
         if path.exists():
             old = _aside(path)
             os.replace(path, old)

@@ -324,6 +324,13 @@ def test_impossible_recipes() -> None:
         from_mapping(Recipe, {**sections, "validation": {"aggregator": "minn"}})
 
 
+def test_other_cache_settings_go_on_with_a_run(recipe_file: Path, finished: Path) -> None:
+    """They change nothing that is learned; anything else is refused."""
+    assert run(recipe_file, finished, "hardware.cache_gb=1")["best"].startswith(str(finished))
+    with pytest.raises(ConfigError, match=r"was started with other settings.*lr = 0.5"):
+        run(recipe_file, finished, "hardware.cache_gb=1", "train.lr=0.5")
+
+
 def test_with_kept_states_a_run_ends_the_same(recipe_file: Path, tmp_path: Path) -> None:
     """Margins, rounds and validation with and without the cache; the PRM says what evaluation may keep."""
     plain = run(recipe_file, tmp_path / "plain", "hardware.frozen_layers=1")

@@ -96,6 +96,8 @@ class LowerCache:
 
     def flush(self) -> None:
         """Write what is held in memory as one more shard."""
+        if not self._new:
+            return
         self._look()
         new = {key: states for key, states in self._new.items() if key not in self._place}
         self._new, self._new_bytes = {}, 0

@@ -82,6 +82,7 @@ class Run:
         return {**finished, "best": str(self.folder / finished["best"])}
 
     def _stages(self) -> dict[str, Any]:
+        """From data to the best round; what is there already is taken as it is."""
         self._main_only(lambda: make_data(self.recipe, self.folder))
         data = make_data(self.recipe, self.folder)
         place = self._base()
