@@ -169,6 +169,10 @@ class Prm:
         """A hash of all that decides scores: weights as loaded, config, tokenizer, family and its settings."""
         return hash_model(self.module, self.family)
 
+    def identity(self) -> str:
+        """What decides every score it gives, long paths included: what a score is filed under."""
+        return f"{self.model_hash()} context={self.context} on_too_long={self.on_too_long}"
+
     def save(
         self,
         folder: str | Path,

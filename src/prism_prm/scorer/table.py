@@ -1,4 +1,4 @@
-"""The scores table: made from scored trees, written in resumable parts, shared out over processes, and read back."""
+"""The scores table, one row per scored step: written from the score store, and read back for other trees and pools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,21 +16,15 @@ import pyarrow.parquet as pq
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree
-from prism_prm.scorer.prm import Prm
 from prism_prm.scorer.results import TreeScores, sigmoid
+from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share
 from prism_prm.tables import scores_schema
+
+if TYPE_CHECKING:
+    from prism_prm.scorer.protocol import Scorer
 
 _JOB = b"prism_prm.job"
 _TOO_LONG = b"prism_prm.too_long"
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Which of several processes this is, and how to wait for the others."""
-
-    rank: int = 0
-    world: int = 1
-    wait: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +36,7 @@ class ScoreReport:
     too_long: int
     """Steps whose path exceeds the context: left out, or scored without their earliest steps."""
     resumed: int
-    """Parts that an earlier run had finished."""
+    """Portions that an earlier run had scored."""
 
 
 def scores_table(
@@ -93,51 +87,45 @@ def read_scores(path: str | Path) -> pa.Table:
 
 
 def write_scores(
-    prm: Prm,
+    scorer: Scorer,
     trees: Sequence[StepTree],
     out: str | Path,
     *,
-    chunk_trees: int = 64,
+    store: str | Path | None = None,
+    portion: int = PORTION,
     share: Share | None = None,
-    advance: Callable[[int], None] | None = None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> ScoreReport:
-    """Score trees into one table; work that was stopped goes on where it was.
+    """Score trees into one table; work that was stopped is resumed.
 
-    Trees are scored in chunks, each of which becomes a file beside `out` when it is done. Their folder's name holds a
-    hash of all that decides scores, so that other input, another model or other settings never mix with it.
-    Every process of a `Share` calls this with the same arguments; the first one joins the parts.
+    Scores are filed in the score store `store`, which other work may share; by default one beside `out`, which is
+    removed when the table is written. Every process of a `Share` calls this with the same arguments.
     """
     share = share or Share()
     out = Path(out)
-    model_hash = prm.model_hash()
-    job = _job(prm, trees, chunk_trees, model_hash)
-    parts = out.with_name(f".{out.name}.{job[:16]}.parts")
-    chunks = [trees[start : start + chunk_trees] for start in range(0, len(trees), chunk_trees)]
-    paths = [parts / f"{i:06d}.parquet" for i in range(len(chunks))]
-    if not _is_done(out, job):
-        resumed = [path.exists() for path in paths]
-        share.wait()  # or a fast process's new parts would look like an earlier run's to a slow one
-        for i in range(share.rank, len(chunks), share.world):
-            if not resumed[i]:
-                _write_chunk(prm, chunks[i], paths[i], model_hash)
-            if advance is not None:
-                advance(len(chunks[i]))
-        share.wait()
-        if share.rank == 0:
-            _join(out, paths, scores_schema(prm.outputs), job)
-            shutil.rmtree(parts, ignore_errors=True)
+    requests = [Request.all_of(tree) for tree in trees]
+    own = out.with_name(f".{out.name}.scores")
+    filed = ScoreStore(store or own, scorer, portion=portion)
+    job = _job(filed.identity, trees)
+    is_done = _is_done(out, job)
+    share.wait()  # every process looks before any of them writes
+    if is_done:
+        advance(len(trees))
+        found = -(-len(trees) // portion)
     else:
-        resumed = [True] * len(chunks)
-    share.wait()
+        found = filed.fill(requests, share=share, advance=advance).found
+        if share.rank == 0:
+            _write(out, filed, requests, job)
+            shutil.rmtree(own, ignore_errors=True)
+        share.wait()
     file = pq.ParquetFile(out)
     too_long = int(file.schema_arrow.metadata[_TOO_LONG])
-    return ScoreReport(len(trees), file.metadata.num_rows, too_long, sum(resumed))
+    return ScoreReport(len(trees), file.metadata.num_rows, too_long, found)
 
 
-def _job(prm: Prm, trees: Sequence[StepTree], chunk_trees: int, model_hash: str) -> str:
+def _job(identity: str, trees: Sequence[StepTree]) -> str:
     """A hash of what decides the table's content."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((model_hash, prm.context, prm.on_too_long, chunk_trees)).encode())
+    digest = hashlib.blake2b(identity.encode(), digest_size=16)
     for tree in trees:
         digest.update(repr((tree.tree_id, tree.name, tree.content_hash())).encode())
     return digest.hexdigest()
@@ -153,17 +141,35 @@ def _is_done(out: Path, job: str) -> bool:
     return bool(metadata.get(_JOB) == job.encode())
 
 
-def _write_chunk(prm: Prm, trees: Sequence[StepTree], path: Path, model_hash: str) -> None:
-    scores = prm.score_trees(trees)
-    table = table_of_trees(trees, scores, prm.outputs, model_hash)
-    too_long = sum(len(found.too_long) for found in scores)
-    with whole_file(path) as aside:
-        pq.write_table(table.replace_schema_metadata({_TOO_LONG: str(too_long).encode()}), aside)
+def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) -> None:
+    outputs = store.scorer.outputs
+    model_hash = store.scorer.model_hash()
+    too_long = 0
+    with whole_file(out) as aside, pq.ParquetWriter(aside, scores_schema(outputs)) as writer:
+        for start in range(0, len(requests), store.portion):
+            some = requests[start : start + store.portion]
+            scores = list(store.read(some))
+            writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, model_hash))
+            too_long += sum(len(found.too_long) for found in scores)
+        writer.add_key_value_metadata({_JOB: job, _TOO_LONG: str(too_long)})
 
 
-def _join(out: Path, paths: Sequence[Path], schema: pa.Schema, job: str) -> None:
-    too_long = sum(int(pq.read_schema(path).metadata[_TOO_LONG]) for path in paths)
-    schema = schema.with_metadata({_JOB: job.encode(), _TOO_LONG: str(too_long).encode()})
-    with whole_file(out) as aside, pq.ParquetWriter(aside, schema) as writer:
-        for path in paths:
-            writer.write_table(pq.read_table(path).cast(schema))
+def scores_of_trees(table: pa.Table, trees: Sequence[StepTree], outputs: Sequence[str]) -> list[TreeScores]:
+    """The scores of trees in a table, found by content: NaN where the table has none."""
+    rows: dict[str, list[int]] = {}
+    for row, content in enumerate(table["content_hash"].to_pylist()):
+        rows.setdefault(content, []).append(row)
+    node_N, parent_N, node_tree_N, tree_N = (
+        table[name].to_numpy() for name in ("node_id", "parent", "node_tree", "tree_id")
+    )
+    fields = table["log_odds"].combine_chunks()
+    log_odds_NO = np.stack([fields.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
+    found = []
+    for tree in trees:
+        values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
+        for row in rows.get(tree.content_hash(), ()):
+            node = node_N[row]
+            if node_tree_N[row] == tree_N[row] and tree.parents[node] == parent_N[row]:
+                values_NO[node] = log_odds_NO[row]
+        found.append(TreeScores(tuple(outputs), values_NO))
+    return found

@@ -1,0 +1,235 @@
+"""The score store: which scores of which texts by which model are already there.
+
+A score is filed under its key, a hash of who scored (the scorer's identity: weights, family and its settings, dtype,
+context, what becomes of long paths) and of what was read: the problem and every step up to the scored one. Other texts,
+another model or other settings have other keys, so an old score is never taken for a new one.
+
+Work is done in portions of trees. A portion is scored whole and becomes one file, named by its keys: it is there whole
+or not at all, a run that was killed repeats at most one portion per process, and repeats it bit for bit. Several
+processes may fill one store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prism_prm.errors import DataError
+from prism_prm.files import whole_file
+from prism_prm.records import ROOT, StepTree
+from prism_prm.scorer.results import TreeScores
+
+if TYPE_CHECKING:
+    from prism_prm.scorer.protocol import Scorer
+
+PORTION = 64
+"""Trees that are scored and filed together: what a stop can cost."""
+_KEY_BYTES = 16
+_KEYS = np.dtype(f"S{_KEY_BYTES}")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of several processes this is, and how to wait for the others."""
+
+    rank: int = 0
+    world: int = 1
+    wait: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Nodes of a tree whose scores are wanted."""
+
+    tree: StepTree
+    nodes: Sequence[int]
+
+    @classmethod
+    def all_of(cls, tree: StepTree) -> Request:
+        return cls(tree, range(len(tree.nodes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How much of the work there was, and how much of it was there before."""
+
+    portions: int
+    found: int
+    """Portions that did not have to be scored."""
+
+
+def keys_of(identity: str, request: Request) -> list[bytes]:
+    """The keys of a request's nodes: each path is hashed step by step, so a tree costs no more than its texts."""
+    tree = request.tree
+    known: dict[int, bytes] = {ROOT: _digest(identity.encode(), tree.problem)}
+    for node, parent in enumerate(tree.parents):
+        known[node] = _digest(known[parent], tree.nodes[node].text)
+    return [known[node] for node in request.nodes]
+
+
+def _digest(before: bytes, text: str) -> bytes:
+    return hashlib.blake2b(before + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+
+
+class ScoreStore:
+    """The scores of one scorer in a folder, which those of others may share."""
+
+    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION) -> None:
+        self.scorer = scorer
+        self.portion = portion
+        self.identity = scorer.identity()
+        self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
+        self._files: set[str] = set()
+        self._filed = _Scores.none(len(scorer.outputs))
+        """Everything in the folder, sorted by key."""
+        self._look()
+
+    def score(
+        self, requests: Sequence[Request], *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
+    ) -> list[TreeScores]:
+        """The scores of all requests, in order; see `fill`."""
+        self.fill(requests, share=share, advance=advance)
+        return list(self.read(requests))
+
+    def fill(
+        self, requests: Sequence[Request], *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
+    ) -> Filled:
+        """Score and file what is missing; `advance` hears of requests that are done.
+
+        Every process of a `Share` calls this with the same requests, scores its share, and returns when all is there.
+        """
+        share = share or Share()
+        portions = list(self._portions(requests))
+        is_there = [self._has(one) for one in portions]
+        share.wait()  # or a fast process's new portions would look like an earlier run's to a slow one
+        for number, one in enumerate(portions):
+            if not is_there[number] and number % share.world == share.rank:
+                trees, nodes = zip(*((request.tree, request.nodes) for request in one.requests), strict=True)
+                self._write(one, self.scorer.score_trees(trees, nodes))
+            advance(len(one.requests))
+        share.wait()
+        self._look()
+        return Filled(len(portions), sum(is_there))
+
+    def read(self, requests: Sequence[Request]) -> Iterator[TreeScores]:
+        """The scores of requests that were filled."""
+        for one in self._portions(requests):
+            yield from self._read(one)
+
+    def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
+        """File scores that were made elsewhere, in a session say; what is there already stays."""
+        one = _Portion.of(self.identity, requests)
+        if not self._has(one):
+            self._write(one, scores)
+            self._look()
+
+    def _portions(self, requests: Sequence[Request]) -> Iterator[_Portion]:
+        for start in range(0, len(requests), self.portion):
+            yield _Portion.of(self.identity, requests[start : start + self.portion])
+
+    def _has(self, portion: _Portion) -> bool:
+        return (self.folder / portion.name).exists() or bool((self._filed.places(portion.keys_N) >= 0).all())
+
+    def _look(self) -> None:
+        """Take in the files that are new, ours and those of other processes; of equal keys the first stays."""
+        new = [path for path in sorted(self.folder.glob("*.parquet")) if path.name not in self._files]
+        if new:
+            self._filed = _Scores.joined([self._filed, *(_Scores.in_file(path, self.scorer.outputs) for path in new)])
+            self._files.update(path.name for path in new)
+
+    def _write(self, portion: _Portion, scores: Sequence[TreeScores]) -> None:
+        rows = [(found, list(request.nodes)) for request, found in zip(portion.requests, scores, strict=True)]
+        log_odds_NO = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
+        too_long_N = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows]).astype(bool)
+        assert np.isfinite(log_odds_NO[~too_long_N]).all(), "a score is a number, unless its path was too long"
+        _Scores(portion.keys_N, log_odds_NO, too_long_N).write(self.folder / portion.name, self.scorer.outputs)
+
+    def _read(self, portion: _Portion) -> Iterator[TreeScores]:
+        """A portion's scores: from its own file where it has one, so that a repeated run reads the same bits."""
+        path = self.folder / portion.name
+        if path.exists():
+            found = _Scores.in_file(path, self.scorer.outputs)
+        else:
+            found = self._filed.take(self._filed.places(portion.keys_N))
+        start = 0
+        for request in portion.requests:
+            nodes, here = np.array(request.nodes, np.int64), slice(start, start + len(request.nodes))
+            start += len(nodes)
+            log_odds_NO = np.full((len(request.tree.nodes), len(self.scorer.outputs)), np.nan)
+            log_odds_NO[nodes] = found.log_odds_NO[here]
+            yield TreeScores(self.scorer.outputs, log_odds_NO, tuple(nodes[found.too_long_N[here]].tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Portion:
+    """Requests that are scored together, with the keys of their nodes."""
+
+    requests: Sequence[Request]
+    keys: bytes
+
+    @classmethod
+    def of(cls, identity: str, requests: Sequence[Request]) -> _Portion:
+        return cls(requests, b"".join(key for request in requests for key in keys_of(identity, request)))
+
+    @property
+    def name(self) -> str:
+        return f"{hashlib.blake2b(self.keys, digest_size=16).hexdigest()}.parquet"
+
+    @property
+    def keys_N(self) -> np.ndarray:
+        return np.frombuffer(self.keys, _KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Scores by key, as columns."""
+
+    keys_N: np.ndarray
+    log_odds_NO: np.ndarray
+    too_long_N: np.ndarray
+
+    @classmethod
+    def none(cls, outputs: int) -> _Scores:
+        return cls(np.empty(0, _KEYS), np.empty((0, outputs)), np.empty(0, bool))
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Scores]) -> _Scores:
+        """All of them sorted by key."""
+        keys_N, first_N = np.unique(np.concatenate([part.keys_N for part in parts]), return_index=True)
+        log_odds_NO = np.concatenate([part.log_odds_NO for part in parts])
+        return cls(keys_N, log_odds_NO[first_N], np.concatenate([part.too_long_N for part in parts])[first_N])
+
+    def places(self, keys_N: np.ndarray) -> np.ndarray:
+        """Where keys stand among these sorted ones; −1 where they do not."""
+        if not len(self.keys_N):
+            return np.full(len(keys_N), -1)
+        at_N = np.minimum(np.searchsorted(self.keys_N, keys_N), len(self.keys_N) - 1)
+        return np.where(self.keys_N[at_N] == keys_N, at_N, -1)
+
+    def take(self, places_N: np.ndarray) -> _Scores:
+        assert (places_N >= 0).all(), "requests are filled before they are read"
+        return _Scores(self.keys_N[places_N], self.log_odds_NO[places_N], self.too_long_N[places_N])
+
+    @classmethod
+    def in_file(cls, path: Path, outputs: Sequence[str]) -> _Scores:
+        try:
+            table = pq.read_table(path)
+            keys_N = np.frombuffer(b"".join(table["key"].to_pylist()), _KEYS)
+            log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
+            return cls(keys_N, log_odds_NO, table["too_long"].to_numpy())
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise DataError(f"{path}: not a file of the score store ({error}); remove it to score it again") from error
+
+    def write(self, path: Path, outputs: Sequence[str]) -> None:
+        data = pa.py_buffer(self.keys_N.tobytes())
+        keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_KEY_BYTES), len(self.keys_N), [None, data])
+        log_odds = {name: pa.array(self.log_odds_NO[:, i]) for i, name in enumerate(outputs)}
+        with whole_file(path) as aside:
+            pq.write_table(pa.table({"key": keys, **log_odds, "too_long": pa.array(self.too_long_N)}), aside)

@@ -1,0 +1,196 @@
+"""The score store: nothing is scored twice, and no score is taken for that of another text, model or setting."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prism_prm import StepTree, init_prm, load_prm
+from prism_prm.errors import DataError
+from prism_prm.records import Step
+from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.store import Request, ScoreStore, Share, keys_of
+
+
+class Counting:
+    """A scorer whose score of a step is the length of all that it has read; it notes what it was asked."""
+
+    outputs = ("correct",)
+
+    def __init__(self, name: str = "one", context: int = 10**6) -> None:
+        self.name, self.context = name, context
+        self.asked: list[tuple[int, ...]] = []
+
+    def identity(self) -> str:
+        return f"{self.name} {self.context}"
+
+    def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+        found = []
+        for tree, nodes in zip(trees, wanted, strict=True):
+            self.asked.append(tuple(nodes))
+            log_odds_NO = np.full((len(tree.nodes), 1), np.nan)
+            too_long = []
+            for node in nodes:
+                read = len(tree.problem) + sum(map(len, tree.texts(tree.path(node))))
+                if read > self.context:
+                    too_long.append(node)
+                else:
+                    log_odds_NO[node] = read
+            found.append(TreeScores(self.outputs, log_odds_NO, tuple(too_long)))
+        return found
+
+
+def trees(count: int = 5) -> list[StepTree]:
+    """Two steps, and another one in place of the second."""
+    return [
+        StepTree(i, f"problem {i}", tuple(map(Step, ("a", "b" * i, "c"))), (-1, 0, 0), (0, 1)) for i in range(1, count)
+    ]
+
+
+def requests(count: int = 5) -> list[Request]:
+    return [Request.all_of(tree) for tree in trees(count)]
+
+
+def values(scores: Sequence[TreeScores]) -> list[list[float]]:
+    return [found.log_odds_NO[:, 0].tolist() for found in scores]
+
+
+def test_everything_is_scored_once(tmp_path: Path) -> None:
+    scorer, heard = Counting(), []
+    store = ScoreStore(tmp_path, scorer, portion=2)
+    found = store.score(requests(), advance=heard.append)
+    assert values(found) == [[10.0, 10.0 + i, 11.0] for i in range(1, 5)]
+    assert (len(scorer.asked), sum(heard)) == (4, 4)
+    again = ScoreStore(tmp_path, scorer, portion=2)
+    assert values(again.score(requests())) == values(found)
+    filled = again.fill(requests(6))
+    assert (filled.portions, filled.found) == (3, 2)
+    assert len(scorer.asked) == 5, "only the tree that was not there before"
+
+
+def test_scores_are_found_under_another_cut_of_the_work(tmp_path: Path) -> None:
+    scorer = Counting()
+    whole = ScoreStore(tmp_path, scorer, portion=2).score(requests())
+    scorer.asked.clear()
+    some = [Request(replace(tree, tree_id=tree.tree_id + 50), (2,)) for tree in trees()]
+    found = ScoreStore(tmp_path, scorer, portion=3).score(some)
+    assert scorer.asked == []
+    assert [v[2] for v in values(found)] == [v[2] for v in values(whole)]
+    assert np.isnan([v[:2] for v in values(found)]).all(), "what was not asked for has no score"
+
+
+@pytest.mark.parametrize("change", ["problem", "step", "step before", "model", "context"])
+def test_what_differs_is_never_reused(tmp_path: Path, change: str) -> None:
+    tree = trees()[3]
+    ScoreStore(tmp_path, Counting()).score([Request(tree, (1,))])
+    other = {
+        "problem": replace(tree, problem=tree.problem.upper()),
+        "step": replace(tree, nodes=(tree.nodes[0], Step("B" * 4), tree.nodes[2])),
+        "step before": replace(tree, nodes=(Step("A"), *tree.nodes[1:])),
+    }.get(change, tree)
+    scorer = {"model": Counting("two"), "context": Counting(context=999)}.get(change, Counting())
+    ScoreStore(tmp_path, scorer).score([Request(other, (1,))])
+    assert scorer.asked == [(1,)]
+
+
+def test_a_path_is_not_its_text() -> None:
+    """The same letters cut into other steps, or moved from the problem into a step, are something else."""
+    chains = [("p", ["ab", "c"]), ("p", ["a", "bc"]), ("pa", ["b", "c"]), ("p", ["abc"])]
+    last = [keys_of("m", Request.all_of(StepTree.chain(*chain)))[-1] for chain in chains]
+    assert len(set(last)) == len(chains)
+
+
+def test_what_is_too_long_is_remembered_as_such(tmp_path: Path) -> None:
+    scorer = Counting(context=10)
+    for _ in range(2):
+        found = ScoreStore(tmp_path, scorer).score(requests())
+        assert [scores.too_long for scores in found] == [(1, 2)] * 4
+        assert np.isnan(found[0].log_odds_NO[1:]).all()
+    assert len(scorer.asked) == 4
+
+
+def test_scores_made_elsewhere_are_filed(tmp_path: Path) -> None:
+    made = Counting().score_trees(trees(), [(0, 1)] * 4)
+    ScoreStore(tmp_path, Counting()).add([Request(tree, (0, 1)) for tree in trees()], made)
+    scorer = Counting()
+    assert values(ScoreStore(tmp_path, scorer).score([Request(trees()[0], (1,))]))[0][1] == 11.0
+    assert scorer.asked == []
+
+
+def test_a_broken_file_names_itself(tmp_path: Path) -> None:
+    store = ScoreStore(tmp_path, Counting())
+    store.score(requests())
+    (path,) = store.folder.iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=rf"{path}: not a file of the score store .* remove it"):
+        ScoreStore(tmp_path, Counting())
+
+
+def test_settings_of_a_prm_are_part_of_its_identity(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    init_prm(tiny_lm("qwen2"), family="qwen").save(tmp_path / "prm")
+    ways: list[dict[str, Any]] = [
+        {}, {"context": 64}, {"on_too_long": "skip"}, {"dtype": "float64"}, {"settings": {"system": "Other."}}
+    ]  # fmt: skip
+    identities = [load_prm(tmp_path / "prm", device="cpu", **way).identity() for way in ways]
+    assert len(set(identities)) == len(ways)
+    assert load_prm(tmp_path / "prm", device="cpu", token_budget=99).identity() == identities[0]
+
+
+def test_two_at_once_agree_with_one(tmp_path: Path) -> None:
+    one = ScoreStore(tmp_path / "one", Counting(), portion=1).score(requests(9))
+    scorers = [Counting(), Counting()]
+    barrier = threading.Barrier(2)
+
+    def fill(rank: int) -> list[TreeScores]:
+        store = ScoreStore(tmp_path / "two", scorers[rank], portion=1)
+        return store.score(requests(9), share=Share(rank, 2, lambda: barrier.wait(30) and None))
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(fill, range(2)))
+    assert values(found[0]) == values(found[1]) == values(one)
+    assert [len(scorer.asked) for scorer in scorers] == [4, 4]
+
+
+class Slow(Counting):
+    def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+        time.sleep(0.003)
+        return super().score_trees(trees, wanted)
+
+
+def fill_slowly(folder: Path) -> None:
+    ScoreStore(folder, Slow(), portion=2).fill(requests(200))
+
+
+def test_killed_anywhere_it_is_whole(tmp_path: Path) -> None:
+    """At ten random moments; what is there can be read each time, and in the end all of it is right."""
+    rng = random.Random(0)
+    folder = tmp_path / "killed"
+
+    def num_files() -> int:
+        return len(list(folder.rglob("*.parquet")))
+
+    for turn in range(10):
+        process = multiprocessing.get_context("fork").Process(target=fill_slowly, args=(folder,))
+        before = num_files()
+        process.start()
+        while num_files() == before and process.is_alive():
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.02)
+        assert process.is_alive(), f"kill {turn} came too late"
+        process.kill()
+        process.join()
+        ScoreStore(folder, Counting())
+    scorer = Counting()
+    killed = ScoreStore(folder, scorer, portion=2).score(requests(200))
+    assert 0 < len(scorer.asked) < 199
+    assert values(killed) == values(ScoreStore(tmp_path / "whole", Counting()).score(requests(200)))
