@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.evaluation.items import Benchmark, Item, require_items
+from prism_prm.pairs.examples import Split, as_one_tree
 from prism_prm.pairs.problems import normalise_problem
 from prism_prm.records import ROOT, StepTree
-from prism_prm.training.examples import offered
-from prism_prm.training.source import Split
 
 
 def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -> Benchmark:
@@ -26,7 +25,7 @@ def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -
         for kind in sorted(set(data.kinds)):
             pairs = data.pairs.take(np.flatnonzero(data.kinds == kind))
             for indices in pairs.by_tree():
-                tree, groups = offered(pairs, indices)
+                tree, groups = as_one_tree(pairs, indices)
                 judged = _judged(tree, {chosen for chosen, _ in groups}, {rejected for _, rejected in groups})
                 named = replace(judged, tree_id=len(items), name=f"{tree.name or tree.tree_id}:{kind}#{len(items)}")
                 items.append(Item(named, str(kind), normalise_problem(tree.problem)))
