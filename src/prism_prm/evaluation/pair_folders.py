@@ -13,7 +13,6 @@ import numpy as np
 
 from prism_prm.evaluation.items import Benchmark, Item, require_items
 from prism_prm.pairs.examples import Split, as_one_tree
-from prism_prm.pairs.problems import normalise_problem
 from prism_prm.records import ROOT, StepTree
 
 
@@ -28,7 +27,7 @@ def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -
                 tree, groups = as_one_tree(pairs, indices)
                 judged = _judged(tree, {chosen for chosen, _ in groups}, {rejected for _, rejected in groups})
                 named = replace(judged, tree_id=len(items), name=f"{tree.name or tree.tree_id}:{kind}#{len(items)}")
-                items.append(Item(named, str(kind), normalise_problem(tree.problem)))
+                items.append(Item(named, str(kind), tree.problem))
     files = tuple(map(str, folders))
     return Benchmark("pairs", require_items(items, ", ".join(files)), files)
 
