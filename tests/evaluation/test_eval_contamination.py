@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from eval_helpers import prmbench_row, processbench_row, write_jsonl
 
-from prism_prm.evaluation.items import Benchmark
-from prism_prm.evaluation.labelled import read_labelled
-from prism_prm.evaluation.pair_folders import read_pair_folders
-from prism_prm.evaluation.prmbench import read_prmbench
-from prism_prm.evaluation.processbench import read_processbench
+from prism_prm.evaluation.benchmarks.labelled import read_labelled
+from prism_prm.evaluation.benchmarks.pair_folders import read_pair_folders
+from prism_prm.evaluation.benchmarks.prmbench import read_prmbench
+from prism_prm.evaluation.benchmarks.processbench import read_processbench
+from prism_prm.evaluation.items import ItemSet
 from prism_prm.pairs.problems import Exclusions
 from prism_prm.records import Step, StepPair, StepTree
 from prism_prm.tables import write_pairs, write_trees
@@ -24,12 +24,12 @@ SHORT = "What is $2+2$?"
 IN_FRONT = "Here is an easy question: "
 
 
-def _processbench(folder: Path) -> Benchmark:
+def _processbench(folder: Path) -> ItemSet:
     rows = [processbench_row(f"math-{i}", 2, -1, problem) for i, problem in enumerate((LONG, SHORT))]
     return read_processbench([write_jsonl(folder / "math.jsonl", rows)])
 
 
-def _prmbench(folder: Path) -> Benchmark:
+def _prmbench(folder: Path) -> ItemSet:
     rows = [
         prmbench_row("circular", str(i), 2, [1], question=problem, original_question=f"{i}?", modified_question=f"{i}!")
         for i, problem in enumerate((LONG, SHORT))
@@ -37,12 +37,12 @@ def _prmbench(folder: Path) -> Benchmark:
     return read_prmbench([write_jsonl(folder / "circular.jsonl", rows)])
 
 
-def _labelled(folder: Path) -> Benchmark:
+def _labelled(folder: Path) -> ItemSet:
     rows = [processbench_row(f"own-{i}", 2, 1, problem) for i, problem in enumerate((LONG, SHORT))]
     return read_labelled([write_jsonl(folder / "own.jsonl", rows)])
 
 
-def _pairs(folder: Path) -> Benchmark:
+def _pairs(folder: Path) -> ItemSet:
     steps = (Step("right", label=1.0), Step("wrong", label=0.0))
     write_trees(
         folder / "trees.parquet",
@@ -53,7 +53,7 @@ def _pairs(folder: Path) -> Benchmark:
 
 
 @pytest.mark.parametrize("read", [_processbench, _prmbench, _labelled, _pairs])
-def test_words_put_in_front_of_a_problem_do_not_hide_it(read: Callable[[Path], Benchmark], tmp_path: Path) -> None:
+def test_words_put_in_front_of_a_problem_do_not_hide_it(read: Callable[[Path], ItemSet], tmp_path: Path) -> None:
     """The long problem is found by its runs of words; the short one has none, and only whole would be found."""
     benchmark = read(tmp_path)
     given = [{"problem": IN_FRONT + problem} for problem in (LONG, SHORT)]

@@ -9,10 +9,10 @@ import pytest
 from eval_helpers import prmbench_row, score_with, slow_prmbench, write_jsonl
 
 from prism_prm.errors import DataError
-from prism_prm.evaluation import prmbench
-from prism_prm.evaluation.measure import Measurer, measure_prmbench
-from prism_prm.evaluation.prmbench import read_prmbench
-from prism_prm.evaluation.steps import Steps, collect_steps
+from prism_prm.evaluation.benchmarks import prmbench, read_benchmark
+from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH, measure_prmbench, read_prmbench
+from prism_prm.evaluation.judged_steps import Steps, collect_steps
+from prism_prm.evaluation.measure import Measurer
 
 ROWS = [
     prmbench_row("circular", "a", 4, [2, 3]),
@@ -42,7 +42,7 @@ def values(steps: Steps, threshold: float = 0.5) -> dict[str, float]:
 
 
 def test_items_ids_twins_and_notes(folder: Path) -> None:
-    benchmark = read_prmbench([folder])
+    benchmark = read_benchmark("prmbench", [folder])
     assert [item.tree.name for item in benchmark.items] == [
         "circular_a", "redundency_a", "correct_a", "counterfactual_a", "step_contradiction_b", "domain_inconsistency_b",
         "confidence_b", "missing_condition_b", "deception_b", "multi_solutions_c",
@@ -135,14 +135,14 @@ def test_redundancy_polarity_only_for_two_classes(folder: Path) -> None:
     validity = [np.full(len(item.tree.nodes), 0.9) for item in benchmark.items]
     redundancy = [np.full(len(item.tree.nodes), 0.16) for item in benchmark.items]
     steps = collect_steps(benchmark.items, validity, redundancy)
-    good = prmbench.judged_good(steps, 0.5)
+    good = PRMBENCH.judge(steps, 0.5)
     by_class = {name: good[steps.step_group == i] for i, name in enumerate(steps.group_names)}
     assert not by_class["circular"].any(), "redundant, so not good, whatever the validity"
     assert not by_class["redundency"].any()
     assert by_class["confidence"].all(), "judged by validity"
     assert by_class["correct"].all(), "twins are judged by validity"
     at = collect_steps(benchmark.items, validity, [np.full(len(r), 0.15) for r in redundancy])
-    assert prmbench.judged_good(at, 0.5).all(), "0.15 itself is not redundant"
+    assert PRMBENCH.judge(at, 0.5).all(), "0.15 itself is not redundant"
 
 
 def test_groups_need_all_their_classes(tmp_path: Path) -> None:

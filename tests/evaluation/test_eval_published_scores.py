@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from prism_prm import metrics
+from prism_prm.evaluation.display import draw_error_curves
 from prism_prm.evaluation.evaluate import error_curve
-from prism_prm.evaluation.figures import draw_error_curves
-from prism_prm.evaluation.steps import Steps
+from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.report import Report, looks
 from prism_prm.theory import dominance
 from prism_prm.theory_report.roc_dominance import add_dominance

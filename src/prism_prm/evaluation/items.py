@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,9 +12,6 @@ import xxhash
 from prism_prm.errors import DataError
 from prism_prm.pairs.problems import Exclusions, normalise_problem
 from prism_prm.records import StepTree
-
-TWINS = "correct"
-"""The group of PRMBench's items without errors, which are in no total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +35,19 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Benchmark:
-    """Items with where they came from; parts of a benchmark are fine, and say so."""
+class ItemSet:
+    """What was read of a benchmark, with where it came from; parts are fine, and say so."""
 
-    name: str
     items: tuple[Item, ...]
     files: tuple[str, ...]
     notes: dict[str, int] = field(default_factory=dict)
     """What was left out or out of order, by reason."""
     complete: bool | None = None
     """Whether this is all of the benchmark; None where it has no fixed size."""
+    name: str = ""
+    """Of the benchmark; `read_benchmark` sets it."""
+    aside: Mapping[str, str] = field(default_factory=dict)
+    """Groups whose items are in no total → what these are called; `read_benchmark` sets it."""
 
     def counts(self) -> dict[str, int]:
         """Items by group, in order of first sight."""
@@ -56,11 +56,12 @@ class Benchmark:
     def described(self) -> str:
         """What was measured, in a few words: `part of prmbench: 2,290 items`."""
         part = {True: "all of ", False: "part of ", None: ""}[self.complete]
-        twins = sum(item.group == TWINS for item in self.items)
-        with_twins = f" and {twins:,} correct twins" if twins else ""
-        return f"{part}{self.name}: {len(self.items) - twins:,} items{with_twins}"
+        counts = self.counts()
+        beside = {called: counts.pop(group) for group, called in self.aside.items() if group in counts}
+        listed = "".join(f" and {count:,} {called}" for called, count in beside.items())
+        return f"{part}{self.name}: {sum(counts.values()):,} items{listed}"
 
-    def some(self, limit: int, seed: int) -> Benchmark:
+    def some(self, limit: int, seed: int) -> ItemSet:
         """At most `limit` items of each group, chosen by the seed and their problem; then it is a part.
 
         The first ones would not do: published files are often sorted, ProcessBench's with all errors first.
@@ -80,7 +81,7 @@ class Benchmark:
         notes = {**self.notes, f"items left out by the limit of {limit} per group": len(self.items) - len(kept)}
         return replace(self, items=tuple(kept), notes=notes, complete=None if self.complete is None else False)
 
-    def checked_against(self, training: Iterable[str | Path]) -> Benchmark:
+    def checked_against(self, training: Iterable[str | Path]) -> ItemSet:
         """The same items, marked by whether their problem is one of those in the training files."""
         seen = Exclusions.read(training)
         marked = [

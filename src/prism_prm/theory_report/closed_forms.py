@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from prism_prm.errors import ConfigError
-from prism_prm.evaluation.figures import draw_pair_accuracy
+from prism_prm.evaluation.display import draw_pair_accuracy
 from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes
 from prism_prm.theory import margins, selection, simulation
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prism_prm.evaluation.benchmarks import find_benchmark
 from prism_prm.evaluation.compare import load_runs, load_steps, shared_benches
-from prism_prm.evaluation.evaluate import without_twins
-from prism_prm.evaluation.steps import Steps
+from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.report import LOOKS, NO_DATA, Report, number, percent, percent_axes, signed_percent
 from prism_prm.theory import dominance
 
@@ -27,13 +27,13 @@ in [0, 1] cannot move like that: the best right steps have no room. What holds i
    is stochastically larger under A. That is exact, and it is what the figures show.
 """)
     for bench in shared_benches(runs)[0]:
-        steps = load_steps(runs, bench)
+        benchmark = find_benchmark(bench)
+        steps = {name: benchmark.in_total(own) for name, own in load_steps(runs, bench).items()}
         add_dominance(report, bench, first, second, steps[first], steps[second], seed=seed)
 
 
 def add_dominance(report: Report, bench: str, name_a: str, name_b: str, a: Steps, b: Steps, *, seed: int = 0) -> None:
     """A section on A (say, pairwise training) against B (say, pointwise) over the same steps."""
-    a, b = without_twins(a), without_twins(b)
     if a.hard or b.hard or not a.right.any() or not a.wrong.any():
         report.text(f"### {bench}\n\nNot checked: it needs scores, and both right and wrong steps.")
         return

@@ -13,11 +13,12 @@ from pathlib import Path
 from prism_prm.data.options import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation.items import Benchmark, Item, require_items
+from prism_prm.evaluation.benchmarks.base import Benchmark
+from prism_prm.evaluation.items import Item, ItemSet, require_items
 from prism_prm.tables import check_split
 
 
-def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Benchmark:
+def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> ItemSet:
     """The trees that carry a label, grouped by file; of a split, where the input is a folder of `prism pairs`."""
     reader = Reader(inputs, options=ReadOptions(split=split))
     for source in reader.sources if split is not None else ():
@@ -41,4 +42,7 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ben
     files = tuple(source.name for source in reader.sources)
     if not items:
         raise DataError(f"{', '.join(files)}: no step carries a label, so there is nothing to measure against")
-    return Benchmark("labelled", require_items(items, ", ".join(files)), files, dict(notes))
+    return ItemSet(require_items(items, ", ".join(files)), files, dict(notes))
+
+
+LABELLED = Benchmark(read_labelled, has_splits=True)
