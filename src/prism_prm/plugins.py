@@ -20,12 +20,14 @@ def find(name: str, own: Mapping[str, T], kind: type[T], group: str) -> T:
     if name in own:
         return own[name]
     if name not in added:
-        raise ConfigError(f"Unknown {what}s {[name]}. Known: {', '.join([*own, *sorted(added)])}.")
+        raise ConfigError(f"Unknown {what}s {[name]}. Known: {', '.join(dict.fromkeys([*own, *sorted(added)]))}.")
     entry = added[name]
     try:
         found = entry.load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"The {what} {name!r} cannot be loaded from {entry.value}: {error}") from error
+        raise ConfigError(
+            f"The {what} {name!r} cannot be loaded from {entry.value}: {error}. Mend or uninstall that package."
+        ) from error
     if not isinstance(found, kind):
-        raise ConfigError(f"The {what} {name!r}: {entry.value} is a {type(found).__name__}, not a {kind.__name__}.")
+        raise ConfigError(f"The {what} {name!r}: {entry.value} is of type {type(found).__name__}, not {kind.__name__}.")
     return found

@@ -49,6 +49,13 @@ class ItemSet:
     aside: Mapping[str, str] = field(default_factory=dict)
     """Groups whose items are in no total → what these are called; `read_benchmark` sets it."""
 
+    def __post_init__(self) -> None:
+        if not self.items:
+            where = ", ".join(self.files)
+            raise DataError(
+                f"{where}: no items to measure; give other files or remove the filter", reason="empty-split"
+            )
+
     def counts(self) -> dict[str, int]:
         """Items by group, in order of first sight."""
         return dict(Counter(item.group for item in self.items))
@@ -89,10 +96,3 @@ class ItemSet:
             for item in self.items
         ]
         return replace(self, items=tuple(marked))
-
-
-def require_items(items: list[Item], where: str) -> tuple[Item, ...]:
-    """No items is an error, not a zero."""
-    if not items:
-        raise DataError(f"{where}: no items to measure; give other files or remove the filter", reason="empty-split")
-    return tuple(items)

@@ -72,7 +72,9 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation) -> None
     benchmark = find_benchmark(evaluation.bench)
     benchmark.add_to_report(report, subsets)
     caption = f"Steps judged at threshold {evaluation.threshold.value:.4g}"
-    report.table(headers, display.metric_rows(display.RATES, tables), caption=caption)
+    own = [benchmark.headlines(subset.tables) for subset in subsets.values()]
+    rows = display.metric_rows(display.RATES, tables) + display.metric_rows({label: label for label in own[0]}, own)
+    report.table(headers, rows, caption=caption)
     _add_figures(report, run, evaluation)
     if ranking_rows := display.metric_rows(display.RANKINGS, tables):
         report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right)")

@@ -13,9 +13,9 @@ from prism_prm.evaluation.benchmarks.labelled import LABELLED
 from prism_prm.evaluation.benchmarks.pair_folders import PAIRS
 from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH
 from prism_prm.evaluation.benchmarks.processbench import PROCESSBENCH
-from prism_prm.evaluation.items import ItemSet
+from prism_prm.evaluation.items import Item, ItemSet
 
-__all__ = ["BENCHMARKS", "ENTRY_POINTS", "Benchmark", "find_benchmark", "read_benchmark"]
+__all__ = ["BENCHMARKS", "ENTRY_POINTS", "Benchmark", "Item", "ItemSet", "find_benchmark", "read_benchmark"]
 
 BENCHMARKS: dict[str, Benchmark] = {
     "prmbench": PRMBENCH,

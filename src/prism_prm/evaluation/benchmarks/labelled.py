@@ -14,7 +14,7 @@ from prism_prm.data.options import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks.base import Benchmark
-from prism_prm.evaluation.items import Item, ItemSet, require_items
+from prism_prm.evaluation.items import Item, ItemSet
 from prism_prm.tables import check_split
 
 
@@ -42,7 +42,7 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ite
     files = tuple(source.name for source in reader.sources)
     if not items:
         raise DataError(f"{', '.join(files)}: no step carries a label, so there is nothing to measure against")
-    return ItemSet(require_items(items, ", ".join(files)), files, dict(notes))
+    return ItemSet(tuple(items), files, dict(notes))
 
 
 LABELLED = Benchmark(read_labelled, has_splits=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.evaluation.benchmarks.base import Benchmark
-from prism_prm.evaluation.items import Item, ItemSet, require_items
+from prism_prm.evaluation.items import Item, ItemSet
 from prism_prm.pairs.examples import Split, as_one_tree
 from prism_prm.records import ROOT, StepTree
 
@@ -30,7 +30,7 @@ def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -
                 named = replace(judged, tree_id=len(items), name=f"{tree.name or tree.tree_id}:{kind}#{len(items)}")
                 items.append(Item(named, str(kind), tree.problem))
     files = tuple(map(str, folders))
-    return ItemSet(require_items(items, ", ".join(files)), files)
+    return ItemSet(tuple(items), files)
 
 
 def _judged(tree: StepTree, right: Collection[int], wrong: Collection[int]) -> StepTree:

@@ -23,7 +23,7 @@ from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark
-from prism_prm.evaluation.items import Item, ItemSet, require_items
+from prism_prm.evaluation.items import Item, ItemSet
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, SubsetResult, Tables, all_rates
 from prism_prm.metrics.counts import Bools, Floats, ratio
@@ -78,7 +78,7 @@ def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
                 items.append(replace(item, tree=replace(item.tree, tree_id=len(items))))
     files = tuple(source.name for source in sources)
     found_sizes = Counter(item.group for item in items)
-    return ItemSet(require_items(items, ", ".join(files)), files, dict(notes), complete=found_sizes == FULL_SIZE)
+    return ItemSet(tuple(items), files, dict(notes), complete=found_sizes == FULL_SIZE)
 
 
 def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:

@@ -20,7 +20,7 @@ from prism_prm.data.reader import Reader
 from prism_prm.errors import DataError
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark
-from prism_prm.evaluation.items import Item, ItemSet, require_items
+from prism_prm.evaluation.items import Item, ItemSet
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Table, Tables
 from prism_prm.metrics.counts import Floats
 from prism_prm.report import Report
@@ -51,7 +51,7 @@ def read_processbench(inputs: Sequence[str | Path]) -> ItemSet:
         items.append(Item(replace(draft.tree(i), name=name), split, draft.problem))
     files = tuple(source.name for source in reader.sources)
     sizes = Counter(item.group for item in items)
-    return ItemSet(require_items(items, ", ".join(files)), files, complete=sizes == SPLITS)
+    return ItemSet(tuple(items), files, complete=sizes == SPLITS)
 
 
 def measure_processbench(measurer: Measurer) -> Tables:
