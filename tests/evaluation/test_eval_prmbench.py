@@ -11,8 +11,10 @@ from eval_helpers import prmbench_row, score_with, slow_prmbench, write_jsonl
 from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import prmbench, read_benchmark
 from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH, measure_prmbench, read_prmbench
+from prism_prm.evaluation.evaluate import EvalSettings, evaluate_steps
 from prism_prm.evaluation.judged_steps import Steps, collect_steps
 from prism_prm.evaluation.measure import Measurer
+from prism_prm.evaluation.report import RunInfo, write_run
 
 ROWS = [
     prmbench_row("circular", "a", 4, [2, 3]),
@@ -150,6 +152,19 @@ def test_groups_need_all_their_classes(tmp_path: Path) -> None:
     tables = measure_prmbench(Measurer(score_with(read_prmbench([tmp_path]), SCORERS["oracle"]), 0.5, num_draws=100))
     assert all(math.isnan(group.value) for group in tables["groups"].values())
     assert list(tables["classes"]) == ["circular", "confidence"]
+
+
+def test_a_class_whose_items_are_all_held_out_is_not_there(tmp_path: Path) -> None:
+    kinds = ("circular", "confidence", "deception")
+    rows = [prmbench_row(kind, word, 2, [1]) for kind, word in zip(kinds, ("one", "two", "three"), strict=True)]
+    benchmark = read_benchmark("prmbench", [write_jsonl(tmp_path / "three.jsonl", rows)])
+    settings = EvalSettings(target_tpr=0.9, num_draws=100)
+    found = evaluate_steps(benchmark, score_with(benchmark, SCORERS["oracle"]), settings)
+    left = found.subsets["all"]
+    assert len(left.tables["classes"]) == 2
+    assert set(left.tables["classes"]) == set(left.groups) < set(kinds)
+    page = write_run(tmp_path / "out", RunInfo("oracle", "oracle"), [found], settings)
+    assert "overall pools the 2 of 9 classes that are here" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ def test_a_split_without_right_solutions_has_no_f1(tmp_path: Path) -> None:
     assert math.isnan(tables["split:mean"]["f1"].value)
 
 
+def test_a_split_that_was_left_out_is_not_in_the_mean(tmp_path: Path) -> None:
+    benchmark = read_processbench([write_jsonl(tmp_path / "all.jsonl", ROWS)])
+    steps = score_with(benchmark, lambda _item, _i, label: 0.0 if label == 0 else 1.0)
+    tables = measure_processbench(Measurer(steps.only(np.array([True, True, False, False])), 0.5, num_draws=100))
+    assert list(tables) == ["split:gsm8k", "split:mean"]
+    assert tables["split:mean"]["f1"].value == 1
+
+
 def test_duplicated_ids_and_bad_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"id 'gsm8k-0' is also in"):
         read_processbench([write_jsonl(tmp_path / "twice.jsonl", [ROWS[0], ROWS[0]])])

@@ -133,14 +133,12 @@ def evaluate_steps(
 def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: EvalSettings) -> SubsetResult:
     whole, tables = benchmark.tables(steps, threshold, settings.redundancy_threshold, settings.num_draws, settings.seed)
     total, groups = whole.steps, whole.by_group()
-    present = [i for i in range(len(total.group_names)) if (total.item_group == i).any()]
-    names = [total.group_names[i] for i in present]
-    masks = {name: total.step_group == i for i, name in zip(present, names, strict=True)}
-    for name in names:
-        groups[name] = {**groups[name], **whole.rankings(masks[name], ("auroc",))}
+    masks = {name: total.step_group == i for i, name in enumerate(total.group_names)}
+    for name, mask in masks.items():
+        groups[name] |= whole.rankings(mask, ("auroc",))
     return SubsetResult(
         len(total.items), len(total.label), total.num_clusters, _counts(whole), tables,
-        {name: groups[name] for name in names}, {name: _counts(whole, mask) for name, mask in masks.items()},
+        groups, {name: _counts(whole, mask) for name, mask in masks.items()},
     )  # fmt: skip
 
 
