@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
 
 from prism_prm import Prm, Step, StepTree, annotated_pairs, init_prm, lookahead_pairs, read_trees
-from prism_prm.packing import with_leaves
 from prism_prm.pairs import PairSettings
 
 Pair = tuple[int, int]
@@ -50,7 +49,7 @@ def with_pairs(tree: StepTree, lookaheads: int) -> Work:
     for pair in lookahead_pairs(tree, PairSettings(lookahead=lookaheads)):
         pairs.append((pair.chosen, len(tree.nodes) + len(leaves)))
         leaves.append((tree.parents[pair.chosen], tree.nodes[pair.rejected]))
-    return Work(with_leaves(tree, leaves), pairs)
+    return Work(tree.with_leaves(leaves), pairs)
 
 
 def score_sequences(prm: Prm, ids: Sequence[Encoded]) -> torch.Tensor:

@@ -22,9 +22,9 @@ from _real_trees import real_trees, small_prm
 from _side_by_side import print_ratios, side_by_side
 from pair_training import make_round, real_examples
 from prism_prm import Prm, load_prm
+from prism_prm.pairs.examples import Examples
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.training.batches import batch_maker
-from prism_prm.training.examples import Examples
 from prism_prm.training.model import prepare
 from prism_prm.training.recipe import HardwareSettings
 from prism_prm.training.scored import fill_cache

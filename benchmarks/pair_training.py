@@ -28,10 +28,10 @@ from _side_by_side import print_ratios, side_by_side
 from prism_prm import Prm
 from prism_prm.losses import Objective
 from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
+from prism_prm.pairs.examples import Examples, Ints
 from prism_prm.records import StepTree
 from prism_prm.scorer.run import pair_cost
 from prism_prm.training.batches import Packing, RowLimits, batch_maker
-from prism_prm.training.examples import Examples, Ints
 from prism_prm.training.loop import Round, TrainSettings
 
 PAIRS_PER_UPDATE = 64

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from prism_prm.evaluation.figures import draw_error_curves
+from prism_prm.evaluation.display import draw_error_curves
 from prism_prm.report import LOOKS, NO_DATA, Report, looks, percent, signed_percent
 from prism_prm.statistics import over_seeds
 

@@ -8,7 +8,7 @@ is valid only under the prefix it was labelled with, which the parent pointer sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -107,6 +107,14 @@ class StepTree:
         for node, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(node)
         yield from children.items()
+
+    def with_leaves(self, leaves: Sequence[tuple[int, Step]]) -> StepTree:
+        """The tree with (parent, step) leaves behind its nodes: lookahead and random negatives are such leaves."""
+        return replace(
+            self,
+            nodes=(*self.nodes, *(step for _, step in leaves)),
+            parents=(*self.parents, *(parent for parent, _ in leaves)),
+        )
 
     def content_hash(self) -> str:
         """A hash of what the tree says, without its ordinal and name: 16 hexadecimal digits."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.evaluation.items import Benchmark
-from prism_prm.evaluation.steps import Steps, collect_steps
+from prism_prm.evaluation.items import ItemSet
+from prism_prm.evaluation.judged_steps import Steps, collect_steps
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> Path:
@@ -44,7 +44,7 @@ def processbench_row(id: str, steps: int, label: int, problem: str | None = None
     }
 
 
-def score_with(benchmark: Benchmark, scorer: Callable[[str, int, float | None], float]) -> Steps:
+def score_with(benchmark: ItemSet, scorer: Callable[[str, int, float | None], float]) -> Steps:
     """Judged steps from a function of (item name, node, label)."""
     scores = [
         np.array([scorer(item.tree.name, i, node.label) for i, node in enumerate(item.tree.nodes)])

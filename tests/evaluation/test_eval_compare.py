@@ -10,13 +10,12 @@ from test_eval_evaluate import FAST, noisy, run, score_with
 
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import read_benchmark
-from prism_prm.evaluation.compare import compare_bench, load_runs, load_steps, shared_benches
-from prism_prm.evaluation.compare_report import build_comparison
-from prism_prm.evaluation.dominance_report import add_dominance
-from prism_prm.evaluation.eval_report import RunInfo, write_run
-from prism_prm.evaluation.prmbench import CLASSES
+from prism_prm.evaluation.benchmarks.prmbench import CLASSES
+from prism_prm.evaluation.compare import build_comparison, compare_bench, load_runs, load_steps, shared_benches
+from prism_prm.evaluation.report import RunInfo, write_run
 from prism_prm.report import Report
 from prism_prm.theory.dominance import VERDICTS
+from prism_prm.theory_report.roc_dominance import add_dominance
 
 
 def make_run(tmp_path: Path, name: str, seed: int, *, num: int = 30, flip: bool = False, bench: str = "both") -> Path:

@@ -12,21 +12,21 @@ from eval_helpers import prmbench_row, processbench_row, score_with, write_jsonl
 
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import read_benchmark
-from prism_prm.evaluation.eval_report import RunInfo, write_run
+from prism_prm.evaluation.benchmarks.labelled import read_labelled
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
-from prism_prm.evaluation.items import Benchmark
-from prism_prm.evaluation.labelled import read_labelled
-from prism_prm.evaluation.pairs import measure_pairs, sibling_pairs
-from prism_prm.evaluation.steps import Steps
+from prism_prm.evaluation.items import ItemSet
+from prism_prm.evaluation.judged_steps import Steps
+from prism_prm.evaluation.measure import measure_pairs, sibling_pairs
+from prism_prm.evaluation.report import RunInfo, write_run
 
 FAST = EvalSettings(num_draws=100)
 
 
-def run(benchmark: Benchmark, steps: Steps, settings: EvalSettings = FAST) -> Evaluation:
+def run(benchmark: ItemSet, steps: Steps, settings: EvalSettings = FAST) -> Evaluation:
     return evaluate_steps(benchmark, steps, settings)
 
 
-def processbench(tmp_path: Path, num: int = 40) -> Benchmark:
+def processbench(tmp_path: Path, num: int = 40) -> ItemSet:
     rows = [processbench_row(f"math-{i}", 4, (i % 5) - 1) for i in range(num)]
     return read_benchmark("processbench", [write_jsonl(tmp_path / "math.jsonl", rows)])
 
@@ -161,7 +161,7 @@ def test_pairs_stand_under_the_same_prefix(tmp_path: Path) -> None:
     chosen, rejected = sibling_pairs(steps)
     found = {(text[c], text[r]) for c, r in zip(chosen, rejected, strict=True)}
     assert found == {("a", "b"), ("a", "c"), ("d", "f"), ("e", "f")}
-    table = measure_pairs(steps, FAST)
+    table = measure_pairs(steps, num_draws=100)
     assert table is not None
     assert table.num_pairs == 4
     # Later nodes score higher here, so every wrong step that was listed later wins.
@@ -172,7 +172,7 @@ def test_pairs_stand_under_the_same_prefix(tmp_path: Path) -> None:
 
 def test_plain_solutions_have_no_pairs(tmp_path: Path) -> None:
     benchmark = processbench(tmp_path)
-    assert measure_pairs(score_with(benchmark, noisy(0)), FAST) is None
+    assert measure_pairs(score_with(benchmark, noisy(0)), num_draws=100) is None
 
 
 def test_sibling_pairs_equal_the_obvious_loop(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from eval_helpers import write_jsonl
 from test_eval_cli import metrics, output, prism
 
 from prism_prm.errors import DataError, PrismError
-from prism_prm.evaluation.pool_theory import JudgedPool, predict
+from prism_prm.theory_report.scored_pool import JudgedPool, predict
 
 
 def made_pool(alpha: float, beta: float, *, problems: int = 60, size: int = 400, spread: float = 0.0) -> JudgedPool:

@@ -9,10 +9,12 @@ import pytest
 from eval_helpers import prmbench_row, score_with, slow_prmbench, write_jsonl
 
 from prism_prm.errors import DataError
-from prism_prm.evaluation import prmbench
-from prism_prm.evaluation.measure import Measurer, measure_prmbench
-from prism_prm.evaluation.prmbench import read_prmbench
-from prism_prm.evaluation.steps import Steps, collect_steps
+from prism_prm.evaluation.benchmarks import prmbench, read_benchmark
+from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH, measure_prmbench, read_prmbench
+from prism_prm.evaluation.evaluate import EvalSettings, evaluate_steps
+from prism_prm.evaluation.judged_steps import Steps, collect_steps
+from prism_prm.evaluation.measure import Measurer
+from prism_prm.evaluation.report import RunInfo, write_run
 
 ROWS = [
     prmbench_row("circular", "a", 4, [2, 3]),
@@ -42,7 +44,7 @@ def values(steps: Steps, threshold: float = 0.5) -> dict[str, float]:
 
 
 def test_items_ids_twins_and_notes(folder: Path) -> None:
-    benchmark = read_prmbench([folder])
+    benchmark = read_benchmark("prmbench", [folder])
     assert [item.tree.name for item in benchmark.items] == [
         "circular_a", "redundency_a", "correct_a", "counterfactual_a", "step_contradiction_b", "domain_inconsistency_b",
         "confidence_b", "missing_condition_b", "deception_b", "multi_solutions_c",
@@ -135,14 +137,14 @@ def test_redundancy_polarity_only_for_two_classes(folder: Path) -> None:
     validity = [np.full(len(item.tree.nodes), 0.9) for item in benchmark.items]
     redundancy = [np.full(len(item.tree.nodes), 0.16) for item in benchmark.items]
     steps = collect_steps(benchmark.items, validity, redundancy)
-    good = prmbench.judged_good(steps, 0.5)
+    good = PRMBENCH.judge(steps, 0.5)
     by_class = {name: good[steps.step_group == i] for i, name in enumerate(steps.group_names)}
     assert not by_class["circular"].any(), "redundant, so not good, whatever the validity"
     assert not by_class["redundency"].any()
     assert by_class["confidence"].all(), "judged by validity"
     assert by_class["correct"].all(), "twins are judged by validity"
     at = collect_steps(benchmark.items, validity, [np.full(len(r), 0.15) for r in redundancy])
-    assert prmbench.judged_good(at, 0.5).all(), "0.15 itself is not redundant"
+    assert PRMBENCH.judge(at, 0.5).all(), "0.15 itself is not redundant"
 
 
 def test_groups_need_all_their_classes(tmp_path: Path) -> None:
@@ -150,6 +152,19 @@ def test_groups_need_all_their_classes(tmp_path: Path) -> None:
     tables = measure_prmbench(Measurer(score_with(read_prmbench([tmp_path]), SCORERS["oracle"]), 0.5, num_draws=100))
     assert all(math.isnan(group.value) for group in tables["groups"].values())
     assert list(tables["classes"]) == ["circular", "confidence"]
+
+
+def test_a_class_whose_items_are_all_held_out_is_not_there(tmp_path: Path) -> None:
+    kinds = ("circular", "confidence", "deception")
+    rows = [prmbench_row(kind, word, 2, [1]) for kind, word in zip(kinds, ("one", "two", "three"), strict=True)]
+    benchmark = read_benchmark("prmbench", [write_jsonl(tmp_path / "three.jsonl", rows)])
+    settings = EvalSettings(target_tpr=0.9, num_draws=100)
+    found = evaluate_steps(benchmark, score_with(benchmark, SCORERS["oracle"]), settings)
+    left = found.subsets["all"]
+    assert len(left.tables["classes"]) == 2
+    assert set(left.tables["classes"]) == set(left.groups) < set(kinds)
+    page = write_run(tmp_path / "out", RunInfo("oracle", "oracle"), [found], settings)
+    assert "overall pools the 2 of 9 classes that are here" in page.read_text()
 
 
 @pytest.mark.parametrize(

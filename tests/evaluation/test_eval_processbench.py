@@ -9,8 +9,8 @@ import pytest
 from eval_helpers import processbench_row, score_with, write_jsonl
 
 from prism_prm.errors import DataError
-from prism_prm.evaluation.measure import Measurer, measure_processbench, missing_splits
-from prism_prm.evaluation.processbench import read_processbench
+from prism_prm.evaluation.benchmarks.processbench import measure_processbench, missing_splits, read_processbench
+from prism_prm.evaluation.measure import Measurer
 
 ROWS = [
     processbench_row("gsm8k-0", 3, 1, problem="Same?"),
@@ -39,23 +39,31 @@ def test_f1_by_hand(tmp_path: Path) -> None:
     low = {("gsm8k-0", 1), ("gsm8k-0", 2), ("math-0", 1), ("math-1", 0)}
     steps = score_with(benchmark, lambda name, i, _: 0.2 if (name, i) in low else 0.8)
     tables = measure_processbench(Measurer(steps, 0.5, num_draws=100))
-    assert {name: m.value for name, m in tables["gsm8k"].items()} == {"acc_error": 1, "acc_correct": 1, "f1": 1}
-    assert {name: m.value for name, m in tables["math"].items()} == {"acc_error": 0, "acc_correct": 0, "f1": 0}
-    assert tables["mean"]["f1"].value == 0.5
+    assert {name: m.value for name, m in tables["split:gsm8k"].items()} == {"acc_error": 1, "acc_correct": 1, "f1": 1}
+    assert {name: m.value for name, m in tables["split:math"].items()} == {"acc_error": 0, "acc_correct": 0, "f1": 0}
+    assert tables["split:mean"]["f1"].value == 0.5
     assert missing_splits(["gsm8k", "math"]) == ["olympiadbench", "omnimath"]
 
 
 def test_a_step_at_the_threshold_is_not_below_it(tmp_path: Path) -> None:
     benchmark = read_processbench([write_jsonl(tmp_path / "all.jsonl", ROWS)])
     tables = measure_processbench(Measurer(score_with(benchmark, lambda *_: 0.5), 0.5, num_draws=100))
-    assert tables["gsm8k"]["acc_correct"].value == 1
+    assert tables["split:gsm8k"]["acc_correct"].value == 1
 
 
 def test_a_split_without_right_solutions_has_no_f1(tmp_path: Path) -> None:
     benchmark = read_processbench([write_jsonl(tmp_path / "math.jsonl", [ROWS[2]])])
     tables = measure_processbench(Measurer(score_with(benchmark, lambda *_: 0.9), 0.5, num_draws=100))
-    assert math.isnan(tables["math"]["f1"].value)
-    assert math.isnan(tables["mean"]["f1"].value)
+    assert math.isnan(tables["split:math"]["f1"].value)
+    assert math.isnan(tables["split:mean"]["f1"].value)
+
+
+def test_a_split_that_was_left_out_is_not_in_the_mean(tmp_path: Path) -> None:
+    benchmark = read_processbench([write_jsonl(tmp_path / "all.jsonl", ROWS)])
+    steps = score_with(benchmark, lambda _item, _i, label: 0.0 if label == 0 else 1.0)
+    tables = measure_processbench(Measurer(steps.only(np.array([True, True, False, False])), 0.5, num_draws=100))
+    assert list(tables) == ["split:gsm8k", "split:mean"]
+    assert tables["split:mean"]["f1"].value == 1
 
 
 def test_duplicated_ids_and_bad_labels(tmp_path: Path) -> None:
@@ -93,8 +101,8 @@ def test_real_files(real_data: Path, name: str) -> None:
             bad = [i for i in range(length) if steps.probability[start + i] < 0.5]
             predicted[item] = bad[0] if bad else -1
         f1.append(slow_f1(rows, predicted))
-        assert tables[split]["f1"].value == pytest.approx(f1[-1], abs=1e-12)
-    assert tables["mean"]["f1"].value == pytest.approx(np.mean(f1), abs=1e-12)
+        assert tables[f"split:{split}"]["f1"].value == pytest.approx(f1[-1], abs=1e-12)
+    assert tables["split:mean"]["f1"].value == pytest.approx(np.mean(f1), abs=1e-12)
     if name == "oracle":
         assert f1 == [1, 1]
     if name == "constant":

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from prism_prm import metrics
-from prism_prm.evaluation.dominance_report import add_dominance
+from prism_prm.evaluation.display import draw_error_curves
 from prism_prm.evaluation.evaluate import error_curve
-from prism_prm.evaluation.figures import draw_error_curves
-from prism_prm.evaluation.steps import Steps
+from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.report import Report, looks
 from prism_prm.theory import dominance
+from prism_prm.theory_report.roc_dominance import add_dominance
 
 MODELS = ("Qwen2.5-Math-PRM-7B", "Qwen2.5-Math-7B-PRM800K")
 

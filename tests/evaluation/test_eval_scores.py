@@ -10,17 +10,17 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, write_jsonl
 
 from prism_prm.errors import DataError
-from prism_prm.evaluation.items import Benchmark
-from prism_prm.evaluation.prmbench import read_prmbench
-from prism_prm.evaluation.processbench import read_processbench
+from prism_prm.evaluation.benchmarks import read_benchmark
+from prism_prm.evaluation.benchmarks.processbench import read_processbench
+from prism_prm.evaluation.items import ItemSet
+from prism_prm.evaluation.judged_steps import Steps, read_steps, write_steps
 from prism_prm.evaluation.scores import steps_from_predictions, steps_from_table
-from prism_prm.evaluation.steps import Steps, read_steps, write_steps
 from prism_prm.scorer.results import TreeScores
 from prism_prm.scorer.table import table_of_trees
 
 
 @pytest.fixture
-def benchmark(tmp_path: Path) -> Benchmark:
+def benchmark(tmp_path: Path) -> ItemSet:
     rows = [processbench_row("math-0", 3, 1), processbench_row("math-1", 2, -1)]
     return read_processbench([write_jsonl(tmp_path / "math.jsonl", rows)])
 
@@ -28,7 +28,7 @@ def benchmark(tmp_path: Path) -> Benchmark:
 GOOD = [{"id": "math-0", "scores": [0.9, 0.2, 0.4]}, {"id": "math-1", "scores": [0.8, 0.7]}]
 
 
-def test_predictions_meet_their_items_in_any_order(tmp_path: Path, benchmark: Benchmark) -> None:
+def test_predictions_meet_their_items_in_any_order(tmp_path: Path, benchmark: ItemSet) -> None:
     path = write_jsonl(tmp_path / "p.jsonl", [*reversed(GOOD), {"id": "other-3", "scores": [0.1]}])
     steps, notes = steps_from_predictions(benchmark, path)
     assert steps.items == ("math-0", "math-1")
@@ -38,7 +38,7 @@ def test_predictions_meet_their_items_in_any_order(tmp_path: Path, benchmark: Be
     assert not steps.hard
 
 
-def test_labels_instead_of_scores(tmp_path: Path, benchmark: Benchmark) -> None:
+def test_labels_instead_of_scores(tmp_path: Path, benchmark: ItemSet) -> None:
     rows = [{"id": "math-0", "labels": [True, False, True]}, {"id": "math-1", "labels": [True, True]}]
     steps, _ = steps_from_predictions(benchmark, write_jsonl(tmp_path / "p.jsonl", rows))
     assert steps.probability.tolist() == [1, 0, 1, 1, 1]
@@ -61,12 +61,12 @@ def test_labels_instead_of_scores(tmp_path: Path, benchmark: Benchmark) -> None:
         ([{**GOOD[0], "redundancy": [0.1, 0.1, 0.1]}, GOOD[1]], "redundancy is given for 1 of 2 items"),
     ],
 )
-def test_bad_predictions(tmp_path: Path, benchmark: Benchmark, rows: list[Any], message: str) -> None:
+def test_bad_predictions(tmp_path: Path, benchmark: ItemSet, rows: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         steps_from_predictions(benchmark, write_jsonl(tmp_path / "p.jsonl", rows))
 
 
-def test_nan_scores_are_an_error(tmp_path: Path, benchmark: Benchmark) -> None:
+def test_nan_scores_are_an_error(tmp_path: Path, benchmark: ItemSet) -> None:
     """JSON has no NaN; Python writes one all the same."""
     text = "\n".join(json.dumps(row) for row in [GOOD[0], {"id": "math-1", "scores": [0.8, float("nan")]}])
     (tmp_path / "p.jsonl").write_text(text + "\n")
@@ -76,17 +76,17 @@ def test_nan_scores_are_an_error(tmp_path: Path, benchmark: Benchmark) -> None:
 
 def test_twins_may_be_left_out_all_together(tmp_path: Path) -> None:
     rows = [prmbench_row("redundency", "a", 2, [1]), prmbench_row("redundency", "b", 2, [1])]
-    benchmark = read_prmbench([write_jsonl(tmp_path / "nr.jsonl", rows)])
+    benchmark = read_benchmark("prmbench", [write_jsonl(tmp_path / "nr.jsonl", rows)])
     own = [{"id": f"redundency_{idx}", "scores": [0.1, 0.9]} for idx in "ab"]
     steps, notes = steps_from_predictions(benchmark, write_jsonl(tmp_path / "p.jsonl", own))
     assert steps.items == ("redundency_a", "redundency_b")
-    assert notes == {"correct twins without predictions (no similarity)": 2}
+    assert notes == {"correct twins without predictions": 2}
     half = [*own, {"id": "correct_a", "scores": [0.9] * 3}]
     with pytest.raises(DataError, match=r"no scores for 1 of 4 items \(correct_b"):
         steps_from_predictions(benchmark, write_jsonl(tmp_path / "q.jsonl", half))
 
 
-def write_scores_table(path: Path, benchmark: Benchmark, outputs: tuple[str, ...] = ("correct",)) -> list[np.ndarray]:
+def write_scores_table(path: Path, benchmark: ItemSet, outputs: tuple[str, ...] = ("correct",)) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     trees = [item.tree for item in benchmark.items]
     log_odds = [rng.normal(size=(len(tree.nodes), len(outputs))) for tree in trees]
@@ -95,7 +95,7 @@ def write_scores_table(path: Path, benchmark: Benchmark, outputs: tuple[str, ...
     return log_odds
 
 
-def test_scores_tables_are_matched_by_content(tmp_path: Path, benchmark: Benchmark) -> None:
+def test_scores_tables_are_matched_by_content(tmp_path: Path, benchmark: ItemSet) -> None:
     log_odds = write_scores_table(tmp_path / "s.parquet", benchmark)
     steps, about = steps_from_table(benchmark, tmp_path / "s.parquet")
     assert steps.probability == pytest.approx(1 / (1 + np.exp(-np.concatenate(log_odds)[:, 0])))
@@ -103,13 +103,13 @@ def test_scores_tables_are_matched_by_content(tmp_path: Path, benchmark: Benchma
     assert steps.redundancy is None
 
 
-def test_redundancy_comes_along(tmp_path: Path, benchmark: Benchmark) -> None:
+def test_redundancy_comes_along(tmp_path: Path, benchmark: ItemSet) -> None:
     log_odds = write_scores_table(tmp_path / "s.parquet", benchmark, ("validity", "redundancy"))
     steps, _ = steps_from_table(benchmark, tmp_path / "s.parquet")
     assert steps.redundancy == pytest.approx(1 / (1 + np.exp(-np.concatenate(log_odds)[:, 1])))
 
 
-def test_missing_steps_and_other_data_are_errors(tmp_path: Path, benchmark: Benchmark) -> None:
+def test_missing_steps_and_other_data_are_errors(tmp_path: Path, benchmark: ItemSet) -> None:
     write_scores_table(tmp_path / "s.parquet", benchmark)
     table = pq.read_table(tmp_path / "s.parquet")
     pq.write_table(table.slice(0, 4), tmp_path / "part.parquet")
@@ -122,7 +122,7 @@ def test_missing_steps_and_other_data_are_errors(tmp_path: Path, benchmark: Benc
         steps_from_table(benchmark, tmp_path / "none.parquet")
 
 
-def test_judged_steps_survive_a_round_trip(tmp_path: Path, benchmark: Benchmark) -> None:
+def test_judged_steps_survive_a_round_trip(tmp_path: Path, benchmark: ItemSet) -> None:
     write_scores_table(tmp_path / "s.parquet", benchmark, ("validity", "redundancy"))
     steps, _ = steps_from_table(benchmark, tmp_path / "s.parquet")
     write_steps(tmp_path / "steps.parquet", steps)

@@ -14,7 +14,6 @@ from test_exactness import COMB
 
 from prism_prm import load_prm
 from prism_prm.errors import ConfigError, DataError, ModelError
-from prism_prm.packing import with_leaves
 from prism_prm.records import Step, StepTree
 from prism_prm.scorer import Prm
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
@@ -44,7 +43,7 @@ def assert_same_scores(one: Prm, other: Prm, *trees: Any) -> None:
 def test_scores_are_those_of_the_whole_model(tmp_path: Path, tiny_prm: Tiny, family: str, kind: str) -> None:
     prm = tiny_prm(family, kind)
     other = cached(prm, tmp_path)
-    more = with_leaves(COMB, [(2, Step("done")), (-1, Step("x = 12"))])
+    more = COMB.with_leaves([(2, Step("done")), (-1, Step("x = 12"))])
     for tree in (COMB, more):
         assert_same_scores(prm, other, tree)
     other.module.lower = never  # type: ignore[method-assign]
@@ -97,7 +96,7 @@ def test_two_processes_share_what_they_keep_and_its_bound(tmp_path: Path, tiny_p
     assert first.cache is not None
     (shard,) = first.cache.folder.iterdir()
     size = shard.stat().st_size
-    more = [with_leaves(COMB, [(2, Step(f"then {i}"))]) for i in range(40)]
+    more = [COMB.with_leaves([(2, Step(f"then {i}"))]) for i in range(40)]
     bounded = [cached(prm, tmp_path, gigabytes=1.5 * size / 1e9) for _ in range(2)]
     for tree in more:
         for one in bounded:

@@ -16,7 +16,7 @@ from references import REFERENCES, separate_scores
 from test_exactness import COMB
 
 from prism_prm import PrismError, Step, StepTree, init_prm
-from prism_prm.packing import collate, depth_first, encode_tree, pack, with_leaves
+from prism_prm.packing import collate, depth_first, encode_tree, pack
 from prism_prm.prms.module import dense_mask
 from prism_prm.scorer.results import sigmoid
 
@@ -82,7 +82,7 @@ def test_groups_stay_together(prm: Any) -> None:
 
 
 def test_leaves_are_added_behind(prm: Any) -> None:
-    tree = with_leaves(COMB, [(0, COMB.nodes[4]), (-1, Step("elsewhere"))])
+    tree = COMB.with_leaves([(0, COMB.nodes[4]), (-1, Step("elsewhere"))])
     assert tree.parents == (*COMB.parents, 0, -1)
     assert tree.trunk == COMB.trunk
     found = prm.score_trees([tree])[0].probability

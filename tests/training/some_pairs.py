@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from prism_prm.pairs.examples import Examples
 from prism_prm.records import Step, StepTree
-from prism_prm.training.examples import Examples
 
 
 def random_examples(num_trees: int = 5, steps: int = 5, seed: int = 0) -> Examples:

@@ -19,10 +19,10 @@ from prism_prm import init_prm, load_prm
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import collate
+from prism_prm.pairs.examples import Examples, as_one_tree, labelled_steps
 from prism_prm.scorer import Prm
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.training.batches import Packing, RowLimits, batch_maker, micro_batches, parts_of_update
-from prism_prm.training.examples import Examples, labelled_steps, offered
 from prism_prm.training.loop import NotFiniteError, Round, TrainSettings
 from prism_prm.training.model import merged, prepare
 from prism_prm.training.recipe import HardwareSettings, Lora
@@ -112,11 +112,11 @@ def test_labelled_steps_train_too(tmp_path: Path, tiny_prm: Tiny) -> None:
     assert lines[0]["loss"] == pytest.approx(np.mean(by_hand), abs=1e-9)
 
 
-def test_offered_reads_in_place_or_adds_one_leaf() -> None:
+def test_as_one_tree_reads_in_place_or_adds_one_leaf() -> None:
     examples = random_examples(num_trees=2, steps=3)
     tree = examples.trees[0]
     mine = np.flatnonzero(examples.tree == 0)
-    expanded, groups = offered(examples, mine)
+    expanded, groups = as_one_tree(examples, mine)
     for i, (chosen, rejected) in zip(mine, groups, strict=True):
         assert chosen == examples.chosen[i]
         assert expanded.parents[chosen] == expanded.parents[rejected]

@@ -29,8 +29,7 @@ def compare(
 
     All runs must be on the same items; differences are taken from the first run.
     """
-    from prism_prm.evaluation.compare import compare_bench, load_runs, shared_benches
-    from prism_prm.evaluation.compare_report import build_comparison
+    from prism_prm.evaluation.compare import build_comparison, compare_bench, load_runs, shared_benches
 
     loaded = load_runs(runs)
     shared, left_out = shared_benches(loaded)

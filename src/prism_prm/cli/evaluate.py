@@ -13,8 +13,8 @@ from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
-    from prism_prm.evaluation.items import Benchmark
-    from prism_prm.evaluation.steps import Steps
+    from prism_prm.evaluation.items import ItemSet
+    from prism_prm.evaluation.judged_steps import Steps
 
 EXAMPLES = """
 Examples
@@ -37,7 +37,12 @@ Examples
 
 
 def evaluate(
-    bench: Annotated[str, typer.Option(help="prmbench, processbench, labelled, pairs; several with commas.")],
+    bench: Annotated[
+        str,
+        typer.Option(
+            help="prmbench, processbench, labelled, pairs, or one that a package of yours adds; several with commas."
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(file_okay=False, help="Folder for report.html, report.md, metrics.json and scores.")
     ],
@@ -93,13 +98,14 @@ def evaluate(
     Scores come from --prm, from a scores table (--scores) or from anywhere (--predictions). Raw scores are kept in the
     output folder, so that another threshold needs no scoring: run again with the same --prm and --out, or --scores.
     """
-    from prism_prm.evaluation.benchmarks import check_names, read_benchmark
-    from prism_prm.evaluation.eval_report import RunInfo, write_run
+    from prism_prm.evaluation.benchmarks import find_benchmark, read_benchmark
     from prism_prm.evaluation.evaluate import evaluate_steps
+    from prism_prm.evaluation.report import RunInfo, write_run
 
     names = [part.strip() for part in bench.split(",") if part.strip()]
-    check_names(names)
     _check_sources(names, prm, scores, predictions)
+    for one in names:
+        find_benchmark(one)
     threshold = _saved_threshold(prm) if threshold == "prm" else threshold
     settings = _settings(threshold, holdout, redundancy_threshold, draws, seed)
     loading: dict[str, Any] = {
@@ -109,13 +115,13 @@ def evaluate(
     attach = _Scores(prm, scores, predictions, out, loading)
     evaluations = []
     for one in names:
-        benchmark = read_benchmark(one, data or [], split)
-        benchmark = benchmark.some(limit, seed) if limit else benchmark
-        benchmark = benchmark.checked_against(trained_on) if trained_on else benchmark
-        say(f"{benchmark.described()}, from {len(benchmark.files)} files")
-        steps, notes = attach.to(benchmark)
+        items = read_benchmark(one, data or [], split)
+        items = items.some(limit, seed) if limit else items
+        items = items.checked_against(trained_on) if trained_on else items
+        say(f"{items.described()}, from {len(items.files)} files")
+        steps, notes = attach.to(items)
         with console().status(f"measuring {one}, {settings.num_draws:,} draws"):
-            evaluations.append(evaluate_steps(benchmark, steps, settings, notes=notes))
+            evaluations.append(evaluate_steps(items, steps, settings, notes=notes))
     source = str(prm or scores or predictions)
     page = write_run(out, RunInfo(name or _short(source), source, attach.model_hash), evaluations, settings)
     for evaluation in evaluations:
@@ -133,29 +139,31 @@ class _Scores:
         self.model: Any = None
         self.model_hash = ""
 
-    def to(self, benchmark: Benchmark) -> tuple[Steps, dict[str, int]]:
-        """The benchmark's judged steps, and what there is to note about them."""
+    def to(self, items: ItemSet) -> tuple[Steps, dict[str, int]]:
+        """Their judged steps, and what there is to note about them."""
         from prism_prm.evaluation.scores import steps_from_predictions, steps_from_table
 
         if self.predictions is not None:
-            return steps_from_predictions(benchmark, self.predictions)
-        path = self.scores if self.scores is not None else self._scored(benchmark)
-        steps, about = steps_from_table(benchmark, path)
+            return steps_from_predictions(items, self.predictions)
+        path = self.scores if self.scores is not None else self._scored(items)
+        steps, about = steps_from_table(items, path)
         self.model_hash = about["model_hash"]
         return steps, {}
 
-    def _scored(self, benchmark: Benchmark) -> Path:
-        from prism_prm.evaluation.scoring import score_benchmark
+    def _scored(self, items: ItemSet) -> Path:
+        from prism_prm.evaluation.scores import score_benchmark
         from prism_prm.scorer import load_prm
 
         assert self.prm is not None
         if self.model is None:
             self.model = load_prm(self.prm, **self.loading)
-        with progress(f"scoring {benchmark.name}", len(benchmark.items), unit="items") as advance:
-            return score_benchmark(self.model, benchmark, self.out, advance)
+        with progress(f"scoring {items.name}", len(items.items), unit="items") as advance:
+            return score_benchmark(self.model, items, self.out, advance)
 
 
 def _check_sources(names: list[str], prm: str | None, scores: Path | None, predictions: Path | None) -> None:
+    if not names:
+        raise ConfigError("--bench names no benchmark")
     given = {"--prm": prm, "--scores": scores, "--predictions": predictions}
     found = [option for option, value in given.items() if value is not None]
     if len(found) != 1:
@@ -199,14 +207,11 @@ def _short(source: str) -> str:
 
 
 def _print(evaluation: Evaluation) -> None:
-    from prism_prm.evaluation import wording
+    from prism_prm.evaluation import display
+    from prism_prm.evaluation.benchmarks import find_benchmark
 
-    whole = evaluation.subsets["all"]
-    rows = wording.metric_rows({**wording.RATES, "auroc": "AUROC ↑"}, [whole.tables["steps"]])
-    if evaluation.bench == "processbench":
-        rows += [
-            [f"F1 of {name.removeprefix('split:')} ↑", wording.shown(table["f1"])]
-            for name, table in whole.tables.items()
-            if name.startswith("split:")
-        ]
+    tables = evaluation.subsets["all"].tables
+    rows = display.metric_rows({**display.RATES, "auroc": "AUROC ↑"}, [tables["steps"]])
+    own = find_benchmark(evaluation.bench).headlines(tables)
+    rows += [[label, display.shown(measured)] for label, measured in own.items()]
     print_table(evaluation.described, ["metric (%)", "value [95 % interval]"], rows)

@@ -41,9 +41,9 @@ def margins(
     All candidates of a tree are scored in one packed pass. A run that was stopped goes on where it was; under
     `accelerate launch` the work is split over the processes. `prism train` does this as its second stage.
     """
+    from prism_prm.pairs.examples import Split
     from prism_prm.scorer import load_prm
     from prism_prm.training.scored import read_column, write_scored
-    from prism_prm.training.source import Split
 
     with share_of_work(device) as (share, own_device):
         data = Split.read(pairs, split)

@@ -43,8 +43,8 @@ def theory(
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""
     from prism_prm.errors import ConfigError
-    from prism_prm.evaluation.theory_report import VerifierSettings, build_theory
     from prism_prm.theory.simulation import SimulationSettings
+    from prism_prm.theory_report.closed_forms import VerifierSettings, build_theory
 
     if runs is not None and len(runs) != 2:
         raise ConfigError(f"--runs compares two runs; got {len(runs)}")
@@ -55,17 +55,11 @@ def theory(
     with console().status("playing out Best-of-N" + (", training small networks" if simulate else "")):
         report = build_theory(settings, kinds)
     if runs:
-        from prism_prm.evaluation.compare import load_runs, load_steps, shared_benches
-        from prism_prm.evaluation.dominance_report import add_dominance, add_introduction
+        from prism_prm.theory_report.roc_dominance import add_runs
 
-        loaded = load_runs(runs)
-        add_introduction(report)
-        for bench in shared_benches(loaded)[0]:
-            steps = load_steps(loaded, bench)
-            names = [run.name for run in loaded]
-            add_dominance(report, bench, names[0], names[1], steps[names[0]], steps[names[1]], seed=seed)
+        add_runs(report, runs, seed=seed)
     if pool:
-        from prism_prm.evaluation.pool_theory import add_pool
+        from prism_prm.theory_report.scored_pool import add_pool
 
         add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=seed)
     typer.echo(report.write(out))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from prism_prm.demo.stages import NATURAL, SeedResult
+from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer
-from prism_prm.evaluation.steps import Steps
 from prism_prm.metrics.ranking import threshold_for_tpr
 from prism_prm.pools import read_pool
 from prism_prm.rerank.curves import Curve, compute_curves

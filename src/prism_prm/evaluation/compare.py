@@ -1,4 +1,4 @@
-"""Several evaluated PRMs side by side, on the same steps and the same bootstrap draws."""
+"""Several evaluated PRMs side by side, on the same steps and the same bootstrap draws, and the report of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from prism_prm import __version__
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation.eval_report import steps_file
-from prism_prm.evaluation.evaluate import without_twins
-from prism_prm.evaluation.measure import Measurer, Table, measure_prmbench, measure_processbench
-from prism_prm.evaluation.steps import Steps, read_steps
+from prism_prm.evaluation import display
+from prism_prm.evaluation.benchmarks import find_benchmark
+from prism_prm.evaluation.evaluate import error_curve, histogram
+from prism_prm.evaluation.judged_steps import Steps, read_steps
+from prism_prm.evaluation.measure import Measured, Tables, intervals
+from prism_prm.evaluation.report import steps_file
+from prism_prm.report import LOOKS, NO_DATA, Report, looks, p_value, percent, signed_percent
 from prism_prm.statistics import NUM_DRAWS, SEED
 
 SHOWN = 3
+"""Names shown in a message about many."""
+PAPER_RATES = ("fpr", "fnr", "precision", "tpr", "tnr", "prm_score")
+TESTED = ("fpr", "fnr", "precision", "f1", "negative_f1", "prm_score", "auroc", "fpr_at_tpr_90", "fpr_at_tpr_95",
+          "calibration_error")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,30 +117,159 @@ def _require_same(bench: str, name_a: str, a: Steps, name_b: str, b: Steps) -> N
 
 @dataclass(frozen=True)
 class Compared:
-    """One benchmark: per PRM its tables, all measured on the same draws."""
+    """One benchmark: what every PRM judged, and its tables, all measured on the same draws."""
 
     bench: str
-    runs: tuple[str, ...]
     thresholds: dict[str, float]
     steps: dict[str, Steps]
-    tables: dict[str, dict[str, Table]]
+    """PRM → the steps that are in totals."""
+    tables: dict[str, Tables]
     """PRM → table name → metrics."""
+
+    @property
+    def runs(self) -> list[str]:
+        """The PRMs; the first is what the others are compared with."""
+        return list(self.tables)
 
 
 def compare_bench(runs: Sequence[Run], bench: str, *, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Compared:
     """Measure all runs alike."""
+    benchmark = find_benchmark(bench)
     steps = load_steps(runs, bench)
-    tables: dict[str, dict[str, Table]] = {}
-    for run in runs:
-        own = steps[run.name]
-        total = without_twins(own)
-        redundancy = float(run.metrics["settings"]["redundancy_threshold"])
-        threshold = run.threshold(bench)
-        whole = Measurer(total, threshold, num_draws, seed, redundancy)
-        tables[run.name] = {"steps": {**whole.rates(), **whole.rankings(), **whole.calibration()}}
-        if bench == "prmbench":
-            tables[run.name] |= measure_prmbench(Measurer(own, threshold, num_draws, seed, redundancy))
-        elif bench == "processbench":
-            tables[run.name] |= {f"split:{name}": table for name, table in measure_processbench(whole).items()}
-    names = tuple(run.name for run in runs)
-    return Compared(bench, names, {run.name: run.threshold(bench) for run in runs}, steps, tables)
+    thresholds = {run.name: run.threshold(bench) for run in runs}
+    redundancy = {run.name: float(run.metrics["settings"]["redundancy_threshold"]) for run in runs}
+    tables = {
+        name: benchmark.tables(own, thresholds[name], redundancy[name], num_draws, seed)[1]
+        for name, own in steps.items()
+    }
+    return Compared(bench, thresholds, {name: benchmark.in_total(own) for name, own in steps.items()}, tables)
+
+
+def build_comparison(
+    runs: Sequence[Run], compared: Sequence[Compared], *, left_out: Sequence[str], rounds: bool
+) -> Report:
+    """The report; the first run is what the others are compared with. With `rounds`, runs are rounds in order."""
+    names = [run.name for run in runs]
+    report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
+    report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
+    report.text(_introduction(names, left_out))
+    for one in compared:
+        _add_bench(report, one, rounds=rounds)
+    report.metrics |= {
+        "prism_prm": __version__,
+        "runs": {run.name: {"folder": run.folder.name, **run.metrics["run"]} for run in runs},
+        "benchmarks": {one.bench: _as_json(one) for one in compared},
+    }
+    return report
+
+
+def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
+    without = f" Not in all runs, and so left out: {', '.join(left_out)}." if left_out else ""
+    return f"""
+All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
+**{names[0]}** are in percentage points and paired: the same problems are drawn for all, so what is hard for everybody
+cancels out. p is two-sided and not corrected for the number of comparisons.{without}
+"""
+
+
+def _as_json(one: Compared) -> dict[str, Any]:
+    first = one.runs[0]
+    return {
+        "thresholds": one.thresholds,
+        "metrics": {name: intervals(tables) for name, tables in one.tables.items()},
+        "differences": {
+            name: {
+                metric: one.tables[name]["steps"][metric].minus(one.tables[first]["steps"][metric])
+                for metric in TESTED
+                if metric in one.tables[name]["steps"] and metric in one.tables[first]["steps"]
+            }
+            for name in one.runs[1:]
+        },
+    }
+
+
+def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
+    parts = ", ".join(f"{name} {one.thresholds[name]:.4g}" for name in one.runs)
+    report.text(f"## {one.bench}\n\nThresholds: {parts}.")
+    _add_rates(report, one)
+    _add_differences(report, one)
+    _add_figures(report, one)
+    if rounds:
+        _add_rounds(report, one)
+    find_benchmark(one.bench).add_to_comparison(report, one.tables)
+
+
+def _add_rates(report: Report, one: Compared) -> None:
+    """The paper's table of rates, with how much of the first PRM's FPR is gone."""
+    base = one.tables[one.runs[0]]["steps"]["fpr"].value
+    rows = []
+    for name in one.runs:
+        table = one.tables[name]["steps"]
+        gone = 1 - table["fpr"].value / base if base else float("nan")
+        rows.append([name, *(display.shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
+    headers = ["PRM", *(display.RATES[metric] for metric in PAPER_RATES), "FPR reduction"]
+    report.table(headers, rows, caption="Rates (steps pooled)")
+    tables = [one.tables[name]["steps"] for name in one.runs]
+    if ranking_rows := display.metric_rows(display.RANKINGS, tables):
+        report.table(["metric", *one.runs], ranking_rows, caption="Without a threshold")
+
+
+def _difference(a: Measured | None, b: Measured | None) -> list[str]:
+    if a is None or b is None:
+        return [NO_DATA, NO_DATA]
+    found = a.minus(b)
+    return [signed_percent(found.difference, found.low, found.high), p_value(found.p)]
+
+
+def _add_differences(report: Report, one: Compared) -> None:
+    labels = {**display.RATES, **display.RANKINGS}
+    headlines = find_benchmark(one.bench).headlines
+
+    def tested(name: str) -> dict[str, Measured]:
+        table = one.tables[name]["steps"]
+        return {
+            **{labels[metric]: table[metric] for metric in TESTED if metric in table},
+            **headlines(one.tables[name]),
+        }
+
+    first = tested(one.runs[0])
+    for name in one.runs[1:]:
+        own = tested(name)
+        rows = [[label, *_difference(own.get(label), first.get(label))] for label in {**own, **first}]
+        report.table(["metric", "difference", "p"], rows, caption=f"{name} minus {one.runs[0]}")
+
+
+def _add_figures(report: Report, one: Compared) -> None:
+    look = looks(one.runs)
+    curves = {name: curve for name in one.runs if (curve := error_curve(one.steps[name]))}
+    if curves:
+        with report.figure(
+            f"{one.bench}-fpr-fnr",
+            caption="FPR–FNR trade-off over all thresholds; lower left is better, markers are the thresholds used.",
+            alt=f"FPR against FNR of {', '.join(curves)} on {one.bench}",
+        ) as axes:
+            display.draw_error_curves(axes, curves, look, one.thresholds)
+    for i, name in enumerate(one.runs):
+        with report.figure(
+            f"{one.bench}-distribution-{i + 1}",
+            caption=f"{name}: scores of right steps (up) and of wrong steps (down); the dotted line is the threshold.",
+            alt=f"Distribution of the scores of {name}",
+            size=(5.2, 2.6),
+        ) as axes:
+            display.draw_distribution(axes, histogram(one.steps[name]), one.thresholds[name], LOOKS)
+
+
+def _add_rounds(report: Report, one: Compared) -> None:
+    shown = ("prm_score", "fpr", "fnr", "precision")
+    rows = [[name, *(display.shown(one.tables[name]["steps"][metric]) for metric in shown)] for name in one.runs]
+    report.table(["round", *(display.RATES[m] for m in shown)], rows, caption="Training rounds")
+    with report.figure(
+        f"{one.bench}-rounds",
+        caption="What the rounds of training change, with 95 % intervals.",
+        alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
+    ) as axes:
+        series = {
+            display.RATES[m]: [one.tables[name]["steps"][m].interval() for name in one.runs]
+            for m in ("fpr", "fnr", "precision")
+        }
+        display.draw_rounds(axes, one.runs, series, LOOKS)

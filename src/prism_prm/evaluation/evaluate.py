@@ -11,17 +11,11 @@ import numpy as np
 
 from prism_prm import metrics
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation import prmbench
-from prism_prm.evaluation.items import TWINS, Benchmark
-from prism_prm.evaluation.measure import (
-    Measurer,
-    Table,
-    intervals,
-    measure_prmbench,
-    measure_processbench,
-)
-from prism_prm.evaluation.pairs import PairTable, measure_pairs
-from prism_prm.evaluation.steps import Steps
+from prism_prm.evaluation.benchmarks import Benchmark, find_benchmark
+from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
+from prism_prm.evaluation.items import ItemSet
+from prism_prm.evaluation.judged_steps import Steps
+from prism_prm.evaluation.measure import Measurer, PairTable, SubsetResult, intervals, measure_pairs
 from prism_prm.metrics.counts import Bools
 from prism_prm.statistics import NUM_DRAWS, SEED
 
@@ -40,7 +34,8 @@ class EvalSettings:
     """Choose the threshold instead: the highest that keeps this share of the right steps of held-out problems."""
     holdout: float = 0.2
     """The share of problems held out to choose it; they are not measured."""
-    redundancy_threshold: float = prmbench.REDUNDANCY_THRESHOLD
+    redundancy_threshold: float = REDUNDANCY_THRESHOLD
+    """A step is redundant above this, where a PRM says so and the benchmark asks for it."""
     num_draws: int = NUM_DRAWS
     seed: int = SEED
 
@@ -68,21 +63,6 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class SubsetResult:
-    """Everything measured on one set of items."""
-
-    num_items: int
-    num_steps: int
-    num_problems: int
-    counts: dict[str, int]
-    tables: dict[str, Table]
-    """`steps` (rates, rankings, calibration, first errors), and what the benchmark adds."""
-    groups: dict[str, Table]
-    """Rates and AUROC by class or split."""
-    group_counts: dict[str, dict[str, int]]
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """One PRM on one benchmark."""
 
@@ -101,7 +81,7 @@ class Evaluation:
     pairs: PairTable | None = None
 
 
-def choose_threshold(steps: Steps, settings: EvalSettings) -> tuple[Threshold, Steps]:
+def choose_threshold(benchmark: Benchmark, steps: Steps, settings: EvalSettings) -> tuple[Threshold, Steps]:
     """The threshold, and the steps left to measure."""
     if settings.target_tpr is None:
         return Threshold(settings.threshold), steps
@@ -110,7 +90,7 @@ def choose_threshold(steps: Steps, settings: EvalSettings) -> tuple[Threshold, S
     rng = np.random.default_rng(settings.seed)
     held = np.zeros(steps.num_clusters, bool)
     held[rng.permutation(steps.num_clusters)[: max(1, round(settings.holdout * steps.num_clusters))]] = True
-    held_out = without_twins(steps.only(held[steps.item_cluster]))
+    held_out = benchmark.in_total(steps.only(held[steps.item_cluster]))
     rest = steps.only(~held[steps.item_cluster])
     judged = held_out.judged
     value = metrics.threshold_for_tpr(held_out.right[judged], held_out.probability[judged], settings.target_tpr)
@@ -124,57 +104,41 @@ def choose_threshold(steps: Steps, settings: EvalSettings) -> tuple[Threshold, S
 
 
 def evaluate_steps(
-    benchmark: Benchmark, steps: Steps, settings: EvalSettings | None = None, *, notes: Mapping[str, int] | None = None
+    items: ItemSet, steps: Steps, settings: EvalSettings | None = None, *, notes: Mapping[str, int] | None = None
 ) -> Evaluation:
-    """Measure the judged steps of a benchmark; `notes` (what was left out) are passed on to the report."""
+    """Measure the judged steps of what was read of a benchmark; `notes` (what was left out) go to the report."""
     settings = settings or EvalSettings()
-    bench = benchmark.name
-    threshold, rest = choose_threshold(steps, settings)
-    subsets = {"all": _measure(bench, rest, threshold.value, settings)}
+    benchmark = find_benchmark(items.name)
+    threshold, rest = choose_threshold(benchmark, steps, settings)
+    if not benchmark.in_total(rest).judged.any():
+        raise DataError(
+            f"{items.name}: no step has a label, so there is nothing to measure against", reason="empty-split"
+        )
+    subsets = {"all": _measure(benchmark, rest, threshold.value, settings)}
     checked = rest.item_contaminated >= 0
     if checked.all():
         for name, value in (("clean", 0), ("contaminated", 1)):
             keep = rest.item_contaminated == value
             if keep.any():
-                subsets[name] = _measure(bench, rest.only(keep), threshold.value, settings)
+                subsets[name] = _measure(benchmark, rest.only(keep), threshold.value, settings)
+    total = benchmark.in_total(rest)
     return Evaluation(
-        bench, benchmark.described(), benchmark.complete, benchmark.files, {**benchmark.notes, **(notes or {})},
+        items.name, items.described(), items.complete, items.files, {**items.notes, **(notes or {})},
         threshold, subsets, rest,
-        curve=error_curve(rest), histogram=histogram(rest), pairs=measure_pairs(rest, settings),
+        curve=error_curve(total), histogram=histogram(total),
+        pairs=measure_pairs(total, settings.num_draws, settings.seed),
     )  # fmt: skip
 
 
-def without_twins(steps: Steps) -> Steps:
-    """The steps that are in totals."""
-    return (
-        steps.only_groups([name for name in steps.group_names if name != TWINS])
-        if TWINS in steps.group_names
-        else steps
-    )
-
-
-def _measure(bench: str, steps: Steps, threshold: float, settings: EvalSettings) -> SubsetResult:
-    def measurer(of: Steps) -> Measurer:
-        return Measurer(of, threshold, settings.num_draws, settings.seed, settings.redundancy_threshold)
-
-    total = without_twins(steps)
-    if not total.judged.any():
-        raise DataError(f"{bench}: no step has a label, so there is nothing to measure against", reason="empty-split")
-    whole = measurer(total)
-    tables = {"steps": {**whole.rates(), **whole.rankings(), **whole.calibration(), **whole.first_errors()}}
-    if bench == "prmbench":
-        tables |= measure_prmbench(measurer(steps))
-    elif bench == "processbench":
-        tables |= {f"split:{name}": table for name, table in measure_processbench(whole).items()}
-    groups = whole.by_group()
-    present = [i for i in range(len(total.group_names)) if (total.item_group == i).any()]
-    names = [total.group_names[i] for i in present]
-    masks = {name: total.step_group == i for i, name in zip(present, names, strict=True)}
-    for name in names:
-        groups[name] = {**groups[name], **whole.rankings(masks[name], ("auroc",))}
+def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: EvalSettings) -> SubsetResult:
+    whole, tables = benchmark.tables(steps, threshold, settings.redundancy_threshold, settings.num_draws, settings.seed)
+    total, groups = whole.steps, whole.by_group()
+    masks = {name: total.step_group == i for i, name in enumerate(total.group_names)}
+    for name, mask in masks.items():
+        groups[name] |= whole.rankings(mask, ("auroc",))
     return SubsetResult(
         len(total.items), len(total.label), total.num_clusters, _counts(whole), tables,
-        {name: groups[name] for name in names}, {name: _counts(whole, mask) for name, mask in masks.items()},
+        groups, {name: _counts(whole, mask) for name, mask in masks.items()},
     )  # fmt: skip
 
 
@@ -184,7 +148,6 @@ def _counts(measurer: Measurer, keep: Bools | None = None) -> dict[str, int]:
 
 def error_curve(steps: Steps) -> dict[str, list[float]]:
     """FPR and FNR at every threshold of GRID; empty for verdicts or without both kinds of steps."""
-    steps = without_twins(steps)
     if steps.hard or not steps.right.any() or not steps.wrong.any():
         return {}
     judged = steps.judged
@@ -194,7 +157,6 @@ def error_curve(steps: Steps) -> dict[str, list[float]]:
 
 def histogram(steps: Steps) -> dict[str, list[float]]:
     """Shares of right and wrong steps by score."""
-    steps = without_twins(steps)
     edges = np.linspace(0, 1, NUM_HISTOGRAM_BINS + 1)
     result: dict[str, list[float]] = {"edges": edges.tolist()}
     for name, mask in (("right", steps.right), ("wrong", steps.wrong)):

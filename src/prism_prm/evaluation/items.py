@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import xxhash
 
 from prism_prm.errors import DataError
-from prism_prm.pairs.problems import Exclusions
+from prism_prm.pairs.problems import Exclusions, normalise_problem
 from prism_prm.records import StepTree
-
-TWINS = "correct"
-"""The group of PRMBench's items without errors, which are in no total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +22,39 @@ class Item:
     group: str
     """The class or split it is reported under."""
     problem: str
-    """The text of the problem it stems from; items of one problem are drawn together by the bootstrap."""
+    """The problem it stems from, as its source words it."""
     contaminated: bool | None = None
     """Whether the problem is among those the PRM was trained on; None where nobody checked."""
     also: tuple[str, ...] = ()
     """Other wordings of the problem, for that check."""
 
+    @property
+    def problem_key(self) -> str:
+        """Equal for items of one problem, which the bootstrap draws together."""
+        return normalise_problem(self.problem)
+
 
 @dataclass(frozen=True, slots=True)
-class Benchmark:
-    """Items with where they came from; parts of a benchmark are fine, and say so."""
+class ItemSet:
+    """What was read of a benchmark, with where it came from; parts are fine, and say so."""
 
-    name: str
     items: tuple[Item, ...]
     files: tuple[str, ...]
     notes: dict[str, int] = field(default_factory=dict)
     """What was left out or out of order, by reason."""
     complete: bool | None = None
     """Whether this is all of the benchmark; None where it has no fixed size."""
+    name: str = ""
+    """Of the benchmark; `read_benchmark` sets it."""
+    aside: Mapping[str, str] = field(default_factory=dict)
+    """Groups whose items are in no total → what these are called; `read_benchmark` sets it."""
+
+    def __post_init__(self) -> None:
+        if not self.items:
+            where = ", ".join(self.files)
+            raise DataError(
+                f"{where}: no items to measure; give other files or remove the filter", reason="empty-split"
+            )
 
     def counts(self) -> dict[str, int]:
         """Items by group, in order of first sight."""
@@ -51,17 +63,18 @@ class Benchmark:
     def described(self) -> str:
         """What was measured, in a few words: `part of prmbench: 2,290 items`."""
         part = {True: "all of ", False: "part of ", None: ""}[self.complete]
-        twins = sum(item.group == TWINS for item in self.items)
-        with_twins = f" and {twins:,} correct twins" if twins else ""
-        return f"{part}{self.name}: {len(self.items) - twins:,} items{with_twins}"
+        counts = self.counts()
+        beside = {called: counts.pop(group) for group, called in self.aside.items() if group in counts}
+        listed = "".join(f" and {count:,} {called}" for called, count in beside.items())
+        return f"{part}{self.name}: {sum(counts.values()):,} items{listed}"
 
-    def some(self, limit: int, seed: int) -> Benchmark:
+    def some(self, limit: int, seed: int) -> ItemSet:
         """At most `limit` items of each group, chosen by the seed and their problem; then it is a part.
 
         The first ones would not do: published files are often sorted, ProcessBench's with all errors first.
         """
         drawn = sorted(
-            self.items, key=lambda item: (xxhash.xxh3_64_intdigest(item.problem.encode(), seed), item.tree.tree_id)
+            self.items, key=lambda item: (xxhash.xxh3_64_intdigest(item.problem_key.encode(), seed), item.tree.tree_id)
         )
         seen: Counter[str] = Counter()
         chosen: set[int] = set()
@@ -75,7 +88,7 @@ class Benchmark:
         notes = {**self.notes, f"items left out by the limit of {limit} per group": len(self.items) - len(kept)}
         return replace(self, items=tuple(kept), notes=notes, complete=None if self.complete is None else False)
 
-    def checked_against(self, training: Iterable[str | Path]) -> Benchmark:
+    def checked_against(self, training: Iterable[str | Path]) -> ItemSet:
         """The same items, marked by whether their problem is one of those in the training files."""
         seen = Exclusions.read(training)
         marked = [
@@ -83,10 +96,3 @@ class Benchmark:
             for item in self.items
         ]
         return replace(self, items=tuple(marked))
-
-
-def require_items(items: list[Item], where: str) -> tuple[Item, ...]:
-    """No items is an error, not a zero."""
-    if not items:
-        raise DataError(f"{where}: no items to measure; give other files or remove the filter", reason="empty-split")
-    return tuple(items)

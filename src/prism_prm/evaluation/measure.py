@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm import metrics
-from prism_prm.evaluation import prmbench, processbench
-from prism_prm.evaluation.steps import Steps
+from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.metrics.counts import Bools, Floats, ratio
 from prism_prm.statistics import (
     NUM_DRAWS,
@@ -23,11 +22,14 @@ from prism_prm.statistics import (
     cluster_sums,
     compare,
     interval,
+    mean_interval,
     resampled_sums,
 )
 
 NUM_BINS = 10
 """Bins of the calibration error."""
+MARGIN_EDGES = np.array([0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0])
+"""Bins of |score of the right step − score of the wrong one|."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,22 @@ class Measured:
 
 Table = dict[str, Measured]
 """Metric → what was measured."""
+Tables = dict[str, Table]
+
+
+@dataclass(frozen=True)
+class SubsetResult:
+    """Everything measured on one set of items."""
+
+    num_items: int
+    num_steps: int
+    num_problems: int
+    counts: dict[str, int]
+    tables: Tables
+    """`steps` (rates, rankings, calibration, first errors), and what the benchmark adds."""
+    groups: Tables
+    """Rates and AUROC by class or split."""
+    group_counts: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +77,8 @@ class Measurer:
     threshold: float
     num_draws: int = NUM_DRAWS
     seed: int = SEED
-    redundancy_threshold: float = prmbench.REDUNDANCY_THRESHOLD
+    verdicts: Bools | None = None
+    """Which steps are judged good, where that is not simply by the threshold."""
 
     @cached_property
     def draws(self) -> Ints:
@@ -69,7 +88,7 @@ class Measurer:
     @cached_property
     def good(self) -> Bools:
         """Which steps are judged good."""
-        return prmbench.judged_good(self.steps, self.threshold, self.redundancy_threshold)
+        return self.steps.probability > self.threshold if self.verdicts is None else self.verdicts
 
     def of_sums(self, sums: Floats, compute: Callable[[Floats], Mapping[str, Floats]]) -> Table:
         """Metrics that are functions of column sums (clusters, columns); `compute` keeps leading axes."""
@@ -118,7 +137,7 @@ class Measurer:
         cells = np.bincount(cell[judged], minlength=self.steps.num_clusters * width)
         return cells.reshape(self.steps.num_clusters, width).astype(np.float64)
 
-    def by_group(self) -> dict[str, Table]:
+    def by_group(self) -> Tables:
         """The rates of every group."""
         sums = self.group_counts()
         return {
@@ -151,62 +170,56 @@ def all_rates(counts: Floats) -> dict[str, Floats]:
     return {name: rate(counts) for name, rate in metrics.RATES.items()}
 
 
-def measure_prmbench(measurer: Measurer) -> dict[str, Table]:
-    """PRMBench's own table: PRMScore per class, per group, and overall on the pooled counts; and side metrics."""
-    steps = measurer.steps
-    names = [name for name in prmbench.CLASSES if name in steps.group_names]
-    at = [4 * steps.group_names.index(name) + i for name in names for i in range(4)]
-    sums = measurer.group_counts()[:, at]
-
-    def by_class(sums: Floats) -> Floats:
-        return sums.reshape(*sums.shape[:-1], len(names), 4)
-
-    def classes(sums: Floats) -> dict[str, Floats]:
-        scores = prmbench.class_scores(by_class(sums), names)
-        return {name: scores[..., i] for i, name in enumerate(names)}
-
-    def groups(sums: Floats) -> dict[str, Floats]:
-        return prmbench.group_scores(prmbench.class_scores(by_class(sums), names), names)
-
-    def overall(sums: Floats) -> dict[str, Floats]:
-        return all_rates(np.asarray(by_class(sums).sum(axis=-2)))
-
-    in_total = np.isin(np.array(steps.group_names), names)[steps.item_group]
-    return {
-        "classes": measurer.of_sums(sums, classes),
-        "groups": measurer.of_sums(sums, groups),
-        "overall": measurer.of_sums(sums, overall),
-        "side": measurer.item_means(prmbench.side_tallies(steps, measurer.good), in_total),
-    }
-
-
-def measure_processbench(measurer: Measurer) -> dict[str, Table]:
-    """Per split acc_error, acc_correct and F1; and the mean F1 of the splits that are there."""
-    steps = measurer.steps
-    gold = metrics.first_bad(steps.wrong, steps.starts)
-    # ProcessBench calls a step wrong if it scores BELOW the threshold, PRMBench good if it scores ABOVE.
-    predicted = metrics.first_bad(steps.probability < measurer.threshold, steps.starts)
-    tallies = metrics.processbench_tallies(gold, predicted)
-    names = steps.group_names
-    wide = np.zeros((len(steps.items), len(names), 4))
-    wide[np.arange(len(steps.items)), steps.item_group] = tallies
-    sums = cluster_sums(wide.reshape(len(steps.items), -1), steps.item_cluster, steps.num_clusters)
-
-    def mean_f1(sums: Floats) -> dict[str, Floats]:
-        splits = metrics.processbench_rates(sums.reshape(*sums.shape[:-1], len(names), 4))
-        return {"f1": np.asarray(splits["f1"].mean(axis=-1))}
-
-    tables = {
-        name: measurer.of_sums(sums[:, 4 * i : 4 * i + 4], metrics.processbench_rates) for i, name in enumerate(names)
-    }
-    return {**tables, "mean": measurer.of_sums(sums, mean_f1)}
-
-
-def missing_splits(names: Sequence[str]) -> list[str]:
-    """ProcessBench's splits that are not there: with some missing, the mean is not the benchmark's overall value."""
-    return [name for name in processbench.SPLITS if name not in names]
-
-
 def intervals(table: Any) -> Any:
     """The same nesting with intervals in the place of measurements: what goes into metrics.json."""
     return {k: v.interval() if isinstance(v, Measured) else intervals(v) for k, v in table.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PairTable:
+    """Pairwise accuracy over all pairs and by the size of the margin; ties count half."""
+
+    num_pairs: int
+    overall: Interval
+    edges: tuple[float, ...]
+    bins: tuple[Interval, ...]
+    bin_sizes: tuple[int, ...]
+
+
+def sibling_pairs(steps: Steps) -> tuple[Ints, Ints]:
+    """Every (right, wrong) pair of steps that stand under the same prefix of the same item."""
+    key = steps.step_item * (int(steps.lengths.max()) + 2) + steps.parent + 1
+    right, wrong = np.flatnonzero(steps.right), np.flatnonzero(steps.wrong)
+    wrong = wrong[np.argsort(key[wrong], kind="stable")]
+    first = np.searchsorted(key[wrong], key[right], side="left")
+    last = np.searchsorted(key[wrong], key[right], side="right")
+    sizes = last - first
+    chosen = np.repeat(right, sizes)
+    offsets = np.arange(len(chosen)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return chosen, wrong[np.repeat(first, sizes) + offsets]
+
+
+def measure_pairs(steps: Steps, num_draws: int = NUM_DRAWS, seed: int = SEED) -> PairTable | None:
+    """How often the right one of two steps under the same prefix scores higher, over all pairs and by margin.
+
+    None where no two candidates share a prefix (plain solutions) or there are only verdicts.
+    """
+    if steps.hard:
+        return None
+    chosen, rejected = sibling_pairs(steps)
+    if len(chosen) == 0:
+        return None
+    up, down = steps.probability[chosen], steps.probability[rejected]
+    hits, clusters = metrics.pairwise_accuracy(up, down), steps.step_cluster[chosen]
+
+    def accuracy(rows: Ints) -> Interval:
+        return mean_interval(hits[rows], clusters[rows], num_draws=num_draws, seed=seed)
+
+    bins = metrics.pairwise_by_margin(up, down, MARGIN_EDGES)
+    return PairTable(
+        len(chosen),
+        accuracy(np.arange(len(chosen))),
+        tuple(MARGIN_EDGES.tolist()),
+        tuple(accuracy(rows) for rows in bins),
+        tuple(len(rows) for rows in bins),
+    )

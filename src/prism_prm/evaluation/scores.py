@@ -1,10 +1,10 @@
-"""Attach scores to a benchmark's items: from predictions made elsewhere, or from a scores table of ours."""
+"""Attach scores to a benchmark's items: a PRM's, which are kept, those of a scores table, or predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -12,9 +12,12 @@ import numpy as np
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
-from prism_prm.evaluation.items import TWINS, Benchmark, Item
-from prism_prm.evaluation.steps import Steps, collect_steps
+from prism_prm.evaluation.items import Item, ItemSet
+from prism_prm.evaluation.judged_steps import Steps, collect_steps
 from prism_prm.metrics.counts import Floats
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Prm
 
 SHOWN = 3
 """Names shown in a message about many."""
@@ -32,20 +35,20 @@ class Prediction(msgspec.Struct):
     """P(redundant) of every step, for PRMBench's two redundancy classes."""
 
 
-def steps_from_predictions(benchmark: Benchmark, path: str | Path) -> tuple[Steps, dict[str, int]]:
-    """The judged steps, and how many predictions were for items that are not there."""
+def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, int]]:
+    """The judged steps, and what there is to note: items without predictions, predictions without an item."""
     found = _read_predictions(path)
-    items, notes = _matched(benchmark, found.keys(), str(path))
-    kinds = {found[item.tree.name].scores is None for item in items}
+    matched, notes = _matched(items, found.keys(), str(path))
+    kinds = {found[item.tree.name].scores is None for item in matched}
     if len(kinds) == 2:
         raise DataError(f"{path}: some items have scores and some labels; give one or the other for all")
-    chosen = [found[item.tree.name] for item in items]
+    chosen = [found[item.tree.name] for item in matched]
     probability = [np.array(p.labels if p.scores is None else p.scores, np.float64) for p in chosen]
     redundancy = [np.array(p.redundancy, np.float64) for p in chosen if p.redundancy is not None]
     if redundancy and len(redundancy) != len(chosen):
         raise DataError(f"{path}: redundancy is given for {len(redundancy)} of {len(chosen)} items; give all or none")
     try:
-        return collect_steps(items, probability, redundancy or None, hard=kinds == {True}), notes
+        return collect_steps(matched, probability, redundancy or None, hard=kinds == {True}), notes
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -66,30 +69,29 @@ def _read_predictions(path: str | Path) -> dict[str, Prediction]:
     return found
 
 
-def _matched(benchmark: Benchmark, known: Any, where: str) -> tuple[Sequence[Item], dict[str, int]]:
-    """The items that have scores: all of them, save PRMBench's twins where none of these was scored."""
-    items: Sequence[Item] = benchmark.items
-    names = {item.tree.name for item in items}
-    without = [item for item in items if item.tree.name not in known]
-    twins = [item for item in items if item.group == TWINS]
-    notes = {}
-    if twins and all(item.tree.name not in known for item in twins):
-        notes["correct twins without predictions (no similarity)"] = len(twins)
-        items = [item for item in items if item.group != TWINS]
-        without = [item for item in without if item.group != TWINS]
+def _matched(items: ItemSet, known: Any, where: str) -> tuple[list[Item], dict[str, int]]:
+    """The items that have scores: all of them, save the groups that are in no total and have no score at all."""
+    chosen, notes = list(items.items), {}
+    for group, called in items.aside.items():
+        own = [item for item in chosen if item.group == group]
+        if own and all(item.tree.name not in known for item in own):
+            notes[f"{called} without predictions"] = len(own)
+            chosen = [item for item in chosen if item.group != group]
+    without = [item for item in chosen if item.tree.name not in known]
     if without:
         shown = ", ".join(item.tree.name for item in without[:SHOWN])
         raise DataError(
-            f"{where}: no scores for {len(without):,} of {len(items):,} items ({shown}, …). Score them too, or measure "
-            "a part of the benchmark by giving only its files to --data",
+            f"{where}: no scores for {len(without):,} of {len(chosen):,} items ({shown}, …). Score them too, or "
+            "measure a part of the benchmark by giving only its files to --data",
             reason="missing-scores",
         )
+    names = {item.tree.name for item in items.items}
     if extra := sum(name not in names for name in known):
         notes["predictions for items that are not in the data"] = extra
-    return items, notes
+    return chosen, notes
 
 
-def steps_from_table(benchmark: Benchmark, path: str | Path) -> tuple[Steps, dict[str, Any]]:
+def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, Any]]:
     """The judged steps from a `scores.parquet` of the same data, matched by content; and who made the scores."""
     from prism_prm.scorer.table import read_scores
 
@@ -101,7 +103,7 @@ def steps_from_table(benchmark: Benchmark, path: str | Path) -> tuple[Steps, dic
     redundancy = _sigmoid(table, "redundancy") if "redundancy" in outputs else None
     by_tree = _rows_by_tree(table, redundancy)
     probability, redundant = [], []
-    for item in benchmark.items:
+    for item in items.items:
         own = by_tree.get(item.tree.content_hash())
         if own is None:
             raise DataError(
@@ -112,7 +114,7 @@ def steps_from_table(benchmark: Benchmark, path: str | Path) -> tuple[Steps, dic
         probability.append(_per_node(item, own, 0, path))
         if redundancy is not None:
             redundant.append(_per_node(item, own, 1, path))
-    steps = collect_steps(benchmark.items, probability, redundant or None)
+    steps = collect_steps(items.items, probability, redundant or None)
     return steps, {"model_hash": models[0], "outputs": outputs}
 
 
@@ -141,3 +143,22 @@ def _per_node(item: Item, own: dict[tuple[int, int], tuple[float, float]], colum
             reason="missing-scores",
         )
     return np.array([score[column] for score in scores if score is not None], np.float64)
+
+
+def scores_file(folder: str | Path, bench: str) -> Path:
+    """Where a run keeps the raw scores of a items."""
+    return Path(folder) / f"{bench}.scores.parquet"
+
+
+def score_benchmark(prm: Prm, items: ItemSet, folder: str | Path, advance: Callable[[int], None] | None = None) -> Path:
+    """Write the scores table of a benchmark (or find it done); work that was stopped goes on where it was."""
+    from prism_prm.scorer.table import write_scores
+
+    path = scores_file(folder, items.name)
+    report = write_scores(prm, [item.tree for item in items.items], path, advance=advance)
+    if report.too_long and prm.on_too_long == "skip":
+        raise DataError(
+            f"{items.name}: {report.too_long:,} steps exceed the context of {prm.context:,} tokens and have no "
+            "score; raise --context, or score them without their earliest steps: --on-too-long drop-left-steps"
+        )
+    return path

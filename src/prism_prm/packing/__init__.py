@@ -10,7 +10,7 @@ Shapes: B rows, L tokens of a row, R reads.
 from __future__ import annotations
 
 from prism_prm.packing.batch import PackedBatch, batch_rows, collate, merge_rows, read_index
-from prism_prm.packing.encode import EncodedTree, Layout, describe, encode_tree, with_leaves
+from prism_prm.packing.encode import EncodedTree, Layout, describe, encode_tree
 from prism_prm.packing.rows import Group, Row, depth_first, lay_out, pack, split
 
 __all__ = [
@@ -29,5 +29,4 @@ __all__ = [
     "pack",
     "read_index",
     "split",
-    "with_leaves",
 ]

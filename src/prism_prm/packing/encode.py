@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from prism_prm.errors import DataError
-from prism_prm.records import ROOT, Step, StepTree
+from prism_prm.records import ROOT, StepTree
 
 
 class Layout(Protocol):
@@ -33,15 +32,6 @@ class EncodedTree:
     def path_tokens(self, node: int) -> int:
         """How many tokens are needed to read the node."""
         return self.starts[node] + self.reads[node] + 1
-
-
-def with_leaves(tree: StepTree, leaves: Sequence[tuple[int, Step]]) -> StepTree:
-    """The tree with (parent, step) leaves added behind its nodes: lookahead and random negatives are such leaves."""
-    return replace(
-        tree,
-        nodes=(*tree.nodes, *(step for _, step in leaves)),
-        parents=(*tree.parents, *(parent for parent, _ in leaves)),
-    )
 
 
 def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from prism_prm.packing import EncodedTree, Layout, PackedBatch, Row, collate, encode_tree, merge_rows, pack, read_index
+from prism_prm.pairs.examples import Examples, Ints, as_one_tree
 from prism_prm.prms.module import FLEX_BLOCK, PrmModule
 from prism_prm.scorer.lower_cache import LowerCache
-from prism_prm.training.examples import Examples, Ints, offered
 from prism_prm.training.plan import share
 
 Packing = Literal["tree", "pair", "none"]
@@ -79,7 +79,7 @@ def parts_of_update(
     number = 0
     for tree_id in np.unique(examples.tree[update]):
         indices = update[examples.tree[update] == tree_id]
-        tree, groups = offered(examples, indices)
+        tree, groups = as_one_tree(examples, indices)
         for part in LAYOUTS[packing](encode_tree(tree, family), groups, limits):
             parts.append(_numbered(part, indices, number))
             number += len(part.rows)
@@ -185,7 +185,7 @@ def too_long(examples: Examples, family: Layout, context: int) -> Ints:
     """The examples with a step whose path is longer than the model's context."""
     found = []
     for indices in examples.by_tree():
-        tree, groups = offered(examples, indices)
+        tree, groups = as_one_tree(examples, indices)
         encoded = encode_tree(tree, family)
         found += [i for i, group in zip(indices, groups, strict=True) if max(map(encoded.path_tokens, group)) > context]
     return np.array(sorted(found), dtype=np.int64)

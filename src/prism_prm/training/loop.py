@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
+from prism_prm.pairs.examples import Examples, Ints
 from prism_prm.training.batches import MicroBatch, Packing, RowLimits, micro_batches, parts_of_update
-from prism_prm.training.examples import Examples, Ints
 from prism_prm.training.plan import plan_updates
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ import numpy as np
 from prism_prm.curriculum import Binned, assign
 from prism_prm.errors import DataError, PrismError
 from prism_prm.files import write_text
+from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
 from prism_prm.scorer import Prm, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings
@@ -27,13 +28,12 @@ from prism_prm.scorer.run import pair_cost
 from prism_prm.scorer.table import Share
 from prism_prm.training.batches import RowLimits, batch_maker, too_long
 from prism_prm.training.claim import claimed
-from prism_prm.training.examples import Examples
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import CANNOT_WRITE, Round
 from prism_prm.training.model import check_cache, count, merged, prepare, release_memory, weights_to_save
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.scored import fill_cache, histogram, read_column, write_scored
-from prism_prm.training.source import TRAIN, Split, make_data
+from prism_prm.training.source import TRAIN, make_data
 from prism_prm.training.validation import Validation, best_round
 
 if TYPE_CHECKING:

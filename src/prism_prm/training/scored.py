@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.pairs.examples import Examples, Ints, as_one_tree
 from prism_prm.scorer.results import sigmoid
 from prism_prm.scorer.table import Share
-from prism_prm.training.examples import Examples, Ints, offered
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Prm
@@ -61,7 +61,7 @@ def fill_cache(
     for number, start in enumerate(range(0, len(by_tree), TREES_PER_FILL)):
         some = by_tree[start : start + TREES_PER_FILL]
         if number % share.world == share.rank:
-            offers = [offered(examples, indices) for indices in some]
+            offers = [as_one_tree(examples, indices) for indices in some]
             prm.fill_cache([tree for tree, _ in offers], [_nodes(groups) for _, groups in offers])
         advance(sum(map(len, some)))
     share.wait()
@@ -74,7 +74,7 @@ def _nodes(groups: Sequence[tuple[int, ...]]) -> list[int]:
 def score_examples(prm: Prm, examples: Examples) -> Floats:
     """log-odds_NK of the nodes of each example: chosen and rejected, or the labelled step alone."""
     by_tree = examples.by_tree()
-    offers = [offered(examples, indices) for indices in by_tree]
+    offers = [as_one_tree(examples, indices) for indices in by_tree]
     wanted = [_nodes(groups) for _, groups in offers]
     scores = prm.score_trees([tree for tree, _ in offers], wanted)
     log_odds_NK = np.empty((len(examples), 2 if examples.labels is None else 1))

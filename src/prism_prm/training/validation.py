@@ -12,13 +12,12 @@ import numpy as np
 from prism_prm.errors import DataError
 from prism_prm.metrics.counts import fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, pairwise_accuracy, threshold_for_tpr
+from prism_prm.pairs.examples import Examples, Split, labelled_steps
 from prism_prm.scorer.results import sigmoid
 from prism_prm.scorer.table import Share
 from prism_prm.training.batches import too_long
-from prism_prm.training.examples import Examples, labelled_steps
 from prism_prm.training.recipe import CRITERIA, ValidationSettings
 from prism_prm.training.scored import Floats, read_column, write_scored
-from prism_prm.training.source import Split
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Prm

@@ -13,12 +13,12 @@ from pathlib import Path
 from prism_prm.data.options import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation.items import Benchmark, Item, require_items
-from prism_prm.pairs.problems import normalise_problem
+from prism_prm.evaluation.benchmarks.base import Benchmark
+from prism_prm.evaluation.items import Item, ItemSet
 from prism_prm.tables import check_split
 
 
-def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Benchmark:
+def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> ItemSet:
     """The trees that carry a label, grouped by file; of a split, where the input is a folder of `prism pairs`."""
     reader = Reader(inputs, options=ReadOptions(split=split))
     for source in reader.sources if split is not None else ():
@@ -37,9 +37,12 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ben
             name = f"{name}#{len(items)}"
         names.add(name)
         tree = replace(draft.tree(len(items)), name=name)
-        items.append(Item(tree, Path(source.name).name, normalise_problem(draft.problem)))
+        items.append(Item(tree, Path(source.name).name, draft.problem))
     notes.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
     files = tuple(source.name for source in reader.sources)
     if not items:
         raise DataError(f"{', '.join(files)}: no step carries a label, so there is nothing to measure against")
-    return Benchmark("labelled", require_items(items, ", ".join(files)), files, dict(notes))
+    return ItemSet(tuple(items), files, dict(notes))
+
+
+LABELLED = Benchmark(read_labelled, has_splits=True)

@@ -1,4 +1,4 @@
-"""PRMBench: read its nine classes, and score them by its own rules.
+"""PRMBench: read its nine classes, score them by its own rules, and show them as the papers do.
 
 `error_steps` count from 1 and name the wrong steps; every other step is right, also after an error. Ids are
 `<classification>_<idx>`, the first row of an id counts. Each `redundency` row (the data set's spelling) also gives a
@@ -9,7 +9,7 @@ and `circular` a model that emits a redundancy score is judged by it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +21,16 @@ from prism_prm.data.options import ReadOptions
 from prism_prm.data.prmbench import Record, read
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
-from prism_prm.evaluation.items import TWINS, Benchmark, Item, require_items
-from prism_prm.evaluation.steps import Steps
+from prism_prm.evaluation import display
+from prism_prm.evaluation.benchmarks.base import Benchmark
+from prism_prm.evaluation.items import Item, ItemSet
+from prism_prm.evaluation.judged_steps import Steps
+from prism_prm.evaluation.measure import Measurer, SubsetResult, Tables, all_rates
 from prism_prm.metrics.counts import Bools, Floats, ratio
-from prism_prm.pairs.problems import normalise_problem
+from prism_prm.report import Report, looks, number
 
-HUB = "hitsmy/PRMBench_Preview"
+TWINS = "correct"
+"""The group of the items without errors."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "simplicity": ("redundency", "circular"),
     "soundness": ("counterfactual", "step_contradiction", "domain_inconsistency", "confidence"),
@@ -35,8 +39,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 CLASSES = tuple(name for names in GROUPS.values() for name in names)
 SHORT = dict(zip(CLASSES, ("NR", "NCL", "ES", "SC", "DC", "CI", "PS", "DR", "MS"), strict=True))
 """The columns' names in the paper's tables."""
-BY_REDUNDANCY = GROUPS["simplicity"]
-REDUNDANCY_THRESHOLD = 0.15
+COLUMNS = tuple(
+    column
+    for group, members in GROUPS.items()
+    for column in (*((SHORT[name], "classes", name) for name in members), ("Avg", "groups", group))
+)
+"""(header, table, key) of the columns of PRMBench's table, as the papers print it."""
+SIDE = {"first_error_acc": "First error judged bad ↑", "similarity": "Distance to the correct twin"}
 POSITIVES_ONLY = "multi_solutions"
 FULL_SIZE = {
     "redundency": 758, "circular": 758, "counterfactual": 757, "step_contradiction": 758, "domain_inconsistency": 757,
@@ -49,7 +58,7 @@ class _Row(Record):
     """The problem as MATH has it; `original_question` was typed anew for every class."""
 
 
-def read_prmbench(inputs: Sequence[str | Path]) -> Benchmark:
+def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
     """The items of some files, folders or a hub data set."""
     notes: Counter[str] = Counter()
     items: list[Item] = []
@@ -69,9 +78,7 @@ def read_prmbench(inputs: Sequence[str | Path]) -> Benchmark:
                 items.append(replace(item, tree=replace(item.tree, tree_id=len(items))))
     files = tuple(source.name for source in sources)
     found_sizes = Counter(item.group for item in items)
-    return Benchmark(
-        "prmbench", require_items(items, ", ".join(files)), files, dict(notes), complete=found_sizes == FULL_SIZE
-    )
+    return ItemSet(tuple(items), files, dict(notes), complete=found_sizes == FULL_SIZE)
 
 
 def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:
@@ -83,21 +90,12 @@ def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:
     outside = sum(place > len(record.modified_process) for place in record.error_steps)
     notes["error steps past the last step"] += outside
     notes["items whose error steps are all past the last step"] += bool(outside) and outside == len(record.error_steps)
-    problem = normalise_problem(record.question or record.original_question or record.modified_question)
+    problem = record.question or record.original_question or record.modified_question
     wordings = (record.original_question, record.modified_question)
     return [
         Item(draft.tree(0), TWINS if i else record.classification, problem, also=wordings)
         for i, draft in enumerate(read(record, ReadOptions()))
     ]
-
-
-def judged_good(steps: Steps, threshold: float, redundancy_threshold: float = REDUNDANCY_THRESHOLD) -> Bools:
-    """Which steps count as good: score > threshold; for two classes, where there is one, redundancy ≤ its threshold."""
-    good = steps.probability > threshold
-    if steps.redundancy is None:
-        return good
-    by_redundancy = np.isin(steps.group_names, BY_REDUNDANCY)[steps.step_group]
-    return np.where(by_redundancy, ~(steps.redundancy > redundancy_threshold), good)
 
 
 def class_scores(counts: Floats, names: Sequence[str]) -> Floats:
@@ -140,3 +138,87 @@ def side_tallies(steps: Steps, good: Bools) -> dict[str, tuple[Floats, Floats]]:
         "first_error_acc": (found.astype(np.float64), has_error.astype(np.float64)),
         "similarity": (distance, compared),
     }
+
+
+def measure_prmbench(measurer: Measurer) -> Tables:
+    """PRMScore per class, per group, and overall on the pooled counts; and side metrics."""
+    steps = measurer.steps
+    names = [name for name in CLASSES if name in steps.group_names]
+    at = [4 * steps.group_names.index(name) + i for name in names for i in range(4)]
+    sums = measurer.group_counts()[:, at]
+
+    def by_class(sums: Floats) -> Floats:
+        return sums.reshape(*sums.shape[:-1], len(names), 4)
+
+    def classes(sums: Floats) -> dict[str, Floats]:
+        scores = class_scores(by_class(sums), names)
+        return {name: scores[..., i] for i, name in enumerate(names)}
+
+    def groups(sums: Floats) -> dict[str, Floats]:
+        return group_scores(class_scores(by_class(sums), names), names)
+
+    def overall(sums: Floats) -> dict[str, Floats]:
+        return all_rates(np.asarray(by_class(sums).sum(axis=-2)))
+
+    in_total = np.isin(np.array(steps.group_names), names)[steps.item_group]
+    return {
+        "classes": measurer.of_sums(sums, classes),
+        "groups": measurer.of_sums(sums, groups),
+        "overall": measurer.of_sums(sums, overall),
+        "side": measurer.item_means(side_tallies(steps, measurer.good), in_total),
+    }
+
+
+def _cells(tables: Tables) -> list[str]:
+    """PRMScore overall, by class and by group."""
+    overall = display.shown(tables["overall"]["prm_score"], with_interval=False)
+    return [overall, *(display.shown(tables[table].get(key), with_interval=False) for _, table, key in COLUMNS)]
+
+
+def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
+    """PRMScore by class and group, the classes with intervals, and side metrics."""
+    headers = ["items", "Overall", *(header for header, _, _ in COLUMNS)]
+    whole = subsets["all"]
+    present = len(whole.tables["classes"])
+    pooled = "" if present == len(CLASSES) else f"; overall pools the {present} of {len(CLASSES)} classes that are here"
+    rows = [[name, *_cells(subset.tables)] for name, subset in subsets.items()]
+    report.table(headers, rows, caption=f"PRMScore by class and group, as the papers print it{pooled}")
+    rows = [
+        [
+            f"{name} ({SHORT[name]})",
+            display.shown(whole.tables["classes"][name]),
+            *(display.shown(whole.groups[name].get(metric)) for metric in ("fpr", "fnr", "auroc")),
+            number(sum(whole.group_counts[name].values())),
+        ]
+        for name in whole.tables["classes"]
+    ]
+    report.table(["class", "PRMScore ↑", "FPR ↓", "FNR ↓", "AUROC ↑", "steps"], rows, caption="Classes with intervals")
+    side = [subset.tables["side"] for subset in subsets.values()]
+    report.table(["side metric", *subsets], display.metric_rows(SIDE, side), caption="Side metrics")
+
+
+def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
+    """Every PRM's PRMScore by class and group."""
+    headers = ["PRM", "Overall", *(header for header, _, _ in COLUMNS)]
+    report.table(headers, [[name, *_cells(own)] for name, own in tables.items()], caption="PRMScore by class and group")
+    series = {name: [one.interval() for one in own["classes"].values()] for name, own in tables.items()}
+    classes = next(iter(tables.values()))["classes"]
+    with report.figure(
+        "prmbench-classes",
+        caption="PRMScore by class with 95 % intervals.",
+        alt="PRMScore of every PRM by class",
+        size=(6.4, 3.6),
+    ) as axes:
+        display.draw_bars(axes, [SHORT[name] for name in classes], series, looks(list(tables)), ylabel="PRMScore (%)")
+
+
+PRMBENCH = Benchmark(
+    read_prmbench,
+    hub="hitsmy/PRMBench_Preview",
+    aside={TWINS: "correct twins"},
+    by_redundancy=GROUPS["simplicity"],
+    measure=measure_prmbench,
+    shows_groups=False,
+    add_to_report=add_to_report,
+    add_to_comparison=add_to_comparison,
+)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from prism_prm.evaluation.evaluate import without_twins
-from prism_prm.evaluation.steps import Steps
+from collections.abc import Sequence
+
+from prism_prm.evaluation.benchmarks import find_benchmark
+from prism_prm.evaluation.compare import load_runs, load_steps, shared_benches
+from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.report import LOOKS, NO_DATA, Report, number, percent, percent_axes, signed_percent
 from prism_prm.theory import dominance
 
 
-def add_introduction(report: Report) -> None:
-    """What the paper assumes and what holds."""
+def add_runs(report: Report, folders: Sequence[str], *, seed: int = 0) -> None:
+    """What the paper assumes and what holds, on each benchmark that two runs of `prism eval` share; A comes first."""
+    runs = load_runs(folders)
+    first, second = (run.name for run in runs)
     report.text("""
 ## ROC dominance
 
@@ -21,11 +26,14 @@ in [0, 1] cannot move like that: the best right steps have no room. What holds i
 3. With no shift at all, A's FPR is no higher at every TPR iff the share of right steps that score above a wrong step
    is stochastically larger under A. That is exact, and it is what the figures show.
 """)
+    for bench in shared_benches(runs)[0]:
+        benchmark = find_benchmark(bench)
+        steps = {name: benchmark.in_total(own) for name, own in load_steps(runs, bench).items()}
+        add_dominance(report, bench, first, second, steps[first], steps[second], seed=seed)
 
 
 def add_dominance(report: Report, bench: str, name_a: str, name_b: str, a: Steps, b: Steps, *, seed: int = 0) -> None:
     """A section on A (say, pairwise training) against B (say, pointwise) over the same steps."""
-    a, b = without_twins(a), without_twins(b)
     if a.hard or b.hard or not a.right.any() or not a.wrong.any():
         report.text(f"### {bench}\n\nNot checked: it needs scores, and both right and wrong steps.")
         return

@@ -1,15 +1,17 @@
-"""What a round trains on: pairs of steps, or labelled steps, as columns beside the trees that hold their texts."""
+"""Pairs of steps, or labelled steps, as columns beside the trees that hold their texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism_prm.packing import with_leaves
+from prism_prm.errors import DataError
 from prism_prm.records import Step, StepTree
+from prism_prm.tables import check_split, iter_trees, read_pairs
 
 Ints = NDArray[np.int64]
 
@@ -63,8 +65,8 @@ def labelled_steps(trees: Mapping[int, StepTree]) -> Examples:
     return Examples(trees, np.arange(len(found)), tree, node, node, tree, labels)
 
 
-def offered(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree, list[tuple[int, ...]]]:
-    """Examples of ONE tree as that tree with their extra leaves, and for each example the nodes to read.
+def as_one_tree(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree, list[tuple[int, ...]]]:
+    """Examples of ONE tree as a tree to score: the tree with their extra leaves, and per example the nodes to read.
 
     A rejected step that stands under the chosen one's prefix is read in its place; a later step (lookahead) or a step
     of another tree (random) becomes one more leaf there, once however many examples use it.
@@ -88,4 +90,32 @@ def offered(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree
             place[key] = len(tree.nodes) + len(leaves)
             leaves.append((parent, examples.trees[other].nodes[rejected]))
         groups.append((chosen, place[key]))
-    return (with_leaves(tree, leaves) if leaves else tree), groups
+    return (tree.with_leaves(leaves) if leaves else tree), groups
+
+
+@dataclass(frozen=True)
+class Split:
+    """The trees and pairs of one split."""
+
+    trees: Mapping[int, StepTree]
+    pairs: Examples
+    kinds: np.ndarray
+    """The kind of each pair."""
+
+    @classmethod
+    def read(cls, folder: Path, split: str | None) -> Split:
+        """From the tables that `prism pairs` wrote; None reads all splits."""
+        check_split(folder, split)
+        trees = {tree.tree_id: tree for tree in iter_trees(folder, split=split)}
+        table = read_pairs(folder, split=split)
+        columns = ("pair_id", "tree_id", "chosen", "rejected", "rejected_tree")
+        arrays = [table[name].to_numpy().astype(np.int64) for name in columns]
+        return cls(trees, Examples(trees, *arrays), np.array(table["kind"].to_pylist(), dtype=object))
+
+    def examples(self, on: str) -> Examples:
+        """What an objective trains on: `pairs`, or the labelled steps (`labels`)."""
+        examples = self.pairs if on == "pairs" else labelled_steps(self.trees)
+        if not len(examples):
+            what = "pairs" if on == "pairs" else "labelled steps"
+            raise DataError(f"The training data has no {what} left; see `summary.json` for what was dropped and why.")
+        return examples

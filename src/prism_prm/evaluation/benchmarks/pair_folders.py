@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_prm.evaluation.items import Benchmark, Item, require_items
-from prism_prm.pairs.problems import normalise_problem
+from prism_prm.evaluation.benchmarks.base import Benchmark
+from prism_prm.evaluation.items import Item, ItemSet
+from prism_prm.pairs.examples import Split, as_one_tree
 from prism_prm.records import ROOT, StepTree
-from prism_prm.training.examples import offered
-from prism_prm.training.source import Split
 
 
-def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -> Benchmark:
+def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -> ItemSet:
     """An item per tree and kind of pair: its chosen steps are right, its rejected ones wrong, others not judged."""
     items: list[Item] = []
     for folder in folders:
@@ -26,12 +25,12 @@ def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -
         for kind in sorted(set(data.kinds)):
             pairs = data.pairs.take(np.flatnonzero(data.kinds == kind))
             for indices in pairs.by_tree():
-                tree, groups = offered(pairs, indices)
+                tree, groups = as_one_tree(pairs, indices)
                 judged = _judged(tree, {chosen for chosen, _ in groups}, {rejected for _, rejected in groups})
                 named = replace(judged, tree_id=len(items), name=f"{tree.name or tree.tree_id}:{kind}#{len(items)}")
-                items.append(Item(named, str(kind), normalise_problem(tree.problem)))
+                items.append(Item(named, str(kind), tree.problem))
     files = tuple(map(str, folders))
-    return Benchmark("pairs", require_items(items, ", ".join(files)), files)
+    return ItemSet(tuple(items), files)
 
 
 def _judged(tree: StepTree, right: Collection[int], wrong: Collection[int]) -> StepTree:
@@ -45,3 +44,6 @@ def _judged(tree: StepTree, right: Collection[int], wrong: Collection[int]) -> S
         parents=tuple(number[tree.parents[node]] for node in kept),
         trunk=tuple(number[node] for node in tree.trunk if node in number),
     )
+
+
+PAIRS = Benchmark(read_pair_folders, has_splits=True)

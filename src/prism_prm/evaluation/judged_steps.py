@@ -96,14 +96,16 @@ class Steps:
         return has_error, has_error & ~good[at]
 
     def only(self, keep: Bools) -> Steps:
-        """Some of the items (a mask over items), with clusters numbered anew."""
+        """Some of the items (a mask over items), with clusters and groups numbered anew."""
         step_keep = np.repeat(keep, self.lengths)
         lengths = self.lengths[keep]
+        present, groups = np.unique(self.item_group[keep], return_inverse=True)
         clusters, num_clusters = number_clusters(self.item_cluster[keep].tolist())
         return replace(
             self,
             items=tuple(name for name, kept in zip(self.items, keep, strict=True) if kept),
-            item_group=self.item_group[keep],
+            group_names=tuple(self.group_names[i] for i in present),
+            item_group=groups.astype(np.int64),
             item_cluster=clusters,
             num_clusters=num_clusters,
             item_contaminated=self.item_contaminated[keep],
@@ -133,7 +135,7 @@ def collect_steps(
         _check_scores(item, scores)
     for item, scores in zip(items, redundancy or (), strict=False):
         _check_scores(item, scores)
-    clusters, num_clusters = number_clusters(item.problem for item in items)
+    clusters, num_clusters = number_clusters(item.problem_key for item in items)
     groups, _ = number_clusters(item.group for item in items)
     lengths = [len(item.tree.nodes) for item in items]
     return Steps(

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm import __version__
-from prism_prm.evaluation import figures, wording
-from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, SubsetResult, as_json
-from prism_prm.evaluation.measure import missing_splits
-from prism_prm.evaluation.prmbench import CLASSES, SHORT
-from prism_prm.evaluation.steps import write_steps
-from prism_prm.report import LOOKS, Report, looks, percent
+from prism_prm.evaluation import display
+from prism_prm.evaluation.benchmarks import find_benchmark
+from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, as_json
+from prism_prm.evaluation.judged_steps import write_steps
+from prism_prm.evaluation.measure import SubsetResult
+from prism_prm.report import LOOKS, Report, looks, number, percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,19 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation) -> None
     whole, subsets = evaluation.subsets["all"], evaluation.subsets
     headers = ["metric", *(f"{name} ({subset.num_items:,} items)" for name, subset in subsets.items())]
     tables = [subset.tables["steps"] for subset in subsets.values()]
-    if evaluation.bench == "processbench":
-        _add_processbench(report, whole)
+    benchmark = find_benchmark(evaluation.bench)
+    benchmark.add_to_report(report, subsets)
     caption = f"Steps judged at threshold {evaluation.threshold.value:.4g}"
-    report.table(headers, wording.metric_rows(wording.RATES, tables), caption=caption)
+    own = [benchmark.headlines(subset.tables) for subset in subsets.values()]
+    rows = display.metric_rows(display.RATES, tables) + display.metric_rows({label: label for label in own[0]}, own)
+    report.table(headers, rows, caption=caption)
     _add_figures(report, run, evaluation)
-    if evaluation.bench == "prmbench":
-        _add_prmbench(report, evaluation)
-    if ranking_rows := wording.metric_rows(wording.RANKINGS, tables):
+    if ranking_rows := display.metric_rows(display.RANKINGS, tables):
         report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right)")
-    if first_rows := wording.metric_rows(wording.FIRST_ERRORS, tables):
+    if first_rows := display.metric_rows(display.FIRST_ERRORS, tables):
         headers_here = ["first step judged bad", *headers[1:]]
         report.table(headers_here, first_rows, caption="Solutions with an error: was it found?")
-    if len(whole.groups) > 1 and evaluation.bench != "prmbench":
+    if len(whole.groups) > 1 and benchmark.shows_groups:
         _add_groups(report, whole)
     report.table(["count", *headers[1:]], _count_rows(subsets), caption="Judged steps, counted")
 
@@ -104,7 +104,7 @@ def _what_was_measured(evaluation: Evaluation) -> str:
         )
     if "clean" in evaluation.subsets or "contaminated" in evaluation.subsets:
         lines.append("*Contaminated* items are on problems of the training data; *clean* ones are not.")
-    elif evaluation.bench != "labelled":
+    else:
         lines.append("Whether the PRM was trained on these problems was not checked (`--trained-on`).")
     lines += [f"{count:,} {reason}." for reason, count in evaluation.notes.items() if count]
     return "\n".join(f"- {line}" for line in lines)
@@ -122,64 +122,13 @@ def _count_rows(subsets: dict[str, SubsetResult]) -> list[list[str]]:
         "tn": "wrong, judged bad (TN)",
         "fp": "wrong, judged good (FP)",
     }
-    rows = [[label, *(wording.counted(s.counts[name]) for s in subsets.values())] for name, label in names.items()]
-    return [*rows, ["problems", *(wording.counted(s.num_problems) for s in subsets.values())]]
-
-
-def _add_prmbench(report: Report, evaluation: Evaluation) -> None:
-    headers = ["items", "Overall", *(header for header, _, _ in wording.PRMBENCH_COLUMNS)]
-    rows = [
-        [
-            name,
-            wording.shown(subset.tables["overall"]["prm_score"], with_interval=False),
-            *(
-                wording.shown(subset.tables[table].get(key), with_interval=False)
-                for _, table, key in wording.PRMBENCH_COLUMNS
-            ),
-        ]
-        for name, subset in evaluation.subsets.items()
-    ]
-    present = len(evaluation.subsets["all"].tables["classes"])
-    pooled = "" if present == len(CLASSES) else f"; overall pools the {present} of {len(CLASSES)} classes that are here"
-    report.table(headers, rows, caption=f"PRMScore by class and group, as the papers print it{pooled}")
-    whole = evaluation.subsets["all"]
-    rows = [
-        [
-            f"{name} ({SHORT[name]})",
-            wording.shown(whole.tables["classes"][name]),
-            wording.shown(whole.groups[name]["fpr"]),
-            wording.shown(whole.groups[name]["fnr"]),
-            wording.shown(whole.groups[name].get("auroc")),
-            wording.counted(sum(whole.group_counts[name].values())),
-        ]
-        for name in whole.tables["classes"]
-    ]
-    report.table(["class", "PRMScore ↑", "FPR ↓", "FNR ↓", "AUROC ↑", "steps"], rows, caption="Classes with intervals")
-    side = [subset.tables["side"] for subset in evaluation.subsets.values()]
-    report.table(["side metric", *evaluation.subsets], wording.metric_rows(wording.SIDE, side), caption="Side metrics")
-
-
-def _add_processbench(report: Report, whole: SubsetResult) -> None:
-    splits = {name.removeprefix("split:"): table for name, table in whole.tables.items() if name.startswith("split:")}
-    mean = splits.pop("mean")
-    rows = [
-        [name, *(wording.shown(table[key]) for key in ("acc_error", "acc_correct", "f1"))]
-        for name, table in splits.items()
-    ]
-    missing = missing_splits(list(splits))
-    label = "mean of all four" if not missing else f"mean of these {len(splits)}"
-    report.table(
-        ["split", "error found ↑", "no error seen ↑", "F1 ↑"],
-        [*rows, [label, "", "", wording.shown(mean["f1"])]],
-        caption="Naming the first wrong step: exact matches among solutions with an error and among those without",
-    )
-    if missing:
-        report.text(f"Splits that are not here: {', '.join(missing)}. The mean is not ProcessBench's overall value.")
+    rows = [[label, *(number(s.counts[name]) for s in subsets.values())] for name, label in names.items()]
+    return [*rows, ["problems", *(number(s.num_problems) for s in subsets.values())]]
 
 
 def _add_groups(report: Report, whole: SubsetResult) -> None:
     rows = [
-        [name, *(wording.shown(table.get(key)) for key in ("fpr", "fnr", "f1", "negative_f1", "auroc"))]
+        [name, *(display.shown(table.get(key)) for key in ("fpr", "fnr", "f1", "negative_f1", "auroc"))]
         for name, table in whole.groups.items()
     ]
     report.table(["group", "FPR ↓", "FNR ↓", "F1 ↑", "Negative F1 ↑", "AUROC ↑"], rows, caption="Steps by group")
@@ -194,14 +143,14 @@ def _add_figures(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
             caption=f"Every threshold trades false positives for false negatives; the marker is {threshold:.4g}.",
             alt=f"FPR against FNR of {run.name} on {bench} over all thresholds",
         ) as axes:
-            figures.draw_error_curves(axes, {run.name: evaluation.curve}, look, {run.name: threshold})
+            display.draw_error_curves(axes, {run.name: evaluation.curve}, look, {run.name: threshold})
     with report.figure(
         f"{bench}-distribution",
         caption="Scores of right steps (up) and of wrong steps (down); the dotted line is the threshold. "
         "Wrong steps to its right are false positives.",
         alt=f"Distribution of the scores of right and wrong steps of {bench}",
     ) as axes:
-        figures.draw_distribution(axes, evaluation.histogram, threshold, LOOKS)
+        display.draw_distribution(axes, evaluation.histogram, threshold, LOOKS)
     if evaluation.pairs is not None:
         _add_pairs(report, run, evaluation)
 
@@ -209,13 +158,13 @@ def _add_figures(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
 def _add_pairs(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
     pairs: Any = evaluation.pairs
     rows = [
-        [f"{low:g}–{high:g}", percent(found.value, found.low, found.high), wording.counted(size)]
+        [f"{low:g}–{high:g}", percent(found.value, found.low, found.high), number(size)]
         for low, high, found, size in zip(pairs.edges, pairs.edges[1:], pairs.bins, pairs.bin_sizes, strict=False)
     ]
     total = percent(pairs.overall.value, pairs.overall.low, pairs.overall.high)
     report.table(
         ["size of the margin", "accuracy", "pairs"],
-        [*rows, ["all", total, wording.counted(pairs.num_pairs)]],
+        [*rows, ["all", total, number(pairs.num_pairs)]],
         caption="Pairs of a right and a wrong step under the same prefix: the right one scores higher",
     )
     with report.figure(
@@ -223,5 +172,5 @@ def _add_pairs(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
         caption="Close calls are where rankings go wrong.",
         alt="Pairwise accuracy by the size of the margin",
     ) as axes:
-        figures.draw_pair_accuracy(axes, pairs.edges, {run.name: pairs.bins}, looks([run.name]))
+        display.draw_pair_accuracy(axes, pairs.edges, {run.name: pairs.bins}, looks([run.name]))
         axes.set_xlabel("size of the margin |score of right − score of wrong|")

@@ -1,4 +1,4 @@
-"""The report of `prism theory`: closed forms with numbers, what the losses do, and what holds on real scores."""
+"""Closed forms with numbers, each played out; what the losses pull at; pointwise against pairwise training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from prism_prm.errors import ConfigError
-from prism_prm.evaluation.figures import draw_pair_accuracy
+from prism_prm.evaluation.display import draw_pair_accuracy
 from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes
 from prism_prm.theory import margins, selection, simulation
 
@@ -198,7 +198,7 @@ difference between the two figures is what pairwise training owes to labels that
 
 
 def build_theory(settings: VerifierSettings, simulations: Sequence[simulation.SimulationSettings]) -> Report:
-    """The report without real scores; `evaluation.dominance_report` and `evaluation.pool_theory` add to it."""
+    """The report without real scores; `roc_dominance` and `scored_pool` add to it."""
     report = Report("What theory says about judging steps", "closed forms, checked by playing them out")
     add_best_of_n(report, settings)
     add_compounding(report)

@@ -1,0 +1,50 @@
+"""The benchmarks, in one dict: a new one is a module here and a line below, or an entry point of another package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from prism_prm import plugins
+from prism_prm.errors import ConfigError
+from prism_prm.evaluation.benchmarks.base import Benchmark
+from prism_prm.evaluation.benchmarks.labelled import LABELLED
+from prism_prm.evaluation.benchmarks.pair_folders import PAIRS
+from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH
+from prism_prm.evaluation.benchmarks.processbench import PROCESSBENCH
+from prism_prm.evaluation.items import Item, ItemSet
+
+__all__ = ["BENCHMARKS", "ENTRY_POINTS", "Benchmark", "Item", "ItemSet", "find_benchmark", "read_benchmark"]
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "prmbench": PRMBENCH,
+    "processbench": PROCESSBENCH,
+    "labelled": LABELLED,
+    "pairs": PAIRS,
+}
+ENTRY_POINTS = "prism_prm.benchmarks"
+"""The group of entry points in which other packages name theirs."""
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """One of BENCHMARKS, or one that an installed package adds."""
+    return plugins.find(name, BENCHMARKS, Benchmark, ENTRY_POINTS)
+
+
+def read_benchmark(name: str, data: Sequence[str | Path], split: str | None = None) -> ItemSet:
+    """A benchmark from `data`: files, folders (also a folder that has one named like the benchmark), or hub ids.
+
+    Without `data` it comes from the hub. `split` chooses one of a folder that `prism pairs` has written.
+    """
+    benchmark = find_benchmark(name)
+    if split is not None and not benchmark.has_splits:
+        having = ", ".join(name for name, one in BENCHMARKS.items() if one.has_splits)
+        raise ConfigError(f"--split is for the benchmarks {having}, not for {name}")
+    if not data:
+        if benchmark.hub is None:
+            raise ConfigError(f"--bench {name} needs --data: the file or folder to read")
+        data = [benchmark.hub]
+    places = [Path(given) / name if (Path(given) / name).is_dir() else given for given in data]
+    found = benchmark.read(places, split) if benchmark.has_splits else benchmark.read(places)
+    return replace(found, name=name, aside=benchmark.aside)
