@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +27,7 @@ from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
 from prism_prm.training.batches import MicroBatch, Packing, RowLimits, micro_batches, parts_of_update
 from prism_prm.training.examples import Examples, Ints
+from prism_prm.training.model import to_training
 from prism_prm.training.plan import plan_updates
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Round:
     def run(self, accelerator: Accelerator) -> torch.nn.Module:
         """Train, or go on from the last checkpoint; gives the prepared model."""
         settings = self.settings
-        self.model.train()
+        to_training(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
             trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
@@ -144,7 +145,8 @@ class Round:
             started = time.perf_counter()
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr_at(number, len(self.updates))
-            line = self._update(accelerator, model, optimizer, number)
+            with seeded(chance_of(self.seed, number, accelerator.process_index), accelerator.device):
+                line = self._update(accelerator, model, optimizer, number)
             line |= {"lr": group["lr"], "seconds": time.perf_counter() - started}
             if accelerator.is_main_process:
                 self.on_update(line)
@@ -257,6 +259,19 @@ class Round:
         for update in self.updates:
             digest.update(np.ascontiguousarray(self.examples.ids[update]).tobytes() + b"|")
         return digest.hexdigest()
+
+
+def chance_of(seed: tuple[int, ...], update: int, process: int) -> int:
+    """The seed of an update's dropout: a formula, so nothing to resume."""
+    return int(np.random.SeedSequence((*seed, update, process)).generate_state(1, np.uint64)[0])
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Chance from a seed, within the block alone."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _checkpoints(folder: Path) -> list[Path]:
