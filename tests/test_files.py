@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from prism_prm.files import whole_file, whole_folder
+from prism_prm import files
+from prism_prm.errors import DataError, PrismError
+from prism_prm.files import JsonLines, locked, whole_file, whole_folder
 
 
 def _private(path: Path) -> None:
@@ -46,3 +53,96 @@ def test_a_failed_block_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) 
             half()
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "old"
+
+
+@contextmanager
+def another_process_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """One that holds the folder until it is killed."""
+    code = "import sys, time, prism_prm.files as f\nwith f.locked(sys.argv[1]): print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.communicate()
+
+
+def test_a_folder_is_one_process_s_until_it_ends_or_dies(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "too"
+    with another_process_in(folder) as process:
+        with pytest.raises(PrismError, match=r"too: another process is running here; wait for it, or name another"):
+            locked(folder).__enter__()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with locked(folder), pytest.raises(PrismError, match="another process"):
+            locked(folder).__enter__()
+    with locked(folder):
+        pass
+
+
+def test_a_lock_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "fcntl", None)
+    with locked(tmp_path), pytest.raises(PrismError, match=r"another process.*If none is running.*remove .*\.lock"):
+        locked(tmp_path).__enter__()
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path):
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_lines_cut_off_anywhere_keep_all_whole_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "made" / "x.jsonl"
+    records = [{"a": 1}, {"text": "é\n\u2028"}, [1, None, 2.5]]
+    lines = JsonLines(path, sync=True)
+    assert lines.read() == []
+    assert not path.exists()
+    for record in records:
+        lines.append(record)
+    lines.close()
+    whole = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        caplog.clear()
+        kept = records[: sum(end <= length for end in ends)]
+        lines = JsonLines(path)
+        assert lines.read() == kept
+        assert path.read_bytes() == whole[:length], "reading changes nothing"
+        lines.append("more")
+        lines.append("and more")
+        lines.close()
+        said = [record.getMessage() for record in caplog.records]
+        is_torn = length not in (0, *ends)
+        assert said == [f"{path}: the last line is cut off (a full disc, or a killed process); it is dropped"] * is_torn
+        assert JsonLines(path).read() == [*kept, "more", "and more"]
+
+
+def test_json_lines_are_replaced_as_a_whole(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl")
+    for i in range(4):
+        lines.append(i)
+    lines.rewrite([0, 1])
+    lines.append(9)
+    assert lines.read() == [0, 1, 9]
+    (tmp_path / "x.jsonl").write_text("1\noops\n2\n")
+    with pytest.raises(DataError, match=r"x\.jsonl:2: not a JSON record"):
+        JsonLines(tmp_path / "x.jsonl").read()
+
+
+def test_a_disc_without_room_leaves_whole_lines(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disc: half of a line is written, then writing fails."""
+    code = """
+import resource, sys
+from prism_prm.files import JsonLines
+lines = JsonLines(sys.argv[1])
+lines.append("x" * 57)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+lines.append("y" * 57)
+"""
+    path = tmp_path / "x.jsonl"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert "PrismError" in done.stderr
+    assert f"{path}: a line could not be written" in done.stderr
+    assert path.read_text() == '"' + "x" * 57 + '"\n'

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from some_pairs import write_sums
 
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
+from prism_prm.files import locked
 from prism_prm.prms.card import read_card
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.training.claim import claimed
@@ -282,11 +283,8 @@ def test_bf16_arithmetic_trains_32_bit_weights(recipe_file: Path, tmp_path: Path
 
 def test_one_command_at_a_time(recipe_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    folder.mkdir()
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(PrismError, match="another process is running here"):
-            run(recipe_file, folder)
+    with locked(folder), pytest.raises(PrismError, match="another process is running here"):
+        run(recipe_file, folder)
 
 
 def test_rescoring_bins_later_rounds_by_the_trained_prm(recipe_file: Path, tmp_path: Path) -> None:
@@ -306,6 +304,29 @@ def test_the_lookahead_ratio_holds_without_margins_too(recipe_file: Path, tmp_pa
         trained[name] = sum(json.loads(line)["examples"] for line in lines)
     kinds = pq.read_table(tmp_path / "all" / "data" / "pairs.parquet", filters=[("split", "=", "train")])["kind"]
     assert trained == {"all": len(kinds), "mixed": kinds.to_pylist().count("annotated")}
+
+
+def test_a_limit_that_cannot_be_met_is_said(recipe_file: Path, tmp_path: Path) -> None:
+    wanted = [
+        "curriculum.mode=none",
+        "curriculum.bins=[[-1.0, 1.0]]",
+        "validation.split=",
+        "train.pairs_per_update=150",
+    ]
+    recipe = load_recipe(recipe_file, [*wanted, "train.max_pairs_per_tree_per_update=1"])
+    said: list[str] = []
+    Run(recipe, tmp_path, Accelerator(cpu=True), say=said.append).go()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    sizes = [line["examples"] for line in lines]
+    assert max(sizes) - min(sizes) <= 1 < min(sizes)
+    most = max(line["max_per_tree"] for line in lines)
+    trees = Counter(
+        pq.read_table(tmp_path / "data" / "pairs.parquet", filters=[("split", "=", "train")])["tree_id"].to_pylist()
+    )
+    assert most == -(-max(trees.values()) // len(lines)) > 1
+    over = sum(size > len(lines) for size in trees.values())
+    (about,) = [text for text in said if "cannot be met" in text]
+    assert f"{over} trees have too many examples, up to {most} of one tree in an update" in about
 
 
 def test_impossible_recipes() -> None:

@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +27,7 @@ from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
 from prism_prm.pairs.examples import Examples, Ints
 from prism_prm.training.batches import MicroBatch, Packing, RowLimits, micro_batches, parts_of_update
+from prism_prm.training.model import to_training
 from prism_prm.training.plan import plan_updates
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class TrainSettings:
     pairs_per_update: int = 64
     """Pairs (or labelled steps) of one update, whatever the packing, micro-batches and number of processes."""
     max_pairs_per_tree_per_update: int = 8
-    """Pairs of one tree share their prefix, so more are cheaper; 1 makes the pairs of an update independent."""
+    """Pairs of one tree share their prefix, so more are cheaper; 1 makes the pairs of an update independent. Trees that
+    have too many pairs for it are spread evenly over all updates of a round, and the run says how many they are."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls to 0 over a round, after the warm-up."""
     warmup: float = 0.03
@@ -129,7 +131,7 @@ class Round:
     def run(self, accelerator: Accelerator) -> torch.nn.Module:
         """Train, or go on from the last checkpoint; gives the prepared model."""
         settings = self.settings
-        self.model.train()
+        to_training(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
             trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
@@ -143,7 +145,8 @@ class Round:
             started = time.perf_counter()
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr_at(number, len(self.updates))
-            line = self._update(accelerator, model, optimizer, number)
+            with seeded(chance_of(self.seed, number, accelerator.process_index), accelerator.device):
+                line = self._update(accelerator, model, optimizer, number)
             line |= {"lr": group["lr"], "seconds": time.perf_counter() - started}
             if accelerator.is_main_process:
                 self.on_update(line)
@@ -179,6 +182,7 @@ class Round:
         return {
             "round": self.name, "update": number, "updates": len(self.updates), "loss": loss / len(update),
             "grad_norm": norm, "examples": len(update), "tokens": int(all_tokens),
+            "max_per_tree": int(np.unique(self.examples.tree[update], return_counts=True)[1].max()),
         }  # fmt: skip
 
     def _losses(self, model: Any, micro: MicroBatch, device: torch.device) -> torch.Tensor:
@@ -255,6 +259,19 @@ class Round:
         for update in self.updates:
             digest.update(np.ascontiguousarray(self.examples.ids[update]).tobytes() + b"|")
         return digest.hexdigest()
+
+
+def chance_of(seed: tuple[int, ...], update: int, process: int) -> int:
+    """The seed of an update's dropout: a formula, so nothing to resume."""
+    return int(np.random.SeedSequence((*seed, update, process)).generate_state(1, np.uint64)[0])
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Chance from a seed, within the block alone."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from prism_prm.errors import ConfigError
-from prism_prm.training.recipe import HardwareSettings, Lora
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from prism_prm.prms.module import PrmModule
+    from prism_prm.training.recipe import HardwareSettings, Lora
 
 
 def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:
     """The module as the optimiser should see it."""
     module.requires_grad_(True)
+    dropout: Any = getattr(module.config, "attention_dropout", None)
+    if dropout and hardware.attn == "flex":
+        raise ConfigError(
+            f'hardware.attn = "flex" knows no dropout, and the model\'s config has attention_dropout = {dropout}: '
+            'set it to 0 there, or train with hardware.attn = "sdpa".'
+        )
     if hardware.frozen_layers or hardware.lora is not None:
         untie(module)
     if hardware.frozen_layers:
@@ -46,6 +52,16 @@ def freeze(module: PrmModule, layers: int) -> None:
     backbone.get_input_embeddings().requires_grad_(False)
     for layer in backbone.layers[:layers]:
         layer.requires_grad_(False)
+
+
+def to_training(model: Any) -> None:
+    """Dropout where something is trained; frozen lower layers give what they give when they score, kept or not."""
+    model.train()
+    backbone = (model.get_base_model() if hasattr(model, "get_base_model") else model).backbone
+    frozen = [layer for layer in backbone.layers if not any(p.requires_grad for p in layer.parameters())]
+    if frozen:
+        for part in [*(child for child in backbone.children() if child is not backbone.layers), *frozen]:
+            part.eval()
 
 
 def check_cache(hardware: HardwareSettings, spread: str) -> None:

@@ -31,6 +31,7 @@ from prism_prm.training.claim import claimed
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import CANNOT_WRITE, Round
 from prism_prm.training.model import check_cache, count, merged, prepare, release_memory, weights_to_save
+from prism_prm.training.plan import over_limit
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.scored import fill_cache, histogram, read_column, write_scored
 from prism_prm.training.source import TRAIN, make_data
@@ -69,6 +70,8 @@ class Run:
         self.share = Share(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
         self.bars = bars if self.main else no_bars
         self.say = say if self.main else lambda _: None
+        self.log: RunLog | None = None
+        """Of the main process, while there is something to do."""
 
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
@@ -76,7 +79,8 @@ class Run:
         check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
         with claimed(self.folder, self.recipe, self.accelerator) as finished:
             if finished is None:
-                finished = self._stages()
+                with self._opened_log():
+                    finished = self._stages()
             else:
                 self.say(f"{self.folder} is finished already; nothing to do.")
         return {**finished, "best": str(self.folder / finished["best"])}
@@ -187,6 +191,13 @@ class Run:
             f"round {name}: {len(examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
         )
+        limit = recipe.train.max_pairs_per_tree_per_update
+        over, most = over_limit(examples.tree, work.updates, limit)
+        if over:
+            self.say(
+                f"round {name}: train.max_pairs_per_tree_per_update = {limit} cannot be met in updates of even size: "
+                f"{over} trees have too many examples, up to {most} of one tree in an update"
+            )
         with self._logged(work):
             model = work.run(self.accelerator)
         if prm.cache is not None:
@@ -203,13 +214,20 @@ class Run:
             fill_cache(self._load(start), examples, share=self.share, advance=advance)
 
     @contextlib.contextmanager
+    def _opened_log(self) -> Iterator[None]:
+        """The run's log, on the main process."""
+        if not self.main:
+            yield
+            return
+        with contextlib.closing(RunLog(self.folder, self.recipe.report_to, asdict(self.recipe))) as self.log:
+            yield
+        self.log = None
+
+    @contextlib.contextmanager
     def _logged(self, work: Round) -> Iterator[None]:
         """A progress bar and the run's log, on the main process."""
         with self.bars(f"round {work.name}", len(work.updates)) as advance:
-            if not self.main:
-                yield
-                return
-            with contextlib.closing(RunLog(self.folder, self.recipe.report_to, asdict(self.recipe))) as log:
+            if (log := self.log) is not None:
 
                 def on_resume(done: int) -> None:
                     log.resume(work.name, done)
@@ -220,7 +238,7 @@ class Run:
                     advance(1)
 
                 work.on_resume, work.on_update = on_resume, on_update
-                yield
+            yield
 
     def _save(self, prm: Prm, model: Any, folder: Path) -> None:
         """The trained PRM as a folder, whole or not at all."""
@@ -256,6 +274,8 @@ class Run:
                 if isinstance(place, Path) and "threshold" in result:
                     set_threshold(place, result["threshold"])
                 write_text(path, json.dumps(result, indent=2) + "\n")
+                if self.log is not None:
+                    self.log.validated(result)
 
             self._main_only(note)
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
