@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.math_shepherd import FIRST_STEP
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
 
@@ -151,7 +152,6 @@ class Exclusions:
 _FIELDS = (
     "problem", "question", "questions", "prompt", "original_question", "modified_question", "question_content", "input",
 )  # fmt: skip
-_FIRST_STEP = re.compile(r"\s*Step 1\s*:")
 
 
 def _problems_in(record: Mapping[str, Any]) -> Iterator[str]:
@@ -161,4 +161,4 @@ def _problems_in(record: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, dict):  # PRM800K keeps the problem in {"question": {"problem": …}}
             value = value.get("problem")
         if isinstance(value, str) and value.strip():
-            yield _FIRST_STEP.split(value, maxsplit=1)[0] if name == "input" else value
+            yield FIRST_STEP.split(value, maxsplit=1)[0] if name == "input" else value
