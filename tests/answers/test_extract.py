@@ -50,3 +50,10 @@ def test_methods_can_be_chosen() -> None:
 def test_a_megabyte_of_anything_is_read_once(junk: str) -> None:
     # Were any of these quadratic, a megabyte would take hours and the test run would not end.
     extract_answer(junk * (1_000_000 // len(junk)))
+
+
+def test_boxes_within_boxes_are_read_once() -> None:
+    """The content of each box holds all the boxes within it: copied one by one they would be 300 gigabytes."""
+    depth = 200_000
+    inside = r"\boxed{" * (depth - 1) + "6" + "}" * (depth - 1)
+    assert extract_answer(rf"\boxed{{ {inside} }}") == Extraction(inside, "boxed")

@@ -28,6 +28,10 @@ def test_normalise_takes_off_the_dress_only(answer: str, normal: str) -> None:
     assert normalise(answer) == normal
 
 
+def test_normalise_reads_a_megabyte_of_full_stops_once() -> None:
+    assert normalise("$7$" + " ." * 500_000) == "7"
+
+
 @pytest.mark.parametrize(
     ("answer", "value"),
     [

@@ -142,6 +142,14 @@ def test_math_shepherd_original(tmp_path: Path) -> None:
     assert tree == StepTree.chain("How many? - 3 + 4?", [Step("a + b", 1.0, 1.0), Step("c\n\nd", 0.0, 0.0)], ended=True)
 
 
+def test_math_shepherd_reads_a_run_of_spaces_once(tmp_path: Path) -> None:
+    """Looked for from each of these spaces anew, the marker after them would take minutes to find."""
+    source = "p?" + " " * 400_000 + "so? Step 1: a" + "\n" * 400_000 + "b ки"
+    tree = read_one(tmp_path, {"input": source, "label": source.replace("ки", "+")})
+    assert tree.problem == source[: source.index(" Step")]
+    assert tree.nodes[0].text == "a" + "\n" * 400_000 + "b"
+
+
 def test_math_shepherd_split(tmp_path: Path) -> None:
     solution = {"Step 1": {"content": "a", "label": 1}, "Step 2": {"content": "b", "label": 0}}
     tree = read_one(tmp_path, {"questions": "p", "solution": solution})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from prism_prm import read_trees, split_steps
 from prism_prm.data import ReadOptions
+from prism_prm.data.steps import _inline_formulas
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,29 @@ def test_nothing_is_lost(text: str) -> None:
     steps = split_steps(text)
     assert "".join("".join(steps).split()) == "".join(text.split())
     assert all(step == step.strip() and step for step in steps)
+
+
+HUGE = 400_000
+
+
+@pytest.mark.parametrize(
+    ("text", "num_steps"),
+    [
+        ("\\(" * (HUGE // 2), 1),
+        ("\\(" * (HUGE // 2) + "\n\\)", 2),
+        ("`" * HUGE, 1),
+        ("~" * HUGE + " a. B", 2),
+        ("a\n\n$$b\n\nc$$\n\n" * (HUGE // 12), 2 * (HUGE // 12)),
+    ],
+)
+def test_hostile_texts_take_no_square_of_their_length(text: str, num_steps: int) -> None:
+    assert len(split_steps(text)) == num_steps
+
+
+@given(st.lists(st.sampled_from(["\\(", "\\)", "$", "\\$", "\n", ". A", " "]), max_size=40).map("".join))
+def test_formulas_in_a_line_are_those_that_a_plain_pattern_finds(text: str) -> None:
+    plain = re.compile(r"\\\(.*?\\\)|(?<![\\$])\$(?!\$)[^$\n]+\$")
+    assert list(_inline_formulas(text)) == [match.span() for match in plain.finditer(text)]
 
 
 def test_real_solutions_keep_their_environments(real_data: Path) -> None:

@@ -16,6 +16,61 @@ def test_the_same_problem_in_other_clothes() -> None:
     assert normalise_problem("What is 1 + 2?") != normalise_problem("What is 1 - 2?")
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r"Find $\dfrac{1}{2}$", r"Find $\frac{1}{2}$"),
+        (r"Find $\tfrac12$", r"Find $\frac{1}{2}$"),
+        (r"Find $\frac1{2}$", r"Find $\frac{1}2$"),
+        (r"Find $\dbinom{5}{2}$", r"Find $\binom52$"),
+        (r"Let $f\left(x\right) = \left\{1\right.$", r"Let $f(x) = \{1$"),
+        (r"Let $\bigl(x\Bigr)$", r"Let $(x)$"),
+        (r"Let \(x\) and \[y.\]", r"Let $x$ and $$y$$."),
+        (r"$x \le 1$ and $y \geq 2$, $z \neq 3$", r"$x\leq1$ and $y\ge2$, $z\ne3$"),
+        (r"$x \leqslant 1$", "x ≤ 1"),
+        (r"$1{,}000$ and $2,\!500,\!000$ and $3\,000$", "1,000 and 2500000 and 3000"),
+        (r"$5 \text{ cm}$", r"$5~\mathrm{cm}$"),
+        (r"$x = .5$", r"$x = 0.5$"),
+        (r"$1, 2, \ldots, 9$", r"$1,2,\dots,9$"),
+        (r"$a\quad b\;c\,d$", "$a b c d$"),
+        (r"$x_{1} + x^{2}$", r"$x_1+x^2$"),
+        (r"$a − b$", r"$a - b$"),
+        (r"Evaluate $\log_264$.", r"Evaluate \log_2 64."),
+        (r"Simplify\n\[x\]\nThen stop. $\nu$", "Simplify\n$$x$$ then stop. $\\nu$"),
+    ],
+)  # fmt: skip
+def test_one_problem_typeset_in_two_ways(one: str, other: str) -> None:
+    assert normalise_problem(one) == normalise_problem(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is 1.5 + 2?", "What is 15 + 2?"),
+        ("What is 0.5?", "What is 5?"),
+        ("What is .5?", "What is 5?"),
+        ("Is f(1,5) or f(1, 5) less?", "Is f(15) or f(15) less?"),
+        (r"$\frac{1}{23}$", r"$\frac{12}{3}$"),
+        ("rows of 2 34 seats", "rows of 23 4 seats"),
+        (r"$x \le 1$", r"$x \ge 1$"),
+        (r"$x \left(y\right)$", r"$x y$"),
+        (r"$\leftarrow$", r"$\rightarrow$"),
+        ("from 1.2 to 3", "from 1 to 2.3"),
+    ],
+)  # fmt: skip
+def test_other_problems_stay_apart(one: str, other: str) -> None:
+    assert normalise_problem(one) != normalise_problem(other)
+
+
+def test_runs_of_words_do_not_hang_on_the_typesetting() -> None:
+    one = r"Given that $f\left(x\right) \le \dfrac{1}{2}$ for all \(x\), so that \(f\left(0\right) = 1{,}000\) too."
+    other = r"Now: given that $f(x)\leq\frac12$ for all $x$, so that $f(0)=1000$ too."
+    exclusions = Exclusions()
+    exclusions.add(one, "a")
+    assert exclusions.match(other)
+    assert exclusions.counts == {"a": {"ngram_overlap": 1}}
+
+
 def test_splits_follow_from_the_problem_and_the_seed() -> None:
     splits = Splits.parse("train=0.8, test=0.2")
     found = {f"problem {i}": splits.split_of(f"problem {i}") for i in range(2000)}

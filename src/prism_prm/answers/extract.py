@@ -23,12 +23,13 @@ class Extraction:
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{)?|\\.|[{}]", re.DOTALL)
+_VISIBLE = re.compile(r"\S")
 _BARE = re.compile(r"[^\s$.,;{}\\]+")
 
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last \boxed{…} that is closed and not empty; `\boxed 5` counts too."""
-    found: str | None = None
+    found: tuple[int, int] | None = None
     open_braces: list[int | None] = []  # for each open brace, where the content of a box starts, or None
     for match in _BOX.finditer(text):
         token = match.group()
@@ -38,11 +39,12 @@ def last_boxed(text: str) -> str | None:
             open_braces.append(None)
         elif token == "}":
             start = open_braces.pop() if open_braces else None
-            if start is not None:
-                found = text[start : match.start()].strip() or found
+            if start is not None and _VISIBLE.search(text, start, match.start()):
+                found = start, match.start()
         elif len(token) > 2 and (bare := _BARE.match(text, match.end())):
-            found = bare.group()
-    return found
+            found = bare.span()
+    # Only the last one is copied: boxes may be nested by the thousand.
+    return None if found is None else text[slice(*found)].strip()
 
 
 def after_hashes(text: str) -> str | None:

@@ -47,7 +47,7 @@ def normalise(answer: str) -> str:
     for old, new in _SPELLINGS.items():
         answer = answer.replace(old, new)
     while True:
-        bare = answer.strip().rstrip(".").rstrip()
+        bare = answer.strip().rstrip(" .")
         if wrapped := _WRAPPED.fullmatch(bare):
             inside = next(group for group in wrapped.groups() if group is not None)
             bare = bare if "$" in inside else inside

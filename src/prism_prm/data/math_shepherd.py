@@ -16,8 +16,9 @@ from prism_prm.errors import DataError
 TAG = "ки"
 MARKS = {"+": 1.0, "-": 0.0}
 
-_FIRST_STEP = re.compile(r"\s*Step 1\s*:")
-_MARKER = re.compile(r"\s*Step \d+\s*:\s*")
+# A run of spaces is read from its first one only; from each of them it would take the square of its length.
+FIRST_STEP = re.compile(r"(?<!\s)\s*Step 1\s*:")
+_MARKER = re.compile(r"(?<!\s)\s*Step \d+\s*:\s*")
 
 
 class Record(msgspec.Struct):
@@ -47,7 +48,7 @@ def read(record: Record, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
             f"`input` does not end with the step tag {TAG!r}: found {record.input[-40:]!r}", reason="no-tag"
         )
     labels = _marks(steps, record.label)
-    found = _FIRST_STEP.search(steps[0])
+    found = FIRST_STEP.search(steps[0])
     if found is None:
         raise DataError(f'`input` has no "Step 1:" after the question: found {steps[0][:60]!r}', reason="no-marker")
     problem = steps[0][: found.start()]

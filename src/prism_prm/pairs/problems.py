@@ -14,22 +14,46 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.math_shepherd import FIRST_STEP
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
 
-_TOKEN = re.compile(r"\w+|[^\w\s]")
+_SPELLINGS = [
+    (re.compile(pattern.replace(r"\E", "(?![A-Za-z])")), spelling)
+    for pattern, spelling in (
+        (r"\\\\|\\[()\[\]]|\\q?quad\E|\\displaystyle\E|~|\\n\E|\\n(?=[A-Z])", " "),  # also a line break as \ and n
+        (r"\\(?:left|right|middle|[bB]igg?[lrm]?)\E\s*\.?", " "),
+        (r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname)\E", " "),
+        (r"\\[dtc]?(frac|binom)\E(?:\s*(\d)\s*(\d))?", r"\\\1 \2 \3 "),
+        (r"\\log_(\d)(?=\d)", r"\\log_\1 "),
+        (r"\\leq?(?:slant)?\E|<=", "≤"),
+        (r"\\geq?(?:slant)?\E|>=", "≥"),
+        (r"\\neq?\E", "≠"),
+        (r"\\[lc]?dots[bcmio]?\E|\.\.\.", "…"),
+        (r"\^\s*(?:\{\s*)?\\circ\E", "°"),
+        (r"[−–]", "-"),
+        (r"(?<![\w.])\.(?=\d)", "0."),
+    )
+]
+"""Ways to typeset one thing, and the one that they are read as; \\E stands for the end of a command's name."""
+_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,\s*|\{,\}|,\\!|\\,)\d{3})+(?!\d)")
+_TOKEN = re.compile(r"\w+(?:(?<=\d)\.\d\w*)*|[^\w\s]")
 _IGNORED = frozenset("$\\{}.,;:!?'\"")
 """Punctuation and the mark-up of formulas differ between copies of one problem; signs of operations do not."""
+_NOT_BETWEEN_NUMBERS = re.compile(r"(?<!\d) | (?!\d)")
 
 
 def problem_words(problem: str) -> list[str]:
     """The words, numbers and signs that make up a problem, without differences of case, spacing and mark-up."""
-    return [token for token in _TOKEN.findall(problem.lower()) if token not in _IGNORED]
+    text = _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number.group()), problem)
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    return [token for token in _TOKEN.findall(text.lower()) if token not in _IGNORED]
 
 
 def normalise_problem(problem: str) -> str:
-    """Equal for problems that are the same; without spaces, which copies of formulas disagree on most."""
-    return "".join(problem_words(problem))
+    """Equal for problems that are the same; spaces, which copies of formulas disagree on, stay between numbers only."""
+    return _NOT_BETWEEN_NUMBERS.sub("", " ".join(problem_words(problem)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +175,6 @@ class Exclusions:
 _FIELDS = (
     "problem", "question", "questions", "prompt", "original_question", "modified_question", "question_content", "input",
 )  # fmt: skip
-_FIRST_STEP = re.compile(r"\s*Step 1\s*:")
 
 
 def _problems_in(record: Mapping[str, Any]) -> Iterator[str]:
@@ -161,4 +184,4 @@ def _problems_in(record: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, dict):  # PRM800K keeps the problem in {"question": {"problem": …}}
             value = value.get("problem")
         if isinstance(value, str) and value.strip():
-            yield _FIRST_STEP.split(value, maxsplit=1)[0] if name == "input" else value
+            yield FIRST_STEP.split(value, maxsplit=1)[0] if name == "input" else value

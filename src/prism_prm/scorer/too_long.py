@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.packing import EncodedTree, Group, Layout, describe, encode_tree
-from prism_prm.records import StepTree
+from prism_prm.records import ROOT, Step, StepTree
 
 OnTooLong = Literal["error", "drop-left-steps", "skip"]
 
@@ -47,19 +47,61 @@ def fit(
     groups = [(node,) for node in nodes if node not in left_out]
     items = [Item(encoded, groups, index)] if groups else []
     if choice == "drop-left-steps":
-        items += [_shortened(tree, index, node, family, context) for node in long]
+        items += _shortened(tree, index, long, encoded, family, context)
     return items, long
 
 
-def _shortened(tree: StepTree, index: int, node: int, family: Layout, context: int) -> Item:
-    """The longest end of the node's path that fits, laid out as a solution of its own."""
-    path = tree.path(node)
-    for first in range(1, len(path)):
-        encoded = encode_tree(StepTree.chain(tree.problem, [tree.nodes[n] for n in path[first:]]), family)
-        last = len(path) - first - 1
-        if encoded.path_tokens(last) <= context:
-            return Item(encoded, [(last,)], index, node)
-    raise DataError(
-        f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} tokens",
-        reason="too-long",
-    )
+def _shortened(
+    tree: StepTree, index: int, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
+) -> Iterator[Item]:
+    """For each node the longest end of its path that fits, laid out as a solution of its own."""
+    ends = _fitting_ends(tree, long, encoded, family, context)
+    for node in long:
+        end = ends[node]
+        if end is None:
+            raise DataError(
+                f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} "
+                "tokens",
+                reason="too-long",
+            )
+        yield Item(end, [(len(end.ids) - 1,)], index, node)
+
+
+def _fitting_ends(
+    tree: StepTree, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
+) -> dict[int, EncodedTree | None]:
+    """For each node the end of its path that fits; None where not even the node alone does.
+
+    A path from some first step that is too long at a node is so at every later node too, however the family lays out
+    its steps. So the search begins where that for the node before ended, and every node costs about two layouts.
+    """
+    wanted, search = set(long), set[int]()
+    for node in long:
+        while node != ROOT and node not in search and encoded.path_tokens(node) > context:
+            search.add(node)
+            node = tree.parents[node]
+    depths = tree.depths()
+    firsts: dict[int, int] = {}
+    ends: dict[int, EncodedTree | None] = {}
+    for node in sorted(search):
+        first = firsts.get(tree.parents[node], 1)
+        kept = _last_steps(tree, node, depths[node] + 1 - first)
+        end = None
+        while kept:
+            end = encode_tree(StepTree.chain(tree.problem, kept), family)
+            if end.path_tokens(len(kept) - 1) <= context:
+                break
+            kept, end = kept[1:], None
+        firsts[node] = depths[node] + 1 - len(kept)
+        if node in wanted:
+            ends[node] = end
+    return ends
+
+
+def _last_steps(tree: StepTree, node: int, count: int) -> list[Step]:
+    """The last steps of a node's path."""
+    steps: list[Step] = []
+    for _ in range(count):
+        steps.append(tree.nodes[node])
+        node = tree.parents[node]
+    return steps[::-1]

@@ -1,0 +1,114 @@
+"""Which steps are left out of paths longer than the context: against the obvious search, for every family."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from prism_prm.errors import DataError
+from prism_prm.packing import EncodedTree, Layout, encode_tree
+from prism_prm.prms import FAMILIES
+from prism_prm.records import Step, StepTree
+from prism_prm.scorer.too_long import fit
+from tiny import FAMILY_MODELS, MODELS
+
+
+class Erratic:
+    """A layout whose lengths follow no order at all: a step moved one place forward may grow or shrink."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.num_calls = 0
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        return list(range(len(problem)))
+
+    def step_ids(self, text: str, index: int) -> tuple[list[int], int]:
+        self.num_calls += 1
+        rng = random.Random(f"{self.seed} {text} {index}")
+        ids = [rng.randrange(100) for _ in range(rng.choice((1, 1, 2, 3, 9)))]
+        return ids, rng.randrange(len(ids))
+
+
+def obvious(tree: StepTree, node: int, family: Layout, context: int) -> EncodedTree | None:
+    """Leave out one step more until the rest fits."""
+    path = tree.path(node)
+    for first in range(1, len(path)):
+        end = encode_tree(StepTree.chain(tree.problem, [tree.nodes[n] for n in path[first:]]), family)
+        if end.path_tokens(len(path) - first - 1) <= context:
+            return end
+    return None
+
+
+def random_tree(rng: random.Random, texts: list[str]) -> StepTree:
+    size = rng.randint(2, 24)
+    bushy = rng.random()
+    parents = [rng.randrange(-1, i) if rng.random() < bushy else i - 1 for i in range(size)]
+    return StepTree(3, rng.choice(["Why?", "x = 1, y = 2?"]), tuple(Step(rng.choice(texts)) for _ in parents),
+                    tuple(parents), ())  # fmt: skip
+
+
+def check(tree: StepTree, nodes: list[int], family: Any, context: int) -> int:
+    """How many nodes were shortened, if all is as the obvious search says."""
+    whole = encode_tree(tree, family)
+    long = [node for node in nodes if whole.path_tokens(node) > context]
+    expected = {node: obvious(tree, node, family, context) for node in long}
+    if impossible := [node for node in long if expected[node] is None]:
+        with pytest.raises(DataError, match=rf"tree 3, node {impossible[0]}: the problem and this step alone exceed"):
+            fit(tree, 5, nodes, family, context, "drop-left-steps")
+        return 0
+    items, found = fit(tree, 5, nodes, family, context, "drop-left-steps")
+    assert found == long
+    shortened = [item for item in items if item.is_node is not None]
+    assert [item.is_node for item in shortened] == long
+    for item in shortened:
+        assert item.is_node is not None
+        assert item.tree == expected[item.is_node]
+        assert (item.index, list(item.groups)) == (5, [(len(item.tree.ids) - 1,)])
+    return len(long)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_erratic_layouts(seed: int) -> None:
+    rng = random.Random(seed)
+    shortened = 0
+    for trial in range(300):
+        tree = random_tree(rng, [f"step {i}" for i in range(30)])
+        family = Erratic(trial)
+        nodes = sorted(rng.sample(range(len(tree.nodes)), rng.randint(1, len(tree.nodes))))
+        shortened += check(tree, nodes, family, len(tree.problem) + rng.randint(6, 50))
+    assert shortened > 200
+
+
+@pytest.mark.parametrize(("family", "kind"), dict.fromkeys((family, MODELS[kind][2]) for family, kind in FAMILY_MODELS))
+def test_every_family(family: str, kind: Any) -> None:
+    """Math-Shepherd numbers its steps, so "Step 10:" shrinks as steps before it go; others know a first step."""
+    tokenizer = kind()
+    made = FAMILIES[family]
+    tokenizer.add_special_tokens({"additional_special_tokens": list(made.new_tokens)})
+    layout = made(tokenizer)
+    rng = random.Random(family)
+    texts = ["x = 1", "so y = 2", "Step 3: then z = 3", "y", "we compute 12 * 4 = 48\nand divide", "so the answer"]
+    shortened = 0
+    for _ in range(60):
+        tree = random_tree(rng, texts)
+        encoded = encode_tree(tree, layout)
+        lengths = [encoded.path_tokens(node) for node in range(len(tree.nodes))]
+        shortened += check(tree, list(range(len(lengths))), layout, rng.randint(min(lengths), max(lengths)))
+    assert shortened > 60
+
+
+@pytest.mark.parametrize("wanted", ["all", "last"])
+def test_the_work_grows_with_the_steps_that_are_kept(wanted: str) -> None:
+    """A step is laid out about twice for every window it stands in; the obvious search needs a billion layouts."""
+    size, context = 2000, 60
+    family = Erratic(0)
+    tree = StepTree.chain("Why?", [f"step {i}" for i in range(size)])
+    nodes = range(size) if wanted == "all" else [size - 1]
+    items, long = fit(tree, 0, nodes, family, context, "drop-left-steps")
+    longest = max(len(item.tree.ids) for item in items if item.is_node is not None)
+    assert len(long) > size - 60 if wanted == "all" else long == [size - 1]
+    assert family.num_calls < 3 * size * 60
+    assert longest < 60
