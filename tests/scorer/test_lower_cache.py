@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from test_exactness import COMB
+from typer.testing import CliRunner
 
 from prism_prm import load_prm
+from prism_prm.cli import app
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.packing import with_leaves
 from prism_prm.records import Step, StepTree
@@ -217,6 +220,19 @@ def test_a_broken_shard_is_named(tmp_path: Path, tiny_prm: Tiny) -> None:
     shard.write_bytes(shard.read_bytes()[:40])
     with pytest.raises(DataError, match=f"{shard.name}: not a shard of kept states.*remove it"):
         cached(prm, tmp_path)
+
+
+def test_commands_bound_it(tmp_path: Path, tiny_prm: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    prm = copy.deepcopy(tiny_prm("qwen", "qwen2"))
+    prm.card = replace(prm.card, frozen_layers=1)
+    prm.save(tmp_path / "prm")
+    (tmp_path / "steps.jsonl").write_text('{"problem": "What is 1 + 1?", "steps": ["x = 1"]}')
+    places = ["--prm", tmp_path / "prm", "--out", tmp_path / "scores.parquet", "--cache", tmp_path / "cache"]
+    words = ["score", *map(str, [tmp_path / "steps.jsonl", *places])]
+    assert CliRunner().invoke(app, [*words, "--cache-gb", "0.000001"]).exit_code == 0
+    assert "is full (0.0 GB)" in caplog.text
+    for command in ("score", "margins", "eval", "rerank"):
+        assert "--cache-gb" in CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
 
 
 def test_what_cannot_be_kept(tmp_path: Path, tiny_prm: Tiny) -> None:
