@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from test_exactness import COMB
+from typer.testing import CliRunner
 
 from prism_prm import load_prm
+from prism_prm.cli import app
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.records import Step, StepTree
 from prism_prm.scorer import Prm
@@ -139,6 +143,74 @@ def test_other_lower_weights_have_another_folder_and_upper_ones_share_it(tmp_pat
     assert [one.cache.folder == same for one in changed.values()] == [False, True, True]  # type: ignore[union-attr]
 
 
+def num_calls(run: Callable[[], object]) -> int:
+    """How many functions are called, of Python or of C."""
+    count = 0
+
+    def called(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_work_does_not_grow_with_the_number_of_shards(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    other = cached(prm, tmp_path)
+
+    def keep_one_more(i: int) -> None:
+        other.fill_cache([StepTree.chain(f"What is {i:04d}?", [Step("x = 1")])], [[0]])
+
+    first = [num_calls(lambda i=i: keep_one_more(i)) for i in range(4)][-1]  # type: ignore[misc]
+    for i in range(10, 90):
+        keep_one_more(i)
+    assert other.cache is not None
+    assert len(list(other.cache.folder.iterdir())) == 84
+    assert num_calls(lambda: keep_one_more(90)) < first + 20
+    again = cached(prm, tmp_path)
+    again.module.lower = never  # type: ignore[method-assign]
+    assert_same_scores(prm, again, *(StepTree.chain(f"What is {i:04d}?", [Step("x = 1")]) for i in range(10, 90)))
+
+
+def test_shards_of_other_processes_and_other_models_are_seen_while_working(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    first, second = cached(prm, tmp_path), cached(prm, tmp_path)
+    changed = copy.deepcopy(prm)
+    with torch.no_grad():
+        changed.module.get_parameter("model.layers.0.mlp.up_proj.weight").mul_(2)
+    foreign = cached(changed, tmp_path)
+    chains = [StepTree.chain(f"What is {i:04d}?", [Step("x = 1")]) for i in range(3)]
+    foreign.score_trees([chains[0]])
+    first.score_trees([chains[0]])
+    second.score_trees([chains[1]])
+    second.module.lower = never  # type: ignore[method-assign]
+    assert_same_scores(prm, second, chains[0])
+    for one in (first, second, foreign):
+        assert one.cache is not None
+        one.cache._look()
+        assert one.cache._bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+
+
+def test_a_cache_that_was_tampered_with(tmp_path: Path, tiny_prm: Tiny) -> None:
+    """The list of shards only brings news: a torn, foreign or missing one costs nothing but time."""
+    prm = tiny_prm("qwen", "qwen2")
+    first, second = cached(prm, tmp_path), cached(prm, tmp_path)
+    first.score_trees([COMB])
+    (news,) = tmp_path.glob("shards.txt")
+    with news.open("a") as file:
+        file.write("1-layers-dead/none.safetensors\n17\n../../etc x\n1-layers-dea")
+    assert_same_scores(prm, second, COMB)
+    news.unlink()
+    more = COMB.with_leaves([(2, Step("done"))])
+    assert_same_scores(prm, second, more)
+    assert_same_scores(prm, cached(prm, tmp_path), more)
+
+
 def test_a_broken_shard_is_named(tmp_path: Path, tiny_prm: Tiny) -> None:
     prm = tiny_prm("qwen", "qwen2")
     first = cached(prm, tmp_path)
@@ -147,6 +219,19 @@ def test_a_broken_shard_is_named(tmp_path: Path, tiny_prm: Tiny) -> None:
     shard.write_bytes(shard.read_bytes()[:40])
     with pytest.raises(DataError, match=f"{shard.name}: not a shard of kept states.*remove it"):
         cached(prm, tmp_path)
+
+
+def test_commands_bound_it(tmp_path: Path, tiny_prm: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    prm = copy.deepcopy(tiny_prm("qwen", "qwen2"))
+    prm.card = replace(prm.card, frozen_layers=1)
+    prm.save(tmp_path / "prm")
+    (tmp_path / "steps.jsonl").write_text('{"problem": "What is 1 + 1?", "steps": ["x = 1"]}')
+    places = ["--prm", tmp_path / "prm", "--out", tmp_path / "scores.parquet", "--cache", tmp_path / "cache"]
+    words = ["score", *map(str, [tmp_path / "steps.jsonl", *places])]
+    assert CliRunner().invoke(app, [*words, "--cache-gb", "0.000001"]).exit_code == 0
+    assert "is full (0.0 GB)" in caplog.text
+    for command in ("score", "margins", "eval", "rerank"):
+        assert "--cache-gb" in CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
 
 
 def test_what_cannot_be_kept(tmp_path: Path, tiny_prm: Tiny) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,21 +149,3 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
     write_trees(tmp_path / "trees.parquet", chains())
     with pytest.raises(PrismError, match=r"not a scores table; it lacks the columns \['log_odds'"):
         read_scores(tmp_path / "trees.parquet")
-
-
-def test_two_processes_share_the_work(folder: Path, tmp_path: Path) -> None:
-    run("score", "--prm", folder / "prm", folder / "solutions.jsonl", "--out", tmp_path / "one.parquet", "--chunk", "2")
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-        "--num_machines", "1",
-        "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "prism_prm", "score",
-        "--prm", folder / "prm", folder / "solutions.jsonl", "--out", tmp_path / "two.parquet", "--chunk", "2",
-        "--device", "cpu",
-    ]  # fmt: skip
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=300, check=False, env={**os.environ}
-    )
-    assert done.returncode == 0, done.stderr
-    assert "4 of 4 trees" in done.stderr, "the first process has two of the four chunks"
-    assert "21 steps of 7 trees" in done.stderr
-    assert pq.read_table(tmp_path / "two.parquet").equals(pq.read_table(tmp_path / "one.parquet"))

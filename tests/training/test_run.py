@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from some_pairs import write_sums
 
+from launching import launch
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.files import locked
@@ -184,22 +185,7 @@ def test_killed_anywhere_it_ends_with_the_same_weights(recipe_file: Path, finish
 
 
 def test_two_processes_do_the_same(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
-    launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-    words = [
-        *launch.split(),
-        "--dynamo_backend",
-        "no",
-        "--main_process_port",
-        "0",
-        "-m",
-        "prism_prm",
-        "train",
-        str(recipe_file),
-    ]
-    words = [sys.executable, *words, "--out", str(tmp_path / "two")]
-    result = subprocess.run(
-        words, capture_output=True, text=True, env={**environment(), "ACCELERATE_USE_CPU": "true"}, check=False
-    )
+    result = launch("train", recipe_file, "--out", tmp_path / "two")
     assert result.returncode == 0, result.stderr
     assert "processes: 2" in result.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(finished), abs=1e-4)
@@ -360,7 +346,7 @@ def test_with_kept_states_a_run_ends_the_same(recipe_file: Path, tmp_path: Path)
     assert losses(tmp_path / "kept") == pytest.approx(losses(tmp_path / "plain"), abs=1e-4)
     for name, value in weights(Path(plain["best"])).items():
         torch.testing.assert_close(weights(Path(kept["best"]))[name], value, atol=1e-3, rtol=0)
-    (folder,) = (tmp_path / "cache").iterdir()
+    (folder,) = (tmp_path / "cache").glob("*/")
     shards = sorted(folder.iterdir())
     prm = load_prm(kept["best"], cache=tmp_path / "cache")
     assert prm.card.frozen_layers == 1

@@ -9,6 +9,7 @@ import typer
 
 from prism_prm import __version__
 from prism_prm.cli import compare, demo, evaluate, export, margins, pairs, rerank, score, search, theory, train
+from prism_prm.cli.processes import check_alone
 from prism_prm.errors import PrismError
 
 app = typer.Typer(
@@ -30,11 +31,13 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    context: typer.Context,
+    _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options of `prism` itself."""
+    check_alone(context.invoked_subcommand or "")
 
 
 app.command(epilog=pairs.EXAMPLES)(pairs.pairs)

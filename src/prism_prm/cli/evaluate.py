@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, Device, DType, Family, FitContext, TokenBudget
+from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, TokenBudget
 from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
 
@@ -92,6 +92,7 @@ def evaluate(
     context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
     on_too_long: FitContext = "error",
     cache: Cache = None,
+    cache_gb: CacheGb = 50.0,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.
 
@@ -110,7 +111,7 @@ def evaluate(
     settings = _settings(threshold, holdout, redundancy_threshold, draws, seed)
     loading: dict[str, Any] = {
         "family": family, "dtype": dtype, "device": device, "token_budget": token_budget, "context": context,
-        "on_too_long": on_too_long, "cache": cache,
+        "on_too_long": on_too_long, "cache": cache, "cache_gb": cache_gb,
     }  # fmt: skip
     attach = _Scores(prm, scores, predictions, out, loading)
     evaluations = []

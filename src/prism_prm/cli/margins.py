@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, Device, DType, Family, FitContext, TokenBudget
+from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import print_table, progress, say
 
@@ -34,6 +34,7 @@ def margins(
     token_budget: TokenBudget = None,
     on_too_long: FitContext = "error",
     cache: Cache = None,
+    cache_gb: CacheGb = 50.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print bins, drops and histogram as JSON.")] = False,
 ) -> None:
     """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.
@@ -50,7 +51,7 @@ def margins(
         examples = data.examples("pairs")
         model = load_prm(
             prm, family=family, dtype=dtype, device=own_device, token_budget=token_budget, on_too_long=on_too_long,
-            cache=cache,
+            cache=cache, cache_gb=cache_gb,
         )  # fmt: skip
         with progress("margins", len(examples), unit="pairs", shown=share.rank == 0) as advance:
             write_scored(out, model, examples, share=share, advance=advance)

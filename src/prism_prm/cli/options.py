@@ -19,3 +19,6 @@ Cache = Annotated[
     Path | None,
     typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
 ]
+CacheGb = Annotated[
+    float, typer.Option(min=0, help="Room for --cache in GB; when it is full, the rest is computed each time.")
+]

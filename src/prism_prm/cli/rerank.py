@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prism_prm.cli.options import Cache, Device, DType, TokenBudget
+from prism_prm.cli.options import Cache, CacheGb, Device, DType, TokenBudget
 from prism_prm.cli.ui import named_places, print_table, progress, say
 from prism_prm.errors import ConfigError
 
@@ -85,6 +85,7 @@ def rerank(
         ),
     ] = "error",
     cache: Cache = None,
+    cache_gb: CacheGb = 50.0,
     time_limit: Annotated[float, typer.Option(min=0.1, help="CPU seconds for one comparison of answers.")] = 5.0,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
@@ -105,10 +106,11 @@ def rerank(
     found = _read_pool(pool, task, task_data)
     ns = None if wanted is None else check_ns(found, wanted)
     graded, graded_as = _grade(found, out, _words(extract), workers, time_limit)
-    loading = {"family": family, "dtype": dtype, "device": device, "device_map": device_map, "on_too_long": on_too_long}
-    step_scores = _collect_scores(
-        found, named_prms, named_scores, out, loading | {"token_budget": token_budget, "cache": cache}
-    )
+    loading: dict[str, Any] = {
+        "family": family, "dtype": dtype, "device": device, "device_map": device_map, "on_too_long": on_too_long,
+        "token_budget": token_budget, "cache": cache, "cache_gb": cache_gb,
+    }  # fmt: skip
+    step_scores = _collect_scores(found, named_prms, named_scores, out, loading)
     with progress("curves", len(found.problems), unit="problems") as advance:
         curves = compute_curves(
             graded, step_scores, aggregators=hows, ns=ns, num_draws=draws, seed=seed, advance=advance

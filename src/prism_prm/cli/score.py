@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prism_prm.cli.options import Cache, Device, DType, Family, TokenBudget
+from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import Advance, progress, say
 from prism_prm.errors import ConfigError
@@ -55,6 +55,7 @@ def score(
         typer.Option(help="A step whose path exceeds the context: stop, leave out the earliest steps, or no score."),
     ] = "error",
     cache: Cache = None,
+    cache_gb: CacheGb = 50.0,
     chunk: Annotated[int, typer.Option(min=1, help="Trees per part file: what a stop can cost.")] = 64,
     split_steps: Annotated[bool, typer.Option(help="Read plain solution texts too, cut into steps.")] = False,
     on_bad_record: Annotated[
@@ -88,6 +89,7 @@ def score(
             context=context,
             on_too_long=on_too_long,
             cache=cache,
+            cache_gb=cache_gb,
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
         )

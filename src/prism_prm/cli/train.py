@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from prism_prm.cli.processes import join_processes, num_processes
 from prism_prm.cli.ui import print_table, progress, say
 
 EXAMPLES = """
@@ -46,6 +47,8 @@ def train(
 
     from prism_prm.training.run import Run
 
+    if num_processes() > 1:
+        join_processes()
     accelerator = Accelerator(mixed_precision=settings.hardware.mixed_precision)
     folder = out or Path("runs") / recipe.stem
     run = Run(settings, folder, accelerator, bars=progress, say=say)

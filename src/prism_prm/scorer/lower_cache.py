@@ -6,13 +6,15 @@ beginning to its end.
 Whatever contains the same path finds them: another epoch, another objective, margins, validation, a benchmark.
 
 States are added in shards, each a safetensors file that appears whole or not at all; what a killed process had
-computed since its last shard is computed again. Several processes may use one folder: each writes its own shards.
+computed since its last shard is computed again. Several processes may use one folder: each writes its own shards, and
+appends their names to a list of news, so that the others find them without looking through the folder.
 
 Shapes: B rows, L tokens of a row, H hidden size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import uuid
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 SHARD_BYTES = 128 * 2**20
 """States are held in memory up to this size before they become a file."""
+NEWS_FILE = "shards.txt"
+"""In the settings' folder: the shards in order of writing. It only brings news; what is there, the folder says."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,16 @@ class LowerCache:
         self.is_full = False
         self._bytes = 0
         """Of everything in the settings' folder."""
-        self._known: set[str] = set()
+        self._known: set[Path] = set()
+        self._heard = 0
+        """How many bytes of the news have been read."""
         self._shards: list[Any] = []
         self._place: dict[bytes, tuple[int, int, int]] = {}
         """Key → (shard, its first token there, the token behind its last)."""
         self._new: dict[bytes, Tensor] = {}
         """States that are in no shard yet."""
         self._new_bytes = 0
-        self._look()
+        self._look_through()
 
     def attach(self, batch: PackedBatch, rows: Sequence[Row]) -> PackedBatch:
         """The batch that was made of these rows, with the states of its tokens."""
@@ -113,17 +119,48 @@ class LowerCache:
         try:
             with whole_file(path) as aside:
                 save_file(content, aside)
+            self._add(path)
+            self._announce(path)
         except (OSError, SafetensorError) as error:
             log.warning("%s: no more states can be kept (%s): they are computed each time", self.folder, error)
             self.is_full, self.room = True, 0
-        self._look()
+
+    def _look_through(self) -> None:
+        """Find all shards that are there."""
+        with contextlib.suppress(OSError):
+            self._heard = self._news.stat().st_size  # before looking: news of what is found is heard twice, not never
+        for path in sorted(Path(self.settings.folder).glob("*/*.safetensors")):
+            self._add(path)
 
     def _look(self) -> None:
-        """Open the shards that are new, ours and those of other processes, and count what is there."""
-        for path in sorted(self.folder.glob("*.safetensors")):
-            if path.name not in self._known:
+        """Find the shards that other processes have written since the last look."""
+        try:
+            with self._news.open("rb") as file:
+                file.seek(self._heard)
+                news = file.read()
+        except OSError:
+            return
+        end = news.rfind(b"\n") + 1  # what follows is being written
+        self._heard += end
+        for name in news[:end].decode(errors="replace").split():
+            with contextlib.suppress(OSError):
+                self._add(Path(self.settings.folder) / name)
+
+    def _add(self, path: Path) -> None:
+        """Count a shard, and open it if it is one of this model."""
+        if path not in self._known:
+            self._bytes += path.stat().st_size
+            self._known.add(path)
+            if path.parent == self.folder:
                 self._open(path)
-        self._bytes = sum(path.stat().st_size for path in Path(self.settings.folder).rglob("*.safetensors"))
+
+    def _announce(self, path: Path) -> None:
+        with self._news.open("a", encoding="utf-8") as file:
+            file.write(f"\n{path.relative_to(self.settings.folder)}\n")  # the first newline ends a torn line
+
+    @property
+    def _news(self) -> Path:
+        return Path(self.settings.folder) / NEWS_FILE
 
     def _open(self, path: Path) -> None:
         try:
@@ -134,7 +171,6 @@ class LowerCache:
         for key, start, stop in zip(keys, [0, *stops], stops, strict=False):
             self._place[key.tobytes()] = (len(self._shards), start, stop)
         self._shards.append(shard.get_slice("hidden"))
-        self._known.add(path.name)
 
     def _has(self, key: bytes) -> bool:
         return key in self._place or key in self._new

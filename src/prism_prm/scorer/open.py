@@ -48,6 +48,7 @@ def load_prm(
     context: int | None = None,
     on_too_long: OnTooLong = "error",
     cache: str | Path | CacheSettings | None = None,
+    cache_gb: float = 50.0,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Prm:
@@ -67,6 +68,7 @@ def load_prm(
         context: longest path in tokens; default: the model's own.
         on_too_long: "error", "drop-left-steps" or "skip".
         cache: folder to keep what its frozen lower layers make of texts; how many these are, its prism.json says.
+        cache_gb: room for such a folder.
         allow_pickle: read pickled weights, which can run any code.
         trust_remote_code: let transformers run code from the model's repository.
     """
@@ -95,17 +97,17 @@ def load_prm(
         module = merge_adapter(module, Path(adapter))
     module.eval()
     check_packing(module)
-    kept = cache if cache is None or isinstance(cache, CacheSettings) else _cache_of(str(name), card, cache)
+    kept = cache if cache is None or isinstance(cache, CacheSettings) else _cache_of(str(name), card, cache, cache_gb)
     return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
 
 
-def _cache_of(name: str, card: Card, folder: str | Path) -> CacheSettings:
+def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> CacheSettings:
     if not card.frozen_layers:
         raise ConfigError(
             f"{name}: its {CARD_FILE} names no frozen_layers, so no layer's output can be shared with another PRM; "
             "leave out the cache, or train with hardware.frozen_layers"
         )
-    return CacheSettings(folder, card.frozen_layers)
+    return CacheSettings(folder, card.frozen_layers, gigabytes)
 
 
 def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:
