@@ -1,4 +1,4 @@
-"""Files are written whole or not at all: write aside, then rename."""
+"""What is on disc is whole or absent (write aside, then rename), and a folder is written by one command at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from prism_prm.errors import PrismError
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
 
 
 def _aside(path: Path) -> Path:
@@ -68,3 +75,43 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+LOCK = ".lock"
+"""The file in a folder that says whose it is; what it holds is of no meaning."""
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Hold a folder, made if need be, while the block runs; a PrismError if another process holds it.
+
+    The system gives the lock back however a process ends. Where Python has no `fcntl` (Windows), a lock file that only
+    one process can make stands in for it: a killed process leaves it behind, and the message says to remove it.
+    """
+    path = Path(folder) / LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    message = f"{folder}: another process is running here; wait for it, or name another --out."
+    with _system_lock(path, message) if fcntl is not None else _exclusive_file(path, message):
+        yield
+
+
+@contextlib.contextmanager
+def _system_lock(path: Path, message: str) -> Iterator[None]:
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PrismError(message) from None
+        yield
+
+
+@contextlib.contextmanager
+def _exclusive_file(path: Path, message: str) -> Iterator[None]:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise PrismError(f"{message} If none is running (one was killed), remove {path}.") from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from some_pairs import write_sums
 
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
+from prism_prm.files import locked
 from prism_prm.prms.card import read_card
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.training.claim import claimed
@@ -282,11 +282,8 @@ def test_bf16_arithmetic_trains_32_bit_weights(recipe_file: Path, tmp_path: Path
 
 def test_one_command_at_a_time(recipe_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    folder.mkdir()
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(PrismError, match="another process is running here"):
-            run(recipe_file, folder)
+    with locked(folder), pytest.raises(PrismError, match="another process is running here"):
+        run(recipe_file, folder)
 
 
 def test_rescoring_bins_later_rounds_by_the_trained_prm(recipe_file: Path, tmp_path: Path) -> None:

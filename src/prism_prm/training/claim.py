@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import to_toml
-from prism_prm.errors import ConfigError, PrismError
-from prism_prm.files import write_text
+from prism_prm.errors import ConfigError
+from prism_prm.files import LOCK, locked, write_text
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -22,14 +21,8 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def claimed(folder: Path, recipe: Recipe, accelerator: Accelerator) -> Iterator[dict[str, Any] | None]:
     """Hold the folder; yields the content of run.json if the run is finished. All processes of a run call it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with locked(folder) if accelerator.is_main_process else contextlib.nullcontext():
         if accelerator.is_main_process:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                message = f"{folder}: another process is running here; wait for it, or name another --out."
-                raise PrismError(message) from None
             _check_recipe(folder, recipe)
         accelerator.wait_for_everyone()
         run_file = folder / "run.json"
@@ -53,7 +46,7 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
 
 def _is_begun(folder: Path) -> bool:
     """Whether any stage has left something; data without a summary are made anew anyway."""
-    made = {path.name for path in folder.iterdir()} - {"recipe.toml", ".lock", "data"}
+    made = {path.name for path in folder.iterdir()} - {"recipe.toml", LOCK, "data"}
     return bool(made) or (folder / "data" / "summary.json").exists()
 
 
