@@ -50,7 +50,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem:
-    """A problem and its solutions."""
+    """A problem and its solutions; one without any (nothing was found) counts as not solved."""
 
     problem: Problem
     solutions: tuple[Solution, ...]
@@ -66,6 +66,11 @@ class Pool:
     def solutions(self) -> list[Solution]:
         """All solutions, in order."""
         return [solution for entry in self.problems for solution in entry.solutions]
+
+    @property
+    def num_empty(self) -> int:
+        """How many problems have no solution."""
+        return sum(not entry.solutions for entry in self.problems)
 
     def trees(self) -> list[StepTree]:
         """Each solution as a tree to score, named `problem#k`; one without steps is left out, its number too."""
@@ -110,8 +115,6 @@ def pool_problem(record: Mapping[str, Any]) -> PoolProblem:
             reason="missing-field",
         )
     given = record[field]
-    if not given:
-        raise DataError(f"the list `{field}` is empty; a problem needs at least one solution", reason="no-solutions")
     scores = record.get("scores")  # beside the solutions, as search-and-learn writes them
     if scores is not None and len(scores) != len(given):
         raise DataError(f"{len(scores)} lists of scores for {len(given)} solutions", reason="wrong-type")

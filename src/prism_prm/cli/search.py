@@ -228,3 +228,5 @@ def _show(points: Sequence[Point]) -> None:
     ]  # fmt: skip
     headers = ["PRM", "n", "accuracy (%)", "oracle (%)", "policy tokens", "PRM tokens"]
     print_table("Solved, and tokens per problem", headers, rows)
+    for note in filter(None, (point.empty_note() for point in points)):
+        say(note)

@@ -128,7 +128,7 @@ class Engine:
             limit = self.settings.max_policy_tokens
             if limit is not None and running.spent.policy_tokens >= limit:
                 running.search.close()
-                done[running] = running.finished + [node for node in flat if not node.is_finished]
+                done[running] = list(dict.fromkeys([*running.finished, *running.wish.shown, *flat]))
                 continue
             try:
                 running.wish = running.search.send(children)
