@@ -10,7 +10,7 @@ from pathlib import Path
 import xxhash
 
 from prism_prm.errors import DataError
-from prism_prm.pairs.problems import Exclusions
+from prism_prm.pairs.problems import Exclusions, normalise_problem
 from prism_prm.records import StepTree
 
 TWINS = "correct"
@@ -25,11 +25,16 @@ class Item:
     group: str
     """The class or split it is reported under."""
     problem: str
-    """The text of the problem it stems from; items of one problem are drawn together by the bootstrap."""
+    """The problem it stems from, as its source words it."""
     contaminated: bool | None = None
     """Whether the problem is among those the PRM was trained on; None where nobody checked."""
     also: tuple[str, ...] = ()
     """Other wordings of the problem, for that check."""
+
+    @property
+    def problem_key(self) -> str:
+        """Equal for items of one problem, which the bootstrap draws together."""
+        return normalise_problem(self.problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Benchmark:
         The first ones would not do: published files are often sorted, ProcessBench's with all errors first.
         """
         drawn = sorted(
-            self.items, key=lambda item: (xxhash.xxh3_64_intdigest(item.problem.encode(), seed), item.tree.tree_id)
+            self.items, key=lambda item: (xxhash.xxh3_64_intdigest(item.problem_key.encode(), seed), item.tree.tree_id)
         )
         seen: Counter[str] = Counter()
         chosen: set[int] = set()

@@ -14,7 +14,6 @@ from prism_prm.data.options import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.items import Benchmark, Item, require_items
-from prism_prm.pairs.problems import normalise_problem
 from prism_prm.tables import check_split
 
 
@@ -37,7 +36,7 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ben
             name = f"{name}#{len(items)}"
         names.add(name)
         tree = replace(draft.tree(len(items)), name=name)
-        items.append(Item(tree, Path(source.name).name, normalise_problem(draft.problem)))
+        items.append(Item(tree, Path(source.name).name, draft.problem))
     notes.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
     files = tuple(source.name for source in reader.sources)
     if not items:

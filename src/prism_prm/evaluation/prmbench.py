@@ -24,7 +24,6 @@ from prism_prm.errors import DataError
 from prism_prm.evaluation.items import TWINS, Benchmark, Item, require_items
 from prism_prm.evaluation.steps import Steps
 from prism_prm.metrics.counts import Bools, Floats, ratio
-from prism_prm.pairs.problems import normalise_problem
 
 HUB = "hitsmy/PRMBench_Preview"
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -83,7 +82,7 @@ def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:
     outside = sum(place > len(record.modified_process) for place in record.error_steps)
     notes["error steps past the last step"] += outside
     notes["items whose error steps are all past the last step"] += bool(outside) and outside == len(record.error_steps)
-    problem = normalise_problem(record.question or record.original_question or record.modified_question)
+    problem = record.question or record.original_question or record.modified_question
     wordings = (record.original_question, record.modified_question)
     return [
         Item(draft.tree(0), TWINS if i else record.classification, problem, also=wordings)

@@ -16,7 +16,6 @@ from pathlib import Path
 from prism_prm.data.reader import Reader
 from prism_prm.errors import DataError
 from prism_prm.evaluation.items import Benchmark, Item, require_items
-from prism_prm.pairs.problems import normalise_problem
 
 HUB = "Qwen/ProcessBench"
 SPLITS = {"gsm8k": 400, "math": 1000, "olympiadbench": 1000, "omnimath": 1000}
@@ -38,7 +37,7 @@ def read_processbench(inputs: Sequence[str | Path]) -> Benchmark:
                 f"{source.name}: id {name!r} is also in {seen[name]}; give each item once", reason="duplicate-id"
             )
         seen[name] = source.name
-        items.append(Item(replace(draft.tree(i), name=name), split, normalise_problem(draft.problem)))
+        items.append(Item(replace(draft.tree(i), name=name), split, draft.problem))
     files = tuple(source.name for source in reader.sources)
     sizes = Counter(item.group for item in items)
     return Benchmark("processbench", require_items(items, ", ".join(files)), files, {}, complete=sizes == SPLITS)

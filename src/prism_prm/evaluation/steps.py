@@ -133,7 +133,7 @@ def collect_steps(
         _check_scores(item, scores)
     for item, scores in zip(items, redundancy or (), strict=False):
         _check_scores(item, scores)
-    clusters, num_clusters = number_clusters(item.problem for item in items)
+    clusters, num_clusters = number_clusters(item.problem_key for item in items)
     groups, _ = number_clusters(item.group for item in items)
     lengths = [len(item.tree.nodes) for item in items]
     return Steps(
