@@ -26,7 +26,7 @@ from prism_prm.data.solutions import POOL_FIELDS
 from prism_prm.data.steps import split_steps
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.records import StepTree
+from prism_prm.records import StepTree, unique_names
 from prism_prm.tasks import Problem, problem_of
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
@@ -76,10 +76,11 @@ class Pool:
         """Each solution as a tree to score, named `problem#k`; one without steps is left out, its number too."""
         trees = []
         number = 0
-        for i, entry in enumerate(self.problems):
+        names = unique_names(entry.problem.name or str(i) for i, entry in enumerate(self.problems))
+        for named, entry in zip(names, self.problems, strict=True):
             for k, solution in enumerate(entry.solutions):
                 if solution.steps:
-                    name = f"{entry.problem.name or i}#{k}"
+                    name = f"{named}#{k}"
                     trees.append(StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=name))
                 number += 1
         return trees

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
+from prism_prm.records import unique_names
 from prism_prm.search.expand import Children, Expand, Search
 from prism_prm.search.methods import find_method
 from prism_prm.search.results import Found, found
@@ -51,13 +52,8 @@ class _Running:
 
 
 def problem_keys(problems: Sequence[str]) -> list[str]:
-    """What names each problem's noise: its text, and its number among equal texts."""
-    seen: dict[str, int] = {}
-    keys = []
-    for text in problems:
-        number = seen[text] = seen.get(text, -1) + 1
-        keys.append(f"{text}#{number}" if number else text)
-    return keys
+    """What names each problem's noise: its text, numbered among equal texts."""
+    return unique_names(problems)
 
 
 class Engine:
