@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -303,6 +304,29 @@ def test_the_lookahead_ratio_holds_without_margins_too(recipe_file: Path, tmp_pa
         trained[name] = sum(json.loads(line)["examples"] for line in lines)
     kinds = pq.read_table(tmp_path / "all" / "data" / "pairs.parquet", filters=[("split", "=", "train")])["kind"]
     assert trained == {"all": len(kinds), "mixed": kinds.to_pylist().count("annotated")}
+
+
+def test_a_limit_that_cannot_be_met_is_said(recipe_file: Path, tmp_path: Path) -> None:
+    wanted = [
+        "curriculum.mode=none",
+        "curriculum.bins=[[-1.0, 1.0]]",
+        "validation.split=",
+        "train.pairs_per_update=150",
+    ]
+    recipe = load_recipe(recipe_file, [*wanted, "train.max_pairs_per_tree_per_update=1"])
+    said: list[str] = []
+    Run(recipe, tmp_path, Accelerator(cpu=True), say=said.append).go()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    sizes = [line["examples"] for line in lines]
+    assert max(sizes) - min(sizes) <= 1 < min(sizes)
+    most = max(line["max_per_tree"] for line in lines)
+    trees = Counter(
+        pq.read_table(tmp_path / "data" / "pairs.parquet", filters=[("split", "=", "train")])["tree_id"].to_pylist()
+    )
+    assert most == -(-max(trees.values()) // len(lines)) > 1
+    over = sum(size > len(lines) for size in trees.values())
+    (about,) = [text for text in said if "cannot be met" in text]
+    assert f"{over} trees have too many examples, up to {most} of one tree in an update" in about
 
 
 def test_impossible_recipes() -> None:

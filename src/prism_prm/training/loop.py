@@ -47,7 +47,8 @@ class TrainSettings:
     pairs_per_update: int = 64
     """Pairs (or labelled steps) of one update, whatever the packing, micro-batches and number of processes."""
     max_pairs_per_tree_per_update: int = 8
-    """Pairs of one tree share their prefix, so more are cheaper; 1 makes the pairs of an update independent."""
+    """Pairs of one tree share their prefix, so more are cheaper; 1 makes the pairs of an update independent. Trees that
+    have too many pairs for it are spread evenly over all updates of a round, and the run says how many they are."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls to 0 over a round, after the warm-up."""
     warmup: float = 0.03
@@ -179,6 +180,7 @@ class Round:
         return {
             "round": self.name, "update": number, "updates": len(self.updates), "loss": loss / len(update),
             "grad_norm": norm, "examples": len(update), "tokens": int(all_tokens),
+            "max_per_tree": int(np.unique(self.examples.tree[update], return_counts=True)[1].max()),
         }  # fmt: skip
 
     def _losses(self, model: Any, micro: MicroBatch, device: torch.device) -> torch.Tensor:

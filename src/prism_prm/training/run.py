@@ -31,6 +31,7 @@ from prism_prm.training.examples import Examples
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import CANNOT_WRITE, Round
 from prism_prm.training.model import check_cache, count, merged, prepare, release_memory, weights_to_save
+from prism_prm.training.plan import over_limit
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.scored import fill_cache, histogram, read_column, write_scored
 from prism_prm.training.source import TRAIN, Split, make_data
@@ -187,6 +188,13 @@ class Run:
             f"round {name}: {len(examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
         )
+        limit = recipe.train.max_pairs_per_tree_per_update
+        over, most = over_limit(examples.tree, work.updates, limit)
+        if over:
+            self.say(
+                f"round {name}: train.max_pairs_per_tree_per_update = {limit} cannot be met in updates of even size: "
+                f"{over} trees have too many examples, up to {most} of one tree in an update"
+            )
         with self._logged(work):
             model = work.run(self.accelerator)
         if prm.cache is not None:
