@@ -11,6 +11,7 @@ Run: python experiments/real_run.py --data DATA --backbone HuggingFaceTB/SmolLM2
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from prism_prm.files import JsonLines
 from real_report import make_report
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -59,8 +61,8 @@ class Work:
         print("prism", *line, flush=True)
         started = time.monotonic()
         subprocess.run([sys.executable, "-m", "prism_prm", *line], check=True, env=os.environ)
-        with (self.out / "seconds.jsonl").open("a") as log:
-            log.write(json.dumps({"command": line, "seconds": time.monotonic() - started}) + "\n")
+        with contextlib.closing(JsonLines(self.out / "seconds.jsonl")) as log:
+            log.append({"command": line, "seconds": time.monotonic() - started})
 
     def train(self, recipe: str, name: str, *settings: str) -> Path:
         """Train a recipe; gives the folder of its best round."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from prism_prm import files
-from prism_prm.errors import PrismError
-from prism_prm.files import locked, whole_file, whole_folder
+from prism_prm.errors import DataError, PrismError
+from prism_prm.files import JsonLines, locked, whole_file, whole_folder
 
 
 def _private(path: Path) -> None:
@@ -90,3 +90,59 @@ def test_a_lock_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KeyboardInterrupt), locked(tmp_path):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
+
+
+def test_json_lines_cut_off_anywhere_keep_all_whole_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "made" / "x.jsonl"
+    records = [{"a": 1}, {"text": "é\n\u2028"}, [1, None, 2.5]]
+    lines = JsonLines(path, sync=True)
+    assert lines.read() == []
+    assert not path.exists()
+    for record in records:
+        lines.append(record)
+    lines.close()
+    whole = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        caplog.clear()
+        kept = records[: sum(end <= length for end in ends)]
+        lines = JsonLines(path)
+        assert lines.read() == kept
+        assert path.read_bytes() == whole[:length], "reading changes nothing"
+        lines.append("more")
+        lines.append("and more")
+        lines.close()
+        said = [record.getMessage() for record in caplog.records]
+        is_torn = length not in (0, *ends)
+        assert said == [f"{path}: the last line is cut off (a full disc, or a killed process); it is dropped"] * is_torn
+        assert JsonLines(path).read() == [*kept, "more", "and more"]
+
+
+def test_json_lines_are_replaced_as_a_whole(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl")
+    for i in range(4):
+        lines.append(i)
+    lines.rewrite([0, 1])
+    lines.append(9)
+    assert lines.read() == [0, 1, 9]
+    (tmp_path / "x.jsonl").write_text("1\noops\n2\n")
+    with pytest.raises(DataError, match=r"x\.jsonl:2: not a JSON record"):
+        JsonLines(tmp_path / "x.jsonl").read()
+
+
+def test_a_disc_without_room_leaves_whole_lines(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disc: half of a line is written, then writing fails."""
+    code = """
+import resource, sys
+from prism_prm.files import JsonLines
+lines = JsonLines(sys.argv[1])
+lines.append("x" * 57)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+lines.append("y" * 57)
+"""
+    path = tmp_path / "x.jsonl"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert "PrismError" in done.stderr
+    assert f"{path}: a line could not be written" in done.stderr
+    assert path.read_text() == '"' + "x" * 57 + '"\n'

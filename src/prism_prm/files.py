@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
-from prism_prm.errors import PrismError
+import msgspec
+
+from prism_prm.errors import DataError, PrismError
 
 try:
     import fcntl
 except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
 
 
 def _aside(path: Path) -> Path:
@@ -75,6 +82,83 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+class JsonLines:
+    """A file of JSON records, one to a line, that only grows; it appears with its first record.
+
+    A line is only counted when it is whole. What a full disc or a killed process left of one is dropped, and said; all
+    lines before it are kept.
+    """
+
+    def __init__(self, path: str | Path, *, sync: bool = False) -> None:
+        self.path = Path(path)
+        self.sync = sync
+        """Whether a line is on the disc before `append` returns, so that it outlives a failure of the machine, too."""
+        self._end: int | None = None
+        self._file: FileIO | None = None
+
+    def read(self) -> list[Any]:
+        """The records of all whole lines."""
+        records = []
+        for number, line in enumerate(self._whole_lines().splitlines(), start=1):
+            try:
+                records.append(msgspec.json.decode(line))
+            except msgspec.MsgspecError as error:
+                raise DataError(
+                    f"{self.path}:{number}: not a JSON record ({error}); mend or remove the file."
+                ) from None
+        return records
+
+    def append(self, record: Any) -> None:
+        """Add a record, whole or not at all."""
+        if self._file is None:
+            self._whole_lines()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(self.path, "ab")
+            self._cut()
+        assert self._end is not None, "known since the file is open"
+        line = memoryview(msgspec.json.encode(record) + b"\n")
+        try:
+            rest = line
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            if self.sync:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._cut()
+            raise PrismError(
+                f"{self.path}: a line could not be written ({error}). Those before it are whole; make room and start "
+                "the same command again."
+            ) from error
+        self._end += len(line)
+
+    def rewrite(self, records: Iterable[Any]) -> None:
+        """Put these records in the place of all there are."""
+        self.close()
+        with whole_file(self.path) as aside:
+            aside.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        self._end = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _whole_lines(self) -> bytes:
+        data = self.path.read_bytes() if self.path.exists() else b""
+        end = data.rfind(b"\n") + 1
+        if end < len(data) and self._end is None:
+            log.warning("%s: the last line is cut off (a full disc, or a killed process); it is dropped", self.path)
+        self._end = end
+        return data[:end]
+
+    def _cut(self) -> None:
+        """Take away what is left of a line."""
+        assert self._file is not None
+        if self._file.seek(0, os.SEEK_END) != self._end:
+            self._file.truncate(self._end)
 
 
 LOCK = ".lock"

@@ -1,11 +1,7 @@
-"""The journal of a search: one line per problem that is done, so that a run that was stopped goes on where it was.
-
-A line is only counted when it is whole; a run that dies while writing loses that one problem.
-"""
+"""The journal of a search: one line per problem that is done, so that a run that was stopped goes on where it was."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.files import JsonLines
 from prism_prm.search.results import Found
 
 
@@ -26,48 +23,34 @@ class Journal:
         """Key of a problem → what was found; the records' own numbers are of no meaning here."""
         self.seconds = 0.0
         """Of all runs that wrote to it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         made = msgspec.to_builtins(made_with)
-        whole = self._read(made) if self.path.exists() else 0
-        self._file = self.path.open("r+b" if self.path.exists() else "wb")
-        self._file.truncate(whole)
-        self._file.seek(whole)
-        if not whole:
-            self._write({"made_with": made})
-        self._before = self.seconds
-
-    def _read(self, made: Mapping[str, Any]) -> int:
-        """Take in the lines that are whole; how many bytes they are."""
-        data = self.path.read_bytes()
-        lines = data[: data.rfind(b"\n") + 1].splitlines()
-        if not lines:
-            return 0
-        try:
-            before = msgspec.json.decode(lines[0])["made_with"]
-            for line in lines[1:]:
-                record = msgspec.json.decode(line)
-                self.done[record["problem"]] = msgspec.convert(record["found"], Found)
-                self.seconds = record["seconds"]
-        except (msgspec.MsgspecError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self.path}: not a journal of prism search ({error}). Choose another --out.") from error
-        changed = [key for key in {**before, **made} if before.get(key) != made.get(key)]
-        if changed:
+        self._lines = JsonLines(self.path, sync=True)
+        before = self._read()
+        if before is None:
+            self._lines.append({"made_with": made})
+        elif changed := [key for key in {**before, **made} if before.get(key) != made.get(key)]:
             raise ConfigError(
                 f"{self.path}: the search there was made with other settings ({', '.join(changed)}). Choose another "
                 "--out, or remove that folder."
             )
-        return sum(len(line) + 1 for line in lines)
+        self._before = self.seconds
+
+    def _read(self) -> dict[str, Any] | None:
+        """Take in what is there; what it was made with, or None for an empty journal."""
+        try:
+            first, *rest = self._lines.read() or [None]
+            for record in rest:
+                self.done[record["problem"]] = msgspec.convert(record["found"], Found)
+                self.seconds = record["seconds"]
+            return None if first is None else dict(first["made_with"])
+        except (DataError, msgspec.MsgspecError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self.path}: not a journal of prism search ({error}). Choose another --out.") from error
 
     def append(self, problem: str, found: Found, seconds: float) -> None:
         """Note a problem as done; `seconds` is how long this run has taken so far."""
         self.done[problem] = found
         self.seconds = self._before + seconds
-        self._write({"problem": problem, "found": found, "seconds": self.seconds})
-
-    def _write(self, record: Any) -> None:
-        self._file.write(msgspec.json.encode(record) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._lines.append({"problem": problem, "found": found, "seconds": self.seconds})
 
     def __enter__(self) -> Journal:
         return self
@@ -75,4 +58,4 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._lines.close()

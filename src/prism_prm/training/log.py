@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prism_prm.errors import MissingExtraError
-from prism_prm.files import write_text
+from prism_prm.files import JsonLines
+
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
+
+SENT = ("loss", "lr", "grad_norm", "tokens", "seconds")
+"""What of an update's line the trackers draw."""
 
 
 def check_reporters(report_to: tuple[str, ...]) -> None:
@@ -18,56 +24,65 @@ def check_reporters(report_to: tuple[str, ...]) -> None:
 
 
 class RunLog:
-    """One line per update; lines of updates that a killed run had not saved are removed when it goes on."""
+    """One line per update; lines of updates that a killed run had not saved are removed when it goes on.
+
+    Trackers count updates over all rounds. They start with the first thing they are told, and what an earlier start of
+    the run told TensorBoard of later updates is not drawn.
+    """
 
     def __init__(self, folder: Path, report_to: tuple[str, ...], settings: dict[str, Any]) -> None:
-        self.path = folder / "log.jsonl"
-        self._tensorboard = _tensorboard(folder / "tensorboard") if "tensorboard" in report_to else None
-        self._wandb = _wandb(folder, settings) if "wandb" in report_to else None
-        self._step = 0
+        self._lines = JsonLines(folder / "log.jsonl")
+        self._step = len(self._lines.read())
+        self._make: Callable[[], list[GeneralTracker]] = lambda: [
+            TRACKERS[name](folder, settings, self._step) for name in report_to
+        ]
+        self._trackers: list[GeneralTracker] | None = None
 
     def resume(self, round_name: str, updates_done: int) -> None:
         """Forget lines of this round from `updates_done` on."""
-        lines = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+        lines = self._lines.read()
         kept = [line for line in lines if line["round"] != round_name or line["update"] < updates_done]
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        if len(kept) < len(lines):
+            self._lines.rewrite(kept)
         self._step = len(kept)
 
     def update(self, line: dict[str, Any]) -> None:
         """Note one update."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        numbers = {f"train/{key}": line[key] for key in ("loss", "lr", "grad_norm", "tokens", "seconds")}
-        self._send(numbers)
+        self._lines.append(line)
+        self._send({f"train/{key}": line[key] for key in SENT})
         self._step += 1
 
-    def round(self, name: str, metrics: dict[str, Any]) -> None:
-        """Note what a round was measured to be."""
-        number = int(name.split("_", 1)[0])
-        self._send({f"validation/{key}": value for key, value in metrics.items()}, step=number)
+    def validated(self, metrics: Mapping[str, Any]) -> None:
+        """Note what the PRM was measured to be after the updates so far."""
+        self._send({f"validation/{key}": value for key, value in metrics.items()})
 
     def close(self) -> None:
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        self._lines.close()
+        for tracker in self._trackers or ():
+            tracker.finish()
 
-    def _send(self, numbers: dict[str, Any], step: int | None = None) -> None:
-        at = self._step if step is None else step
-        if self._tensorboard is not None:
-            for key, value in numbers.items():
-                self._tensorboard.add_scalar(key, value, at)
-        if self._wandb is not None:
-            self._wandb.log({**numbers, "at": at})
-
-
-def _tensorboard(folder: Path) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder))
+    def _send(self, numbers: dict[str, Any]) -> None:
+        if self._trackers is None:
+            self._trackers = self._make()
+            for tracker in self._trackers:
+                tracker.start()
+        for tracker in self._trackers:
+            tracker.log(numbers, step=self._step)
 
 
-def _wandb(folder: Path, settings: dict[str, Any]) -> Any:
-    import wandb  # type: ignore[import-not-found, unused-ignore]
+def _tensorboard(folder: Path, _settings: dict[str, Any], step: int) -> GeneralTracker:
+    from accelerate.tracking import TensorBoardTracker
 
-    return wandb.init(project="prism-prm", name=folder.name, dir=str(folder), config=settings, resume="allow")
+    return TensorBoardTracker("tensorboard", folder, purge_step=step)
+
+
+def _wandb(folder: Path, settings: dict[str, Any], _step: int) -> GeneralTracker:
+    from accelerate.tracking import WandBTracker
+
+    return WandBTracker("prism-prm", name=folder.name, dir=str(folder), config=settings, resume="allow")
+
+
+TRACKERS: dict[str, Callable[[Path, dict[str, Any], int], GeneralTracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+}

@@ -70,6 +70,8 @@ class Run:
         self.share = Share(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
         self.bars = bars if self.main else no_bars
         self.say = say if self.main else lambda _: None
+        self.log: RunLog | None = None
+        """Of the main process, while there is something to do."""
 
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
@@ -77,7 +79,8 @@ class Run:
         check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
         with claimed(self.folder, self.recipe, self.accelerator) as finished:
             if finished is None:
-                finished = self._stages()
+                with self._opened_log():
+                    finished = self._stages()
             else:
                 self.say(f"{self.folder} is finished already; nothing to do.")
         return {**finished, "best": str(self.folder / finished["best"])}
@@ -211,13 +214,20 @@ class Run:
             fill_cache(self._load(start), examples, share=self.share, advance=advance)
 
     @contextlib.contextmanager
+    def _opened_log(self) -> Iterator[None]:
+        """The run's log, on the main process."""
+        if not self.main:
+            yield
+            return
+        with contextlib.closing(RunLog(self.folder, self.recipe.report_to, asdict(self.recipe))) as self.log:
+            yield
+        self.log = None
+
+    @contextlib.contextmanager
     def _logged(self, work: Round) -> Iterator[None]:
         """A progress bar and the run's log, on the main process."""
         with self.bars(f"round {work.name}", len(work.updates)) as advance:
-            if not self.main:
-                yield
-                return
-            with contextlib.closing(RunLog(self.folder, self.recipe.report_to, asdict(self.recipe))) as log:
+            if (log := self.log) is not None:
 
                 def on_resume(done: int) -> None:
                     log.resume(work.name, done)
@@ -228,7 +238,7 @@ class Run:
                     advance(1)
 
                 work.on_resume, work.on_update = on_resume, on_update
-                yield
+            yield
 
     def _save(self, prm: Prm, model: Any, folder: Path) -> None:
         """The trained PRM as a folder, whole or not at all."""
@@ -264,6 +274,8 @@ class Run:
                 if isinstance(place, Path) and "threshold" in result:
                     set_threshold(place, result["threshold"])
                 write_text(path, json.dumps(result, indent=2) + "\n")
+                if self.log is not None:
+                    self.log.validated(result)
 
             self._main_only(note)
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
