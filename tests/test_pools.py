@@ -60,7 +60,6 @@ def test_an_empty_solution_stays_and_has_no_tree() -> None:
     ("record", "message"),
     [
         ({"problem": "q", "answer": "1"}, "no list of solutions"),
-        ({"problem": "q", "answer": "1", "solutions": []}, "`solutions` is empty"),
         ({"answer": "1", "solutions": ["a"]}, "no problem text"),
         (
             {"problem": "q", "solutions": ["a", 3]},
@@ -91,6 +90,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     problems = (
         PoolProblem(Problem("q", "1", "n", "5", 0.1), solutions),
         PoolProblem(Problem("r"), (Solution(("d",), "d", correct=False),)),
+        PoolProblem(Problem("s", "2"), ()),
     )
     write_pool(tmp_path / "pool.jsonl", problems)
     assert read_pool(tmp_path / "pool.jsonl").problems == problems

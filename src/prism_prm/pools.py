@@ -26,7 +26,7 @@ from prism_prm.data.solutions import POOL_FIELDS
 from prism_prm.data.steps import split_steps
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.records import StepTree
+from prism_prm.records import StepTree, unique_names
 from prism_prm.tasks import Problem, problem_of
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
@@ -50,7 +50,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem:
-    """A problem and its solutions."""
+    """A problem and its solutions; one without any (nothing was found) counts as not solved."""
 
     problem: Problem
     solutions: tuple[Solution, ...]
@@ -67,14 +67,20 @@ class Pool:
         """All solutions, in order."""
         return [solution for entry in self.problems for solution in entry.solutions]
 
+    @property
+    def num_empty(self) -> int:
+        """How many problems have no solution."""
+        return sum(not entry.solutions for entry in self.problems)
+
     def trees(self) -> list[StepTree]:
         """Each solution as a tree to score, named `problem#k`; one without steps is left out, its number too."""
         trees = []
         number = 0
-        for i, entry in enumerate(self.problems):
+        names = unique_names(entry.problem.name or str(i) for i, entry in enumerate(self.problems))
+        for named, entry in zip(names, self.problems, strict=True):
             for k, solution in enumerate(entry.solutions):
                 if solution.steps:
-                    name = f"{entry.problem.name or i}#{k}"
+                    name = f"{named}#{k}"
                     trees.append(StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=name))
                 number += 1
         return trees
@@ -110,8 +116,6 @@ def pool_problem(record: Mapping[str, Any]) -> PoolProblem:
             reason="missing-field",
         )
     given = record[field]
-    if not given:
-        raise DataError(f"the list `{field}` is empty; a problem needs at least one solution", reason="no-solutions")
     scores = record.get("scores")  # beside the solutions, as search-and-learn writes them
     if scores is not None and len(scores) != len(given):
         raise DataError(f"{len(scores)} lists of scores for {len(given)} solutions", reason="wrong-type")

@@ -7,7 +7,8 @@ is valid only under the prefix it was labelled with, which the parent pointer sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -145,6 +146,24 @@ def content_hash(
     """The hash of a tree given as columns; msgpack, because it writes every value unambiguously and fast."""
     said = _ENCODER.encode((problem, answer, ended, trunk, parents, texts, labels, ratings, origins))
     return xxhash.xxh3_64_hexdigest(said)
+
+
+def unique_names(names: Iterable[str]) -> list[str]:
+    """Every name as it is, or with "#1", "#2", … behind it where it was taken before.
+
+    Names depend only on those before them, so that more names at the end change none.
+    """
+    taken: set[str] = set()
+    numbers: Counter[str] = Counter()
+    found = []
+    for given in names:
+        name = given
+        while name in taken:
+            numbers[given] += 1
+            name = f"{given}#{numbers[given]}"
+        taken.add(name)
+        found.append(name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

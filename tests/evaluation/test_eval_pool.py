@@ -65,12 +65,13 @@ def test_theory_reads_and_grades_a_pool(tmp_path: Path) -> None:
             for k in range(6)
         ]
         rows.append({"problem": f"What is {i} + 0?", "answer": str(i), "solutions": solutions})
+    rows.append({"problem": "What is nothing?", "answer": "0", "solutions": []})
     pool = write_jsonl(tmp_path / "pool.jsonl", rows)
     output(prism("theory", "--out", tmp_path / "out", "--no-simulate", "--pool", pool, "--aggregator", "last"))
     found = metrics(tmp_path / "out")["pool"]
     assert found["p"]["value"] == 0.5
     assert found["ns"] == [1, 2, 4, 6]
-    assert found["num_solutions"] == 48
+    assert (found["num_problems"], found["num_empty"], found["num_solutions"]) == (8, 1, 48)
     for row in rows:
         for solution in row["solutions"]:
             del solution["scores"]

@@ -3,63 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from loopback import Answer, serve
+from prism_prm.http import Patience, ServerError
 from prism_prm.policies import Ask, PolicyError, PolicySettings, Prompting, Sampling, Written, open_policy
-from prism_prm.policies.http import Patience
 from prism_prm.policies.openai import OpenAiPolicy
 
-Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 QUICK = Patience(timeout=0.4, retries=3, backoff=0.01)
 
 
-@contextmanager
-def serve(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server that gives `answer(body)`; yields its address and the list of what it was asked."""
-    asked: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body | {"authorization": self.headers.get("Authorization"), "path": self.path})
-            self._send(*answer(body))
-
-        def do_GET(self) -> None:
-            self._send(200, {"data": [{"id": "only-one"}]})
-
-        def _send(self, status: int, said: Any, headers: dict[str, str] | None = None) -> None:
-            data = said if isinstance(said, bytes) else json.dumps(said).encode()
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that has hung up
-    thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def said(text: str, reason: str = "stop", tokens: int = 3, **more: Any) -> Answer:
+def said(text: str, reason: Any = "stop", tokens: Any = 3, **more: Any) -> Answer:
     return 200, {"choices": [{"text": text, "finish_reason": reason, **more}], "usage": {"completion_tokens": tokens}}
 
 
@@ -76,6 +35,7 @@ def write(url: str, *asks: Ask, sampling: Sampling | None = None, **options: Any
     [
         (said("a\n\nb"), Written("a\n\n", "stop", 3)),
         (said("a", "length"), Written("a", "cut", 3)),
+        (said("a", "content_filter", stop_reason=None), Written("a", "cut", 3)),
         (said("a", stop_reason="\n\n"), Written("a\n\n", "stop", 3)),
         (said("a", stop_reason=None), Written("a", "end", 3)),
         (said("a", stop_reason=151645), Written("a", "end", 3)),
@@ -111,6 +71,20 @@ def test_a_stop_string_may_begin_in_the_prompt() -> None:
     assert len(asked) == 1
 
 
+def test_a_stop_string_that_began_in_the_prompt_shows_nothing_about_later_ones() -> None:
+    """The server takes stop strings off: after a single line break its next steps are still told from the end."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        return said("\n" if body["prompt"].endswith("assistant\n") else "b", tokens=1)
+
+    with serve(answer) as (url, asked):
+        policy = OpenAiPolicy(url, model="m", patience=QUICK)
+        assert policy.write([Ask("assistant\n", 0, 9)], Sampling()) == [Written("\n", "stop", 1)]
+        assert policy.write([Ask("assistant\n\n", 0, 9)], Sampling()) == [Written("b\n\n", "stop", 2)]
+        policy.close()
+    assert len(asked) == 3
+
+
 def test_a_server_that_leaves_the_stop_string_is_believed() -> None:
     with serve(lambda body: said("a\n\n" if body["prompt"] == "p" else "b")) as (url, asked):
         policy = OpenAiPolicy(url, model="m", patience=QUICK)
@@ -137,7 +111,7 @@ def test_requests_say_what_was_asked(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 def test_the_key_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
-    with serve(lambda _: (401, {"error": "no"})) as (url, _), pytest.raises(PolicyError) as caught:
+    with serve(lambda _: (401, {"error": "no"})) as (url, _), pytest.raises(ServerError) as caught:
         write(url.replace("http://", "http://user:secret-too@"))
     assert "secret" not in str(caught.value)
     assert "$OPENAI_API_KEY" in str(caught.value)
@@ -149,6 +123,52 @@ def test_log_likelihoods_come_from_the_server_or_are_missed() -> None:
     assert asked[0]["logprobs"] == 1
     with serve(lambda _: said("a\n\n", logprobs=None)) as (url, _), pytest.raises(PolicyError, match="--prm-weight 1"):
         write(url, log_likelihood=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (said("a", "abort", stop_reason=None), "not whole: finish_reason is 'abort'"),
+        (said("a", None), "not whole: finish_reason is None"),
+        (said("a", ["stop"]), r"not whole: finish_reason is \['stop'\]"),
+        ((200, {"choices": [{"text": "a"}]}), "not whole: finish_reason is None"),
+        (said("a", tokens=-3), "says that it has -3 tokens"),
+        (said("a", tokens=10**30), "says that it has 10+ tokens"),
+        (said("a", logprobs={"token_logprobs": [-1.0, "much"]}), "log-probability much is no finite number"),
+        (said("a", logprobs={"token_logprobs": [float("nan")]}), "log-probability nan is no finite number"),
+        (said("a", logprobs={"token_logprobs": [True]}), "log-probability True is no finite number"),
+        (said("a", logprobs={"token_logprobs": "none"}), "log-probability none is no finite number"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_asked_for_again(wrong: Answer, message: str) -> None:
+    answers = [wrong, said("a\n\n", logprobs={"token_logprobs": [-1.5]})]
+    with serve(lambda _: answers.pop(0)) as (url, asked):
+        assert write(url, log_likelihood=True) == [Written("a\n\n", "stop", 3, -1.5)]
+    assert len(asked) == 2
+    with serve(lambda _: wrong) as (url, asked), pytest.raises(ServerError, match=rf"{message}.*\(4 tries\)"):
+        write(url, log_likelihood=True)
+    assert len(asked) == 4
+
+
+def test_more_than_was_asked_for() -> None:
+    """Further choices are left; log-probabilities that nobody asked for are not looked at."""
+    answer = said("a\n\n", logprobs={"token_logprobs": "none"})
+    answer[1]["choices"].append({"text": "b", "finish_reason": "stop"})
+    with serve(lambda _: answer) as (url, _):
+        assert write(url) == [Written("a\n\n", "stop", 3)]
+
+
+def test_half_a_character_can_be_sent_back() -> None:
+    """JSON can hold a lone surrogate, which is no text that could be sent or written."""
+    with serve(lambda body: said("" if body["prompt"].endswith("b") else "a\ud83d b")) as (url, asked):
+        assert write(url) == [Written("a\N{REPLACEMENT CHARACTER} b", "end", 6)]
+    assert asked[1]["prompt"] == "pa\N{REPLACEMENT CHARACTER} b"
+
+
+@pytest.mark.parametrize("models", [{}, {"data": [1]}, {"data": [{"name": "x"}]}, {"data": {"id": "x"}}])
+def test_a_server_that_names_its_models_strangely(models: Any) -> None:
+    with serve(lambda _: said("a"), models) as (url, _), pytest.raises(ServerError, match="no list of models"):
+        open_policy(PolicySettings(f"openai:{url}", patience=QUICK))
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -173,7 +193,7 @@ def test_a_busy_server_is_asked_again(status: int) -> None:
     ],
 )
 def test_a_broken_server_gives_a_plain_error(answer: Answer, message: str) -> None:
-    with serve(lambda _: answer) as (url, asked), pytest.raises(PolicyError, match=message):
+    with serve(lambda _: answer) as (url, asked), pytest.raises(ServerError, match=message):
         write(url)
     assert len(asked) == (1 if answer[0] == 422 else 4)
 
@@ -181,7 +201,7 @@ def test_a_broken_server_gives_a_plain_error(answer: Answer, message: str) -> No
 def test_a_hanging_server_times_out() -> None:
     over = threading.Event()
     with serve(lambda _: (over.wait(20), said("a"))[1]) as (url, _):
-        with pytest.raises(PolicyError, match=r"no answer within 0.4 seconds \(4 tries\)"):
+        with pytest.raises(ServerError, match=r"no answer within 0.4 seconds \(4 tries\)"):
             write(url)
         over.set()
 
@@ -194,7 +214,7 @@ def test_a_hanging_request_does_not_hold_up_an_error() -> None:
 
     with serve(answer) as (url, _):
         policy = OpenAiPolicy(url, model="m", patience=Patience(timeout=50))
-        with pytest.raises(PolicyError, match="status 422"):
+        with pytest.raises(ServerError, match="status 422"):
             policy.write([Ask("hangs", 0, 9), Ask("bad", 0, 9), Ask("hangs", 1, 9)], Sampling())
         policy.close()
         assert not over.is_set(), "the hanging requests are still unanswered"
@@ -214,7 +234,7 @@ def test_it_works_inside_a_running_loop() -> None:
 def test_no_server_at_all() -> None:
     with serve(lambda _: said("a")) as (url, _):
         pass
-    with pytest.raises(PolicyError, match=r"no connection .*\(4 tries\)"):
+    with pytest.raises(ServerError, match=r"no connection .*\(4 tries\)"):
         write(url)
 
 

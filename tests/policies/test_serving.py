@@ -13,8 +13,8 @@ from serving import Served
 from typer.testing import CliRunner
 
 from prism_prm.cli import app
-from prism_prm.policies import Ask, Policy, PolicyError, PolicySettings, Sampling, Written, open_policy, write_steps
-from prism_prm.policies.http import Patience
+from prism_prm.http import Patience, ServerError
+from prism_prm.policies import Ask, Policy, PolicySettings, Sampling, Written, open_policy, write_steps
 from prism_prm.pools import read_pool
 from prism_prm.search import Engine
 from tiny import SOLVED
@@ -80,7 +80,7 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "run", killing)
-        with pytest.raises(PolicyError, match=r"no connection .*run the same command again"):
+        with pytest.raises(ServerError, match=r"no connection .*run the same command again"):
             CliRunner().invoke(app, command, catch_exceptions=False)
     assert len(journal.read_text().splitlines()) == 1 + 5
     served.start()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.rerank.curves import Curve, compute_curves
 from prism_prm.rerank.grading import Grade, GradedPool
@@ -67,6 +67,21 @@ def test_two_prms_are_compared_on_the_same_draws() -> None:
     assert gain.p < 0.01
     none = curves["best-of-n", "good", "last"].minus(curves["weighted", "good", "last"], 2)
     assert (none.difference, none.p) == (0, 1)
+
+
+def test_a_problem_without_a_solution_is_not_solved() -> None:
+    """It counts, for every n and every way to select, and does not limit n."""
+    graded = graded_pool("aa", "", "ab")
+    scores = [np.array([p]) for p in (0.1, 0.2, 0.9, 0.3)]
+    curves = by_name(compute_curves(graded, {"prm": scores}, aggregators=["last"], num_draws=10))
+    assert {curve.ns for curve in curves.values()} == {(1, 2)}
+    assert all(curve.values[:, 1].tolist() == [0, 0] for curve in curves.values())
+    at_two = {method: curve.values[1].tolist() for (method, _, _), curve in curves.items() if method != "majority"}
+    assert at_two == {"mean": [1, 0, 0.5], "oracle": [1, 0, 1], "best-of-n": [1, 0, 1], "weighted": [1, 0, 1]}
+    assert curves["mean", "", ""].points[0].value == pytest.approx(0.5)
+    assert compute_curves(graded, {}, aggregators=["last"], ns=[2])[0].ns == (2,)
+    with pytest.raises(DataError, match="none of the 2 problems has a solution"):
+        compute_curves(graded_pool("", ""), {}, aggregators=["last"])
 
 
 def test_the_seed_decides_the_draws() -> None:

@@ -76,6 +76,24 @@ def test_without_a_prm(pool: Path, tmp_path: Path) -> None:
     assert names == {"curves.parquet", "figures", "metrics.json", "report.html", "report.md", "solutions.parquet"}
 
 
+def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
+    """As a search leaves them whose budget was too small for them."""
+    with pool.open("a") as file:
+        for name in "xy":
+            file.write(json.dumps({"problem": name, "answer": "1", "solutions": []}) + "\n")
+    out = tmp_path / "out"
+    output = run(pool, "--out", out, "--prm", prm_folders[0], "--workers", 1)
+    metrics = metrics_of(out)
+    assert (metrics["num_problems"], metrics["problems_without_solution"], metrics["num_solutions"]) == (6, 2, 20)
+    values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
+    assert values["mean", 1] == pytest.approx(0.6 * 4 / 6)
+    assert values["oracle", 5] == pytest.approx(4 / 6)
+    assert "2 of 6 problems have no solution and count as not solved." in output
+    assert "2 of 6 problems have no solution and count as not solved." in (out / "report.md").read_text()
+    again = run(pool, "--out", out, "--prm", prm_folders[0], "--workers", 1)
+    assert "Grades: taken from" in again
+
+
 def test_two_prms_on_one_pool(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
     out = tmp_path / "out"
     run(

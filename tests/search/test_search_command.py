@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,43 @@ def test_a_pool_can_be_reranked(command: list[str], prms: list[Path], tmp_path: 
     )  # fmt: skip
     assert result.exit_code == 0
     assert json.loads((tmp_path / "again" / "metrics.json").read_text())["num_solutions"] == 16
+
+
+def test_a_budget_inside_a_lookahead(command: list[str], prms: list[Path], tmp_path: Path) -> None:
+    """Every problem keeps its candidates, and the pool can be re-ranked."""
+    for budget in (1, 40, 60):
+        command[command.index("--out") + 1] = str(tmp_path / f"out-{budget}")
+        more = ["--method", "beam", "-n", "4", "--lookahead", "2", "--select", "argmax", "--limit", "3"]
+        out = run([*command, "--prm", str(prms[0]), *more, "--budget", str(budget)])
+        pool = out / "pools" / "first-n4.jsonl"
+        assert all(entry.solutions for entry in read_pool(pool).problems)
+        words = ["rerank", str(pool), "--out", str(out / "again"), "--workers", "1"]
+        assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+
+
+@pytest.mark.parametrize("select", ["argmax", "majority", "weighted"])
+def test_problems_without_a_solution_are_counted_and_not_solved(
+    select: str, command: list[str], prms: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Engine.run
+
+    def finding_little(self: Engine, problems: Any, keys: Any = None) -> Any:
+        for found in real(self, problems, keys):
+            yield replace(found, solutions=()) if found.problem < 2 else found
+
+    monkeypatch.setattr(Engine, "run", finding_little)
+    command = [*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--limit", "3", "--select", select]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "2 of 3 problems have no solution and count as not solved" in result.output
+    out = Path(command[command.index("--out") + 1])
+    point = json.loads((out / "metrics.json").read_text())["points"][0]
+    assert point["num_empty"] == 2
+    assert point["correct"][:2] == [0.0, 0.0]
+    assert point["solutions"] == pytest.approx(1 / 3)
+    assert "2 of 3 problems have no solution" in (out / "report.md").read_text()
+    words = ["rerank", str(out / "pools" / "first-n4.jsonl"), "--out", str(out / "again"), "--workers", "1"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
 
 
 def test_problems_done_are_not_done_again(

@@ -200,7 +200,7 @@ def _score(pool: Pool, place: str, path: Path, options: dict[str, Any]) -> Path:
 def _show(results: Results) -> None:
     """The curves, and what could not be judged."""
     from prism_prm.report import percent
-    from prism_prm.rerank.page import TITLES
+    from prism_prm.rerank.page import TITLES, without_solution
 
     rows = [
         [" · ".join(part for part in (curve.prm, TITLES[curve.method], curve.aggregator) if part)]
@@ -208,6 +208,9 @@ def _show(results: Results) -> None:
         for curve in results.curves
     ]
     print_table("Expected accuracy (%)", ["selection", *(f"n={n}" for n in results.ns)], rows)
+    pool = results.graded.pool
+    if empty := without_solution(pool.num_empty, len(pool.problems)):
+        say(empty)
     guessed = results.graded.count("method")["last number"]
     failed = {status: count for status, count in results.graded.count("status").items() if status != "ok"}
     shown = [f"{count:,} {status}" for status, count in failed.items()]
@@ -216,4 +219,4 @@ def _show(results: Results) -> None:
         f"{results.num_unscored(prm):,} not scored by {prm}" for prm in results.scores if results.num_unscored(prm)
     ]
     if shown:
-        say(f"Of {len(results.graded.pool.solutions):,} solutions: {', '.join(shown)}.")
+        say(f"Of {len(pool.solutions):,} solutions: {', '.join(shown)}.")

@@ -114,7 +114,7 @@ def search(
         int | None, typer.Option(help="Requests at a time; default 16.", rich_help_panel=SERVER)
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds for one answer; default 300.", rich_help_panel=SERVER)
+        float | None, typer.Option(help="Seconds for one whole answer; default 300.", rich_help_panel=SERVER)
     ] = None,
     retries: Annotated[
         int | None, typer.Option(help="Tries after a failure; default 5.", rich_help_panel=SERVER)
@@ -228,3 +228,5 @@ def _show(points: Sequence[Point]) -> None:
     ]  # fmt: skip
     headers = ["PRM", "n", "accuracy (%)", "oracle (%)", "policy tokens", "PRM tokens"]
     print_table("Solved, and tokens per problem", headers, rows)
+    for note in filter(None, (point.empty_note() for point in points)):
+        say(note)

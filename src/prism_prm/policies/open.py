@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prism_prm.errors import ConfigError, ModelError
+from prism_prm.http import Patience, Server
 from prism_prm.policies.base import Policy, PolicyError
-from prism_prm.policies.http import Patience, Server
 from prism_prm.policies.prompts import Prompting
 
 
@@ -46,11 +46,11 @@ def _open_hf(place: str, settings: PolicySettings) -> Policy:
 
 
 def _open_openai(url: str, settings: PolicySettings) -> Policy:
-    from prism_prm.policies.openai import OpenAiPolicy, served_model
+    from prism_prm.policies.openai import API_KEY, OpenAiPolicy, served_model
 
     model = settings.model
     if model is None:
-        with contextlib.closing(Server(url, settings.patience, 1)) as server:
+        with contextlib.closing(Server(url, settings.patience, 1, key_variable=API_KEY)) as server:
             model = served_model(server)
     tokenizer = None if settings.prompting.template == "none" else _tokenizer(settings.tokenizer or model)
     return OpenAiPolicy(

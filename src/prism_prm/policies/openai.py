@@ -4,24 +4,47 @@ Whether a step ended the solution, by the first of these rules that applies:
 
 1. The text has the stop string in it, or ends it together with the end of the prompt (servers that do not take it
    off): the step stopped there.
-2. The finish reason is "length": cut.
+2. The finish reason is "length", or "content_filter" (the server withholds the rest): cut.
 3. The server says what stopped it (`stop_reason` of vLLM, `matched_stop` of SGLang): our stop string, or else the end.
-4. The server has left a stop string in a text before, so it would have done so here: the end.
+4. The server has left a whole stop string in a text before, so it would have done so here: the end.
 5. The finish reason alone cannot tell. The text is sent once more, without a stop string, for one greedy token: if
    nothing comes, the end; otherwise the solution goes on.
+
+Any other finish reason ("abort", none at all) says that the answer is not whole: it is asked for again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from prism_prm.http import Patience, Server
 from prism_prm.policies.base import Ask, Ending, PolicyError, Sampling, Written, cut_at_stop
-from prism_prm.policies.http import Patience, Server
 from prism_prm.policies.prompts import Prompting, render
 
+API_KEY = "OPENAI_API_KEY"
 SEEDS = 2**31 - 1
 """Servers take seeds of 31 bits."""
+MOST_TOKENS = 10**9
+"""Of one answer; a larger count is nonsense."""
+REASONS = ("stop", "length", "content_filter")
+"""Finish reasons of a whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a server wrote."""
+
+    text: str
+    reason: str
+    """One of REASONS."""
+    num_tokens: int
+    stopped_by: tuple[Any, ...] = ()
+    """What the server says stopped it, if it says so: the stop string, the id of a token, or None for the end."""
+    token_log_likelihoods: tuple[float, ...] | None = None
+    """None where the server gives none, or was not asked."""
 
 
 class OpenAiPolicy:
@@ -38,7 +61,7 @@ class OpenAiPolicy:
         patience: Patience | None = None,
         log_likelihood: bool = False,
     ) -> None:
-        self.server = Server(url, patience or Patience(), concurrency)
+        self.server = Server(url, patience or Patience(), concurrency, key_variable=API_KEY)
         self.name = f"openai:{self.server.shown}"
         self.model = model
         self.tokenizer = tokenizer
@@ -77,46 +100,56 @@ class OpenAiPolicy:
             body["seed"] = ask.key % SEEDS
         if self.has_log_likelihood:
             body["logprobs"] = 1
-        choice, num_tokens = await self._complete(body)
-        text, stopped = cut_at_stop(choice["text"], sampling.stop)
-        spans = bool(text) and (ask.text + text).endswith(sampling.stop)
-        ending, probed = await self._ending(ask, choice, text, stopped or spans, sampling.stop)
-        if ending == "stop" and not stopped and not spans:
+        found = await self._complete(body)
+        text, stopped = cut_at_stop(found.text, sampling.stop)
+        # A server that stops at a stop string which the prompt began has not shown what it does with whole ones.
+        self._leaves_stop |= stopped
+        stopped = stopped or (bool(text) and (ask.text + text).endswith(sampling.stop))
+        ending: Ending = "stop"
+        probed = 0
+        if not stopped:
+            ending, probed = await self._ending(ask, found, sampling.stop)
+        if ending == "stop" and not stopped:
             text += sampling.stop
-        return Written(text, ending, num_tokens + probed, self._log_likelihood(choice))
+        return Written(text, ending, found.num_tokens + probed, self._log_likelihood(found))
 
-    async def _ending(
-        self, ask: Ask, choice: dict[str, Any], text: str, stopped: bool, stop: str
-    ) -> tuple[Ending, int]:
-        """How a step ended, by the rules above, and how many tokens finding out took."""
-        if stopped:
-            self._leaves_stop = True
-            return "stop", 0
-        if choice.get("finish_reason") == "length":
+    async def _ending(self, ask: Ask, found: Completion, stop: str) -> tuple[Ending, int]:
+        """How a step without a stop string ended, by the rules above, and how many tokens finding out took."""
+        if found.reason != "stop":
             return "cut", 0
-        for field in ("stop_reason", "matched_stop"):
-            if field in choice:
-                return "stop" if choice[field] == stop else "end", 0
+        if found.stopped_by:
+            return "stop" if found.stopped_by[0] == stop else "end", 0
         if self._leaves_stop:
             return "end", 0
-        body = {"model": self.model, "prompt": ask.text + text, "max_tokens": 1, "temperature": 0.0}
-        probe, num_tokens = await self._complete(body)
-        return "stop" if probe["text"] else "end", num_tokens
+        body = {"model": self.model, "prompt": ask.text + found.text, "max_tokens": 1, "temperature": 0.0}
+        probe = await self._complete(body)
+        return "stop" if probe.text else "end", probe.num_tokens
 
-    async def _complete(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """The first choice of an answer, and how many tokens it took."""
+    async def _complete(self, body: dict[str, Any]) -> Completion:
         return await self.server.ask("POST", "/completions", self._read, body)
 
-    def _read(self, answer: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    def _read(self, answer: dict[str, Any]) -> Completion:
+        """The first choice of an answer; a ValueError where it makes no sense."""
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
             raise ValueError(
                 f"the answer has no choices[0].text; is this a completions API? Its fields: {sorted(answer)}"
             )
+        reason = choice.get("finish_reason")
+        if reason not in REASONS:
+            raise ValueError(f"the answer is not whole: finish_reason is {reason!r}, not one of {', '.join(REASONS)}")
+        # Half a character (a lone surrogate, which JSON can hold) could neither be sent back nor written down.
+        text = choice["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         used = answer.get("usage")
         counted = used.get("completion_tokens") if isinstance(used, dict) else None
-        return choice, counted if isinstance(counted, int) else self._count(choice["text"])
+        num_tokens = counted if type(counted) is int else self._count(text)
+        if not 0 <= num_tokens <= MOST_TOKENS:
+            raise ValueError(f"the answer says that it has {num_tokens} tokens")
+        said = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
+        logged = choice.get("logprobs") if self.has_log_likelihood else None
+        values = logged.get("token_logprobs") if isinstance(logged, dict) else None
+        return Completion(text, reason, num_tokens, tuple(said[:1]), None if values is None else _numbers(values))
 
     def _count(self, text: str) -> int:
         """Tokens of a text, where the server does not say; a guess without a tokenizer."""
@@ -124,17 +157,23 @@ class OpenAiPolicy:
             return max(1, len(text) // 4)
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _log_likelihood(self, choice: dict[str, Any]) -> float | None:
+    def _log_likelihood(self, found: Completion) -> float | None:
         if not self.has_log_likelihood:
             return None
-        found = choice.get("logprobs")
-        values = found.get("token_logprobs") if isinstance(found, dict) else None
-        if not isinstance(values, list):
+        if found.token_log_likelihoods is None:
             raise PolicyError(
                 f"{self.name} gives no log-probabilities, and this search weighs the policy's likelihood. Use another "
                 "server, or rank by the PRM alone: --prm-weight 1."
             )
-        return float(sum(value for value in values if value is not None))
+        return sum(found.token_log_likelihoods)
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    """Log-probabilities; a null among them is a token that has none."""
+    known = [value for value in values if value is not None] if isinstance(values, list) else [values]
+    if bad := [value for value in known if type(value) not in (int, float) or not math.isfinite(value)]:
+        raise ValueError(f"the log-probability {str(bad[0])[:40]} is no finite number")
+    return tuple(map(float, known))
 
 
 def served_model(server: Server) -> str:
@@ -148,6 +187,11 @@ def served_model(server: Server) -> str:
 
 def _names(answer: dict[str, Any]) -> list[str]:
     entries = answer.get("data")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    named = [entry["id"] for entry in _dicts(entries) if isinstance(entry.get("id"), str)]
+    if not isinstance(entries, list) or len(named) < len(entries):
         raise ValueError(f"the answer is no list of models; its fields: {sorted(answer)}")
-    return [str(entry.get("id")) for entry in entries]
+    return named
+
+
+def _dicts(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []

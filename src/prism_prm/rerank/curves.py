@@ -9,7 +9,7 @@ import numpy as np
 
 from prism_prm.aggregate import Floats, log_score
 from prism_prm.answers.workers import Advance, ignore
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool
 from prism_prm.rerank.expectation import NUM_DRAWS, Ints, best_of, draw_orders, pass_at, voted
 from prism_prm.rerank.grading import GradedPool
@@ -47,20 +47,28 @@ class Curve:
 
 def default_ns(graded: GradedPool) -> tuple[int, ...]:
     """1, 2, 4, … up to the size of the smallest problem's pool, and that size."""
-    most = min(len(grades) for grades in graded.grades)
+    most = _most(graded.pool)
     powers = [1 << i for i in range(most.bit_length())]
     return tuple(sorted({*powers, most}))
 
 
 def check_ns(pool: Pool, ns: Sequence[int]) -> tuple[int, ...]:
     """`ns` sorted; each must be possible for every problem."""
-    sizes = [len(entry.solutions) for entry in pool.problems]
-    bad = [n for n in ns if not 1 <= n <= min(sizes)]
+    most = _most(pool)
+    bad = [n for n in ns if not 1 <= n <= most]
     if bad or not ns:
         raise ConfigError(
-            f"n = {bad} is not possible: a problem of this pool has {min(sizes)} solutions, so n goes from 1 to that."
+            f"n = {bad} is not possible: a problem of this pool has {most} solutions, so n goes from 1 to that."
         )
     return tuple(sorted(set(ns)))
+
+
+def _most(pool: Pool) -> int:
+    """The largest n that is possible for every problem that has solutions at all."""
+    sizes = [len(entry.solutions) for entry in pool.problems if entry.solutions]
+    if not sizes:
+        raise DataError(f"none of the {len(pool.problems):,} problems has a solution, so there is nothing to measure")
+    return min(sizes)
 
 
 def compute_curves(
@@ -107,6 +115,8 @@ def _of_problem(
 ) -> list[Floats]:
     """The values of one problem: without a PRM, then for each set of scores Best-of-n and the weighted vote."""
     correct_N, groups_N = graded.correct(problem), graded.groups(problem)
+    if not len(correct_N):
+        return [np.zeros(len(ns))] * (len(WITHOUT_PRM) + len(WITH_PRM) * len(log_scores))
     orders_DN = draw_orders(len(correct_N), num_draws, [seed, problem])
 
     def votes(weights_N: Floats) -> Floats:

@@ -42,11 +42,11 @@ class GradedPool:
 
     def correct(self, problem: int) -> Bools:
         """Whether each solution of a problem is right."""
-        return np.array([grade.correct for grade in self.grades[problem]])
+        return np.array([grade.correct for grade in self.grades[problem]], dtype=np.bool_)
 
     def groups(self, problem: int) -> Ints:
         """Which group each solution of a problem votes for."""
-        return np.array([grade.group for grade in self.grades[problem]])
+        return np.array([grade.group for grade in self.grades[problem]], dtype=np.int64)
 
     def count(self, field: str) -> Counter[str]:
         """How often each value of a field (`method`, `status`) occurs."""

@@ -29,6 +29,8 @@ def make_report(results: Results) -> Report:
     differences = results.differences()
     report = Report(results.title, subtitle=subtitle, metrics=results.metrics(differences))
     report.text(_introduction(results))
+    if empty := without_solution(pool.num_empty, len(pool.problems)):
+        report.text(empty)
     for method in WITH_PRM if results.scores else ("majority",):
         _draw_method(results, method, report)
     _tabulate_votes(results, report)
@@ -40,6 +42,11 @@ def make_report(results: Results) -> Report:
             _draw_aggregators(results, prm, method, report)
     _tabulate_answers(results, report)
     return report
+
+
+def without_solution(count: int, total: int) -> str:
+    """A line on the problems for which there is none; "" where there are no such problems."""
+    return f"{count:,} of {total:,} problems have no solution and count as not solved." if count else ""
 
 
 def _introduction(results: Results) -> str:

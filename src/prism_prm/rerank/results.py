@@ -69,6 +69,7 @@ class Results:
         """What goes into `metrics.json`."""
         return {
             "num_problems": len(self.graded.pool.problems),
+            "problems_without_solution": self.graded.pool.num_empty,
             "num_solutions": len(self.graded.pool.solutions),
             "num_draws": self.num_draws,
             "answers_found_by": dict(self.graded.count("method")),

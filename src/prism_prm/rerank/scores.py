@@ -22,7 +22,7 @@ def scores_in_pool(pool: Pool) -> list[Floats | None] | None:
 def read_scores(path: str | Path, pool: Pool) -> list[Floats | None]:
     """The scores of the pool's solutions in a scores table, matched by content.
 
-    A solution with a step that is not in the table has no score; the table must hold some of the pool's solutions.
+    A solution with a step that is not in the table has no score; a table of other data only is an error.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -39,11 +39,13 @@ def read_scores(path: str | Path, pool: Pool) -> list[Floats | None]:
         if parent == node - 1:  # a solution is a chain; other rows are of other trees' candidates
             by_tree.setdefault(content, {})[node] = probability
     scores: list[Floats | None] = [None] * len(pool.solutions)
+    is_of_pool = not by_tree
     for tree in pool.trees():
         own = by_tree.get(tree.content_hash(), {})
+        is_of_pool |= bool(own)
         if len(own) == len(tree.nodes):
             scores[tree.tree_id] = np.array([own[node] for node in range(len(own))])
-    if all(values is None for values in scores):
+    if not is_of_pool:
         raise DataError(
             f"{path}: it holds the scores of none of the pool's {len(scores):,} solutions, so it was made from other "
             "data. Score this pool with --prm.",

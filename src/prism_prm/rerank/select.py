@@ -95,7 +95,7 @@ def relative_weights(log_scores: Sequence[float] | Floats) -> Floats:
 Selector = Callable[[Sequence[str | None], Floats], int | None]
 
 SELECTORS: dict[str, Selector] = {
-    "argmax": lambda _, log_scores: best_of_n(log_scores),
+    "argmax": lambda _, log_scores: best_of_n(log_scores) if len(log_scores) else None,
     "majority": lambda keys, log_scores: vote(keys, np.ones(len(log_scores))),
     "weighted": lambda keys, log_scores: vote(keys, relative_weights(log_scores)),
 }

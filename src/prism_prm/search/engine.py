@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
+from prism_prm.records import unique_names
 from prism_prm.search.expand import Children, Expand, Search
 from prism_prm.search.methods import find_method
 from prism_prm.search.results import Found, found
@@ -51,13 +52,8 @@ class _Running:
 
 
 def problem_keys(problems: Sequence[str]) -> list[str]:
-    """What names each problem's noise: its text, and its number among equal texts."""
-    seen: dict[str, int] = {}
-    keys = []
-    for text in problems:
-        number = seen[text] = seen.get(text, -1) + 1
-        keys.append(f"{text}#{number}" if number else text)
-    return keys
+    """What names each problem's noise: its text, numbered among equal texts."""
+    return unique_names(problems)
 
 
 class Engine:
@@ -128,7 +124,7 @@ class Engine:
             limit = self.settings.max_policy_tokens
             if limit is not None and running.spent.policy_tokens >= limit:
                 running.search.close()
-                done[running] = running.finished + [node for node in flat if not node.is_finished]
+                done[running] = list(dict.fromkeys([*running.finished, *running.wish.shown, *flat]))
                 continue
             try:
                 running.wish = running.search.send(children)

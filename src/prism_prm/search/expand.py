@@ -23,6 +23,8 @@ class Expand:
     """Whether the PRM is to score the new steps."""
     keep: tuple[Node, ...] = ()
     """Other nodes that will be expanded later; all else is let go."""
+    shown: tuple[Node, ...] = ()
+    """What else there is to show, beside solutions found before and the new nodes, if the budget ends here."""
 
 
 Children = list[list[Node]]

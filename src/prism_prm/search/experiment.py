@@ -16,6 +16,7 @@ from prism_prm.answers.workers import Advance
 from prism_prm.pools import Pool, PoolProblem, write_pool
 from prism_prm.rerank.curves import StepScores, compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
+from prism_prm.rerank.page import without_solution
 from prism_prm.rerank.scores import read_scores
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.search.engine import Engine, Watch, problem_keys
@@ -54,6 +55,14 @@ class Point:
     """Of the whole run, all problems; for independent samples of the largest n."""
     correct: Floats
     """For each problem whether it was solved, or how likely."""
+    num_empty: int = 0
+    """Problems without a solution; they count as not solved."""
+
+    def empty_note(self) -> str:
+        """A line on these problems; "" where there are none."""
+        size = f"{self.prm}, n = {self.n}" if self.prm else f"n = {self.n}"
+        note = without_solution(self.num_empty, len(self.correct))
+        return note and f"{size}: {note}"
 
 
 Bar = Callable[[str, int], AbstractContextManager[Advance]]
@@ -157,6 +166,7 @@ class Experiment:
             float(np.mean([entry.policy_tokens for entry in found])),
             float(np.mean([entry.prm_tokens for entry in found])),
             float(np.mean([len(entry.solutions) for entry in found])), seconds, correct,
+            graded.pool.num_empty,
         )  # fmt: skip
 
     def _is_solved(self, graded: GradedPool, problem: int) -> bool:

@@ -121,6 +121,8 @@ def _tabulate(points: Sequence[Point], report: Report) -> None:
     headers = ["PRM", "n", "accuracy (%)", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
     caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
     report.table(headers, rows, caption=caption)
+    for note in filter(None, (point.empty_note() for point in points)):
+        report.text(note)
 
 
 def _tabulate_answers(pools: Sequence[GradedPool], report: Report) -> None:

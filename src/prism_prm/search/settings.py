@@ -41,6 +41,8 @@ class SearchSettings:
         for name in ("n", "expand", "max_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be 1 or more")
+        if self.max_policy_tokens is not None and self.max_policy_tokens < 1:
+            raise ConfigError(f"max_policy_tokens = {self.max_policy_tokens} must be 1 or more")
         if self.lookahead < 0 or not 0 <= self.prm_weight <= 1 or self.resample_temperature <= 0:
             raise ConfigError("lookahead must be ≥ 0, prm_weight in [0, 1], and resample_temperature above 0")
         if self.lookahead and not self.prm_weight:

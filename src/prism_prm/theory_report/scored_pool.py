@@ -30,6 +30,8 @@ class JudgedPool:
     scores: tuple[Floats, ...]
     num_unscored: int = 0
     """Solutions without a score (say, without a step): they count as 0, so they are rejected and ranked last."""
+    num_empty: int = 0
+    """Problems without a solution: nothing can be predicted for them, so they are left out."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class PoolPrediction:
     num_problems: int
     num_solutions: int
     num_unscored: int
+    num_empty: int
     p: Interval
     alpha: Interval
     beta: Interval
@@ -62,8 +65,12 @@ def judge_pool(graded: GradedPool, scores: Sequence[Floats | None], aggregator: 
     check_aggregator(aggregator)
     values = np.array([0.0 if steps is None else solution_score(steps, aggregator) for steps in scores])
     ends = np.cumsum([len(entry.solutions) for entry in graded.pool.problems])
-    correct = tuple(graded.correct(i) for i in range(len(ends)))
-    return JudgedPool(correct, tuple(np.split(values, ends[:-1])), sum(steps is None for steps in scores))
+    known = [i for i, grades in enumerate(graded.grades) if grades]
+    split = np.split(values, ends[:-1])
+    return JudgedPool(
+        tuple(graded.correct(i) for i in known), tuple(split[i] for i in known),
+        sum(steps is None for steps in scores), graded.pool.num_empty,
+    )  # fmt: skip
 
 
 def predict(pool: JudgedPool, ns: Sequence[int], *, aggregator: str, threshold: float, seed: int = 0) -> PoolPrediction:
@@ -92,7 +99,7 @@ def predict(pool: JudgedPool, ns: Sequence[int], *, aggregator: str, threshold: 
         return tuple(mean_interval(column, seed=seed) for column in table.T)
 
     return PoolPrediction(
-        aggregator, threshold, num, int(total[1]), pool.num_unscored, p, alpha, beta, tuple(ns),
+        aggregator, threshold, num, int(total[1]), pool.num_unscored, pool.num_empty, p, alpha, beta, tuple(ns),
         tuple(float(selection.best_of_n(own_p, alpha.value, beta.value, n).mean()) for n in ns),
         tuple(float(selection.best_of_n(p.value, alpha.value, beta.value, n)) for n in ns),
         float(selection.ceiling(own_p, alpha.value, beta.value).mean()),
@@ -133,10 +140,11 @@ def add_prediction(report: Report, found: PoolPrediction) -> None:
         return percent(value.value, value.low, value.high)
 
     unscored = f" ({found.num_unscored:,} have no score and count as rejected)" if found.num_unscored else ""
+    empty = f" ({found.num_empty:,} more have no solution and are left out)" if found.num_empty else ""
     report.text(f"""
 ## Predicted and measured Best-of-N on a pool
 
-{found.num_problems:,} problems with {found.num_solutions:,} solutions{unscored}. A solution is accepted if the
+{found.num_problems:,} problems{empty} with {found.num_solutions:,} solutions{unscored}. A solution is accepted if the
 {found.aggregator} of its step scores is above {found.threshold:g}. On whole solutions p = {rate(found.p)} %,
 α = {rate(found.alpha)} %, β = {rate(found.beta)} %. The prediction assumes that the verifier errs alike on all
 problems; what it misses shows how much errors depend on the problem. Its limit is {percent(found.ceiling)} %.

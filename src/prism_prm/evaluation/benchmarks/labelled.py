@@ -15,6 +15,7 @@ from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks.base import Benchmark
 from prism_prm.evaluation.items import Item, ItemSet
+from prism_prm.records import unique_names
 from prism_prm.tables import check_split
 
 
@@ -27,17 +28,14 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ite
         check_split(source.name, split)
     notes: Counter[str] = Counter()
     items: list[Item] = []
-    names: set[str] = set()
     for source, draft in reader.drafts():
         if all(label is None or label == 0.5 for label in draft.labels):
             notes["trees without a judged step"] += 1
             continue
-        name = draft.name or f"tree-{len(items)}"
-        if name in names:
-            name = f"{name}#{len(items)}"
-        names.add(name)
-        tree = replace(draft.tree(len(items)), name=name)
+        tree = replace(draft.tree(len(items)), name=draft.name or f"tree-{len(items)}")
         items.append(Item(tree, Path(source.name).name, draft.problem))
+    names = unique_names(item.tree.name for item in items)
+    items = [replace(item, tree=replace(item.tree, name=name)) for item, name in zip(items, names, strict=True)]
     notes.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
     files = tuple(source.name for source in reader.sources)
     if not items:

@@ -1,0 +1,212 @@
+"""Requests to a server that may be slow, busy, broken or gone: deadlines, retries with back-off, plain errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from prism_prm.errors import ConfigError, PrismError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHOWN = 200
+"""Characters of a strange answer that an error shows."""
+LONGEST_WAIT = 60.0
+SECONDS_TO_CONNECT = 10.0
+MOST_BYTES = 64 * 2**20
+"""Of one answer; a server that sends more is broken."""
+BUSY = (408, 425, 429)
+"""Statuses that ask for another try, as all from 500 on do."""
+
+
+class ServerError(PrismError):
+    """A server that cannot be reached, or does not do what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to put up with a server."""
+
+    timeout: float = 300.0
+    """Seconds for one whole answer."""
+    retries: int = 5
+    """How often a request that failed is sent again."""
+    backoff: float = 1.0
+    """Seconds before the first retry; twice as many before each further one."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0 or self.retries < 0 or not self.backoff >= 0:
+            raise ConfigError(
+                f"timeout {self.timeout} must be above 0, retries {self.retries} and backoff {self.backoff} 0 or more"
+            )
+
+
+class Server:
+    """The address of an API; its key is in the environment, under the name `key_variable`.
+
+    Requests run in an event loop in a thread of its own, so that this also works where another loop is running (in a
+    notebook), and a request that hangs delays neither an error nor the end of the program.
+    """
+
+    def __init__(self, url: str, patience: Patience, concurrency: int, *, key_variable: str) -> None:
+        if concurrency < 1:
+            raise ConfigError(f"concurrency = {concurrency} must be 1 or more")
+        self.patience = patience
+        self.url = _address(url)
+        self.shown = _without_secrets(self.url)
+        self.key_variable = key_variable
+        self.num_retries = 0
+        """How many requests had to be sent again."""
+        self._last_problem = ""
+        # The key is given to the client alone, so that no record, message or log of ours can hold it.
+        self._client = httpx.AsyncClient(
+            headers=_authorization(key_variable),
+            timeout=httpx.Timeout(None, connect=min(SECONDS_TO_CONNECT, patience.timeout)),
+            limits=httpx.Limits(max_connections=concurrency),
+        )
+        self._turns = asyncio.Semaphore(concurrency)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
+
+    def close(self) -> None:
+        """End all connections; says how many requests had to be sent again."""
+        if self.num_retries:
+            log.warning(
+                "%s: requests sent again: %d, the last after: %s", self.shown, self.num_retries, self._last_problem
+            )
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(LONGEST_WAIT)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def together(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of all, in order; the first error ends the others."""
+        future = asyncio.run_coroutine_threadsafe(_gather(work), self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    async def ask(
+        self, method: str, path: str, read: Callable[[dict[str, Any]], T], body: dict[str, Any] | None = None
+    ) -> T:
+        """What `read` makes of the JSON object that answers; it raises ValueError where the answer is nonsense."""
+        where = f"{method} {self.shown}{path}"
+        wait = self.patience.backoff
+        for left in range(self.patience.retries, -1, -1):
+            async with self._turns:
+                answer, problem, asked_wait = await self._once(method, path, body, where)
+            if answer is not None:
+                try:
+                    return read(answer)
+                except ValueError as error:
+                    problem = str(error)
+            if left:
+                self.num_retries += 1
+                self._last_problem = problem
+                # A little disorder, so that many requests do not all come back at once.
+                await asyncio.sleep(min(LONGEST_WAIT, max(asked_wait, wait * random.uniform(0.75, 1.25))))
+                wait *= 2
+        raise ServerError(
+            f"{where}: {problem} ({self.patience.retries + 1} tries). See to the server and run the same command "
+            "again: what is done is kept."
+        )
+
+    async def _once(
+        self, method: str, path: str, body: dict[str, Any] | None, where: str
+    ) -> tuple[dict[str, Any] | None, str, float]:
+        """(answer, or what was wrong with it, seconds the server asks us to wait); an error if trying again is idle."""
+        seconds = self.patience.timeout
+        try:
+            # One deadline for all of it: a server that sends a byte now and then must not hold us for good.
+            async with (
+                asyncio.timeout(seconds),
+                self._client.stream(method, f"{self.url}{path}", json=body) as response,
+            ):
+                data = await _read_body(response)
+        except httpx.ConnectTimeout:
+            return None, f"no connection within {min(SECONDS_TO_CONNECT, seconds):g} seconds", 0.0
+        except TimeoutError:
+            return None, f"no answer within {seconds:g} seconds", 0.0
+        except httpx.HTTPError as error:
+            return None, f"no connection ({type(error).__name__}: {error})", 0.0
+        if data is None:
+            return None, f"the answer is longer than {MOST_BYTES:,} bytes", 0.0
+        status, text = response.status_code, _shorten(data.decode("utf-8", "replace"))
+        if status in BUSY or status >= 500:
+            return None, f"status {status}: {text}", _retry_after(response)
+        if status in (401, 403):
+            raise ServerError(f"{where}: status {status}; is the key in ${self.key_variable} right for this server?")
+        if response.has_redirect_location:
+            # Not followed: the key is for the server that the user named.
+            target = _without_secrets(response.url.join(response.headers["Location"]))
+            raise ServerError(f"{where}: status {status}, a redirect to {target}; give the address where it leads")
+        if status >= 400:
+            raise ServerError(f"{where}: status {status}: {text}")
+        try:
+            answer = json.loads(data)
+        except (ValueError, RecursionError):  # no JSON, no text, or nested without end
+            answer = None
+        if not isinstance(answer, dict):
+            return None, f"the answer is no JSON object: {text!r}", 0.0
+        return answer, "", 0.0
+
+
+def _address(url: str) -> httpx.URL:
+    try:
+        address = httpx.URL(url.rstrip("/"))
+    except httpx.InvalidURL:
+        address = httpx.URL("")
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ServerError(f"{url!r} is not the address of a server; expected e.g. http://localhost:8000/v1")
+    return address
+
+
+def _without_secrets(url: httpx.URL) -> str:
+    return str(url.copy_with(username=None, password=None, query=None))
+
+
+def _authorization(variable: str) -> dict[str, str]:
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ServerError(f"the key in ${variable} has a line break or another character in it that no key has")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def _read_body(response: httpx.Response) -> bytes | None:
+    """The whole body; None where it is too long to be an answer."""
+    data = bytearray()
+    async for chunk in response.aiter_bytes():
+        data += chunk
+        if len(data) > MOST_BYTES:
+            return None
+    return bytes(data)
+
+
+async def _gather(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        return max(0.0, float(response.headers.get("Retry-After", "0")))
+    except ValueError:
+        return 0.0
