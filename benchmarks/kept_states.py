@@ -25,9 +25,9 @@ from prism_prm import Prm, load_prm
 from prism_prm.pairs.examples import Examples
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.training.batches import batch_maker
+from prism_prm.training.margins import fill_cache
 from prism_prm.training.model import prepare
 from prism_prm.training.recipe import HardwareSettings
-from prism_prm.training.scored import fill_cache
 
 PEER = "frozen layers, computed each time"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, TokenBudget
+from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, Store, TokenBudget
 from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
 
@@ -91,6 +91,7 @@ def evaluate(
     token_budget: TokenBudget = None,
     context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
     on_too_long: FitContext = "error",
+    store: Store = None,
     cache: Cache = None,
     cache_gb: CacheGb = 50.0,
 ) -> None:
@@ -113,7 +114,7 @@ def evaluate(
         "family": family, "dtype": dtype, "device": device, "token_budget": token_budget, "context": context,
         "on_too_long": on_too_long, "cache": cache, "cache_gb": cache_gb,
     }  # fmt: skip
-    attach = _Scores(prm, scores, predictions, out, loading)
+    attach = _Scores(prm, scores, predictions, out, store, loading)
     evaluations = []
     for one in names:
         items = read_benchmark(one, data or [], split)
@@ -134,9 +135,16 @@ class _Scores:
     """Where the scores come from; a PRM is loaded once, when it is first needed."""
 
     def __init__(
-        self, prm: str | None, scores: Path | None, predictions: Path | None, out: Path, loading: dict[str, Any]
+        self,
+        prm: str | None,
+        scores: Path | None,
+        predictions: Path | None,
+        out: Path,
+        store: Path | None,
+        loading: dict[str, Any],
     ) -> None:
-        self.prm, self.scores, self.predictions, self.out, self.loading = prm, scores, predictions, out, loading
+        self.prm, self.scores, self.predictions = prm, scores, predictions
+        self.out, self.store, self.loading = out, store, loading
         self.model: Any = None
         self.model_hash = ""
 
@@ -159,7 +167,7 @@ class _Scores:
         if self.model is None:
             self.model = load_prm(self.prm, **self.loading)
         with progress(f"scoring {items.name}", len(items.items), unit="items") as advance:
-            return score_benchmark(self.model, items, self.out, advance)
+            return score_benchmark(self.model, items, self.out, store=self.store, advance=advance)
 
 
 def _check_sources(names: list[str], prm: str | None, scores: Path | None, predictions: Path | None) -> None:

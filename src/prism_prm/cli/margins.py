@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, TokenBudget
+from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, Store, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import print_table, progress, say
 
@@ -33,6 +33,7 @@ def margins(
     device: Device = None,
     token_budget: TokenBudget = None,
     on_too_long: FitContext = "error",
+    store: Store = None,
     cache: Cache = None,
     cache_gb: CacheGb = 50.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print bins, drops and histogram as JSON.")] = False,
@@ -44,7 +45,8 @@ def margins(
     """
     from prism_prm.pairs.examples import Split
     from prism_prm.scorer import load_prm
-    from prism_prm.training.scored import read_column, write_scored
+    from prism_prm.scorer.store import store_for
+    from prism_prm.training.margins import margins_of, score_examples, write_margins
 
     with share_of_work(device) as (share, own_device):
         data = Split.read(pairs, split)
@@ -53,15 +55,20 @@ def margins(
             prm, family=family, dtype=dtype, device=own_device, token_budget=token_budget, on_too_long=on_too_long,
             cache=cache, cache_gb=cache_gb,
         )  # fmt: skip
-        with progress("margins", len(examples), unit="pairs", shown=share.rank == 0) as advance:
-            write_scored(out, model, examples, share=share, advance=advance)
+        with (
+            store_for(out, model, store, share=share) as filed,
+            progress("margins", len(examples.by_tree()), unit="trees", shown=share.rank == 0) as advance,
+        ):
+            log_odds_N2 = score_examples(filed, examples, share=share, advance=advance)
+            if share.rank == 0:
+                write_margins(out, examples, log_odds_N2, model.model_hash())
     if share.rank == 0:
-        _show(read_column(out, "margin", len(examples)), data.kinds, out, as_json)
+        _show(margins_of(log_odds_N2), data.kinds, out, as_json)
 
 
 def _show(margins: np.ndarray, kinds: np.ndarray, out: Path, as_json: bool) -> None:
     from prism_prm.curriculum import Curriculum, assign
-    from prism_prm.training.scored import histogram
+    from prism_prm.training.margins import histogram
 
     facts = histogram(margins, kinds, width=0.1)
     if as_json:

@@ -19,6 +19,13 @@ Cache = Annotated[
     Path | None,
     typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
 ]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder of scores to reuse and add to, shared by score, margins, eval, rerank and search: a step that a "
+        "PRM has scored is not scored again.",
+    ),
+]
 CacheGb = Annotated[
     float, typer.Option(min=0, help="Room for --cache in GB; when it is full, the rest is computed each time.")
 ]

@@ -13,7 +13,7 @@ from prism_prm.errors import ConfigError
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-    from prism_prm.scorer.table import Share
+    from prism_prm.scorer.store import Share
 
 SHARING = ("score", "margins", "train")
 """The commands that several processes may run together."""
@@ -59,7 +59,7 @@ def join_processes(device: str | None = None) -> PartialState:
 @contextlib.contextmanager
 def share_of_work(device: str | None) -> Iterator[tuple[Share, str | None]]:
     """This process's share of the work, and its device."""
-    from prism_prm.scorer.table import Share
+    from prism_prm.scorer.store import Share
 
     if num_processes() == 1:
         yield Share(), device

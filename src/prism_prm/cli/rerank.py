@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, TokenBudget
+from prism_prm.cli.options import Cache, CacheGb, Device, DType, Store, TokenBudget
 from prism_prm.cli.ui import named_places, print_table, progress, say
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
     from prism_prm.pools import Pool
-    from prism_prm.rerank.curves import StepScores
     from prism_prm.rerank.grading import GradedPool
     from prism_prm.rerank.results import Results
+    from prism_prm.rerank.step_scores import StepScores
 
 SOLUTIONS = "solutions.parquet"
 
@@ -84,6 +84,7 @@ def rerank(
             help="A solution longer than the PRM's context: stop, score its steps without the earliest, or no score."
         ),
     ] = "error",
+    store: Store = None,
     cache: Cache = None,
     cache_gb: CacheGb = 50.0,
     time_limit: Annotated[float, typer.Option(min=0.1, help="CPU seconds for one comparison of answers.")] = 5.0,
@@ -110,7 +111,7 @@ def rerank(
         "family": family, "dtype": dtype, "device": device, "device_map": device_map, "on_too_long": on_too_long,
         "token_budget": token_budget, "cache": cache, "cache_gb": cache_gb,
     }  # fmt: skip
-    step_scores = _collect_scores(found, named_prms, named_scores, out, loading)
+    step_scores = _collect_scores(found, named_prms, named_scores, out, store, loading)
     with progress("curves", len(found.problems), unit="problems") as advance:
         curves = compute_curves(
             graded, step_scores, aggregators=hows, ns=ns, num_draws=draws, seed=seed, advance=advance
@@ -166,10 +167,12 @@ def _grade(pool: Pool, out: Path, methods: list[str], workers: int | None, secon
 
 
 def _collect_scores(
-    pool: Pool, prms: dict[str, str], tables: dict[str, str], out: Path, options: dict[str, Any]
+    pool: Pool, prms: dict[str, str], tables: dict[str, str], out: Path, store: Path | None, options: dict[str, Any]
 ) -> dict[str, StepScores]:
     """PRM → scores: those in the pool, those made before, and those to make now."""
-    from prism_prm.rerank.scores import read_scores, scores_in_pool
+    from prism_prm.rerank.step_scores import scores_in_pool, scores_in_table
+    from prism_prm.scorer import load_prm
+    from prism_prm.scorer.table import write_scores
 
     found: dict[str, StepScores] = {}
     if (own := scores_in_pool(pool)) is not None:
@@ -179,22 +182,13 @@ def _collect_scores(
             f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
         )
     for name, path in tables.items():
-        found[name] = read_scores(path, pool)
+        found[name] = scores_in_table(path, pool)
     for name, place in prms.items():
-        found[name] = read_scores(_score(pool, place, out / "scores" / f"{name}.parquet", options), pool)
+        model = load_prm(place, **options)
+        with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
+            write_scores(model, pool.trees(), out / "scores" / f"{name}.parquet", store=store, advance=advance)
+        found[name] = scores_in_table(out / "scores" / f"{name}.parquet", pool)
     return found
-
-
-def _score(pool: Pool, place: str, path: Path, options: dict[str, Any]) -> Path:
-    """Score all solutions into a table; work that was stopped goes on where it was."""
-    from prism_prm.scorer import load_prm
-    from prism_prm.scorer.table import write_scores
-
-    trees = pool.trees()
-    model = load_prm(place, **options)
-    with progress(f"scoring, {path.stem}", len(trees), unit="solutions") as advance:
-        write_scores(model, trees, path, advance=advance)
-    return path
 
 
 def _show(results: Results) -> None:

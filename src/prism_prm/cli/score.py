@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, TokenBudget
+from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, Store, TokenBudget
 from prism_prm.cli.processes import share_of_work
-from prism_prm.cli.ui import Advance, progress, say
+from prism_prm.cli.ui import progress, say
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ def score(
         Literal["error", "drop-left-steps", "skip"],
         typer.Option(help="A step whose path exceeds the context: stop, leave out the earliest steps, or no score."),
     ] = "error",
+    store: Store = None,
     cache: Cache = None,
     cache_gb: CacheGb = 50.0,
     chunk: Annotated[int, typer.Option(min=1, help="Trees per part file: what a stop can cost.")] = 64,
@@ -95,11 +95,10 @@ def score(
         )
         if share.rank == 0 and model.memory_estimate() > 10**9:
             say(f"needs about {model.memory_estimate() / 1e9:.1f} GB of memory per process (an estimate)")
-        mine = sum(len(trees[i : i + chunk]) for i in range(share.rank * chunk, len(trees), share.world * chunk))
-        with _progress(mine, share.rank == 0) as advance:
-            report = write_scores(model, trees, out, chunk_trees=chunk, share=share, advance=advance)
+        with progress("scoring", len(trees), unit="trees", shown=share.rank == 0) as advance:
+            report = write_scores(model, trees, out, store=store, portion=chunk, share=share, advance=advance)
     if share.rank == 0:
-        resumed = f"; {report.resumed} parts were there already" if report.resumed else ""
+        resumed = f"; {report.resumed} portions were there already" if report.resumed else ""
         say(f"{report.steps} steps of {report.trees} trees → {out}{resumed}")
         if report.too_long:
             done = "left out" if on_too_long == "skip" else "scored without their earliest steps"
@@ -128,12 +127,3 @@ def _some(trees: list[StepTree], inputs: Sequence[str]) -> list[StepTree]:
     if not trees:
         raise ConfigError(f"{', '.join(inputs)}: there is nothing to score")
     return trees
-
-
-@contextlib.contextmanager
-def _progress(total: int, shown: bool) -> Iterator[Advance | None]:
-    if not shown:
-        yield None
-        return
-    with progress("scoring", total, unit="trees") as advance:
-        yield advance

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, kept, settings_for
 from prism_prm.errors import DataError
 from prism_prm.evaluation.items import Item
-from prism_prm.evaluation.judged_steps import Steps, collect_steps, read_steps, write_steps
+from prism_prm.evaluation.judged_steps import Steps, collect_steps
 from prism_prm.pools import read_pool
-from prism_prm.rerank.scores import read_scores
+from prism_prm.rerank.step_scores import StepScores, scores_by_prm
 from prism_prm.scorer import init_prm, load_prm
-from prism_prm.scorer.table import write_scores
+from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search import SearchSettings
 from prism_prm.tables import iter_trees
 from prism_prm.training.recipe import Recipe
@@ -68,12 +66,12 @@ class Scored:
 
     steps: Steps
     """All test trees; a group per test set."""
-    pool: Sequence[np.ndarray | None]
+    pool: StepScores
     """P(right) of the steps of each solution of the pool."""
     guided: dict[int, list[bool]]
     """Beam search guided by the PRM: for each n, whether it solved each problem of the pool."""
     far_steps: Steps | None = None
-    far_pool: Sequence[np.ndarray | None] | None = None
+    far_pool: StepScores | None = None
     far_guided: dict[int, list[bool]] | None = None
 
 
@@ -152,36 +150,37 @@ class SeedRun:
         return Path(finished["best"]), finished["rounds"]
 
     def _scored(self, name: str, prm: Path, world: World) -> Scored:
-        """Score the test trees and the pools, or read what was scored before."""
-        places = [(False, "")] + ([(True, "far-")] if self.settings.far else [])
+        """Score the test trees and the pools, and search with the PRM; what was done before is read."""
+        store = ScoreStore(self.folder / "scores", load_prm(prm, device="cpu"))
         found: list[Any] = []
-        for far, prefix in places:
-            key = content_key(str(prm), world.trees(NATURAL, far=far).parent.name)
-            folder = self.folder / "scores" / f"{prefix}{name}-{key}"
+        for far in (False, True) if self.settings.far else (False,):
             found += [
-                self._score_trees(name, prm, world, folder, far),
-                self._score_pool(name, prm, world, folder, far),
-                self._guided(name, prm, world, folder, far),
+                self._score_trees(name, store, world, far),
+                self._score_pool(name, store, world, far),
+                self._guided(name, prm, world, far),
             ]
         return Scored(*found)
 
-    def _score_trees(self, name: str, prm: Path, world: World, folder: Path, far: bool) -> Steps:
-        path = folder / "steps.parquet"
-        if not path.exists():
-            items = [
-                Item(tree, group, tree.problem)
-                for group in (NATURAL, *PERTURBATIONS)
-                for tree in iter_trees(world.trees(group, far=far))
-            ]
-            with self.bars(f"{name}: scoring steps", len(items)) as advance:
-                scores = load_prm(prm, device="cpu").score_trees([item.tree for item in items], advance=advance)
-            write_steps(path, collect_steps(items, [found.probability for found in scores], None))
-        return read_steps(path)
+    def _score_trees(self, name: str, store: ScoreStore, world: World, far: bool) -> Steps:
+        items = [
+            Item(tree, group, tree.problem)
+            for group in (NATURAL, *PERTURBATIONS)
+            for tree in iter_trees(world.trees(group, far=far))
+        ]
+        with self.bars(f"{name}: scoring steps", len(items)) as advance:
+            scores = store.score([Request.all_of(item.tree) for item in items], advance=advance)
+        return collect_steps(items, [found.probability for found in scores], None)
 
-    def _guided(self, name: str, prm: Path, world: World, folder: Path, far: bool) -> dict[int, list[bool]]:
+    def _score_pool(self, name: str, store: ScoreStore, world: World, far: bool) -> StepScores:
+        pool = read_pool(world.pool(far=far))
+        with self.bars(f"{name}: scoring solutions", len(pool.trees())) as advance:
+            return scores_by_prm(store, pool, advance=advance)
+
+    def _guided(self, name: str, prm: Path, world: World, far: bool) -> dict[int, list[bool]]:
         """Search with the PRM on the problems of the pool."""
         policy = world.far_policy if far else world.policy
         assert policy is not None, "built without its far part"
+        key = content_key(str(prm), world.trees(NATURAL, far=far).parent.name)
         found = {}
         for n in GUIDED_NS:
             settings = settings_for(n, world.settings.temperature, self.seed)
@@ -193,14 +192,5 @@ class SeedRun:
                         policy, prm, world.pool(far=far), world.settings.modulus, settings, advance=advance
                     )
 
-            found[n] = kept(folder / f"beam-{n}.json", search)
+            found[n] = kept(self.folder / "guided" / f"{'far-' if far else ''}{name}-{key}" / f"beam-{n}.json", search)
         return found
-
-    def _score_pool(self, name: str, prm: Path, world: World, folder: Path, far: bool) -> Any:
-        path = folder / "pool.parquet"
-        pool = read_pool(world.pool(far=far))
-        if not path.exists():
-            trees = pool.trees()
-            with self.bars(f"{name}: scoring solutions", len(trees)) as advance:
-                write_scores(load_prm(prm, device="cpu"), trees, path, advance=advance)
-        return read_scores(path, pool)

@@ -9,8 +9,8 @@ import numpy as np
 from prism_prm.aggregate import log_score
 from prism_prm.demo.measure import TPR
 from prism_prm.metrics.ranking import threshold_for_tpr
-from prism_prm.rerank.curves import StepScores
 from prism_prm.rerank.grading import GradedPool
+from prism_prm.rerank.step_scores import StepScores
 from prism_prm.theory.selection import best_of_n
 
 

@@ -14,10 +14,10 @@ from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.evaluation.items import Item, ItemSet
 from prism_prm.evaluation.judged_steps import Steps, collect_steps
-from prism_prm.metrics.counts import Floats
 
 if TYPE_CHECKING:
-    from prism_prm.scorer import Prm
+    from prism_prm.scorer.protocol import Scorer
+    from prism_prm.scorer.results import TreeScores
 
 SHOWN = 3
 """Names shown in a message about many."""
@@ -92,70 +92,57 @@ def _matched(items: ItemSet, known: Any, where: str) -> tuple[list[Item], dict[s
 
 
 def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, Any]]:
-    """The judged steps from a `scores.parquet` of the same data, matched by content; and who made the scores."""
-    from prism_prm.scorer.table import read_scores
+    """The judged steps from a `scores.parquet` of the same data, found by content; and who made the scores."""
+    from prism_prm.scorer.table import read_scores, scores_of_trees
 
     table = read_scores(path)
-    outputs = [field.name for field in table.schema.field("log_odds").type]
     models = sorted(set(table["model_hash"].to_pylist()))
     if len(models) != 1:
         raise DataError(f"{path}: scores of {len(models)} models in one table; give a table of one")
-    redundancy = _sigmoid(table, "redundancy") if "redundancy" in outputs else None
-    by_tree = _rows_by_tree(table, redundancy)
-    probability, redundant = [], []
-    for item in items.items:
-        own = by_tree.get(item.tree.content_hash())
-        if own is None:
-            raise DataError(
-                f"{path}: no scores for item {item.tree.name}; they were made from other data. Score this data with "
-                "`prism score`, or give the data that was scored",
-                reason="missing-scores",
-            )
-        probability.append(_per_node(item, own, 0, path))
-        if redundancy is not None:
-            redundant.append(_per_node(item, own, 1, path))
-    steps = collect_steps(items.items, probability, redundant or None)
-    return steps, {"model_hash": models[0], "outputs": outputs}
+    found = scores_of_trees(table, [item.tree for item in items.items])
+    for item, scores in zip(items.items, found, strict=True):
+        _require_scores(item, scores, path)
+    outputs = found[0].outputs
+    redundancy = [scores.named("redundancy") for scores in found] if "redundancy" in outputs else None
+    steps = collect_steps(items.items, [scores.probability for scores in found], redundancy)
+    return steps, {"model_hash": models[0], "outputs": list(outputs)}
 
 
-def _sigmoid(table: Any, output: str) -> Floats:
-    log_odds = table["log_odds"].combine_chunks().field(output).to_numpy(zero_copy_only=False)
-    return np.asarray(1 / (1 + np.exp(-log_odds)))
-
-
-def _rows_by_tree(table: Any, redundancy: Floats | None) -> dict[str, dict[tuple[int, int], tuple[float, float]]]:
-    """content hash → (node, parent) → (probability, redundancy)."""
-    found: dict[str, dict[tuple[int, int], tuple[float, float]]] = {}
-    columns = [table[name].to_pylist() for name in ("content_hash", "node_id", "parent", "probability")]
-    extra = redundancy.tolist() if redundancy is not None else [0.0] * table.num_rows
-    for content, node, parent, probability, redundant in zip(*columns, extra, strict=True):
-        found.setdefault(content, {})[node, parent] = (probability, redundant)
-    return found
-
-
-def _per_node(item: Item, own: dict[tuple[int, int], tuple[float, float]], column: int, path: str | Path) -> Floats:
-    scores = [own.get((node, parent)) for node, parent in enumerate(item.tree.parents)]
-    missing = [node for node, score in enumerate(scores) if score is None]
-    if missing:
+def _require_scores(item: Item, scores: TreeScores, path: str | Path) -> None:
+    """Every step of an item needs a score."""
+    if not scores.scored:
         raise DataError(
-            f"{path}: item {item.tree.name} has no score for step {missing[0] + 1} ({len(missing)} of {len(scores)} "
-            "steps lack one); score it again, with a longer context if steps were skipped",
+            f"{path}: no scores for item {item.tree.name}; they were made from other data. Score this data with "
+            "`prism score`, or give the data that was scored",
             reason="missing-scores",
         )
-    return np.array([score[column] for score in scores if score is not None], np.float64)
+    missing = sorted(set(range(len(item.tree.nodes))) - set(scores.scored))
+    if missing:
+        raise DataError(
+            f"{path}: item {item.tree.name} has no score for step {missing[0] + 1} ({len(missing)} of "
+            f"{len(item.tree.nodes)} steps lack one); score it again, with a longer context if steps were skipped",
+            reason="missing-scores",
+        )
 
 
 def scores_file(folder: str | Path, bench: str) -> Path:
-    """Where a run keeps the raw scores of a items."""
+    """Where a run keeps the raw scores of a benchmark."""
     return Path(folder) / f"{bench}.scores.parquet"
 
 
-def score_benchmark(prm: Prm, items: ItemSet, folder: str | Path, advance: Callable[[int], None] | None = None) -> Path:
-    """Write the scores table of a benchmark (or find it done); work that was stopped goes on where it was."""
+def score_benchmark(
+    prm: Scorer,
+    items: ItemSet,
+    folder: str | Path,
+    *,
+    store: str | Path | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Path:
+    """Write the scores table of a benchmark, or find it done; work that was stopped is resumed."""
     from prism_prm.scorer.table import write_scores
 
     path = scores_file(folder, items.name)
-    report = write_scores(prm, [item.tree for item in items.items], path, advance=advance)
+    report = write_scores(prm, [item.tree for item in items.items], path, store=store, advance=advance)
     if report.too_long and prm.on_too_long == "skip":
         raise DataError(
             f"{items.name}: {report.too_long:,} steps exceed the context of {prm.context:,} tokens and have no "

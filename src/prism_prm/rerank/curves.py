@@ -14,10 +14,8 @@ from prism_prm.pools import Pool
 from prism_prm.rerank.expectation import NUM_DRAWS, Ints, best_of, draw_orders, pass_at, voted
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.select import relative_weights
+from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Comparison, Interval, compare_means, mean_interval, number_clusters
-
-StepScores = Sequence[Floats | None]
-"""P(right) of the steps of each solution of a pool, in order; None has no score: ranked last, no weight."""
 
 WITHOUT_PRM = ("mean", "majority", "oracle")
 WITH_PRM = ("best-of-n", "weighted")

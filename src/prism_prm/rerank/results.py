@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from prism_prm.rerank.curves import WITH_PRM, Curve, StepScores
+from prism_prm.rerank.curves import WITH_PRM, Curve
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.solutions import write_table
+from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Comparison
 
 

@@ -13,8 +13,8 @@ from prism_prm import answers
 from prism_prm.aggregate import log_score
 from prism_prm.files import whole_file
 from prism_prm.pools import Pool
-from prism_prm.rerank.curves import StepScores
 from prism_prm.rerank.grading import Grade, GradedPool
+from prism_prm.rerank.step_scores import StepScores
 from prism_prm.tasks import MathGrader
 
 _GRADED_AS = b"prism_graded_as"

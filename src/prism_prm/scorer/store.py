@@ -11,7 +11,9 @@ processes may fill one store.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import ROOT, StepTree
 from prism_prm.scorer.results import TreeScores
+from prism_prm.types import Advance, ignore
 
 if TYPE_CHECKING:
     from prism_prm.scorer.protocol import Scorer
@@ -78,6 +81,23 @@ def _digest(before: bytes, text: str) -> bytes:
     return hashlib.blake2b(before + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
 
 
+@contextlib.contextmanager
+def store_for(
+    out: str | Path, scorer: Scorer, folder: str | Path | None, *, share: Share | None = None, portion: int = PORTION
+) -> Iterator[ScoreStore]:
+    """The store in `folder`; without one, a store beside the file `out`, removed when the block has written that.
+
+    If the block ends with an error, the store beside stays, and the same work is resumed from it.
+    """
+    share = share or Share()
+    out = Path(out)
+    own = out.with_name(f".{out.name}.scores")
+    yield ScoreStore(folder or own, scorer, portion=portion)
+    share.wait()
+    if share.rank == 0:
+        shutil.rmtree(own, ignore_errors=True)
+
+
 class ScoreStore:
     """The scores of one scorer in a folder, which those of others may share."""
 
@@ -92,14 +112,22 @@ class ScoreStore:
         self._look()
 
     def score(
-        self, requests: Sequence[Request], *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
+        self,
+        requests: Sequence[Request],
+        *,
+        share: Share | None = None,
+        advance: Advance = ignore,
     ) -> list[TreeScores]:
         """The scores of all requests, in order; see `fill`."""
         self.fill(requests, share=share, advance=advance)
         return list(self.read(requests))
 
     def fill(
-        self, requests: Sequence[Request], *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
+        self,
+        requests: Sequence[Request],
+        *,
+        share: Share | None = None,
+        advance: Advance = ignore,
     ) -> Filled:
         """Score and file what is missing; `advance` hears of requests that are done.
 
@@ -172,19 +200,16 @@ class _Portion:
     """Requests that are scored together, with the keys of their nodes."""
 
     requests: Sequence[Request]
-    keys: bytes
+    keys_N: np.ndarray
 
     @classmethod
     def of(cls, identity: str, requests: Sequence[Request]) -> _Portion:
-        return cls(requests, b"".join(key for request in requests for key in keys_of(identity, request)))
+        keys = b"".join(key for request in requests for key in keys_of(identity, request))
+        return cls(requests, np.frombuffer(keys, _KEYS))
 
     @property
     def name(self) -> str:
-        return f"{hashlib.blake2b(self.keys, digest_size=16).hexdigest()}.parquet"
-
-    @property
-    def keys_N(self) -> np.ndarray:
-        return np.frombuffer(self.keys, _KEYS)
+        return f"{hashlib.blake2b(self.keys_N.tobytes(), digest_size=16).hexdigest()}.parquet"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree
 from prism_prm.scorer.results import TreeScores, sigmoid
-from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share
+from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
 from prism_prm.tables import scores_schema
 
 if TYPE_CHECKING:
@@ -104,23 +103,19 @@ def write_scores(
     share = share or Share()
     out = Path(out)
     requests = [Request.all_of(tree) for tree in trees]
-    own = out.with_name(f".{out.name}.scores")
-    filed = ScoreStore(store or own, scorer, portion=portion)
-    job = _job(filed.identity, trees)
-    is_done = _is_done(out, job)
-    share.wait()  # every process looks before any of them writes
-    if is_done:
-        advance(len(trees))
-        found = -(-len(trees) // portion)
-    else:
-        found = filed.fill(requests, share=share, advance=advance).found
-        if share.rank == 0:
-            _write(out, filed, requests, job)
-            shutil.rmtree(own, ignore_errors=True)
-        share.wait()
-    file = pq.ParquetFile(out)
-    too_long = int(file.schema_arrow.metadata[_TOO_LONG])
-    return ScoreReport(len(trees), file.metadata.num_rows, too_long, found)
+    with store_for(out, scorer, store, share=share, portion=portion) as filed:
+        job = _job(filed.identity, trees)
+        is_done = _is_done(out, job)
+        share.wait()  # every process looks before any of them writes
+        if is_done:
+            advance(len(trees))
+            found = -(-len(trees) // portion)
+        else:
+            found = filed.fill(requests, share=share, advance=advance).found
+            if share.rank == 0:
+                _write(out, filed, requests, job)
+    about = pq.read_metadata(out)
+    return ScoreReport(len(trees), about.num_rows, int(about.metadata[_TOO_LONG]), found)
 
 
 def _job(identity: str, trees: Sequence[StepTree]) -> str:
@@ -135,7 +130,7 @@ def _is_done(out: Path, job: str) -> bool:
     if not out.exists():
         return False
     try:
-        metadata = pq.read_schema(out).metadata or {}
+        metadata = pq.read_metadata(out).metadata or {}
     except pa.ArrowInvalid:
         return False
     return bool(metadata.get(_JOB) == job.encode())
@@ -154,22 +149,21 @@ def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) 
         writer.add_key_value_metadata({_JOB: job, _TOO_LONG: str(too_long)})
 
 
-def scores_of_trees(table: pa.Table, trees: Sequence[StepTree], outputs: Sequence[str]) -> list[TreeScores]:
+def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
     """The scores of trees in a table, found by content: NaN where the table has none."""
+    outputs = tuple(field.name for field in table.schema.field("log_odds").type)
+    log_odds = table["log_odds"].combine_chunks()
+    log_odds_NO = np.stack([log_odds.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
     rows: dict[str, list[int]] = {}
     for row, content in enumerate(table["content_hash"].to_pylist()):
         rows.setdefault(content, []).append(row)
-    node_N, parent_N, node_tree_N, tree_N = (
-        table[name].to_numpy() for name in ("node_id", "parent", "node_tree", "tree_id")
-    )
-    fields = table["log_odds"].combine_chunks()
-    log_odds_NO = np.stack([fields.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
+    node_N, parent_N = (table[name].to_numpy() for name in ("node_id", "parent"))
+    own_N = table["node_tree"].to_numpy() == table["tree_id"].to_numpy()
     found = []
     for tree in trees:
         values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
         for row in rows.get(tree.content_hash(), ()):
-            node = node_N[row]
-            if node_tree_N[row] == tree_N[row] and tree.parents[node] == parent_N[row]:
-                values_NO[node] = log_odds_NO[row]
-        found.append(TreeScores(tuple(outputs), values_NO))
+            if own_N[row] and tree.parents[node_N[row]] == parent_N[row]:  # not a candidate offered elsewhere
+                values_NO[node_N[row]] = log_odds_NO[row]
+        found.append(TreeScores(outputs, values_NO))
     return found

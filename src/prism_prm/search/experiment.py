@@ -14,11 +14,12 @@ import numpy as np
 from prism_prm.aggregate import Floats, log_score
 from prism_prm.answers.workers import Advance
 from prism_prm.pools import Pool, PoolProblem, write_pool
-from prism_prm.rerank.curves import StepScores, compute_curves
+from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.page import without_solution
-from prism_prm.rerank.scores import read_scores
 from prism_prm.rerank.select import SELECTORS
+from prism_prm.rerank.step_scores import StepScores, scores_by_prm
+from prism_prm.scorer.store import ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
 from prism_prm.search.journal import Journal
 from prism_prm.search.methods import METHODS
@@ -210,13 +211,8 @@ class Experiment:
         return points, [graded]
 
     def _score(self, prm: Prm, name: str, pool: Pool) -> StepScores:
-        from prism_prm.scorer.table import write_scores
-
-        trees = pool.trees()
-        path = self.out / "scores" / f"{name}.parquet"
-        with self.bar(f"scoring, {name}", len(trees)) as advance:
-            write_scores(prm, trees, path, advance=advance)
-        return read_scores(path, pool)
+        with self.bar(f"scoring, {name}", len(pool.trees())) as advance:
+            return scores_by_prm(ScoreStore(self.out / "scores", prm), pool, advance)
 
 
 def _label(prm: str, n: int) -> str:

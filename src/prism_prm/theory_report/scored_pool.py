@@ -16,7 +16,7 @@ from prism_prm.report import LOOKS, Report, percent, percent_axes
 from prism_prm.rerank.curves import default_ns
 from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, grade_pool
-from prism_prm.rerank.scores import read_scores, scores_in_pool
+from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
 from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
 from prism_prm.tasks import MathGrader
 from prism_prm.theory import selection
@@ -124,9 +124,9 @@ def add_pool(
     add_prediction(report, prediction)
 
 
-def _scores(pool: Pool, path: Path | None) -> list[Floats | None]:
+def _scores(pool: Pool, path: Path | None) -> StepScores:
     if path is not None:
-        return read_scores(path, pool)
+        return scores_in_table(path, pool)
     own = scores_in_pool(pool)
     if own is None:
         raise ConfigError("the pool holds no scores; give --scores (`prism rerank --prm` keeps them in its folder)")

@@ -25,15 +25,15 @@ from prism_prm.prms.card import set_threshold
 from prism_prm.scorer import Prm, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.run import pair_cost
-from prism_prm.scorer.table import Share
+from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import RowLimits, batch_maker, too_long
 from prism_prm.training.claim import claimed
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import CANNOT_WRITE, Round
+from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
 from prism_prm.training.model import check_cache, count, merged, prepare, release_memory, weights_to_save
 from prism_prm.training.plan import over_limit
 from prism_prm.training.recipe import Recipe
-from prism_prm.training.scored import fill_cache, histogram, read_column, write_scored
 from prism_prm.training.source import TRAIN, make_data
 from prism_prm.training.validation import Validation, best_round
 
@@ -154,9 +154,10 @@ class Run:
             return everything.mixed(kinds, recipe.lookahead_ratio, recipe.seed)
         stem = f"margins-{name}" if name else "margins"
         path = self.folder / f"{stem}.parquet"
-        with self.bars("margins", len(train)) as advance:
-            write_scored(path, prm, train, share=self.share, advance=advance)
-        margins = read_column(path, "margin", len(train))
+        with self.bars("margins", len(np.unique(train.tree))) as advance:
+            log_odds_N2 = score_examples(self._store(prm), train, share=self.share, advance=advance)
+        self._main_only(lambda: write_margins(path, train, log_odds_N2, prm.model_hash()))
+        margins = margins_of(log_odds_N2)
         binned = assign(margins, recipe.curriculum).mixed(kinds, recipe.lookahead_ratio, recipe.seed)
         facts = {"pairs": len(train), "bins": binned.bin_sizes, "dropped": binned.dropped}
         facts |= {"rounds": [len(indices) for indices in binned.rounds], "histogram": histogram(margins, kinds)}
@@ -265,10 +266,9 @@ class Run:
         if not self._is_there(path):
             result: dict[str, Any] = {}
             if data is not None:
-                scores = self.folder / "validation" / name
-                with self.bars(f"validating {name}", len(data.steps) + len(data.pairs)) as advance:
-                    data.score(scores, place if isinstance(place, Prm) else self._load(place), self.share, advance)
-                result = data.measure(scores, self.recipe.validation)
+                store = self._store(place if isinstance(place, Prm) else self._load(place))
+                with self.bars(f"validating {name}", data.num_trees) as advance:
+                    result = data.measure(store, self.recipe.validation, self.share, advance)
 
             def note() -> None:
                 if isinstance(place, Path) and "threshold" in result:
@@ -307,6 +307,10 @@ class Run:
             place, family=family, dtype=hardware.dtype, device=self.accelerator.device, attn=hardware.attn,
             token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
+
+    def _store(self, prm: Prm) -> ScoreStore:
+        """The run's scores: what was scored before a stop is not scored again."""
+        return ScoreStore(self.folder / "scores", prm)
 
     def _is_there(self, path: Path) -> bool:
         """Whether a stage is done; all processes look before any goes on and makes it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from prism_prm.metrics.counts import fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, pairwise_accuracy, threshold_for_tpr
 from prism_prm.pairs.examples import Examples, Split, labelled_steps
 from prism_prm.scorer.results import sigmoid
-from prism_prm.scorer.table import Share
+from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import too_long
+from prism_prm.training.margins import Floats, score_examples
 from prism_prm.training.recipe import CRITERIA, ValidationSettings
-from prism_prm.training.scored import Floats, read_column, write_scored
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Prm
@@ -49,16 +48,17 @@ class Validation:
             )
         return cls(steps, pairs, kinds)
 
-    def score(self, folder: Path, prm: Prm, share: Share, advance: Callable[[int], None]) -> None:
-        """Write the PRM's scores of all of it into a folder."""
-        write_scored(folder / "steps.parquet", prm, self.steps, share=share, advance=advance)
-        if len(self.pairs):
-            write_scored(folder / "pairs.parquet", prm, self.pairs, share=share, advance=advance)
+    @property
+    def num_trees(self) -> int:
+        """How many trees are scored: those with labelled steps, and those with pairs."""
+        return len(np.unique(self.steps.tree)) + len(np.unique(self.pairs.tree))
 
-    def measure(self, folder: Path, settings: ValidationSettings) -> dict[str, Any]:
-        """The metrics of scores that were written into a folder, and the threshold they give."""
+    def measure(
+        self, store: ScoreStore, settings: ValidationSettings, share: Share, advance: Callable[[int], None]
+    ) -> dict[str, Any]:
+        """The metrics of the store's PRM, and the threshold they give."""
         right = self.steps.right()
-        scores = sigmoid(read_column(folder / "steps.parquet", "log_odds", len(right)))
+        scores = sigmoid(score_examples(store, self.steps, share=share, advance=advance)[:, 0])
         threshold = settings.threshold
         if threshold is None:
             threshold = threshold_for_tpr(right, scores, settings.tpr)
@@ -70,9 +70,8 @@ class Validation:
             "threshold": float(threshold), "fpr": float(fpr(chosen)), "fnr": float(fnr(chosen)),
         }  # fmt: skip
         if len(self.pairs):
-            path = folder / "pairs.parquet"
-            columns = (read_column(path, f"{side}_log_odds", len(self.pairs)) for side in ("chosen", "rejected"))
-            result |= {"pairs": len(self.pairs), **self._pairwise(pairwise_accuracy(*columns))}
+            chosen_N, rejected_N = score_examples(store, self.pairs, share=share, advance=advance).T
+            result |= {"pairs": len(self.pairs), **self._pairwise(pairwise_accuracy(chosen_N, rejected_N))}
         return result
 
     def _pairwise(self, right_N: Floats) -> dict[str, float]:

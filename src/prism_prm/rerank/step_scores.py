@@ -1,0 +1,63 @@
+"""P(right) of the steps of a pool's solutions: as the pool says, from a scores table, or by a PRM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prism_prm.aggregate import Floats
+from prism_prm.errors import DataError
+from prism_prm.pools import Pool
+
+if TYPE_CHECKING:
+    from prism_prm.records import StepTree
+    from prism_prm.scorer.results import TreeScores
+    from prism_prm.scorer.store import ScoreStore
+
+StepScores = Sequence[Floats | None]
+"""Of each solution of a pool, in order; None has no score: ranked last, no weight."""
+
+
+def scores_in_pool(pool: Pool) -> StepScores | None:
+    """The scores that the pool itself holds; None where it holds none."""
+    found = [None if s.scores is None or not s.steps else np.array(s.scores) for s in pool.solutions]
+    return found if any(scores is not None for scores in found) else None
+
+
+def scores_in_table(path: str | Path, pool: Pool) -> StepScores:
+    """The scores of the pool's solutions in a scores table, found by content.
+
+    A solution with a step that is not in the table has no score; a table of other data only is an error.
+    """
+    from prism_prm.scorer.table import read_scores, scores_of_trees
+
+    table, trees = read_scores(path), pool.trees()
+    scores = scores_of_trees(table, trees)
+    if table.num_rows and not any(one.scored for one in scores):
+        raise DataError(
+            f"{path}: it holds the scores of none of the pool's {len(pool.solutions):,} solutions, so it was made from "
+            "other data. Score this pool with --prm.",
+            reason="missing-scores",
+        )
+    return _by_solution(pool, trees, scores)
+
+
+def scores_by_prm(store: ScoreStore, pool: Pool, advance: Callable[[int], None] = lambda _: None) -> StepScores:
+    """The scores of the store's PRM, made where they are missing; `advance` hears of solutions."""
+    from prism_prm.scorer.store import Request
+
+    trees = pool.trees()
+    scores = store.score([Request.all_of(tree) for tree in trees], advance=advance)
+    return _by_solution(pool, trees, scores)
+
+
+def _by_solution(pool: Pool, trees: Sequence[StepTree], scores: Sequence[TreeScores]) -> list[Floats | None]:
+    """For every solution all its scores, or None."""
+    found: list[Floats | None] = [None] * len(pool.solutions)
+    for tree, one in zip(trees, scores, strict=True):
+        if len(one.scored) == len(tree.nodes):
+            found[tree.tree_id] = one.probability
+    return found

@@ -1,0 +1,97 @@
+"""Scores of pairs and labelled steps, from the score store; margins are those scores joined with the pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from prism_prm.files import whole_file
+from prism_prm.pairs.examples import Examples, as_one_tree
+from prism_prm.scorer.results import sigmoid
+from prism_prm.scorer.store import Request, ScoreStore, Share
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Prm
+
+Floats = NDArray[np.float64]
+
+MARGINS = pa.schema(
+    [
+        pa.field("pair_id", pa.int64(), nullable=False),
+        pa.field("chosen_log_odds", pa.float64(), nullable=False),
+        pa.field("rejected_log_odds", pa.float64(), nullable=False),
+        pa.field("margin", pa.float64(), nullable=False),
+        pa.field("model_hash", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+    ]
+)
+"""One row per pair; the margin is the difference of the two probabilities."""
+
+TREES_PER_FILL = 16
+
+
+def fill_cache(
+    prm: Prm, examples: Examples, *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
+) -> None:
+    """Keep what the frozen layers make of the examples; `advance` hears of examples that are done."""
+    share = share or Share()
+    by_tree = examples.by_tree()
+    for number, start in enumerate(range(0, len(by_tree), TREES_PER_FILL)):
+        some = by_tree[start : start + TREES_PER_FILL]
+        if number % share.world == share.rank:
+            offers = [as_one_tree(examples, indices) for indices in some]
+            prm.fill_cache([tree for tree, _ in offers], [_nodes(groups) for _, groups in offers])
+        advance(sum(map(len, some)))
+    share.wait()
+
+
+def _nodes(groups: Sequence[tuple[int, ...]]) -> list[int]:
+    return sorted({node for group in groups for node in group})
+
+
+def score_examples(
+    store: ScoreStore,
+    examples: Examples,
+    *,
+    share: Share | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Floats:
+    """log-odds_NK of the nodes of each example: chosen and rejected, or the labelled step alone.
+
+    All candidates of a tree are scored in one packed pass; `advance` hears of trees that are done.
+    """
+    by_tree = examples.by_tree()
+    trees, groups = zip(*(as_one_tree(examples, indices) for indices in by_tree), strict=True) if by_tree else ((), ())
+    requests = [Request(tree, _nodes(some)) for tree, some in zip(trees, groups, strict=True)]
+    log_odds_NK = np.empty((len(examples), 2 if examples.labels is None else 1))
+    found = store.score(requests, share=share, advance=advance)
+    for indices, nodes, scores in zip(by_tree, groups, found, strict=True):
+        log_odds_NK[indices] = scores.log_odds_NO[np.array(nodes), 0]
+    return log_odds_NK
+
+
+def margins_of(log_odds_N2: Floats) -> Floats:
+    """r⁺ − r⁻ of each pair, on probabilities."""
+    chosen_N, rejected_N = log_odds_N2.T
+    return np.asarray(sigmoid(chosen_N) - sigmoid(rejected_N))
+
+
+def write_margins(path: str | Path, pairs: Examples, log_odds_N2: Floats, model_hash: str) -> None:
+    """The margins table of pairs."""
+    columns = [pairs.ids, *log_odds_N2.T, margins_of(log_odds_N2)]
+    hashes = pa.array([model_hash] * len(pairs), pa.string()).dictionary_encode()
+    table = pa.Table.from_arrays([*(pa.array(np.ascontiguousarray(one)) for one in columns), hashes], schema=MARGINS)
+    with whole_file(path) as aside:
+        pq.write_table(table, aside)
+
+
+def histogram(margins: Floats, kinds: np.ndarray, width: float = 0.05) -> dict[str, Any]:
+    """Pairs per kind in equal bins of the margin from −1 to 1."""
+    edges = np.round(np.linspace(-1, 1, round(2 / width) + 1), 6)
+    counts = {kind: np.histogram(margins[kinds == kind], edges)[0].tolist() for kind in sorted(set(kinds.tolist()))}
+    return {"edges": edges.tolist(), "counts": counts}
