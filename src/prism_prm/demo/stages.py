@@ -14,8 +14,9 @@ from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, kept, settings_for
 from prism_prm.errors import DataError
-from prism_prm.evaluation.items import Item
-from prism_prm.evaluation.judged_steps import Steps, collect_steps, read_steps, write_steps
+from prism_prm.evaluation.benchmarks import Item
+from prism_prm.evaluation.judged_steps import Steps, read_steps, write_steps
+from prism_prm.evaluation.scores import collect_steps
 from prism_prm.pools import read_pool
 from prism_prm.rerank.scores import read_scores
 from prism_prm.scorer import init_prm, load_prm
