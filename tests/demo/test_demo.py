@@ -17,8 +17,8 @@ from prism_prm.demo.measure import differences, measure_steps
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
 from prism_prm.demo.stages import BASE, SeedRun, quietly
-from prism_prm.evaluation.items import Item
-from prism_prm.evaluation.judged_steps import collect_steps
+from prism_prm.evaluation.benchmarks import Item
+from prism_prm.evaluation.scores import collect_steps
 from prism_prm.records import Step, StepTree
 from prism_prm.world.perturb import PERTURBATIONS
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.evaluation.items import ItemSet
-from prism_prm.evaluation.judged_steps import Steps, collect_steps
+from prism_prm.evaluation.benchmarks import ItemSet
+from prism_prm.evaluation.judged_steps import Steps
+from prism_prm.evaluation.scores import collect_steps
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> Path:

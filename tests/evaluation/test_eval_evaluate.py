@@ -11,10 +11,9 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, score_with, write_jsonl
 
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation.benchmarks import read_benchmark
+from prism_prm.evaluation.benchmarks import ItemSet, read_benchmark
 from prism_prm.evaluation.benchmarks.labelled import read_labelled
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
-from prism_prm.evaluation.items import ItemSet
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import measure_pairs, sibling_pairs
 from prism_prm.evaluation.report import RunInfo, write_run

@@ -12,9 +12,10 @@ from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import prmbench, read_benchmark
 from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH, measure_prmbench, read_prmbench
 from prism_prm.evaluation.evaluate import EvalSettings, evaluate_steps
-from prism_prm.evaluation.judged_steps import Steps, collect_steps
+from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer
 from prism_prm.evaluation.report import RunInfo, write_run
+from prism_prm.evaluation.scores import collect_steps
 
 ROWS = [
     prmbench_row("circular", "a", 4, [2, 3]),

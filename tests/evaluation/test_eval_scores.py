@@ -10,9 +10,8 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, write_jsonl
 
 from prism_prm.errors import DataError
-from prism_prm.evaluation.benchmarks import read_benchmark
+from prism_prm.evaluation.benchmarks import ItemSet, read_benchmark
 from prism_prm.evaluation.benchmarks.processbench import read_processbench
-from prism_prm.evaluation.items import ItemSet
 from prism_prm.evaluation.judged_steps import Steps, read_steps, write_steps
 from prism_prm.evaluation.scores import steps_from_predictions, steps_from_table
 from prism_prm.scorer.results import TreeScores

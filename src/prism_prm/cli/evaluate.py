@@ -12,8 +12,8 @@ from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from prism_prm.evaluation.benchmarks import ItemSet
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
-    from prism_prm.evaluation.items import ItemSet
     from prism_prm.evaluation.judged_steps import Steps
 
 EXAMPLES = """

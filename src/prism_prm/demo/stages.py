@@ -12,8 +12,9 @@ from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, kept, settings_for
 from prism_prm.errors import DataError
-from prism_prm.evaluation.items import Item
-from prism_prm.evaluation.judged_steps import Steps, collect_steps
+from prism_prm.evaluation.benchmarks import Item
+from prism_prm.evaluation.judged_steps import Steps
+from prism_prm.evaluation.scores import collect_steps
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import StepScores, scores_by_prm
 from prism_prm.scorer import init_prm, load_prm

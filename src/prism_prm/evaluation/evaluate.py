@@ -11,9 +11,8 @@ import numpy as np
 
 from prism_prm import metrics
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation.benchmarks import Benchmark, find_benchmark
+from prism_prm.evaluation.benchmarks import Benchmark, ItemSet, find_benchmark
 from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
-from prism_prm.evaluation.items import ItemSet
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, PairTable, SubsetResult, intervals, measure_pairs
 from prism_prm.metrics.counts import Bools

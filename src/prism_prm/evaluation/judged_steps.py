@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from prism_prm import metrics
 from prism_prm.errors import DataError
-from prism_prm.evaluation.items import Item
 from prism_prm.files import whole_file
 from prism_prm.metrics.counts import Bools, Floats
 from prism_prm.statistics import Ints, number_clusters
@@ -119,50 +118,6 @@ class Steps:
     def only_groups(self, names: Sequence[str]) -> Steps:
         """The items of some groups."""
         return self.only(np.isin(np.array(self.group_names)[self.item_group], list(names)))
-
-
-def _judgement(label: float | None) -> int:
-    if label is None or label == 0.5:
-        return NOT_JUDGED
-    return int(label > 0.5)
-
-
-def collect_steps(
-    items: Sequence[Item], probability: Sequence[Floats], redundancy: Sequence[Floats] | None, *, hard: bool = False
-) -> Steps:
-    """The columns of some items and their scores, one array per item; every score must be there and finite."""
-    for item, scores in zip(items, probability, strict=True):
-        _check_scores(item, scores)
-    for item, scores in zip(items, redundancy or (), strict=False):
-        _check_scores(item, scores)
-    clusters, num_clusters = number_clusters(item.problem_key for item in items)
-    groups, _ = number_clusters(item.group for item in items)
-    lengths = [len(item.tree.nodes) for item in items]
-    return Steps(
-        items=tuple(item.tree.name for item in items),
-        group_names=tuple(dict.fromkeys(item.group for item in items)),
-        item_group=groups,
-        item_cluster=clusters,
-        num_clusters=num_clusters,
-        item_contaminated=np.array([-1 if i.contaminated is None else i.contaminated for i in items], np.int8),
-        starts=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
-        parent=np.array([parent for item in items for parent in item.tree.parents], np.int64),
-        label=np.array([_judgement(node.label) for item in items for node in item.tree.nodes], np.int8),
-        probability=np.concatenate(probability),
-        redundancy=None if redundancy is None else np.concatenate(redundancy),
-        hard=hard,
-    )
-
-
-def _check_scores(item: Item, scores: Floats) -> None:
-    expected = len(item.tree.nodes)
-    if len(scores) != expected:
-        raise DataError(f"item {item.tree.name}: {len(scores)} scores for {expected} steps; every step needs one")
-    bad = np.flatnonzero(~((scores >= 0) & (scores <= 1)))
-    if len(bad):
-        raise DataError(
-            f"item {item.tree.name}, step {bad[0] + 1}: the score is {scores[bad[0]]}, not a probability in [0, 1]"
-        )
 
 
 _COLUMNS = ("item", "group", "cluster", "contaminated", "parent", "label", "probability", "redundancy")

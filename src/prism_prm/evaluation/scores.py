@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ import numpy as np
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
-from prism_prm.evaluation.items import Item, ItemSet
-from prism_prm.evaluation.judged_steps import Steps, collect_steps
+from prism_prm.evaluation.benchmarks import Item, ItemSet
+from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps
+from prism_prm.metrics.counts import Floats
+from prism_prm.statistics import number_clusters
 
 if TYPE_CHECKING:
     from prism_prm.scorer.protocol import Scorer
@@ -21,6 +23,50 @@ if TYPE_CHECKING:
 
 SHOWN = 3
 """Names shown in a message about many."""
+
+
+def _judgement(label: float | None) -> int:
+    if label is None or label == 0.5:
+        return NOT_JUDGED
+    return int(label > 0.5)
+
+
+def collect_steps(
+    items: Sequence[Item], probability: Sequence[Floats], redundancy: Sequence[Floats] | None, *, hard: bool = False
+) -> Steps:
+    """The columns of some items and their scores, one array per item; every score must be there and finite."""
+    for item, scores in zip(items, probability, strict=True):
+        _check_scores(item, scores)
+    for item, scores in zip(items, redundancy or (), strict=False):
+        _check_scores(item, scores)
+    clusters, num_clusters = number_clusters(item.problem_key for item in items)
+    groups, _ = number_clusters(item.group for item in items)
+    lengths = [len(item.tree.nodes) for item in items]
+    return Steps(
+        items=tuple(item.tree.name for item in items),
+        group_names=tuple(dict.fromkeys(item.group for item in items)),
+        item_group=groups,
+        item_cluster=clusters,
+        num_clusters=num_clusters,
+        item_contaminated=np.array([-1 if i.contaminated is None else i.contaminated for i in items], np.int8),
+        starts=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
+        parent=np.array([parent for item in items for parent in item.tree.parents], np.int64),
+        label=np.array([_judgement(node.label) for item in items for node in item.tree.nodes], np.int8),
+        probability=np.concatenate(probability),
+        redundancy=None if redundancy is None else np.concatenate(redundancy),
+        hard=hard,
+    )
+
+
+def _check_scores(item: Item, scores: Floats) -> None:
+    expected = len(item.tree.nodes)
+    if len(scores) != expected:
+        raise DataError(f"item {item.tree.name}: {len(scores)} scores for {expected} steps; every step needs one")
+    bad = np.flatnonzero(~((scores >= 0) & (scores <= 1)))
+    if len(bad):
+        raise DataError(
+            f"item {item.tree.name}, step {bad[0] + 1}: the score is {scores[bad[0]]}, not a probability in [0, 1]"
+        )
 
 
 class Prediction(msgspec.Struct):

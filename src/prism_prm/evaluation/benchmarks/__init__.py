@@ -8,12 +8,11 @@ from pathlib import Path
 
 from prism_prm import plugins
 from prism_prm.errors import ConfigError
-from prism_prm.evaluation.benchmarks.base import Benchmark
+from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.benchmarks.labelled import LABELLED
 from prism_prm.evaluation.benchmarks.pair_folders import PAIRS
 from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH
 from prism_prm.evaluation.benchmarks.processbench import PROCESSBENCH
-from prism_prm.evaluation.items import Item, ItemSet
 
 __all__ = ["BENCHMARKS", "ENTRY_POINTS", "Benchmark", "Item", "ItemSet", "find_benchmark", "read_benchmark"]
 

@@ -1,20 +1,109 @@
-"""What a benchmark is: how it is read, and what it measures and shows beside what every benchmark does."""
+"""What a benchmark is: items with labels, and what it measures and shows beside what every benchmark does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
+import xxhash
 
-from prism_prm.evaluation.items import ItemSet
+from prism_prm.errors import DataError
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Tables
 from prism_prm.metrics.counts import Bools
+from prism_prm.pairs.problems import Exclusions, normalise_problem
+from prism_prm.records import StepTree
 from prism_prm.report import Report
 from prism_prm.statistics import NUM_DRAWS, SEED
 
 REDUNDANCY_THRESHOLD = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One solution (or tree of candidate steps) with labels."""
+
+    tree: StepTree
+    group: str
+    """The class or split it is reported under."""
+    problem: str
+    """The problem it stems from, as its source words it."""
+    contaminated: bool | None = None
+    """Whether the problem is among those the PRM was trained on; None where nobody checked."""
+    also: tuple[str, ...] = ()
+    """Other wordings of the problem, for that check."""
+
+    @property
+    def problem_key(self) -> str:
+        """Equal for items of one problem, which the bootstrap draws together."""
+        return normalise_problem(self.problem)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemSet:
+    """What was read of a benchmark, with where it came from; parts are fine, and say so."""
+
+    items: tuple[Item, ...]
+    files: tuple[str, ...]
+    notes: dict[str, int] = field(default_factory=dict)
+    """What was left out or out of order, by reason."""
+    complete: bool | None = None
+    """Whether this is all of the benchmark; None where it has no fixed size."""
+    name: str = ""
+    """Of the benchmark; `read_benchmark` sets it."""
+    aside: Mapping[str, str] = field(default_factory=dict)
+    """Groups whose items are in no total → what these are called; `read_benchmark` sets it."""
+
+    def __post_init__(self) -> None:
+        if not self.items:
+            where = ", ".join(self.files)
+            raise DataError(
+                f"{where}: no items to measure; give other files or remove the filter", reason="empty-split"
+            )
+
+    def counts(self) -> dict[str, int]:
+        """Items by group, in order of first sight."""
+        return dict(Counter(item.group for item in self.items))
+
+    def described(self) -> str:
+        """What was measured, in a few words: `part of prmbench: 2,290 items`."""
+        part = {True: "all of ", False: "part of ", None: ""}[self.complete]
+        counts = self.counts()
+        beside = {called: counts.pop(group) for group, called in self.aside.items() if group in counts}
+        listed = "".join(f" and {count:,} {called}" for called, count in beside.items())
+        return f"{part}{self.name}: {sum(counts.values()):,} items{listed}"
+
+    def some(self, limit: int, seed: int) -> ItemSet:
+        """At most `limit` items of each group, chosen by the seed and their problem; then it is a part.
+
+        The first ones would not do: published files are often sorted, ProcessBench's with all errors first.
+        """
+        drawn = sorted(
+            self.items, key=lambda item: (xxhash.xxh3_64_intdigest(item.problem_key.encode(), seed), item.tree.tree_id)
+        )
+        seen: Counter[str] = Counter()
+        chosen: set[int] = set()
+        for item in drawn:
+            seen[item.group] += 1
+            if seen[item.group] <= limit:
+                chosen.add(item.tree.tree_id)
+        kept = [item for item in self.items if item.tree.tree_id in chosen]
+        if len(kept) == len(self.items):
+            return self
+        notes = {**self.notes, f"items left out by the limit of {limit} per group": len(self.items) - len(kept)}
+        return replace(self, items=tuple(kept), notes=notes, complete=None if self.complete is None else False)
+
+    def checked_against(self, training: Iterable[str | Path]) -> ItemSet:
+        """The same items, marked by whether their problem is one of those in the training files."""
+        seen = Exclusions.read(training)
+        marked = [
+            replace(item, contaminated=any(seen.match(text) for text in {item.problem, *item.also}))
+            for item in self.items
+        ]
+        return replace(self, items=tuple(marked))
 
 
 @dataclass(frozen=True)

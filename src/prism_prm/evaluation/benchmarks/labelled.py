@@ -13,8 +13,7 @@ from pathlib import Path
 from prism_prm.data.options import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation.benchmarks.base import Benchmark
-from prism_prm.evaluation.items import Item, ItemSet
+from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.records import unique_names
 from prism_prm.tables import check_split
 

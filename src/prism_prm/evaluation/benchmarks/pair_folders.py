@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_prm.evaluation.benchmarks.base import Benchmark
-from prism_prm.evaluation.items import Item, ItemSet
+from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.pairs.examples import Split, as_one_tree
 from prism_prm.records import ROOT, StepTree
 

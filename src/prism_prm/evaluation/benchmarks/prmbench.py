@@ -22,8 +22,7 @@ from prism_prm.data.prmbench import Record, read
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.evaluation import display
-from prism_prm.evaluation.benchmarks.base import Benchmark
-from prism_prm.evaluation.items import Item, ItemSet
+from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, SubsetResult, Tables, all_rates
 from prism_prm.metrics.counts import Bools, Floats, ratio

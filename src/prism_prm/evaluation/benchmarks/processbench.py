@@ -19,8 +19,7 @@ from prism_prm import metrics
 from prism_prm.data.reader import Reader
 from prism_prm.errors import DataError
 from prism_prm.evaluation import display
-from prism_prm.evaluation.benchmarks.base import Benchmark
-from prism_prm.evaluation.items import Item, ItemSet
+from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Table, Tables
 from prism_prm.metrics.counts import Floats
 from prism_prm.report import Report
