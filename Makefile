@@ -34,8 +34,10 @@ format: $(READY) ## format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Idle threads wait as they do in the prism command (see docs/performance.md). For all benchmarks: make bench ARGS='--busy 2'
+bench: export GOMP_SPINCOUNT ?= $(shell sed -n 's/^SPIN_COUNT = "\(.*\)"/\1/p' src/prism_prm/cli/threads.py)
 bench: $(READY)  ## run the benchmarks, one after the other
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
+from transformers.utils import logging
 
 from prism_prm import Prm, Step, StepTree, annotated_pairs, init_prm, lookahead_pairs, read_trees
 from prism_prm.pairs import PairSettings
@@ -90,6 +91,7 @@ def small_prm(texts: Sequence[str], *, hidden: int, layers: int, context: int = 
         max_position_embeddings=context,
         initializer_range=0.1,
     )
+    logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         Qwen2Model(config).save_pretrained(folder)
         fast.save_pretrained(folder)

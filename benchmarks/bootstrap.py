@@ -4,18 +4,17 @@
 counts, TPR, FPR and PRMScore of every class and pooled, and the pooled AUROC, and must give the same numbers for the
 same draws. The loop is timed on the first 40 draws, since every draw costs it the same; `--full` times all of them.
 
-    python benchmarks/bootstrap.py [--full]
+Run: python benchmarks/bootstrap.py [--full --repeats 1]
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
-from _side_by_side import print_ratios, side_by_side
+from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import metrics
 from prism_prm.statistics import cluster_draws, resampled_sums
 
@@ -26,6 +25,7 @@ CLASSES = {  # steps, of these negative; PRMBench after de-duplication
 }  # fmt: skip
 NUM_PROBLEMS, NUM_DRAWS, THRESHOLD = 758, 1000, 0.5
 WIDTH = 4 * len(CLASSES)
+OURS, PEER = "all draws at once", "a loop over scikit-learn"
 
 
 def make_steps() -> tuple[Any, ...]:
@@ -85,23 +85,24 @@ def _of_class(right: Any, good: Any, name: str) -> tuple[Any, float, float, floa
 
 def main() -> None:
     """Time both, and hold them to the same numbers."""
+    parser = options(__doc__, repeats=3)
+    parser.add_argument("--full", action="store_true", help="time the loop on all draws")
+    arguments = parser.parse_args()
     draws = cluster_draws(NUM_PROBLEMS, NUM_DRAWS)
-    some = draws if "--full" in sys.argv else draws[:40]
+    some = draws if arguments.full else draws[:40]
     fast, slow = all_at_once(some), loop_over_draws(some)
     for name, values in slow.items():
         np.testing.assert_allclose(fast[name], values, rtol=0, atol=1e-12, err_msg=name)
     print(f"{len(RIGHT):,} steps, {NUM_PROBLEMS} problems; equal to 1e-12 on {len(some):,} draws: {', '.join(slow)}")
-    repeats = 1 if "--full" in sys.argv else 3
-    medians = side_by_side(
-        {
-            "loop over scikit-learn": lambda: loop_over_draws(some),
-            "all draws at once": lambda: all_at_once(draws),
-        },
-        repeats=repeats,
+    seconds = side_by_side(
+        {PEER: lambda: loop_over_draws(some), OURS: lambda: all_at_once(draws)},
+        repeats=arguments.repeats,
+        beside=arguments.busy,
     )
-    medians["loop over scikit-learn"] *= len(draws) / len(some)
+    seconds[PEER] = [value * len(draws) / len(some) for value in seconds[PEER]]
     print(f"seconds for {len(draws):,} draws (the loop timed on {len(some):,})")
-    print_ratios(medians, peer="loop over scikit-learn")
+    print_ratios(seconds, peer=PEER)
+    conclude(seconds[OURS], seconds[PEER], peer=PEER)
 
 
 if __name__ == "__main__":

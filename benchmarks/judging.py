@@ -1,16 +1,17 @@
 """Judge 4,000 answers with workers on all cores, against the same judging one answer after the other.
 
-    PRISM_DATA=… python benchmarks/judging.py
-
 With PRISM_DATA the answers are those of the pool of 100 MATH-500 problems × 40 solutions; without it, as many are made
 up. The peer is a plain loop over the same function of math-verify in one process, without any time limit. Against it:
 the same calls in killable workers, each with its time limit; and `Judge`, which also compares plain numbers without
 algebra and judges equal answers once. Every round starts fresh processes on all sides, since both parsers and algebra
 keep caches; the start is part of the time.
+
+Run: PRISM_DATA=… python benchmarks/judging.py
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _side_by_side import print_ratios, side_by_side
+from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm.answers import Judge, symbolic
 from prism_prm.answers.workers import Workers, available_cores
 
@@ -59,7 +60,7 @@ def the_pairs() -> list[tuple[str, str]]:
 
 def in_a_loop() -> list[bool]:
     """One answer after the other, in a process of its own."""
-    out = subprocess.run([sys.executable, __file__, "loop"], capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, __file__, "--loop"], capture_output=True, text=True, check=True)
     return [bool(verdict) for verdict in json.loads(out.stdout)]
 
 
@@ -83,6 +84,12 @@ def child_seconds() -> float:
 
 def main() -> None:
     """Print the ratios."""
+    parser = options(__doc__, repeats=3)
+    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.loop:
+        print(json.dumps([symbolic.equivalent(*pair) for pair in the_pairs()]))
+        return
     verdicts: dict[str, list[bool]] = {}
 
     busy: dict[str, float] = {}
@@ -95,18 +102,18 @@ def main() -> None:
 
         return kept
 
-    peer = "loop over math-verify, no time limit"
+    peer = "a loop over math-verify, no time limit"
     alternatives = {peer: in_a_loop, f"killable workers, {available_cores()} cores": in_workers, "Judge": with_judge}
-    medians = side_by_side({name: keep(name, run) for name, run in alternatives.items()})
+    seconds = side_by_side(
+        {name: keep(name, run) for name, run in alternatives.items()}, repeats=arguments.repeats, beside=arguments.busy
+    )
     print(f"{len(verdicts[peer]):,} answers, {sum(verdicts[peer]):,} right by the loop")
     for name, found in verdicts.items():
         differ = sum(a != b for a, b in zip(verdicts[peer], found, strict=True))
         print(f"{name}: {differ} verdicts differ from the loop's; {busy[name]:.2f} cores busy")
-    print_ratios(medians, peer=peer)
+    print_ratios(seconds, peer=peer)
+    conclude(seconds["Judge"], seconds[peer], peer=peer)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["loop"]:
-        print(json.dumps([symbolic.equivalent(*pair) for pair in the_pairs()]))
-    else:
-        main()
+    main()

@@ -10,7 +10,6 @@ Run: PRISM_DATA=… python benchmarks/kept_states.py --prm FOLDER [--frozen 18] 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from _real_trees import real_trees, small_prm
-from _side_by_side import print_ratios, side_by_side
+from _side_by_side import conclude, options, print_ratios, side_by_side
 from pair_training import make_round, real_examples
 from prism_prm import Prm, load_prm
 from prism_prm.pairs.examples import Examples
@@ -29,7 +28,7 @@ from prism_prm.training.margins import fill_cache
 from prism_prm.training.model import prepare
 from prism_prm.training.recipe import HardwareSettings
 
-PEER = "frozen layers, computed each time"
+OURS, PEER = "kept on disc", "frozen layers, computed each time"
 
 
 def train(prm: Prm, examples: Examples, frozen: int, updates: int, cache: Path | None) -> list[float]:
@@ -47,12 +46,11 @@ def train(prm: Prm, examples: Examples, frozen: int, updates: int, cache: Path |
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, repeats=3)
     parser.add_argument("--prm")
     parser.add_argument("--frozen", type=int)
     parser.add_argument("--trajectories", type=int, default=8)
     parser.add_argument("--updates", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     trees = real_trees(arguments.trajectories)
     prm = (
@@ -76,14 +74,16 @@ def main() -> None:
         difference = max(abs(one - other) for one, other in zip(plain, kept, strict=True))
         print(f"largest difference of a loss: {difference:.2e}")
         assert difference < 1e-4
-        medians = side_by_side(
+        seconds = side_by_side(
             {
                 PEER: lambda: train(prm, examples, frozen, arguments.updates, None),
-                "kept on disc": lambda: train(prm, examples, frozen, arguments.updates, Path(folder)),
+                OURS: lambda: train(prm, examples, frozen, arguments.updates, Path(folder)),
             },
             repeats=arguments.repeats,
+            beside=arguments.busy,
         )
-    print_ratios(medians, peer=PEER)
+    print_ratios(seconds, peer=PEER)
+    conclude(seconds[OURS], seconds[PEER], peer=PEER)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Run: PRISM_DATA=… python benchmarks/pair_training.py [--trajectories 40] [--up
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from transformers import Qwen2ForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
 from _real_trees import real_trees, small_prm
-from _side_by_side import print_ratios, side_by_side
+from _side_by_side import conclude, median, options, print_ratios, side_by_side
 from prism_prm import Prm
 from prism_prm.losses import Objective
 from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
@@ -114,53 +113,56 @@ def trl_trainer(prm: Prm, data: Dataset, folder: str, batch: int) -> RewardTrain
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, repeats=3)
     parser.add_argument("--trajectories", type=int, default=40)
     parser.add_argument("--lookaheads", type=int, default=4)
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--per-tree", type=int, default=32)
     parser.add_argument("--trl-batch", type=int, default=16, help="pairs per pass of the peer")
-    options = parser.parse_args()
+    arguments = parser.parse_args()
 
-    trees = real_trees(options.trajectories)
-    prm = small_prm([node.text for tree in trees for node in tree.nodes], hidden=options.hidden, layers=options.layers)
-    examples = real_examples(trees, options.lookaheads)
-    num_pairs = options.updates * PAIRS_PER_UPDATE
+    trees = real_trees(arguments.trajectories)
+    prm = small_prm(
+        [node.text for tree in trees for node in tree.nodes], hidden=arguments.hidden, layers=arguments.layers
+    )
+    examples = real_examples(trees, arguments.lookaheads)
+    num_pairs = arguments.updates * PAIRS_PER_UPDATE
     print(
         f"{sum(p.numel() for p in prm.module.parameters()) / 1e6:.1f}M parameters, {torch.get_num_threads()} threads, ",
         end="",
     )
-    print(f"{len(examples)} pairs of {len(trees)} trajectories; {num_pairs} trained in {options.updates} updates")
-    chosen = np.concatenate(make_round(prm, examples, "tree", options.per_tree, options.updates).updates)
+    print(f"{len(examples)} pairs of {len(trees)} trajectories; {num_pairs} trained in {arguments.updates} updates")
+    chosen = np.concatenate(make_round(prm, examples, "tree", arguments.per_tree, arguments.updates).updates)
     data = as_sequences(prm, examples, chosen)
     whole = sum(len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in data)
     tokens: dict[str, int] = {}
 
     def ours(name: str, pack: Packing, per_tree: int) -> Callable[[], None]:
         def run() -> None:
-            tokens[name] = train_ours(prm, examples, pack, per_tree, options.updates)
+            tokens[name] = train_ours(prm, examples, pack, per_tree, arguments.updates)
 
         return run
 
     def trl() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            trl_trainer(prm, data, folder, options.trl_batch).train()
+            trl_trainer(prm, data, folder, arguments.trl_batch).train()
 
     packings: dict[str, Packing] = {"packed trees": "tree", "pack = pair": "pair", "pack = none": "none"}
-    alternatives = {name: ours(name, pack, options.per_tree) for name, pack in packings.items()}
-    medians = side_by_side({**alternatives, PEER: trl}, repeats=options.repeats)
-    print(f"up to {options.per_tree} pairs of a tree in an update, the same pairs for all:")
-    print_ratios(medians, peer=PEER)
-    for name, seconds in medians.items():
+    alternatives = {name: ours(name, pack, arguments.per_tree) for name, pack in packings.items()}
+    seconds = side_by_side({**alternatives, PEER: trl}, repeats=arguments.repeats, beside=arguments.busy)
+    print(f"up to {arguments.per_tree} pairs of a tree in an update, the same pairs for all:")
+    print_ratios(seconds, peer=PEER)
+    for name in seconds:
         fewer = f", {whole / tokens[name]:.1f}x fewer tokens than the pairs have" if name in tokens else ""
-        print(f"{name}: {num_pairs / seconds:.1f} pairs/s{fewer}")
+        print(f"{name}: {num_pairs / median(seconds, name):.1f} pairs/s{fewer}")
     print("other limits on the pairs of a tree in an update (other pairs, hence only the rate):")
     limits = {f"up to {n}": ours(f"up to {n}", "tree", n) for n in (1, 8, 16, 64)}
-    for name, seconds in side_by_side(limits, repeats=options.repeats).items():
-        print(f"{name}: {num_pairs / seconds:.1f} pairs/s")
+    limited = side_by_side(limits, repeats=arguments.repeats, beside=arguments.busy)
+    for name in limited:
+        print(f"{name}: {num_pairs / median(limited, name):.1f} pairs/s")
+    conclude(seconds["packed trees"], seconds[PEER], peer=PEER)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """`prism pairs` against a bare `json.loads` pass over the same bytes: 20 copies of PRM800K phase 1 train, 150 MB.
 
-    PRISM_DATA=… python benchmarks/pairs.py
-
 Targets: reading, pairing and writing at most 3 times the pass; the audit's own cost at most 5 times; peak memory on 20
 copies at most 1.2 times that on one.
+
+Run: PRISM_DATA=… python benchmarks/pairs.py
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _side_by_side import side_by_side
+from _side_by_side import conclude, median, options, side_by_side
 from prism_prm.data import Reader
 from prism_prm.pairs import PairSettings
 from prism_prm.pairs.build import Recipe, build_pairs
 from prism_prm.pairs.settings import Audit
 
 COPIES = 20
+PEER = "a bare json.loads pass"
 
 PEAK_MEMORY = """
 import sys
@@ -54,6 +55,7 @@ def peak_megabytes(file: Path, out: Path, audit: Audit) -> float:
 
 
 def main() -> None:
+    arguments = options(__doc__, repeats=3).parse_args()
     data = os.environ.get("PRISM_DATA")
     if not data:
         print("skipped: set PRISM_DATA to the folder that holds prm800k/phase1_train.jsonl")
@@ -63,24 +65,26 @@ def main() -> None:
         copies, out = Path(folder) / "copies.jsonl", Path(folder) / "out"
         copies.write_bytes(once.read_bytes() * COPIES)
         print(f"{copies.stat().st_size / 1e6:.0f} MB, {build(copies, out, 'off'):,} pairs without the audit")
-        medians = side_by_side(
+        seconds = side_by_side(
             {
-                "json.loads": lambda: json_pass(copies),
+                PEER: lambda: json_pass(copies),
                 "audit off": lambda: build(copies, out, "off"),
                 "audit drop": lambda: build(copies, out, "drop"),
             },
-            repeats=3,
+            repeats=arguments.repeats,
+            beside=arguments.busy,
         )
-        off, audit = medians["audit off"], medians["audit drop"] - medians["audit off"]
-        for name, seconds in (
-            ("bare json.loads pass", medians["json.loads"]),
+        bare, off, drop = (median(seconds, name) for name in (PEER, "audit off", "audit drop"))
+        for name, cost in (
+            ("bare json.loads pass", bare),
             ("read, pair and write, audit off", off),
-            ("the audit's own cost", audit),
+            ("the audit's own cost", drop - off),
         ):
-            print(f"{name:32} {seconds:6.2f} s  {seconds / medians['json.loads']:5.2f}x")
+            print(f"{name:32} {cost:6.2f} s  {cost / bare:5.2f}x the time of the pass")
         for mode in ("off", "drop"):
             one, many = peak_megabytes(once, out, mode), peak_megabytes(copies, out, mode)
             print(f"peak memory, audit {mode}: 1 copy {one:.0f} MB, {COPIES} copies {many:.0f} MB, {many / one:.2f}x")
+        conclude(seconds["audit off"], seconds[PEER], peer=PEER)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Run: python benchmarks/search.py [--problems 32] [--n 8] [--steps 4] [--parts]
 
 from __future__ import annotations
 
-import argparse
 import random
 import string
 import tempfile
@@ -27,7 +26,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from _side_by_side import print_ratios, side_by_side
+from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import Prm, init_prm
 from prism_prm.policies import Ask, Sampling, Written
 from prism_prm.policies.hf import HfPolicy, load_hf
@@ -102,32 +101,32 @@ def texts(found: list[Found]) -> list[list[tuple[str, ...]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, repeats=3)
     parser.add_argument("--problems", type=int, default=32)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--policy-hidden", type=int, default=128)
     parser.add_argument("--prm-hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--parts", action="store_true", help="time batching and keeping by themselves, too")
-    options = parser.parse_args()
+    arguments = parser.parse_args()
 
     rng = random.Random(0)
-    problems = ["".join(rng.choices(string.ascii_lowercase + " ", k=150)) for _ in range(options.problems)]
+    problems = ["".join(rng.choices(string.ascii_lowercase + " ", k=150)) for _ in range(arguments.problems)]
     sampling = Sampling(temperature=1.0, max_step_tokens=96, stop="\n")
-    settings = SearchSettings(method="beam", n=options.n, expand=4, max_steps=options.steps, sampling=sampling)
+    settings = SearchSettings(method="beam", n=arguments.n, expand=4, max_steps=arguments.steps, sampling=sampling)
     with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder), options.policy_hidden, options.layers)
+        make_model(Path(folder), arguments.policy_hidden, arguments.layers)
         policy = load_hf(folder)
-        make_model(Path(folder), options.prm_hidden, options.layers)
+        make_model(Path(folder), arguments.prm_hidden, arguments.layers)
         prm = init_prm(folder, family="qwen", settings={"system": ""})
     many, peer = f"batched over {len(problems)} problems", "one problem at a time, from scratch"
+    ours = f"{many}, key/values kept"
     ways: dict[str, Callable[[], list[Found]]] = {
-        f"{many}, key/values kept": partial(search, policy, prm, problems, settings, at_once=len(problems)),
+        ours: partial(search, policy, prm, problems, settings, at_once=len(problems)),
         peer: partial(from_scratch, policy, prm, problems, settings, 1),
     }
-    if options.parts:
+    if arguments.parts:
         ways[f"{many}, from scratch"] = partial(from_scratch, policy, prm, problems, settings, len(problems))
         ways["one problem at a time, key/values kept"] = partial(search, policy, prm, problems, settings, at_once=1)
     found: dict[str, list[Any]] = {}
@@ -135,13 +134,15 @@ def main() -> None:
     def run(name: str) -> None:
         found[name] = texts(ways[name]())
 
-    medians = side_by_side({name: partial(run, name) for name in ways}, repeats=options.repeats)
+    seconds = side_by_side(
+        {name: partial(run, name) for name in ways}, repeats=arguments.repeats, beside=arguments.busy
+    )
     assert all(own == found[peer] for own in found.values()), "all find the same texts"
     lengths = [len(step) for entry in found[peer] for steps in entry for step in steps]
-    print(
-        f"{len(problems)} problems, n = {options.n}, {sum(lengths) / len(lengths):.0f} tokens per step; texts are equal"
-    )
-    print_ratios(medians, peer=peer)
+    tokens = sum(lengths) / len(lengths)
+    print(f"{len(problems)} problems, n = {arguments.n}, {tokens:.0f} tokens per step; texts are equal")
+    print_ratios(seconds, peer=peer)
+    conclude(seconds[ours], seconds[peer], peer=peer)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ Run: PRISM_DATA=… python benchmarks/session.py [--problems 8] [--beams 8] [--s
 
 from __future__ import annotations
 
-import argparse
 import random
 
 import torch
 
 from _real_trees import Encoded, real_trees, score_sequences, small_prm
-from _side_by_side import print_ratios, side_by_side
+from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import Prm
 from prism_prm.scorer.session import Node
 
@@ -48,40 +47,41 @@ def prefixes(nodes: list[Node]) -> list[Encoded]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, repeats=2)
     parser.add_argument("--problems", type=int, default=8)
     parser.add_argument("--beams", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=2)
-    options = parser.parse_args()
+    arguments = parser.parse_args()
 
     trees = real_trees(50, 30)
     texts = [node.text for tree in trees for node in tree.nodes]
-    prm = small_prm(texts, hidden=options.hidden, layers=options.layers)
-    problems = [tree.problem for tree in trees[: options.problems]]
+    prm = small_prm(texts, hidden=arguments.hidden, layers=arguments.layers)
+    problems = [tree.problem for tree in trees[: arguments.problems]]
 
-    iterations, memory, tokens = search(prm, problems, texts, options.beams, options.steps)
+    iterations, memory, tokens = search(prm, problems, texts, arguments.beams, arguments.steps)
     whole = [prefixes(nodes) for nodes in iterations]
     again = score_sequences(prm, whole[-1])
     kept = torch.tensor([node.log_odds[0] for node in iterations[-1]])
-    print(
-        f"{options.problems} problems, {options.beams} beams, {options.steps} steps; {torch.get_num_threads()} threads"
-    )
+    print(f"{arguments.problems} problems, {arguments.beams} beams, {arguments.steps} steps")
+    print(f"{torch.get_num_threads()} threads")
     print(f"largest difference of a log-odds after the last step: {(kept - again).abs().max():.1e}")
-    medians = side_by_side(
+    peer = "every prefix again"
+    seconds = side_by_side(
         {
-            "session": lambda: search(prm, problems, texts, options.beams, options.steps),
-            "every prefix again": lambda: [score_sequences(prm, some) for some in whole],
+            "session": lambda: search(prm, problems, texts, arguments.beams, arguments.steps),
+            peer: lambda: [score_sequences(prm, some) for some in whole],
         },
-        repeats=options.repeats,
+        repeats=arguments.repeats,
+        beside=arguments.busy,
     )
-    print_ratios(medians, peer="every prefix again")
+    print_ratios(seconds, peer=peer)
     new = sum({id(node): len(node.ids) for nodes in iterations for node in nodes}.values())
     again_tokens = sum(len(ids) for some in whole for ids in some)
     print(f"tokens: {again_tokens / new:.1f}x fewer")
     print(f"the session held at most {tokens} tokens, {memory / 1e6:.1f} MB of key/values")
+    conclude(seconds["session"], seconds[peer], peer=peer)
 
 
 if __name__ == "__main__":

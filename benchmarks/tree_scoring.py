@@ -10,14 +10,13 @@ Run: PRISM_DATA=… python benchmarks/tree_scoring.py [--trajectories 50] [--loo
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 
 import torch
 
 from _real_trees import Encoded, Work, real_trees, score_sequences, small_prm, with_pairs
-from _side_by_side import print_ratios, side_by_side
+from _side_by_side import conclude, median, options, print_ratios, side_by_side
 from prism_prm import Prm
 from prism_prm.packing import pack
 from prism_prm.scorer.run import pair_cost
@@ -49,18 +48,17 @@ def matmul_rate() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, repeats=2)
     parser.add_argument("--trajectories", type=int, default=50)
     parser.add_argument("--max-steps", type=int, default=30, help="leave out longer ones: the peer takes hours")
     parser.add_argument("--lookaheads", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=2)
-    options = parser.parse_args()
+    arguments = parser.parse_args()
 
-    trees = real_trees(options.trajectories, options.max_steps)
-    prm = small_prm([node.text for t in trees for node in t.nodes], hidden=options.hidden, layers=options.layers)
-    works = [with_pairs(tree, options.lookaheads) for tree in trees]
+    trees = real_trees(arguments.trajectories, arguments.max_steps)
+    prm = small_prm([node.text for t in trees for node in t.nodes], hidden=arguments.hidden, layers=arguments.layers)
+    works = [with_pairs(tree, arguments.lookaheads) for tree in trees]
     wanted = [sorted({node for pair in work.pairs for node in pair}) for work in works]
     pairs = sequences(prm, works)
     both = [side for tree in pairs for pair in tree for side in pair]
@@ -81,23 +79,26 @@ def main() -> None:
     print(f"largest difference of a log-odds in {len(checked)} of them: ", end="")
     print(f"{(torch.tensor(packed) - expected).abs().max():.1e}")
 
-    medians = side_by_side(
+    ours, peer = "packed trees (with tokenizing and packing)", "two sequences per pair"
+    seconds = side_by_side(
         {
-            "packed trees (with tokenizing and packing)": lambda: prm.score_trees([w.tree for w in works], wanted),
-            "two sequences per pair": lambda: score_sequences(prm, both),
+            ours: lambda: prm.score_trees([w.tree for w in works], wanted),
+            peer: lambda: score_sequences(prm, both),
             "distinct sequences": lambda: score_sequences(prm, distinct),
         },
-        repeats=options.repeats,
+        repeats=arguments.repeats,
+        beside=arguments.busy,
     )
-    print_ratios(medians, peer="two sequences per pair")
+    print_ratios(seconds, peer=peer)
     print(f"tokens: {tokens['pairs'] / tokens['trees']:.1f}x fewer than pairs, ", end="")
     print(f"{tokens['distinct'] / tokens['trees']:.1f}x fewer than distinct sequences")
     embedding = prm.module.backbone.get_input_embeddings().weight.numel()
-    work = 2 * (parameters - embedding) * tokens["trees"] / next(iter(medians.values()))
+    work = 2 * (parameters - embedding) * tokens["trees"] / median(seconds, ours)
     rate = 100 * work / matmul_rate()
     print(
         f"the trees' linear layers run at {work / 1e9:.1f} GFLOP/s, {rate:.0f} % of this machine's big matrix products"
     )
+    conclude(seconds[ours], seconds[peer], peer=peer)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from prism_prm.cli.threads import settle_waiting
+
 # Set before anything imports torch: two pytest workers with two threads each would crawl on two cores,
-# and no test may reach for a hub.
+# whoever asks for more threads anyway has them wait as in the prism command, and no test may reach for a hub.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+settle_waiting(os.environ)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

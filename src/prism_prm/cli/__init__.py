@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -10,6 +11,7 @@ import typer
 from prism_prm import __version__
 from prism_prm.cli import compare, demo, evaluate, export, margins, pairs, rerank, score, search, theory, train
 from prism_prm.cli.processes import check_alone
+from prism_prm.cli.threads import settle_waiting
 from prism_prm.errors import PrismError
 
 app = typer.Typer(
@@ -55,6 +57,7 @@ app.command(epilog=demo.EXAMPLES)(demo.demo)
 
 def main() -> None:
     """Run the command line; an error the user can mend is printed plainly and ends with status 2."""
+    settle_waiting(os.environ)
     try:
         app()
     except PrismError as error:

@@ -1,0 +1,20 @@
+"""How idle threads wait, settled before torch is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+SPIN_COUNT = "1000"
+"""How often a thread of libgomp, the OpenMP that torch brings, looks for more work before it sleeps.
+
+Its own default of 300,000 keeps a core for milliseconds after each of thousands of small operations. On a machine with
+other work that is time which the thread that holds everything up needs; see docs/performance.md.
+"""
+SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Variables by which a user may have settled it already."""
+
+
+def settle_waiting(environment: MutableMapping[str, str]) -> None:
+    """Let idle threads sleep soon, unless the user has said how they wait. OpenMP reads it once, when it is loaded."""
+    if not any(name in environment for name in SETTINGS):
+        environment["GOMP_SPINCOUNT"] = SPIN_COUNT
