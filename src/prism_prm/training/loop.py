@@ -9,12 +9,14 @@ and writes checkpoints in place.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -212,7 +214,7 @@ class Round:
         kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts anew"
         return NotFiniteError(
             f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
-            'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), and start again.'
+            'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), in a run of its own (another --out).'
         )
 
     def _checkpoint(self, accelerator: Accelerator, done: int) -> None:
@@ -233,7 +235,7 @@ class Round:
             ) from error
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            (aside / STATE_FILE).write_text(json.dumps({"updates_done": done, "plan": self._plan_hash()}))
+            (aside / STATE_FILE).write_text(json.dumps({"updates_done": done, "plan": self._plan_hash}))
             shutil.rmtree(final, ignore_errors=True)
             aside.rename(final)
             for old in _checkpoints(self.checkpoints)[: -self.settings.keep_checkpoints]:
@@ -245,19 +247,19 @@ class Round:
         if last is None:
             return 0
         state = json.loads((last / STATE_FILE).read_text())
-        if state["plan"] != self._plan_hash():
+        if state["plan"] != self._plan_hash:
             raise PrismError(
                 f"{last}: made for other pairs or settings; remove {self.checkpoints} to start the round anew."
             )
         accelerator.load_state(str(last))
         return int(state["updates_done"])
 
+    @cached_property
     def _plan_hash(self) -> str:
-        import hashlib
-
         digest = hashlib.blake2b(repr((self.settings, self.objective)).encode(), digest_size=8)
+        digest.update(self.examples.content_key().encode())
         for update in self.updates:
-            digest.update(np.ascontiguousarray(self.examples.ids[update]).tobytes() + b"|")
+            digest.update(np.ascontiguousarray(update).tobytes() + b"|")
         return digest.hexdigest()
 
 

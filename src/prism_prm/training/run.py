@@ -34,7 +34,7 @@ from prism_prm.training.margins import fill_cache, histogram, margins_of, score_
 from prism_prm.training.model import check_cache, count, merged, prepare, release_memory, weights_to_save
 from prism_prm.training.plan import over_limit
 from prism_prm.training.recipe import Recipe
-from prism_prm.training.source import TRAIN, make_data
+from prism_prm.training.source import TRAIN, data_folder, make_data
 from prism_prm.training.validation import Validation, best_round
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class Run:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
         check_reporters(self.recipe.report_to)
         check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
-        with claimed(self.folder, self.recipe, self.accelerator) as finished:
+        with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
+            finished = self.claim.finished
             if finished is None:
                 with self._opened_log():
                     finished = self._stages()
@@ -86,15 +87,27 @@ class Run:
         return {**finished, "best": str(self.folder / finished["best"])}
 
     def _stages(self) -> dict[str, Any]:
-        """From data to the best round; what is there already is taken as it is."""
-        self._main_only(lambda: make_data(self.recipe, self.folder))
-        data = make_data(self.recipe, self.folder)
+        """From data to the best round.
+
+        Before the first update what is there is taken by its content, so that mistakes can be mended; afterwards as it
+        is, on condition that what it was made from is still the same.
+        """
+        if not self.claim.is_begun:
+            self._main_only(lambda: make_data(self.recipe, self.folder))
+        data = data_folder(self.recipe, self.folder)
         place = self._base()
         base = self._load(place)
         validation = self._validation(data, base)
-        results = {BASE: self._validated(BASE, base, validation)}
         split = Split.read(data, TRAIN)
         train, kinds = self._fitting(split, base)
+        self.claim.check_content(
+            {
+                "base PRM": base.model_hash(),
+                "training data": train.content_key(),
+                "validation data": validation.content_key() if validation else "",
+            }
+        )
+        results = {BASE: self._validated(BASE, base, validation)}
         binned = self._binned(train, kinds, base)
         del base
         names = self.recipe.curriculum.round_names()
@@ -124,13 +137,17 @@ class Run:
             )
             fresh.save(folder)
 
-        if not self._is_there(folder):
+        if not self._is_done(folder):
             self._main_only(make)
         return folder
 
     def _validation(self, data: Path, prm: Prm) -> Validation | None:
         settings = self.recipe.validation
-        return Validation.of(Split.read(data, settings.split), prm, settings) if settings.split else None
+        if not settings.split:
+            return None
+        validation = Validation.of(Split.read(data, settings.split), prm, settings)
+        self.say(validation.described())
+        return validation
 
     def _fitting(self, split: Split, prm: Prm) -> tuple[Examples, np.ndarray]:
         """The examples to train on that fit the model's context, and their kinds."""
@@ -142,6 +159,7 @@ class Run:
                 f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to leave them out.'
             )
         kept = np.setdiff1d(np.arange(len(examples)), long)
+        self.examples = {"fitting": len(kept), "too_long": len(long)}
         self.say(f"{len(kept)} examples of {len(split.trees)} trees to train on; {len(long)} left out as too long")
         kinds = split.kinds if examples.labels is None else np.full(len(examples), "labelled", dtype=object)
         return examples.take(kept), kinds[kept]
@@ -235,6 +253,7 @@ class Run:
                     advance(done)
 
                 def on_update(line: dict[str, Any]) -> None:
+                    self.claim.begin()
                     log.update(line)
                     advance(1)
 
@@ -263,7 +282,7 @@ class Run:
     def _validated(self, name: str, place: Prm | Path, data: Validation | None) -> dict[str, Any]:
         """The metrics of a round; the threshold they give goes into its PRM folder."""
         path = self.folder / "rounds" / f"{name}.json"
-        if not self._is_there(path):
+        if not self._is_done(path):
             result: dict[str, Any] = {}
             if data is not None:
                 store = self._store(place if isinstance(place, Prm) else self._load(place))
@@ -292,6 +311,7 @@ class Run:
             "beats_base": best_round({BASE: results[BASE], best: results[best]}, settings.criterion) == best
             if settings.split
             else None,
+            "examples": self.examples,
             "rounds": results,
         }
         self._main_only(lambda: write_text(self.folder / "run.json", json.dumps(finished, indent=2) + "\n"))
@@ -312,9 +332,9 @@ class Run:
         """The run's scores: what was scored before a stop is not scored again."""
         return ScoreStore(self.folder / "scores", prm)
 
-    def _is_there(self, path: Path) -> bool:
-        """Whether a stage is done; all processes look before any goes on and makes it."""
-        found = path.exists()
+    def _is_done(self, path: Path) -> bool:
+        """Whether a stage need not be done again; all processes look before any goes on and makes it."""
+        found = self.claim.is_begun and path.exists()
         self.accelerator.wait_for_everyone()
         return found
 
