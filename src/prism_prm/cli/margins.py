@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from prism_prm.cli.options import Cache, Device, DType, Family, FitContext, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.files import locked_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +47,7 @@ def margins(
     from prism_prm.training.scored import read_column, write_scored
     from prism_prm.training.source import Split
 
-    with share_of_work(device) as (share, own_device):
+    with share_of_work(device) as (share, own_device), locked_file(out) if share.rank == 0 else nullcontext():
         data = Split.read(pairs, split)
         examples = data.examples("pairs")
         model = load_prm(
