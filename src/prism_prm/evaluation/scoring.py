@@ -10,7 +10,7 @@ from prism_prm.errors import DataError
 from prism_prm.evaluation.items import Benchmark
 
 if TYPE_CHECKING:
-    from prism_prm.scorer import Prm
+    from prism_prm.scorer import Scorer
 
 
 def scores_file(folder: str | Path, bench: str) -> Path:
@@ -19,16 +19,17 @@ def scores_file(folder: str | Path, bench: str) -> Path:
 
 
 def score_benchmark(
-    prm: Prm, benchmark: Benchmark, folder: str | Path, advance: Callable[[int], None] | None = None
+    prm: Scorer, benchmark: Benchmark, folder: str | Path, advance: Callable[[int], None] | None = None
 ) -> Path:
     """Write the scores table of a benchmark (or find it done); work that was stopped goes on where it was."""
     from prism_prm.scorer.table import write_scores
 
     path = scores_file(folder, benchmark.name)
-    report = write_scores(prm, [item.tree for item in benchmark.items], path, advance=advance)
-    if report.too_long and prm.on_too_long == "skip":
+    trees = [item.tree for item in benchmark.items]
+    report = write_scores(prm, trees, path, advance=advance)
+    if unscored := sum(len(tree.nodes) for tree in trees) - report.steps:
         raise DataError(
-            f"{benchmark.name}: {report.too_long:,} steps exceed the context of {prm.context:,} tokens and have no "
+            f"{benchmark.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no "
             "score; raise --context, or score them without their earliest steps: --on-too-long drop-left-steps"
         )
     return path

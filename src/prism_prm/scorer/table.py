@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree
-from prism_prm.scorer.prm import Prm
+from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.results import TreeScores, sigmoid
 from prism_prm.tables import scores_schema
 
@@ -93,7 +93,7 @@ def read_scores(path: str | Path) -> pa.Table:
 
 
 def write_scores(
-    prm: Prm,
+    prm: Scorer,
     trees: Sequence[StepTree],
     out: str | Path,
     *,
@@ -109,8 +109,8 @@ def write_scores(
     """
     share = share or Share()
     out = Path(out)
-    model_hash = prm.model_hash()
-    job = _job(prm, trees, chunk_trees, model_hash)
+    identity = prm.identity()
+    job = _job(identity, trees, chunk_trees)
     parts = out.with_name(f".{out.name}.{job[:16]}.parts")
     chunks = [trees[start : start + chunk_trees] for start in range(0, len(trees), chunk_trees)]
     paths = [parts / f"{i:06d}.parquet" for i in range(len(chunks))]
@@ -119,7 +119,7 @@ def write_scores(
         share.wait()  # or a fast process's new parts would look like an earlier run's to a slow one
         for i in range(share.rank, len(chunks), share.world):
             if not resumed[i]:
-                _write_chunk(prm, chunks[i], paths[i], model_hash)
+                _write_chunk(prm, chunks[i], paths[i], identity)
             if advance is not None:
                 advance(len(chunks[i]))
         share.wait()
@@ -134,10 +134,10 @@ def write_scores(
     return ScoreReport(len(trees), file.metadata.num_rows, too_long, sum(resumed))
 
 
-def _job(prm: Prm, trees: Sequence[StepTree], chunk_trees: int, model_hash: str) -> str:
+def _job(identity: str, trees: Sequence[StepTree], chunk_trees: int) -> str:
     """A hash of what decides the table's content."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((model_hash, prm.context, prm.on_too_long, chunk_trees)).encode())
+    digest.update(repr((identity, chunk_trees)).encode())
     for tree in trees:
         digest.update(repr((tree.tree_id, tree.name, tree.content_hash())).encode())
     return digest.hexdigest()
@@ -153,9 +153,9 @@ def _is_done(out: Path, job: str) -> bool:
     return bool(metadata.get(_JOB) == job.encode())
 
 
-def _write_chunk(prm: Prm, trees: Sequence[StepTree], path: Path, model_hash: str) -> None:
+def _write_chunk(prm: Scorer, trees: Sequence[StepTree], path: Path, identity: str) -> None:
     scores = prm.score_trees(trees)
-    table = table_of_trees(trees, scores, prm.outputs, model_hash)
+    table = table_of_trees(trees, scores, prm.outputs, identity)
     too_long = sum(len(found.too_long) for found in scores)
     with whole_file(path) as aside:
         pq.write_table(table.replace_schema_metadata({_TOO_LONG: str(too_long).encode()}), aside)
