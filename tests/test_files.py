@@ -14,7 +14,7 @@ import pytest
 
 from prism_prm import files
 from prism_prm.errors import DataError, PrismError
-from prism_prm.files import JsonLines, locked, whole_file, whole_folder
+from prism_prm.files import JsonLines, locked, locked_file, whole_file, whole_folder
 
 
 def _private(path: Path) -> None:
@@ -81,6 +81,36 @@ def test_a_folder_is_one_process_s_until_it_ends_or_dies(tmp_path: Path) -> None
             locked(folder).__enter__()
     with locked(folder):
         pass
+
+
+def test_a_lock_leaves_no_trace_unless_something_was_written(tmp_path: Path) -> None:
+    with locked(tmp_path / "a" / "b"), locked_file(tmp_path / "c" / "d.parquet"):
+        assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*.lock"))] == [
+            "a/b/.lock", "c/.d.parquet.lock",
+        ]  # fmt: skip
+    assert not list(tmp_path.iterdir())
+    with locked(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "b" / "file").touch()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "file"]
+
+
+def test_a_lock_that_was_removed_as_it_was_opened_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or two processes would each hold a lock: one on the removed file, one on a new file of that name."""
+    real, calls = files.fcntl.flock, []
+
+    def flock(lock: object, how: int) -> None:
+        if not calls:
+            (tmp_path / ".lock").unlink()
+        calls.append(how)
+        real(lock, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with locked(tmp_path):
+        assert len(calls) == 2
+        with pytest.raises(PrismError, match="another process"):
+            locked(tmp_path).__enter__()
 
 
 def test_a_lock_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

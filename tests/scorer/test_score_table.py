@@ -57,7 +57,7 @@ def test_the_table(folder: Path, tmp_path: Path) -> None:
     assert table["node_id"].to_pylist() == [0, 1, 2] * 3
     assert table["parent"].to_pylist() == [-1, 0, 1] * 3
     assert table["name"].to_pylist()[:4] == ["n0", "n0", "n0", "n1"]
-    assert set(table["model_hash"].to_pylist()) == {prm.model_hash()}
+    assert set(table["model_hash"].to_pylist()) == {prm.identity()}
     assert table["content_hash"].to_pylist()[::3] == [tree.content_hash() for tree in trees]
     expected = [p for tree in trees for p in prm.score(tree.problem, tree.texts(tree.trunk))]
     assert table["probability"].to_pylist() == pytest.approx(expected, abs=1e-6)

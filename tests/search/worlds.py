@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from prism_prm.errors import DataError
 from prism_prm.policies import Ask, Sampling, Written
 from prism_prm.policies.choose import noise
+from prism_prm.records import StepTree
+from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.scorer.protocol import Solution
 
 END = "."
 """A step that ends with this ends the solution."""
@@ -60,7 +60,7 @@ class FakeNode:
     text: str
     depth: int
     probability: float = math.nan
-    ids: tuple[int, ...] = (0,)
+    num_tokens: int = 1
 
     def steps(self) -> tuple[str, ...]:
         return () if self.parent is None else (*self.parent.steps(), self.text)
@@ -68,42 +68,54 @@ class FakeNode:
 
 @dataclass
 class FakePrm:
-    """Scores a step by `right(steps up to it)`."""
+    """A scorer by `right(steps up to it)`: 2 tokens per problem, 1 per step, no place for a tab."""
 
     right: Callable[[tuple[str, ...]], float]
     num_scored: int = 0
-    card: Any = field(default_factory=lambda: SimpleNamespace(aggregator="last"))
+    outputs: tuple[str, ...] = ("correct",)
+    context: int = 1000
 
     def judge(self, problem: str, steps: tuple[str, ...]) -> float:  # noqa: ARG002
         return self.right(steps)
 
-    @property
-    def family(self) -> Any:
-        return SimpleNamespace(step_ids=self._ids)
+    def identity(self) -> str:
+        return "fake"
 
-    @staticmethod
-    def _ids(text: str, _: int) -> tuple[list[int], int]:
-        if "\t" in text:
-            raise DataError("this layout has no place for a tab")
-        return [0], 0
+    def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
+        return "\t" not in step
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return 2 + len(tree.nodes)
+
+    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
+        return self.score_many([(problem, steps)])[0]
+
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = True) -> list[list[float]]:  # noqa: ARG002
+        trees = [one if isinstance(one, StepTree) else StepTree.chain(*one) for one in solutions]
+        return [found.probability.tolist() for found in self.score_trees(trees)]
 
     def session(self, problems: Sequence[str]) -> FakeSession:
         return FakeSession(self, problems)
 
-    def score_trees(self, trees: Sequence[Any]) -> list[Any]:
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,  # noqa: ARG002
+        advance: Callable[[int], None] | None = None,
+    ) -> list[TreeScores]:
         found = []
-        for tree in trees:
-            paths = [tuple(tree.texts(tree.path(node))) for node in range(len(tree.nodes))]
-            values = [self.judge(tree.problem, path) for path in paths]
-            self.num_scored += len(values)
-            found.append(SimpleNamespace(probability=np.array(values)))
+        for i, tree in enumerate(trees):
+            assert all(self.can_score(step.text, 0) for step in tree.nodes), "nobody asks for what cannot be scored"
+            values = np.full(len(tree.nodes), np.nan)
+            for node in range(len(tree.nodes)) if wanted is None else wanted[i]:
+                values[node] = self.judge(tree.problem, tuple(tree.texts(tree.path(node))))
+                self.num_scored += 1
+            found.append(TreeScores(self.outputs, np.log(values / (1 - values))[:, None]))
+            if advance is not None:
+                advance(1)
         return found
-
-    def encode_tree(self, tree: Any) -> Any:
-        return SimpleNamespace(prompt=(0, 0), ids=((0,),) * len(tree.nodes))
-
-    def model_hash(self) -> str:
-        return "fake"
 
 
 class FakeSession:
@@ -112,10 +124,10 @@ class FakeSession:
     def __init__(self, prm: FakePrm, problems: Sequence[str]) -> None:
         self.prm = prm
         self.problems = problems
-        self.roots = [FakeNode(i, None, "", -1, ids=(0, 0)) for i in range(len(problems))]
+        self.roots = [FakeNode(i, None, "", -1, num_tokens=2) for i in range(len(problems))]
         self.alive: set[FakeNode] = set(self.roots)
 
-    def extend(self, steps: Sequence[tuple[FakeNode, str]]) -> list[FakeNode]:
+    def extend(self, steps: Iterable[tuple[FakeNode, str]]) -> list[FakeNode]:
         new: dict[tuple[FakeNode, str], FakeNode] = {}
         nodes = []
         for parent, text in steps:
@@ -128,11 +140,26 @@ class FakeSession:
         self.alive |= set(nodes)
         return nodes
 
-    def keep(self, nodes: Any) -> None:
+    def keep(self, nodes: Iterable[FakeNode]) -> None:
         self.alive = set(nodes) | (self.alive & set(self.roots))
 
-    def drop(self, nodes: Sequence[FakeNode]) -> None:
+    def drop(self, nodes: Iterable[FakeNode]) -> None:
         self.alive -= set(nodes)
 
     def close(self) -> None:
         self.alive.clear()
+
+
+class OnlyScorer:
+    """A scorer that has what the protocol names and nothing else."""
+
+    NAMES = frozenset(name for name in vars(Scorer) if not name.startswith("_"))
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self.used: set[str] = set()
+
+    def __getattr__(self, name: str) -> object:
+        assert name in self.NAMES, f"{name} is not of a Scorer"
+        self.used.add(name)
+        return getattr(self._scorer, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, Store, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.files import locked_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +50,7 @@ def margins(
     from prism_prm.scorer.store import store_for
     from prism_prm.training.margins import margins_of, score_examples, write_margins
 
-    with share_of_work(device) as (share, own_device):
+    with share_of_work(device) as (share, own_device), locked_file(out) if share.rank == 0 else nullcontext():
         data = Split.read(pairs, split)
         examples = data.examples("pairs")
         model = load_prm(

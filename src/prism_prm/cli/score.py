@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,7 @@ from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, Store, 
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import progress, say
 from prism_prm.errors import ConfigError
+from prism_prm.files import locked_file
 
 if TYPE_CHECKING:
     from prism_prm.data import ReadOptions
@@ -73,7 +75,7 @@ def score(
     from prism_prm.scorer import load_prm
     from prism_prm.scorer.table import write_scores
 
-    with share_of_work(device) as (share, own_device):
+    with share_of_work(device) as (share, own_device), locked_file(out) if share.rank == 0 else nullcontext():
         options = ReadOptions(split_steps=split_steps, on_bad_record=on_bad_record)
         trees = _read(inputs, format, options)
         model = load_prm(

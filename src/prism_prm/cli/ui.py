@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prism_prm.errors import ConfigError
+from prism_prm.files import locked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,6 +77,17 @@ class _Lines:
         of = "" if self.total is None else f" of {self.total:,.0f}"
         after = timedelta(seconds=round(self.said - self.started))
         say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}")
+
+
+def alone_in_its_folder(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which then holds its folder `out`: two at once would mix their files."""
+
+    @functools.wraps(command)
+    def run(*, out: Path, **options: Any) -> None:
+        with locked(out):
+            command(out=out, **options)
+
+    return run
 
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

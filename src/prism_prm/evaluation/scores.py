@@ -188,10 +188,11 @@ def score_benchmark(
     from prism_prm.scorer.table import write_scores
 
     path = scores_file(folder, items.name)
-    report = write_scores(prm, [item.tree for item in items.items], path, store=store, advance=advance)
-    if report.too_long and prm.on_too_long == "skip":
+    trees = [item.tree for item in items.items]
+    report = write_scores(prm, trees, path, store=store, advance=advance)
+    if unscored := sum(len(tree.nodes) for tree in trees) - report.steps:
         raise DataError(
-            f"{items.name}: {report.too_long:,} steps exceed the context of {prm.context:,} tokens and have no "
+            f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no "
             "score; raise --context, or score them without their earliest steps: --on-too-long drop-left-steps"
         )
     return path

@@ -14,6 +14,7 @@ from prism_prm.pools import Pool
 
 if TYPE_CHECKING:
     from prism_prm.records import StepTree
+    from prism_prm.scorer.protocol import Scorer
     from prism_prm.scorer.results import TreeScores
     from prism_prm.scorer.store import ScoreStore
 
@@ -46,12 +47,24 @@ def scores_in_table(path: str | Path, pool: Pool) -> StepScores:
 
 
 def scores_by_prm(store: ScoreStore, pool: Pool, advance: Callable[[int], None] = lambda _: None) -> StepScores:
-    """The scores of the store's PRM, made where they are missing; `advance` hears of solutions."""
+    """The scores of the store's PRM, made where they are missing; a solution with a step that it cannot read has none.
+
+    `advance` hears of solutions.
+    """
     from prism_prm.scorer.store import Request
 
-    trees = pool.trees()
+    trees = scorable(store.scorer, pool)
     scores = store.score([Request.all_of(tree) for tree in trees], advance=advance)
     return _by_solution(pool, trees, scores)
+
+
+def scorable(scorer: Scorer, pool: Pool) -> list[StepTree]:
+    """The solutions all of whose steps a scorer can read."""
+    return [
+        tree
+        for tree in pool.trees()
+        if all(scorer.can_score(step.text, depth) for depth, step in enumerate(tree.nodes))
+    ]
 
 
 def _by_solution(pool: Pool, trees: Sequence[StepTree], scores: Sequence[TreeScores]) -> list[Floats | None]:

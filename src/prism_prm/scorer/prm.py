@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prism_prm.errors import ModelError
+from prism_prm.errors import DataError, ModelError
 from prism_prm.packing import EncodedTree, Row, describe, encode_tree, pack
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import Card, model_card
@@ -22,6 +23,7 @@ from prism_prm.prms.module import PrmModule
 from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.scorer.model_hash import hash_model
+from prism_prm.scorer.protocol import Solution
 from prism_prm.scorer.results import TreeScores
 from prism_prm.scorer.run import pair_cost, run_rows
 from prism_prm.scorer.too_long import Item, OnTooLong, check_choice, fit
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
     from prism_prm.scorer.session import Session
 
 log = logging.getLogger(__name__)
-
-Solution = StepTree | tuple[str, Sequence[str]]
-"""What `score_many` takes: (problem, steps), or a tree that is one."""
 
 TREES_AT_ONCE = 512
 """Trees are laid out and sorted by length within portions of this many, so that memory stays bounded."""
@@ -171,10 +170,6 @@ class Prm:
         """A hash of all that decides scores: weights as loaded, config, tokenizer, family and its settings."""
         return hash_model(self.module, self.family)
 
-    def identity(self) -> str:
-        """What decides every score it gives, long paths included: what a score is filed under."""
-        return f"{self.model_hash()} context={self.context} on_too_long={self.on_too_long}"
-
     def save(
         self,
         folder: str | Path,
@@ -192,6 +187,24 @@ class Prm:
         )
         save_folder(Path(folder), self.module, self.family, card, state, readme or model_card(card))
         self.card = card
+
+    def identity(self) -> str:
+        """A hash of all that decides scores: the model, its context, and what becomes of longer paths."""
+        said = repr((self.model_hash(), self.context, self.on_too_long))
+        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+    def can_score(self, step: str, depth: int) -> bool:
+        """Whether a step with so many before it has a place in the family's layout; one without a token has none."""
+        try:
+            self.family.step_ids(step, depth)
+        except DataError:
+            return False
+        return True
+
+    def count_tokens(self, tree: StepTree) -> int:
+        """How many tokens the tree is: the problem, and every step once."""
+        encoded = self.encode_tree(tree)
+        return len(encoded.prompt) + sum(map(len, encoded.ids))
 
     def memory_estimate(self) -> int:
         """Bytes that scoring takes at its peak, roughly: weights, and the activations and masks of one batch."""

@@ -51,6 +51,11 @@ class Node:
     """How many children still hold key/values or handles."""
 
     @property
+    def num_tokens(self) -> int:
+        """How many tokens it adds to its parent's."""
+        return len(self.ids)
+
+    @property
     def probability(self) -> float:
         """P(the step is right)."""
         return float(sigmoid(np.asarray(self.log_odds[0])))

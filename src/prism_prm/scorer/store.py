@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +25,9 @@ import pyarrow.parquet as pq
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import ROOT, StepTree
+from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.results import TreeScores
 from prism_prm.types import Advance, ignore
-
-if TYPE_CHECKING:
-    from prism_prm.scorer.protocol import Scorer
 
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,10 @@ import pyarrow.parquet as pq
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree
+from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.results import TreeScores, sigmoid
 from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
 from prism_prm.tables import scores_schema
-
-if TYPE_CHECKING:
-    from prism_prm.scorer.protocol import Scorer
 
 _JOB = b"prism_prm.job"
 _TOO_LONG = b"prism_prm.too_long"
@@ -138,13 +136,12 @@ def _is_done(out: Path, job: str) -> bool:
 
 def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) -> None:
     outputs = store.scorer.outputs
-    model_hash = store.scorer.model_hash()
     too_long = 0
     with whole_file(out) as aside, pq.ParquetWriter(aside, scores_schema(outputs)) as writer:
         for start in range(0, len(requests), store.portion):
             some = requests[start : start + store.portion]
             scores = list(store.read(some))
-            writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, model_hash))
+            writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, store.identity))
             too_long += sum(len(found.too_long) for found in scores)
         writer.add_key_value_metadata({_JOB: job, _TOO_LONG: str(too_long)})
 

@@ -12,13 +12,13 @@ from prism_prm.search.results import Found, FoundSolution
 from prism_prm.search.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from prism_prm.scorer import Prm
+    from prism_prm.scorer import Scorer
 
 __all__ = ["METHODS", "Engine", "Found", "FoundSolution", "SearchSettings", "search"]
 
 
 def search(
-    policy: Policy, prm: Prm | None, problems: Sequence[str], settings: SearchSettings, *, at_once: int = AT_ONCE
+    policy: Policy, prm: Scorer | None, problems: Sequence[str], settings: SearchSettings, *, at_once: int = AT_ONCE
 ) -> list[Found]:
     """What a search finds for each problem, in their order."""
     engine = Engine(policy, prm, settings, at_once=at_once)

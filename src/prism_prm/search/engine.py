@@ -19,7 +19,7 @@ from prism_prm.search.settings import SearchSettings
 from prism_prm.search.tree import Node, Spent, child, root
 
 if TYPE_CHECKING:
-    from prism_prm.scorer import Prm
+    from prism_prm.scorer import Scorer
 
 AT_ONCE = 32
 """Problems that are searched side by side."""
@@ -62,7 +62,7 @@ class Engine:
     def __init__(
         self,
         policy: Policy,
-        prm: Prm | None,
+        prm: Scorer | None,
         settings: SearchSettings,
         *,
         at_once: int = AT_ONCE,

@@ -18,7 +18,7 @@ from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.page import without_solution
 from prism_prm.rerank.select import SELECTORS
-from prism_prm.rerank.step_scores import StepScores, scores_by_prm
+from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.scorer.store import ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
 from prism_prm.search.journal import Journal
@@ -31,7 +31,7 @@ from prism_prm.tasks import Grader, Problem
 
 if TYPE_CHECKING:
     from prism_prm.policies import Policy
-    from prism_prm.scorer import Prm
+    from prism_prm.scorer import Scorer
 
 CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted"}
 """`--select` → the name of its curve in `prism rerank`."""
@@ -84,11 +84,11 @@ class Experiment:
         self.out = out
         self.bar = bar
         self.live = live
-        self._prm_hashes: dict[str, str] = {}
+        self._prm_identities: dict[str, str] = {}
         self.keys = problem_keys([problem.text for problem in problems])
         self.clusters, _ = number_clusters(problem.text for problem in problems)
 
-    def run(self, prms: Mapping[str, Callable[[], Prm]], grader: Grader) -> tuple[list[Point], list[GradedPool]]:
+    def run(self, prms: Mapping[str, Callable[[], Scorer]], grader: Grader) -> tuple[list[Point], list[GradedPool]]:
         """All points, and the graded pools they come from; PRMs are opened one after the other."""
         if METHODS[self.recipe.search.method].independent:
             return self._run_independent(prms, grader)
@@ -103,7 +103,7 @@ class Experiment:
                 points.append(self._point(name, n, graded, found, seconds))
         return points, pools
 
-    def _search(self, prm: Prm | None, name: str, n: int) -> tuple[list[Found], float]:
+    def _search(self, prm: Scorer | None, name: str, n: int) -> tuple[list[Found], float]:
         """What the search of one size finds; problems done before are not done again."""
         settings = replace(self.recipe.search, n=n)
         if METHODS[settings.method].independent:  # sampled once, for all PRMs and with none of them
@@ -111,7 +111,7 @@ class Experiment:
         made_with = {
             "settings": asdict(settings),
             "policy": self._policy_identity,
-            "prm": self._prm_hash(prm, name),
+            "prm": self._prm_identity(prm, name),
         }
         label = _label(name, n)
         with Journal(self.out / "journal" / f"{label}.jsonl", made_with) as journal:
@@ -124,14 +124,14 @@ class Experiment:
     def _policy_identity(self) -> str:
         return self.policy.identity()
 
-    def _prm_hash(self, prm: Prm | None, name: str) -> str:
+    def _prm_identity(self, prm: Scorer | None, name: str) -> str:
         """Once per PRM: hashing billions of weights takes a while."""
-        if name not in self._prm_hashes:
-            self._prm_hashes[name] = prm.model_hash() if prm is not None else ""
-        return self._prm_hashes[name]
+        if name not in self._prm_identities:
+            self._prm_identities[name] = prm.identity() if prm is not None else ""
+        return self._prm_identities[name]
 
     def _search_rest(
-        self, prm: Prm | None, settings: SearchSettings, journal: Journal, todo: Sequence[int], label: str
+        self, prm: Scorer | None, settings: SearchSettings, journal: Journal, todo: Sequence[int], label: str
     ) -> None:
         texts = [self.problems[i].text for i in todo]
         with self.live(label, len(self.problems), len(self.problems) - len(todo)) as watch:
@@ -179,7 +179,7 @@ class Experiment:
         return chosen is not None and bool(graded.correct(problem)[chosen])
 
     def _run_independent(
-        self, prms: Mapping[str, Callable[[], Prm]], grader: Grader
+        self, prms: Mapping[str, Callable[[], Scorer]], grader: Grader
     ) -> tuple[list[Point], list[GradedPool]]:
         """Sample once; one pool tells the expected accuracy for every n, and every PRM scores the same solutions."""
         most = self.recipe.ns[-1]
@@ -192,8 +192,7 @@ class Experiment:
             prm = make()
             scores[name] = self._score(prm, name, pool)
             self._pool(found, name, most, scores[name])
-            encoded = [prm.encode_tree(tree) for tree in pool.trees()]
-            read[name] = sum(len(tree.prompt) + sum(map(len, tree.ids)) for tree in encoded) / len(self.problems)
+            read[name] = sum(map(prm.count_tokens, scorable(prm, pool))) / len(self.problems)
         aggregator = self.recipe.search.aggregator
         with self.bar("curves", len(self.problems)) as advance:
             curves = compute_curves(graded, scores, aggregators=[aggregator], ns=self.recipe.ns, advance=advance)
@@ -210,7 +209,7 @@ class Experiment:
                 points.append(Point(name, n, curve.points[k], oracle, *tokens, float(n), seconds, curve.values[k]))
         return points, [graded]
 
-    def _score(self, prm: Prm, name: str, pool: Pool) -> StepScores:
+    def _score(self, prm: Scorer, name: str, pool: Pool) -> StepScores:
         with self.bar(f"scoring, {name}", len(pool.trees())) as advance:
             return scores_by_prm(ScoreStore(self.out / "scores", prm), pool, advance)
 

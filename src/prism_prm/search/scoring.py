@@ -7,22 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from prism_prm.errors import DataError
 from prism_prm.records import Step, StepTree
 from prism_prm.search.tree import Node, Spent
 
 if TYPE_CHECKING:
-    from prism_prm.scorer import Prm
-    from prism_prm.scorer.session import Node as ScoredNode
+    from prism_prm.scorer import Scorer
 
 
 class Scoring:
     """Scores nodes of many problems; without a PRM it does nothing."""
 
-    def __init__(self, prm: Prm | None, problems: Sequence[str]) -> None:
+    def __init__(self, prm: Scorer | None, problems: Sequence[str]) -> None:
         self.prm = prm
         self.problems = problems
-        self.session: Any = None if prm is None else prm.session(problems)
+        self.session = None if prm is None else prm.session(problems)
         self._tokens: dict[int, int] = {}
 
     def __enter__(self) -> Scoring:
@@ -52,7 +50,7 @@ class Scoring:
 
     def score_steps(self, new: Sequence[tuple[int, Node]]) -> None:
         """Score new steps of (problem, node); a step after one that could not be scored has no score either."""
-        if self.session is None:
+        if self.session is None or self.prm is None:
             return
         able = []
         for problem, node in new:
@@ -60,17 +58,18 @@ class Scoring:
             assert parent is not None, "a root is not scored"
             if not node.step:
                 continue
-            if parent.scored is None or not self._has_tokens(node.step, parent.scored.depth + 1):
+            if parent.scored is None or not self.prm.can_score(node.step, parent.scored.depth + 1):
                 node.probability = math.nan
             else:
                 able.append((problem, node, parent.scored))
-        before: set[ScoredNode] = set()
+        before: set[Any] = set()
         scored = self.session.extend([(parent, node.step) for _, node, parent in able])
         for (problem, node, _), one in zip(able, scored, strict=True):
             node.scored, node.probability = one, one.probability
             if one not in before:
                 before.add(one)
-                self._count(problem, len(one.ids))
+                self._tokens.setdefault(problem, self.session.roots[problem].num_tokens)
+                self._tokens[problem] += one.num_tokens
 
     def score_solutions(self, solutions: Mapping[int, Sequence[Node]]) -> None:
         """Score what has no scores yet: the solutions of a problem as one packed tree."""
@@ -80,16 +79,15 @@ class Scoring:
         for problem, nodes in solutions.items():
             wanted = [node for leaf in nodes for node in leaf.nodes() if node.probability is None]
             if wanted:
-                trees.append((problem, *self._tree(problem, nodes)))
+                trees.append((problem, *self._tree(self.prm, problem, nodes)))
         for (problem, tree, nodes), scores in zip(
             trees, self.prm.score_trees([tree for _, tree, _ in trees]), strict=True
         ):
             for node, probability in zip(nodes, scores.probability.tolist(), strict=True):
                 node.probability = probability
-            encoded = self.prm.encode_tree(tree)
-            self._tokens[problem] = self._tokens.get(problem, 0) + len(encoded.prompt) + sum(map(len, encoded.ids))
+            self._tokens[problem] = self._tokens.get(problem, 0) + self.prm.count_tokens(tree)
 
-    def _tree(self, problem: int, leaves: Sequence[Node]) -> tuple[StepTree, list[Node]]:
+    def _tree(self, prm: Scorer, problem: int, leaves: Sequence[Node]) -> tuple[StepTree, list[Node]]:
         """The steps of some solutions as a tree, and the node of each; from a step that cannot be scored on, none."""
         number: dict[Node, int] = {}
         parents: list[int] = []
@@ -97,24 +95,10 @@ class Scoring:
             before = -1
             for depth, node in enumerate(leaf.nodes()):
                 if node not in number:
-                    if not self._has_tokens(node.step, depth):
+                    if not prm.can_score(node.step, depth):
                         break
                     number[node] = len(number)
                     parents.append(before)
                 before = number[node]
         steps = tuple(Step(node.step) for node in number)
         return StepTree(problem, self.problems[problem], steps, tuple(parents), ()), list(number)
-
-    def _has_tokens(self, step: str, depth: int) -> bool:
-        """Whether the PRM's layout can take a step; some have no place for a line break or an unknown character."""
-        assert self.prm is not None, "there is a PRM"
-        try:
-            self.prm.family.step_ids(step, depth)
-        except DataError:
-            return False
-        return True
-
-    def _count(self, problem: int, tokens: int) -> None:
-        if problem not in self._tokens:
-            self._tokens[problem] = len(self.session.roots[problem].ids)
-        self._tokens[problem] += tokens

@@ -1,0 +1,118 @@
+"""A command that writes into a folder has it to itself; two at once end in a plain error, not in mixed files."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from prism_prm import init_prm
+from prism_prm.cli import app
+from prism_prm.errors import PrismError
+from prism_prm.files import locked, locked_file
+
+STEPS = '{"problem": "What is 2 + 3?", "steps": ["2 + 3 = 5", "so 5"], "label": 1, "id": "own-1"}\n'
+POOL = '{"problem": "What is 2 + 3?", "answer": "5", "solutions": ["\\\\boxed{5}", "\\\\boxed{6}"]}\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_lm: Callable[..., Path]) -> Path:
+    (tmp_path / "own.jsonl").write_text(STEPS * 3)
+    (tmp_path / "pool.jsonl").write_text(POOL)
+    (tmp_path / "task.jsonl").write_text('{"problem": "What is 2 + 3?", "answer": "5"}\n')
+    init_prm(tiny_lm("qwen2"), family="qwen").save(tmp_path / "prm")
+    return tmp_path
+
+
+COMMANDS = {
+    "pairs": "pairs own.jsonl --out out",
+    "eval": "eval --bench labelled --data own.jsonl --prm prm --out out",
+    "theory": "theory --no-simulate --out out",
+    "rerank": "rerank pool.jsonl --out out --workers 1",
+    "search": "search --policy hf:prm --task task.jsonl --method greedy --out out",
+    "demo": "demo --quick --out out",
+    "compare": "compare a=run b=run --out out",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_folder_in_use_is_left_alone(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    if name == "compare":
+        words = COMMANDS["eval"].replace("--out out", "--out run").split()
+        assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    with locked("out"):
+        (folder / "out" / "theirs").write_text("half")
+        with pytest.raises(PrismError, match=r"^out: another process is running here; wait for it, or name another"):
+            CliRunner().invoke(app, COMMANDS[name].split(), catch_exceptions=False)
+        assert sorted(path.name for path in (folder / "out").iterdir()) == [".lock", "theirs"]
+
+
+@pytest.mark.parametrize("name", ["score", "margins"])
+def test_a_table_in_use_is_left_alone(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    run = CliRunner()
+    if name == "margins":
+        assert run.invoke(app, ["pairs", "own.jsonl", "--out", "pairs"], catch_exceptions=False).exit_code == 0
+    words = {
+        "score": "score own.jsonl --prm prm --out tables/a.parquet",
+        "margins": "margins pairs --prm prm --out tables/a.parquet",
+    }[name].split()
+    with locked_file("tables/a.parquet"):
+        with pytest.raises(PrismError, match=r"^tables/a\.parquet: another process is writing it"):
+            run.invoke(app, words, catch_exceptions=False)
+        other = [word.replace("/a.parquet", "/b.parquet") for word in words]
+        assert run.invoke(app, other, catch_exceptions=False).exit_code == 0, "another table of that folder is free"
+    assert sorted(path.name for path in (folder / "tables").iterdir()) == ["b.parquet"], "locks leave no trace"
+    assert run.invoke(app, words, catch_exceptions=False).exit_code == 0
+
+
+def _search(words: list[str], started: multiprocessing.synchronize.Barrier) -> None:
+    from prism_prm.search import Engine
+
+    real = Engine.run
+
+    def slowly(self: Engine, problems: list[str], keys: list[str] | None = None) -> object:
+        started.wait(120)
+        yield from real(self, problems, keys)  # type: ignore[misc]
+
+    Engine.run = slowly  # type: ignore[assignment, method-assign]
+    CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_two_searches_at_once_do_not_mix_their_journals(world_policy: Path, tmp_path: Path) -> None:
+    """The first holds the folder while the second tries; the first's journal is as if it were alone."""
+    from prism_prm.world.problems import draw_problems
+    from prism_prm.world.settings import world_settings
+
+    problems = draw_problems(world_settings("quick").problems, 4, np.random.default_rng(1))
+    task = tmp_path / "task.jsonl"
+    task.write_text("".join(json.dumps({"problem": p.text, "answer": p.answer}) + "\n" for p in problems))
+    words = (
+        f"search --policy hf:{world_policy} --task {task} --method sample -n 2 --workers 1 --max-steps 4 --out".split()
+    )
+    process = multiprocessing.get_context("spawn")
+    started = process.Barrier(2)
+    first = process.Process(target=_search, args=([*words, str(tmp_path / "out")], started))
+    first.start()
+    try:
+        while not (tmp_path / "out" / "journal").exists():
+            assert first.is_alive()
+            first.join(0.05)
+        with pytest.raises(PrismError, match="another process is running here"):
+            CliRunner().invoke(app, [*words, str(tmp_path / "out")], catch_exceptions=False)
+        started.wait(120)
+        first.join(120)
+    finally:
+        first.kill()
+        first.join()
+    assert CliRunner().invoke(app, [*words, str(tmp_path / "alone")], catch_exceptions=False).exit_code == 0
+    journals = [(tmp_path / name / "journal" / "n2.jsonl").read_text().splitlines() for name in ("out", "alone")]
+    parsed = [[json.loads(line) | {"seconds": 0} for line in lines] for lines in journals]
+    assert parsed[0] == parsed[1]
+    assert len(parsed[0]) == 1 + 4

@@ -1,0 +1,69 @@
+"""Search needs nothing of a PRM but what the `Scorer` protocol names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import FakePolicy, FakePrm, OnlyScorer
+
+from prism_prm.policies import PolicySettings
+from prism_prm.search import METHODS, SearchSettings, search
+from prism_prm.search.experiment import Experiment
+from prism_prm.search.recipe import Recipe
+from prism_prm.tasks import MathGrader, Problem
+
+NAMES = {
+    "can_score", "context", "count_tokens", "identity", "outputs", "score", "score_many", "score_trees", "session",
+}  # fmt: skip
+
+
+def test_the_protocol_is_what_it_is() -> None:
+    assert OnlyScorer.NAMES == NAMES
+
+
+def options(steps: tuple[str, ...]) -> Mapping[str, float]:
+    """Two steps; the answer 1 is right, and one first step cannot be scored."""
+    return {"a": 0.6, "b\tc": 0.4} if not steps else {"\\boxed{1}.": 0.5, "\\boxed{2}.": 0.5}
+
+
+def right(steps: tuple[str, ...]) -> float:
+    return {"\\boxed{1}.": 0.9, "\\boxed{2}.": 0.2}.get(steps[-1], 0.5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_needs_only_a_scorer(method: str) -> None:
+    scorer: Any = OnlyScorer(FakePrm(right))
+    (found,) = search(FakePolicy(options), scorer, ["p"], SearchSettings(method, n=8))
+    scored = [s for s in found.solutions if s.scores is not None]
+    assert all(s.scores == pytest.approx([0.5, right(s.steps)]) for s in scored)
+    assert scored
+    assert scorer.used <= {"session", "score_trees", "can_score", "count_tokens"}
+
+
+@contextmanager
+def _silent(*_: Any) -> Iterator[Any]:
+    yield lambda _: None
+
+
+@pytest.mark.parametrize("method", ["beam", "best-of-n"])
+def test_an_experiment_needs_only_a_scorer(method: str, tmp_path: Path) -> None:
+    recipe = Recipe(
+        task="t", n=(32,), select="argmax", prm=("fake",), policy=PolicySettings("hf:fake"),
+        search=SearchSettings(method, expand=16),
+    )  # fmt: skip
+    policy: Any = FakePolicy(options)
+    experiment = Experiment(recipe, [Problem("p", "1")], policy, tmp_path, bar=_silent, live=_silent)
+    scorer: Any = OnlyScorer(FakePrm(right))
+    with MathGrader(workers=1) as grader:
+        ((point,), (graded,)) = experiment.run({"fake": lambda: scorer}, grader)
+    assert point.accuracy.value == 1.0, "the scores choose the answer 1"
+    if method == "best-of-n":
+        solutions = graded.pool.solutions
+        num_scored = sum("\t" not in solution.steps[0] for solution in solutions)
+        assert 0 < num_scored < 32
+        assert point.prm_tokens == num_scored * (2 + 2), "what cannot be scored is not read"
+    assert scorer.used <= NAMES
