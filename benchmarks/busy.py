@@ -19,8 +19,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
-from _side_by_side import Seconds, busy, conclude, options
+from _side_by_side import Seconds, busy, conclude, median, options
 from prism_prm.cli.threads import SETTINGS, SPIN_COUNT
 
 WAYS: dict[str, dict[str, str]] = {
@@ -134,11 +135,11 @@ def main() -> None:
     print("|---|" + "---:|" * len(columns))
     for name in WAYS:
         print(f"| {name} | " + " | ".join(cell(found[column][name]) for column in columns) + " |")
-    best = [min(values) for values in zip(*found[0, "packed"].values(), strict=True)]
-    lost = statistics.median(own / least for own, least in zip(found[0, "packed"][OURS], best, strict=True)) - 1
-    print(f"packed trees with {OURS}, no busy process: {100 * lost:+.0f} % of the time of a round's best setting")
-    peer = [min(values) for values in zip(*found[arguments.busy, "separate"].values(), strict=True)]
-    conclude(found[arguments.busy, "packed"][OURS], peer, peer="two sequences per pair with their best setting")
+    idle, beside = found[0, "packed"], found[arguments.busy, "separate"]
+    best, peer = (min(seconds, key=partial(median, seconds)) for seconds in (idle, beside))
+    lost = median(idle, OURS) / median(idle, best) - 1
+    print(f"packed trees with {OURS} and no busy process: {100 * lost:+.0f} % against the best setting ({best})")
+    conclude(found[arguments.busy, "packed"][OURS], beside[peer], peer=f"two sequences per pair with {peer}")
 
 
 if __name__ == "__main__":
