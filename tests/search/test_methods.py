@@ -16,7 +16,7 @@ from prism_prm import PrismError
 from prism_prm.aggregate import AGGREGATORS, log_score
 from prism_prm.policies import Sampling
 from prism_prm.search import METHODS, Found, SearchSettings, search
-from prism_prm.search.particle import resample, resampling_weights
+from prism_prm.search.methods import resample, resampling_weights
 
 DEPTH = 3
 LETTERS = "abc"
