@@ -53,7 +53,7 @@ class SearchSettings:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be 1 or more")
         if self.max_policy_tokens is not None and self.max_policy_tokens < 1:
             raise ConfigError(f"max_policy_tokens = {self.max_policy_tokens} must be 1 or more")
-        if self.lookahead < 0 or not 0 <= self.prm_weight <= 1 or self.resample_temperature <= 0:
+        if self.lookahead < 0 or not 0 <= self.prm_weight <= 1 or not self.resample_temperature > 0:
             raise ConfigError("lookahead must be ≥ 0, prm_weight in [0, 1], and resample_temperature above 0")
         if self.lookahead and not self.prm_weight:
             raise ConfigError("looking ahead serves the PRM's score, to which prm_weight = 0 gives no weight")
