@@ -16,7 +16,7 @@ from prism_prm import PrismError
 from prism_prm.aggregate import AGGREGATORS, log_score
 from prism_prm.policies import Sampling
 from prism_prm.search import METHODS, Found, SearchSettings, search
-from prism_prm.search.particle import resample, resampling_weights
+from prism_prm.search.methods import resample, resampling_weights
 
 DEPTH = 3
 LETTERS = "abc"
@@ -317,8 +317,15 @@ def test_problems_do_not_disturb_each_other(method: str) -> None:
         ({"prm_weight": 1.5}, "prm_weight"),
         ({"prm_weight": 0.0, "lookahead": 1}, "no weight"),
         ({"aggregator": "best"}, "Unknown aggregator"),
+        ({"resample_temperature": math.nan}, "resample_temperature above 0"),
     ],
 )
 def test_wrong_settings(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(PrismError, match=message):
         run(SearchSettings(**wrong))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -0.1])
+def test_a_temperature_is_a_number(wrong: float) -> None:
+    with pytest.raises(PrismError, match=f"temperature {wrong} must be a number from 0 on"):
+        Sampling(temperature=wrong)

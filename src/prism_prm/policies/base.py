@@ -7,6 +7,7 @@ sampling settings give the same step, whatever else is in the batch and whoever 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -40,8 +41,10 @@ class Sampling:
     """What stands between two steps."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
-            raise ConfigError(f"temperature {self.temperature} must be ≥ 0, and top_p {self.top_p} in (0, 1]")
+        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
+            raise ConfigError(
+                f"temperature {self.temperature} must be a number from 0 on, and top_p {self.top_p} in (0, 1]"
+            )
         if self.max_step_tokens < 1 or self.max_tokens < 1:
             raise ConfigError("max_step_tokens and max_tokens must be 1 or more")
         if not self.stop:

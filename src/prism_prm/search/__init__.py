@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from prism_prm.policies import Policy
 from prism_prm.search.engine import AT_ONCE, Engine
-from prism_prm.search.methods import METHODS
+from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.results import Found, FoundSolution
-from prism_prm.search.settings import SearchSettings
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
 from prism_prm.records import unique_names
-from prism_prm.search.expand import Children, Expand, Search
-from prism_prm.search.methods import find_method
+from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
 from prism_prm.search.results import Found, found
 from prism_prm.search.scoring import Scoring
-from prism_prm.search.settings import SearchSettings
 from prism_prm.search.tree import Node, Spent, child, root
 
 if TYPE_CHECKING:

@@ -21,11 +21,9 @@ from prism_prm.rerank.select import SELECTORS
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.scorer.store import ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
-from prism_prm.search.journal import Journal
-from prism_prm.search.methods import METHODS
+from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipe import Recipe
-from prism_prm.search.results import Found
-from prism_prm.search.settings import SearchSettings
+from prism_prm.search.results import Found, Journal
 from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, Problem
 

@@ -1,18 +1,256 @@
-"""The methods of search, by name: each is a small file of selection rules over the shared engine."""
+"""The methods of search, with their settings: a few selection rules each, over the shared engine.
+
+A method is written for ONE problem, as a generator: it yields what it wants next and is sent the new nodes. The engine
+runs the generators of many problems side by side and answers all their wishes of a round in one batch. `METHODS` at the
+end names them all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from prism_prm.aggregate import check_aggregator
 from prism_prm.errors import ConfigError
-from prism_prm.search.beam import beam
-from prism_prm.search.dvts import dvts
-from prism_prm.search.expand import Search
-from prism_prm.search.particle import particle
-from prism_prm.search.sample import greedy, sample
-from prism_prm.search.settings import RANKED, SearchSettings
-from prism_prm.search.tree import Node
+from prism_prm.policies import Sampling, node_key
+from prism_prm.policies.choose import noise
+from prism_prm.search.tree import Node, merge
+
+RANKED = ("beam", "dvts")
+"""Methods that rank candidates, by PRM score and likelihood."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """What all methods share, and the few knobs that some have."""
+
+    method: str = "beam"
+    n: int = 16
+    """Solutions sampled, or candidates per round of a tree search: the scale of the search."""
+    expand: int = 4
+    """beam, dvts: samples per kept beam, so that n // expand beams are kept."""
+    lookahead: int = 0
+    """beam, dvts: greedy steps written ahead of each candidate; the candidate is ranked by the score at their end."""
+    prm_weight: float = 1.0
+    """beam, dvts: rank by prm_weight · log PRM score + (1 − prm_weight) · log-likelihood of the policy."""
+    resample_temperature: float = 1.0
+    """particle: resample by softmax(logit(score) / this)."""
+    aggregator: str = "last"
+    """How step scores become a path's score."""
+    max_steps: int = 40
+    """A solution with more steps is cut."""
+    max_policy_tokens: int | None = None
+    """Stop a problem's search when the policy has written so many tokens for it, and take what there is."""
+    seed: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        check_aggregator(self.aggregator)
+        for name in ("n", "expand", "max_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be 1 or more")
+        if self.max_policy_tokens is not None and self.max_policy_tokens < 1:
+            raise ConfigError(f"max_policy_tokens = {self.max_policy_tokens} must be 1 or more")
+        if self.lookahead < 0 or not 0 <= self.prm_weight <= 1 or not self.resample_temperature > 0:
+            raise ConfigError("lookahead must be ≥ 0, prm_weight in [0, 1], and resample_temperature above 0")
+        if self.lookahead and not self.prm_weight:
+            raise ConfigError("looking ahead serves the PRM's score, to which prm_weight = 0 gives no weight")
+
+    @property
+    def fan(self) -> int:
+        """Samples per kept beam: `expand`, but never more than n."""
+        return min(self.expand, self.n)
+
+    @property
+    def width(self) -> int:
+        """Beams that are kept."""
+        return max(1, self.n // self.fan)
+
+    @property
+    def needs_log_likelihood(self) -> bool:
+        """Whether the policy must say how likely its steps are."""
+        return self.method in RANKED and self.prm_weight < 1
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """A wish: `counts[i]` more samples of the next step after `nodes[i]`."""
+
+    nodes: tuple[Node, ...]
+    counts: tuple[int, ...]
+    greedy: bool = False
+    scored: bool = True
+    """Whether the PRM is to score the new steps."""
+    keep: tuple[Node, ...] = ()
+    """Other nodes that will be expanded later; all else is let go."""
+    shown: tuple[Node, ...] = ()
+    """What else there is to show, beside solutions found before and the new nodes, if the budget ends here."""
+
+
+Children = list[list[Node]]
+"""For each node of a wish its new children."""
+Search = Generator[Expand, Children, Sequence[Node]]
+"""Yields wishes, is sent children, returns the solutions in order."""
+
+
+def sample(start: Node, settings: SearchSettings) -> Search:
+    """n solutions, in the order of their first steps."""
+    return (yield from _write_out(start, settings.n, settings, greedy=False))
+
+
+def greedy(start: Node, settings: SearchSettings) -> Search:
+    """The one solution of the likeliest tokens."""
+    return (yield from _write_out(start, 1, settings, greedy=True))
+
+
+def _write_out(start: Node, n: int, settings: SearchSettings, *, greedy: bool) -> Search:
+    # Scores decide nothing on the way, so whole solutions are scored at the end, packed as one tree.
+    (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False)
+    for _ in range(settings.max_steps - 1):
+        open_leaves = tuple(leaf for leaf in leaves if not leaf.is_finished)
+        if not open_leaves:
+            break
+        grown = yield Expand(open_leaves, (1,) * len(open_leaves), greedy=greedy, scored=False)
+        after = {leaf: only for leaf, (only,) in zip(open_leaves, grown, strict=True)}
+        leaves = [after.get(leaf, leaf) for leaf in leaves]
+    return leaves
+
+
+def beam(start: Node, settings: SearchSettings) -> Search:
+    """PRM-guided beam search: the finished beams, best first.
+
+    Each round every kept beam is expanded, equal candidates are merged, and the best `width` candidates are kept. A
+    kept candidate whose solution is finished stays in the result and holds its place, so fewer beams go on; the search
+    is over when no beam does.
+    """
+    finished: list[tuple[float, Node]] = []
+    beams: tuple[Node, ...] = (start,)
+    fan = settings.n
+    for depth in range(settings.max_steps):
+        grown = yield Expand(beams, (fan,) * len(beams), scored=settings.prm_weight > 0)
+        candidates = merge([node for children in grown for node in children])
+        last = depth + 1 == settings.max_steps
+        ends = (yield from look_ahead(candidates, settings)) if settings.lookahead and not last else {}
+        kept = best(candidates, ends, settings.width - len(finished), settings)
+        finished += [(value, node) for value, node in kept if node.is_finished or last]
+        beams = tuple(node for _, node in kept if not node.is_finished)
+        if not beams:
+            break
+        fan = settings.fan
+    return [node for _, node in sorted(finished, key=lambda entry: -entry[0])]
+
+
+def best(
+    candidates: Sequence[Node], ends: Mapping[Node, Node], count: int, settings: SearchSettings
+) -> list[tuple[float, Node]]:
+    """The `count` candidates of the highest value, each with it; the earlier of equals first."""
+    values = [value(node, ends.get(node, node), settings) for node in candidates]
+    order = sorted(range(len(candidates)), key=lambda i: (-values[i], i))
+    return [(values[i], candidates[i]) for i in order[:count]]
+
+
+def value(node: Node, end: Node, settings: SearchSettings) -> float:
+    """What a candidate is ranked by; `end` is where looking ahead from it led."""
+    weight = settings.prm_weight
+    total = 0.0
+    # A weight of 0 leaves its part out altogether: 0 · −inf is not a number.
+    if weight > 0:
+        total += weight * end.log_score(settings.aggregator)
+    if weight < 1:
+        assert node.log_likelihood is not None, "the policy says how likely its steps are"
+        total += (1 - weight) * node.log_likelihood
+    return total
+
+
+def look_ahead(candidates: Sequence[Node], settings: SearchSettings) -> Generator[Expand, Children, dict[Node, Node]]:
+    """Candidate → the node that at most `lookahead` greedy steps lead to; it is ranked by where it leads.
+
+    What is written on the way is thrown away, unless the budget ends there: then it is how far each candidate came.
+    """
+    ends = {node: node for node in candidates}
+    for _ in range(settings.lookahead):
+        going = tuple(node for node in candidates if not ends[node].is_finished)
+        if not going:
+            break
+        there = tuple(ends[node] for node in candidates if ends[node].is_finished)
+        grown = yield Expand(
+            tuple(ends[node] for node in going), (1,) * len(going), greedy=True, keep=tuple(candidates), shown=there
+        )
+        for node, (only,) in zip(going, grown, strict=True):
+            ends[node] = only
+    return ends
+
+
+def dvts(start: Node, settings: SearchSettings) -> Search:
+    """Diverse verifier tree search: separate trees, so that one convincing early error cannot win them all.
+
+    Gives the end of each tree, in their order; a tree keeps the best of `expand` children each round.
+    """
+    fan, width = settings.fan, settings.width
+    scored = settings.prm_weight > 0
+    (first,) = yield Expand((start,), (fan * width,), scored=scored)
+    groups = [first[i * fan : (i + 1) * fan] for i in range(width)]
+    heads: list[Node] = []
+    for depth in range(1, settings.max_steps + 1):
+        last = depth == settings.max_steps
+        candidates = [node for group in groups for node in group]
+        ends = (yield from look_ahead(candidates, settings)) if settings.lookahead and not last else {}
+        chosen = iter([best(group, ends, 1, settings)[0][1] for group in groups])
+        # A tree that is finished had no group this round.
+        heads = [head if head.is_finished else next(chosen) for head in heads] if heads else list(chosen)
+        going = tuple(head for head in heads if not head.is_finished)
+        if last or not going:
+            break
+        groups = yield Expand(going, (fan,) * len(going), scored=scored)
+    return heads
+
+
+EDGE = 1e-6
+"""Scores are held this far from 0 and 1, where their log-odds would be infinite."""
+
+
+def particle(start: Node, settings: SearchSettings) -> Search:
+    """Particle filtering: n partial solutions, resampled after every step in proportion to softmax(logit(score)).
+
+    Good partial solutions are copied and bad ones die out, but by chance and not by rank, so that the search keeps
+    exploring where the PRM is unsure. A finished particle stays as it is and takes part in the resampling. Gives the n
+    particles at the end; a solution that several of them share is there several times.
+    """
+    (particles,) = yield Expand((start,), (settings.n,))
+    for depth in range(1, settings.max_steps):
+        if all(node.is_finished for node in particles):
+            break
+        if len(particles) > 1:
+            weights = resampling_weights([node.log_score(settings.aggregator) for node in particles], settings)
+            number = noise(node_key(settings.seed, start.text, (-1, depth))).random()
+            particles = [particles[i] for i in resample(weights, float(number))]
+        going = tuple(dict.fromkeys(node for node in particles if not node.is_finished))
+        if not going:  # only finished ones were drawn
+            break
+        counts = tuple(particles.count(node) for node in going)
+        grown = yield Expand(going, counts)
+        after = {node: iter(children) for node, children in zip(going, grown, strict=True)}
+        particles = [next(after[node]) if node in after else node for node in particles]
+    return particles
+
+
+def resampling_weights(log_scores: Sequence[float], settings: SearchSettings) -> list[float]:
+    """softmax(logit(score) / temperature)."""
+    scores = np.clip(np.exp(np.asarray(log_scores)), EDGE, 1 - EDGE)
+    logits = np.log(scores / (1 - scores)) / settings.resample_temperature
+    weights = np.exp(logits - logits.max())
+    return [float(weight) for weight in weights / weights.sum()]
+
+
+def resample(weights: Sequence[float], number: float) -> list[int]:
+    """Systematic resampling from one number in [0, 1): each index as often as its share of all, rounded down or up."""
+    size = len(weights)
+    cumulative = np.cumsum(weights)
+    points = (np.arange(size) + number) / size * cumulative[-1]
+    found = np.searchsorted(cumulative, points, side="right")
+    return [min(int(i), size - 1) for i in found]
 
 
 @dataclass(frozen=True, slots=True)

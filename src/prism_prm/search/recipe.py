@@ -12,8 +12,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.policies import PolicySettings
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.search.engine import AT_ONCE
-from prism_prm.search.methods import find_method
-from prism_prm.search.settings import SearchSettings
+from prism_prm.search.methods import SearchSettings, find_method
 
 
 @dataclass(frozen=True, slots=True)
