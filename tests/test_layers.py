@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "prism_prm"
 
 LAYERS: list[set[str]] = [
-    {"__init__", "errors", "files", "records"},
+    {"__init__", "errors", "files", "names", "records"},
     {"aggregate", "answers", "config", "curriculum", "losses", "metrics", "statistics", "theory"},
     {"data", "export", "packing", "pairs", "pools", "prms", "tables", "report", "tasks"},
     {"policies", "scorer"},

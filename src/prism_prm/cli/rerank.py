@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from prism_prm.cli.options import Cache, Device, DType, TokenBudget
-from prism_prm.cli.ui import named_places, print_table, progress, say
+from prism_prm.cli.ui import print_table, progress, say
 from prism_prm.errors import ConfigError
+from prism_prm.names import file_name, named_places
 
 if TYPE_CHECKING:
     from prism_prm.pools import Pool
@@ -179,7 +180,7 @@ def _collect_scores(
     for name, path in tables.items():
         found[name] = read_scores(path, pool)
     for name, place in prms.items():
-        found[name] = read_scores(_score(pool, place, out / "scores" / f"{name}.parquet", options), pool)
+        found[name] = read_scores(_score(pool, place, out / "scores" / f"{file_name(name)}.parquet", options), pool)
     return found
 
 

@@ -15,6 +15,7 @@ from prism_prm.evaluation.eval_report import steps_file
 from prism_prm.evaluation.evaluate import without_twins
 from prism_prm.evaluation.measure import Measurer, Table, measure_prmbench, measure_processbench
 from prism_prm.evaluation.steps import Steps, read_steps
+from prism_prm.names import split_name
 from prism_prm.statistics import NUM_DRAWS, SEED
 
 SHOWN = 3
@@ -40,8 +41,8 @@ class Run:
 
 def load_run(given: str) -> Run:
     """A run from `FOLDER` or `NAME=FOLDER`."""
-    name, _, rest = given.partition("=")
-    folder = Path(rest or name)
+    name, place = split_name(given)
+    folder = Path(place)
     path = folder / "metrics.json"
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
@@ -53,7 +54,7 @@ def load_run(given: str) -> Run:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({type(error).__name__}: {error})") from error
     if not benches:
         raise DataError(f"{path}: holds no benchmark")
-    return Run(name if rest else own_name, folder, metrics)
+    return Run(name or own_name, folder, metrics)
 
 
 def load_runs(given: Sequence[str]) -> list[Run]:
