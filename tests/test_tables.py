@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from prism_prm.data import read_trees
 from prism_prm.errors import DataError
-from prism_prm.records import PAIR_KINDS, StepPair, StepTree
-from prism_prm.tables import iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
+from prism_prm.export import EXPORTS
+from prism_prm.records import PAIR_KINDS, Step, StepPair, StepTree
+from prism_prm.tables import NODE, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
+from prism_prm.training.source import Split
 from strategies import forests
 
 pairs = st.lists(
@@ -70,3 +73,52 @@ def test_foreign_or_missing_tables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trees.parquet").write_text("no Parquet")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         list(iter_trees(tmp_path))
+
+
+BAD_LINKS = {
+    "a cycle": ([1, 0], [], "node 0 has the parent 1"),
+    "its own parent": ([-1, 1], [], "node 1 has the parent 1"),
+    "a parent that is not there": ([-1, 7], [], "node 1 has the parent 7"),
+    "a parent below the root": ([-1, -2], [], "node 1 has the parent -2"),
+    "no parent": ([-1, None], [], "node 1 has the parent None"),
+    "a trunk node that is not there": ([-1, 0], [0, 9], "the trunk has the node 9 after 0"),
+    "a trunk node below the root": ([-1, 0], [0, -1], "the trunk has the node -1 after 0"),
+    "a trunk that skips": ([-1, 0], [1], "the trunk has the node 1 after -1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINKS)
+def test_links_that_make_no_tree_are_named(case: str, tmp_path: Path) -> None:
+    parents, trunk, message = BAD_LINKS[case]
+    path = tmp_path / "trees.parquet"
+    write_trees(path, [StepTree.chain("p", ["a", "b"], tree_id=i) for i in (40, 41)])
+    rows = pq.read_table(path).to_pylist()
+    rows[1]["trunk"] = trunk
+    for node, parent in zip(rows[1]["nodes"], parents, strict=True):
+        node["parent"] = parent
+    node_type = pa.struct([field.with_nullable(True) for field in NODE])
+    nodes = pa.array([row.pop("nodes") for row in rows], pa.list_(node_type))
+    pq.write_table(pa.Table.from_pylist(rows).append_column("nodes", nodes), path)
+    with pytest.raises(DataError, match=rf"trees\.parquet, tree 41: {re.escape(message)}"):
+        list(iter_trees(tmp_path))
+    again = r"Expected `int`, got `null` - at `\$\.nodes\[1\]\.parent`" if None in parents else re.escape(message)
+    with pytest.raises(DataError, match=rf"trees\.parquet: row 1: .*{again}"):
+        list(read_trees(path))
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (StepPair(3, 40, 0, 0, 2, 40, "annotated"), "pair 3 names node 2 of tree 40, which has 2 nodes"),
+        (StepPair(3, 40, 0, -1, 1, 40, "lookahead"), "pair 3 names node -1 of tree 40, which has 2 nodes"),
+        (StepPair(3, 41, 0, 0, 1, 41, "annotated"), "pair 3 names node 0 of tree 41, which trees.parquet lacks"),
+        (StepPair(3, 40, 0, 0, 0, 2**31 - 1, "random"), "pair 3 names node 0 of tree 2147483647, which trees.parquet"),
+    ],
+)
+def test_pairs_of_nodes_that_are_not_there_are_named(pair: StepPair, message: str, tmp_path: Path) -> None:
+    write_trees(tmp_path / "trees.parquet", [StepTree(40, "p", (Step("a"), Step("b")), (-1, -1), (0,))])
+    write_pairs(tmp_path / "pairs.parquet", [StepPair(2, 40, 0, 0, 1, 40, "annotated"), pair])
+    with pytest.raises(DataError, match=message):
+        Split.read(tmp_path, None)
+    with pytest.raises(DataError, match=message):
+        list(EXPORTS["jsonl"](tmp_path))

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from prism_prm.errors import DataError
 from prism_prm.records import StepPair, StepTree
-from prism_prm.tables import check_split, iter_pairs, iter_trees
+from prism_prm.tables import check_split, iter_pairs, iter_trees, no_such_node
 
 SEPARATOR = "\n\n"
 
@@ -89,12 +88,18 @@ def _pairs_with_texts(folder: str | Path, split: str | None) -> Iterator[tuple[S
     for pair in iter_pairs(folder, split=split):
         if pair.kind == "random":
             all_trees = all_trees or {tree.tree_id: tree for tree in iter_trees(folder)}
-            tree = all_trees[pair.tree_id]
-            yield pair, tree, all_trees[pair.rejected_tree].nodes[pair.rejected].text
-            continue
-        while tree is None or tree.tree_id != pair.tree_id:
-            tree = next(trees, None)
-            if tree is None:
-                raise DataError(f"{folder}: pair {pair.pair_id} is of tree {pair.tree_id}, which trees.parquet lacks")
-        assert pair.chosen < len(tree.nodes), "trees and pairs of one run"
-        yield pair, tree, tree.nodes[pair.rejected].text
+            tree, other = all_trees.get(pair.tree_id), all_trees.get(pair.rejected_tree)
+        else:
+            if tree is None or tree.tree_id != pair.tree_id:
+                tree = next((found for found in trees if found.tree_id == pair.tree_id), None)
+            other = tree
+        holds_chosen = _holding(folder, pair, tree, pair.tree_id, pair.chosen)
+        holds_rejected = _holding(folder, pair, other, pair.rejected_tree, pair.rejected)
+        yield pair, holds_chosen, holds_rejected.nodes[pair.rejected].text
+
+
+def _holding(folder: str | Path, pair: StepPair, tree: StepTree | None, tree_id: int, node: int) -> StepTree:
+    """The tree, if it has the node."""
+    if tree is None or not 0 <= node < len(tree.nodes):
+        raise no_such_node(folder, pair.pair_id, tree_id, node, 0 if tree is None else len(tree.nodes))
+    return tree

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ _NAME = pa.dictionary(pa.int32(), pa.string())
 """For columns with few distinct values."""
 
 T = TypeVar("T")
+Ints = npt.NDArray[np.int64]
 
 NODE = pa.struct(
     [
@@ -152,10 +154,10 @@ def iter_trees(path: str | Path, *, split: str | None = None) -> Iterator[StepTr
     """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with."""
     with _open(path, "trees.parquet", TREES) as file:
         for batch in file.iter_batches(batch_size=256):
-            yield from _trees_of_batch(_only_split(batch, split))
+            yield from _trees_of_batch(_only_split(batch, split), _file(path, "trees.parquet"))
 
 
-def _trees_of_batch(batch: Any) -> Iterator[StepTree]:
+def _trees_of_batch(batch: Any, path: Path) -> Iterator[StepTree]:
     nodes = batch.column("nodes")
     values = nodes.flatten()
     starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
@@ -167,6 +169,10 @@ def _trees_of_batch(batch: Any) -> Iterator[StepTree]:
         draft = Draft(
             problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended
         )  # fmt: skip
+        try:
+            draft.check_links()
+        except DataError as error:
+            raise DataError(f"{path}, tree {tree_id}: {error}", reason=error.reason) from None
         yield draft.tree(tree_id)
 
 
@@ -197,6 +203,30 @@ def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPa
                 yield StepPair(*row)
 
 
+def check_pairs(where: str | Path, pairs: Mapping[str, Ints], sizes: Mapping[int, int]) -> None:
+    """Pairs (columns of a `pairs.parquet`) may only name nodes that are there; `sizes` are those of the trees."""
+    trees = np.array(sorted(sizes), dtype=np.int64)
+    num_nodes = np.array([sizes[tree] for tree in trees.tolist()] + [0], dtype=np.int64)
+    for tree_column, node_column in (("tree_id", "chosen"), ("rejected_tree", "rejected")):
+        named, nodes = pairs[tree_column], pairs[node_column]
+        at = np.searchsorted(trees, named)
+        at[np.append(trees, -1)[at] != named] = len(trees)
+        bad = np.flatnonzero((nodes < 0) | (nodes >= num_nodes[at]))
+        if len(bad):
+            first = bad[0]
+            raise no_such_node(where, pairs["pair_id"][first], named[first], nodes[first], num_nodes[at[first]])
+
+
+def no_such_node(where: str | Path, pair_id: int, tree_id: int, node: int, num_nodes: int) -> DataError:
+    """The error of a pair that names a node its tree does not have; no nodes, no tree."""
+    found = f"has {num_nodes} nodes" if num_nodes else "trees.parquet lacks"
+    return DataError(
+        f"{where}: pair {pair_id} names node {node} of tree {tree_id}, which {found}; both tables must come from one "
+        "run of `prism pairs`",
+        reason="no-such-node",
+    )
+
+
 def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
@@ -207,10 +237,15 @@ def _only_split(table: Any, split: str | None) -> Any:
     return table if split is None else table.filter(pc.equal(table.column("split"), split))
 
 
+def _file(path: str | Path, name: str) -> Path:
+    """`path` itself, or the file `name` in it."""
+    path = Path(path)
+    return path / name if path.is_dir() else path
+
+
 def _open(path: str | Path, name: str, schema: pa.Schema) -> pq.ParquetFile:
     """The Parquet file `path`, or `name` in the folder `path`, if it has the right columns."""
-    path = Path(path)
-    path = path / name if path.is_dir() else path
+    path = _file(path, name)
     if not path.is_file():
         raise DataError(f"{path}: no such file; `prism pairs` writes it", reason="no-such-file")
     try:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from prism_prm import init_prm, load_prm
 from prism_prm.aggregate import log_score
 from prism_prm.cli import app, main
-from prism_prm.cli.ui import named_places
 from prism_prm.errors import ConfigError, DataError
+from prism_prm.names import named_places
 from prism_prm.pools import read_pool
 
 RECORDS = [

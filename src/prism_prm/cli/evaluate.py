@@ -10,6 +10,7 @@ import typer
 from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, Store, TokenBudget
 from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
+from prism_prm.names import check_name, own_name
 
 if TYPE_CHECKING:
     from prism_prm.evaluation.benchmarks import ItemSet
@@ -104,6 +105,7 @@ def evaluate(
     from prism_prm.evaluation.evaluate import evaluate_steps
     from prism_prm.evaluation.report import RunInfo, write_run
 
+    called = check_name(name) if name else _short(str(prm or scores or predictions))
     names = [part.strip() for part in bench.split(",") if part.strip()]
     _check_sources(names, prm, scores, predictions)
     for one in names:
@@ -125,7 +127,7 @@ def evaluate(
         with console().status(f"measuring {one}, {settings.num_draws:,} draws"):
             evaluations.append(evaluate_steps(items, steps, settings, notes=notes))
     source = str(prm or scores or predictions)
-    page = write_run(out, RunInfo(name or _short(source), source, attach.model_hash), evaluations, settings)
+    page = write_run(out, RunInfo(called, source, attach.model_hash), evaluations, settings)
     for evaluation in evaluations:
         _print(evaluation)
     typer.echo(page)
@@ -211,8 +213,8 @@ def _settings(threshold: str, holdout: float, redundancy_threshold: float, draws
 
 def _short(source: str) -> str:
     """The last part of a path or hub id, without a file's ending."""
-    last = Path(source).name
-    return last.split(".")[0] if Path(source).is_file() else last
+    last = own_name(source)
+    return (last.split(".")[0] or last) if Path(source).is_file() else last
 
 
 def _print(evaluation: Evaluation) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from prism_prm.cli.options import Cache, CacheGb, Device, DType, Store, TokenBudget
-from prism_prm.cli.ui import named_places, print_table, progress, say
+from prism_prm.cli.ui import print_table, progress, say
 from prism_prm.errors import ConfigError
+from prism_prm.names import file_name, named_places
 
 if TYPE_CHECKING:
     from prism_prm.pools import Pool
@@ -184,10 +185,11 @@ def _collect_scores(
     for name, path in tables.items():
         found[name] = scores_in_table(path, pool)
     for name, place in prms.items():
+        table = out / "scores" / f"{file_name(name)}.parquet"
         model = load_prm(place, **options)
         with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
-            write_scores(model, pool.trees(), out / "scores" / f"{name}.parquet", store=store, advance=advance)
-        found[name] = scores_in_table(out / "scores" / f"{name}.parquet", pool)
+            write_scores(model, pool.trees(), table, store=store, advance=advance)
+        found[name] = scores_in_table(table, pool)
     return found
 
 

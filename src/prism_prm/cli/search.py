@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prism_prm.cli.ui import console, named_places, print_table, progress, say
+from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
+from prism_prm.names import named_places
 
 if TYPE_CHECKING:
     from prism_prm.search.engine import Watch
@@ -200,8 +201,8 @@ def _live(label: str, total: int, done: int) -> Iterator[Callable[[Watch], None]
     from rich import progress as bars
 
     columns = (
-        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TextColumn("problems"),
-        bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[more]}"),
+        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(),
+        bars.TextColumn("problems"), bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[more]}"),
     )  # fmt: skip
     with bars.Progress(*columns, console=console()) as bar:
         shown = bar.add_task(f"search, {label}", total=total, completed=done, more="")

@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism_prm.errors import ConfigError
 from prism_prm.files import locked
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def console() -> Console:
 
 def say(text: str) -> None:
     """A line for people, not wrapped, so that paths in it can be copied."""
-    console().print(text, markup=False, highlight=False, soft_wrap=True)
+    console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -51,8 +50,8 @@ def progress(
 
     count = bars.DownloadColumn() if is_bytes else bars.MofNCompleteColumn()
     columns = (
-        bars.TextColumn("{task.description}"), bars.BarColumn(), count, bars.TextColumn(unit),
-        bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), count,
+        bars.TextColumn(unit, markup=False), bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
     )  # fmt: skip
     with bars.Progress(*columns, console=console(), disable=not shown) as bar:
         task = bar.add_task(description, total=total)
@@ -91,25 +90,13 @@ def alone_in_its_folder(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table for people; the first column is text, the others are right-aligned."""
+    """A table for people; the first column is left-aligned, the others right. Brackets are brackets, not mark-up."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title, style="table.title"), title_justify="left")
     for i, header in enumerate(headers):
-        table.add_column(header, justify="left" if i == 0 else "right")
+        table.add_column(Text(header), justify="left" if i == 0 else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     console().print(table)
-
-
-def named_places(given: Sequence[str]) -> dict[str, str]:
-    """NAME=place, or a place that is its own name."""
-    named: dict[str, str] = {}
-    for text in given:
-        name, equals, place = text.partition("=")
-        if not equals or Path(text).exists():
-            name, place = Path(text).name.removesuffix(".parquet"), text
-        if name in named:
-            raise ConfigError(f"Two PRMs are called {name!r}; give them names, e.g. --prm base={place}")
-        named[name] = place
-    return named

@@ -68,6 +68,25 @@ class Draft:
             self.ended,
         )  # fmt: skip
 
+    def check_links(self) -> None:
+        """Reject parents and a trunk that make no tree: from a file they may be anything."""
+        for node, parent in enumerate(self.parents):
+            if parent is None or not ROOT <= parent < node:
+                raise DataError(
+                    f"node {node} has the parent {parent}, which is neither {ROOT} nor a node before it; "
+                    "write the table anew with `prism pairs`",
+                    reason="bad-parent",
+                )
+        before = ROOT
+        for node in self.trunk:
+            if node is None or not 0 <= node < len(self.parents) or self.parents[node] != before:
+                raise DataError(
+                    f"the trunk has the node {node} after {before}, which is not its parent; "
+                    "write the table anew with `prism pairs`",
+                    reason="broken-trunk",
+                )
+            before = node
+
     def content_hash(self) -> str:
         """The same hash as that of the finished tree."""
         return content_hash(

@@ -7,6 +7,7 @@ import msgspec
 from prism_prm.data.draft import Draft
 from prism_prm.data.formats import Format
 from prism_prm.data.options import ReadOptions
+from prism_prm.errors import DataError
 from prism_prm.records import Origin
 
 
@@ -19,6 +20,7 @@ class Node(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
+    tree_id: int
     problem: str
     nodes: list[Node]
     trunk: list[int]
@@ -36,20 +38,23 @@ def drop_reason(record: Record, options: ReadOptions) -> str | None:
 def read(record: Record, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
     """The tree of a row."""
     nodes = record.nodes
-    return [
-        Draft(
-            record.problem,
-            [node.text for node in nodes],
-            [node.parent for node in nodes],
-            [node.label for node in nodes],
-            [node.rating for node in nodes],
-            [node.origin for node in nodes],
-            record.trunk,
-            record.name,
-            record.answer,
-            record.ended,
-        )
-    ]
+    draft = Draft(
+        record.problem,
+        [node.text for node in nodes],
+        [node.parent for node in nodes],
+        [node.label for node in nodes],
+        [node.rating for node in nodes],
+        [node.origin for node in nodes],
+        record.trunk,
+        record.name,
+        record.answer,
+        record.ended,
+    )
+    try:
+        draft.check_links()
+    except DataError as error:
+        raise DataError(f"tree {record.tree_id}: {error}", reason=error.reason) from None
+    return [draft]
 
 
 FORMAT = Format("trees", Record, frozenset({"tree_id", "nodes", "trunk"}), read, drop_reason)

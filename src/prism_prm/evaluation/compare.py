@@ -18,6 +18,7 @@ from prism_prm.evaluation.evaluate import error_curve, histogram
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.measure import Measured, Tables, intervals
 from prism_prm.evaluation.report import steps_file
+from prism_prm.names import split_name
 from prism_prm.report import LOOKS, NO_DATA, Report, looks, p_value, percent, signed_percent
 from prism_prm.statistics import NUM_DRAWS, SEED
 
@@ -48,8 +49,8 @@ class Run:
 
 def load_run(given: str) -> Run:
     """A run from `FOLDER` or `NAME=FOLDER`."""
-    name, _, rest = given.partition("=")
-    folder = Path(rest or name)
+    name, place = split_name(given)
+    folder = Path(place)
     path = folder / "metrics.json"
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +62,7 @@ def load_run(given: str) -> Run:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({type(error).__name__}: {error})") from error
     if not benches:
         raise DataError(f"{path}: holds no benchmark")
-    return Run(name if rest else own_name, folder, metrics)
+    return Run(name or own_name, folder, metrics)
 
 
 def load_runs(given: Sequence[str]) -> list[Run]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.evaluation.measure import Measured, Table
-from prism_prm.report import NO_DATA, Look, percent, percent_axes
+from prism_prm.report import NO_DATA, Look, label, percent, percent_axes
 from prism_prm.statistics import Interval
 
 RATES = {
@@ -73,7 +73,7 @@ def draw_error_curves(
     for name, curve in curves.items():
         look = looks[name]
         fpr, fnr = np.array(curve["fpr"]), np.array(curve["fnr"])
-        axes.plot(fnr, fpr, color=look.colour, linestyle=look.line, label=name)
+        axes.plot(fnr, fpr, color=look.colour, linestyle=look.line, label=label(name))
         at = int(np.argmin(np.abs(np.array(curve["threshold"]) - chosen[name])))
         axes.plot(fnr[at], fpr[at], color=look.colour, marker=look.marker, markersize=8, linestyle="none")
     axes.set_xlabel("FNR: right steps judged bad (%)")
@@ -121,7 +121,7 @@ def draw_bars(
         look = looks[name]
         axes.errorbar(
             places + offset, value, yerr=np.nan_to_num(np.maximum(spread, 0)), fmt=look.marker, color=look.colour,
-            capsize=2, linewidth=1.2, label=name,
+            capsize=2, linewidth=1.2, label=label(name),
         )  # fmt: skip
     axes.set_xticks(places, labels)
     axes.set_ylabel(ylabel)
@@ -156,7 +156,7 @@ def draw_pair_accuracy(
         look = looks[name]
         value, low, high = (np.array([getattr(v, part) for v in values]) for part in ("value", "low", "high"))
         axes.fill_between(middle, low, high, color=look.colour, alpha=0.15, linewidth=0)
-        axes.plot(middle, value, color=look.colour, linestyle=look.line, marker=look.marker, label=name)
+        axes.plot(middle, value, color=look.colour, linestyle=look.line, marker=look.marker, label=label(name))
     axes.set_ylabel("pairs ranked rightly (%)")
     percent_axes(axes.yaxis)
     axes.legend(loc="lower right")

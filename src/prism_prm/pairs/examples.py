@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from prism_prm.errors import DataError
 from prism_prm.records import Step, StepTree
-from prism_prm.tables import check_split, iter_trees, read_pairs
+from prism_prm.tables import check_pairs, check_split, iter_trees, read_pairs
 
 Ints = NDArray[np.int64]
 COLUMNS = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
@@ -121,8 +121,9 @@ class Split:
         trees = {tree.tree_id: tree for tree in iter_trees(folder, split=split)}
         table = read_pairs(folder, split=split)
         columns = ("pair_id", "tree_id", "chosen", "rejected", "rejected_tree")
-        arrays = [table[name].to_numpy().astype(np.int64) for name in columns]
-        return cls(trees, Examples(trees, *arrays), np.array(table["kind"].to_pylist(), dtype=object))
+        arrays = {name: table[name].to_numpy().astype(np.int64) for name in columns}
+        check_pairs(folder, arrays, {tree_id: len(tree.nodes) for tree_id, tree in trees.items()})
+        return cls(trees, Examples(trees, *arrays.values()), np.array(table["kind"].to_pylist(), dtype=object))
 
     def examples(self, on: str) -> Examples:
         """What an objective trains on: `pairs`, or the labelled steps (`labels`)."""

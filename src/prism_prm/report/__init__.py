@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.files import whole_file, write_text
-from prism_prm.report.figures import LOOKS, Look, drawing, looks, percent_axes
+from prism_prm.report.figures import LOOKS, Look, count_axis, drawing, label, looks, percent_axes
 
 __all__ = [
     "LOOKS",
     "NO_DATA",
     "Look",
     "Report",
+    "count_axis",
+    "label",
     "looks",
     "number",
     "p_value",
@@ -114,7 +116,8 @@ class Report:
                 case Table():
                     parts.append(_markdown_table(block))
                 case Figure():
-                    parts.append(f"![{block.alt}](figures/{block.name}.svg)\n\n*{block.caption}*")
+                    alt = re.sub(r"([\\\[\]])", r"\\\1", block.alt)
+                    parts.append(f"![{alt}](figures/{block.name}.svg)\n\n*{block.caption}*")
         return "\n\n".join(parts) + "\n"
 
     def html(self) -> str:

@@ -72,6 +72,7 @@ _STYLE = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names and titles are plain text, also with dollar signs
 }
 
 
@@ -87,6 +88,18 @@ def percent_axes(*axes: Any) -> None:
     """Show the shares on these axes (`axes.xaxis`, `axes.yaxis`) as percent, without the sign."""
     for axis in axes:
         axis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+
+
+def count_axis(axes: Any) -> None:
+    """Show counts that double from tick to tick along x, as plain numbers."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.minorticks_off()
+
+
+def label(name: str) -> str:
+    """The name as the label of a curve; matplotlib's legends would leave out one that begins with an underscore."""
+    return f"\u200b{name}" if name.startswith("_") else name
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:

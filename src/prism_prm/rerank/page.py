@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from prism_prm.report import Look, Report, looks, number, p_value, percent, signed_percent
+from prism_prm.report import Look, Report, label, looks, number, p_value, percent, signed_percent
 from prism_prm.rerank.curves import WITH_PRM, WITHOUT_PRM, Curve
 from prism_prm.rerank.results import Difference, Results
 
@@ -59,9 +59,9 @@ solutions with equivalent answers; solutions without an answer cast no vote.
 """
 
 
-def _draw(axes: Any, curve: Curve, label: str, look: Look, *, band: bool) -> None:
+def _draw(axes: Any, curve: Curve, name: str, look: Look, *, band: bool) -> None:
     style = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
-    axes.plot(curve.ns, [100 * point.value for point in curve.points], label=label, **style)
+    axes.plot(curve.ns, [100 * point.value for point in curve.points], label=label(name), **style)
     if band and not any(math.isnan(point.low) for point in curve.points):
         low, high = ([100 * getattr(point, side) for point in curve.points] for side in ("low", "high"))
         axes.fill_between(curve.ns, low, high, color=look.colour, alpha=0.12, linewidth=0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from prism_prm.aggregate import Floats, log_score
 from prism_prm.answers.workers import Advance
+from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
@@ -112,7 +113,7 @@ class Experiment:
             "prm": self._prm_identity(prm, name),
         }
         label = _label(name, n)
-        with Journal(self.out / "journal" / f"{label}.jsonl", made_with) as journal:
+        with Journal(self.out / "journal" / f"{file_name(label)}.jsonl", made_with) as journal:
             todo = [i for i, key in enumerate(self.keys) if key not in journal.done]
             if todo:
                 self._search_rest(prm, settings, journal, todo, label)
@@ -150,7 +151,7 @@ class Experiment:
                     for solution, values in zip(solutions, own, strict=True)
                 ]
             entries.append(PoolProblem(problem, tuple(solutions)))
-        write_pool(self.out / "pools" / f"{_label(name, n)}.jsonl", entries)
+        write_pool(self.out / "pools" / f"{file_name(_label(name, n))}.jsonl", entries)
         return Pool(tuple(entries))
 
     def _grade(self, pool: Pool, grader: Grader) -> GradedPool:

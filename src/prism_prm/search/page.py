@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from prism_prm.report import Report, looks, number, p_value, percent, signed_percent
+from prism_prm.report import Report, label, looks, number, p_value, percent, signed_percent
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
@@ -79,7 +79,7 @@ def _draw(points: Sequence[Point], report: Report) -> None:
     caption = "Accuracy against the size of the search and against what the policy wrote; bands are 95 % intervals."
     alt = f"Accuracy of {', '.join(name or 'the search' for name in names)} against n and against policy tokens"
     with report.figure("accuracy", caption=caption, alt=alt, size=WIDE, panels=2) as axes:
-        for ax, (label, x) in zip(axes, panels, strict=True):
+        for ax, (axis, x) in zip(axes, panels, strict=True):
             for name in names:
                 own = [point for point in points if point.prm == name]
                 _draw_line(ax, own, x, name or "accuracy", look[name])
@@ -92,15 +92,15 @@ def _draw(points: Sequence[Point], report: Report) -> None:
             ax.set_xscale("log", base=2)
             ax.set_xticks([x(point) for point in first], [number(round(x(point))) for point in first])
             ax.minorticks_off()
-            ax.set_xlabel(label)
+            ax.set_xlabel(axis)
             ax.set_ylabel("accuracy (%)")
             ax.legend(fontsize=9)
 
 
-def _draw_line(ax: Any, points: Sequence[Point], x: Callable[[Point], float], label: str, look: Any) -> None:
+def _draw_line(ax: Any, points: Sequence[Point], x: Callable[[Point], float], name: str, look: Any) -> None:
     at = [x(point) for point in points]
     ax.plot(
-        at, [100 * point.accuracy.value for point in points], label=label, color=look.colour, linestyle=look.line,
+        at, [100 * point.accuracy.value for point in points], label=label(name), color=look.colour, linestyle=look.line,
         marker=look.marker,
     )  # fmt: skip
     if not any(math.isnan(point.accuracy.low) for point in points):

@@ -9,7 +9,7 @@ import numpy as np
 
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.display import draw_pair_accuracy
-from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes
+from prism_prm.report import LOOKS, Report, count_axis, looks, number, percent, percent_axes
 from prism_prm.theory import margins, selection, simulation
 
 NUM_TRIALS = 50_000
@@ -89,7 +89,7 @@ def _draw_asymmetry(report: Report, p: float) -> None:
         for i, rate in enumerate((0.1, 0.3, 0.6)):
             axes.plot(FIGURE_N, selection.best_of_n(p, 0, rate, FIGURE_N), color=LOOKS[0].colour,
                       linestyle=("-", "--", ":")[i], label=f"FNR {rate:g}")  # fmt: skip
-        axes.set_xscale("log", base=2)
+        count_axis(axes)
         axes.set_xlabel("N")
         axes.set_ylabel("right solution picked (%)")
         percent_axes(axes.yaxis)

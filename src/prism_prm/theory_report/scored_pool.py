@@ -12,7 +12,7 @@ from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.metrics.counts import Bools, Floats, ratio
 from prism_prm.pools import Pool, read_pool
-from prism_prm.report import LOOKS, Report, percent, percent_axes
+from prism_prm.report import LOOKS, Report, count_axis, percent, percent_axes
 from prism_prm.rerank.curves import default_ns
 from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, grade_pool
@@ -176,7 +176,7 @@ problems; what it misses shows how much errors depend on the problem. Its limit 
         )
         for name, values, look in series:
             axes.plot(found.ns, values, color=look.colour, linestyle=look.line, marker=look.marker, label=name)
-        axes.set_xscale("log", base=2)
+        count_axis(axes)
         axes.set_xlabel("N")
         axes.set_ylabel("right solution picked (%)")
         percent_axes(axes.yaxis)
