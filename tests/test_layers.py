@@ -14,7 +14,9 @@ SOURCE = Path(__file__).parent.parent / "src" / "prism_prm"
 LAYERS: list[set[str]] = [
     {"__init__", "errors", "files", "records"},
     {"aggregate", "answers", "config", "curriculum", "losses", "metrics", "statistics", "theory"},
-    {"data", "export", "packing", "pairs", "pools", "prms", "tables", "report", "tasks"},
+    {"data", "export", "packing", "pairs", "pools", "tables", "report", "tasks"},
+    {"lm"},
+    {"prms"},
     {"policies", "scorer"},
     {"demo", "evaluation", "rerank", "search", "training", "world"},
     {"__main__", "cli"},
