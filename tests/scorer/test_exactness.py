@@ -163,11 +163,9 @@ def test_flex_forward_equals_sdpa(tiny_prm: Callable[..., Any]) -> None:
     for family, kind in (("qwen", "qwen2-window"), ("token-classification", "mistral"), ("rlhflow", "llama")):
         prm = tiny_prm(family, kind, "float32")
         expected = prm.score_trees([COMB, COMB])
-        prm.module.config._attn_implementation = "flex_attention"
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prm.module.config, "_attn_implementation", "flex_attention")
             found = prm.score_trees([COMB, COMB])
-        finally:
-            prm.module.config._attn_implementation = "sdpa"
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a.log_odds_NO, b.log_odds_NO, atol=1e-4, rtol=1e-4)
 

@@ -59,6 +59,18 @@ def readable(folder: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _attention_fits(folder: Path) -> Iterator[None]:
+    """Some architectures have no SDPA, or no flex attention."""
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error).split(". ")[0]
+        if "does not support an attention implementation" not in reason:
+            raise
+        raise ModelError(f"{folder}: {reason}. A PRM may do with attn='flex'.") from error
+
+
+@contextlib.contextmanager
 def _quietly(folder: Path) -> Iterator[None]:
     """No reports of heads that transformers does not know (what must be there is checked here), bars for big files."""
     from transformers.utils import logging as verbose
@@ -154,10 +166,8 @@ def load_checked(kind: Any, folder: Path, what: str, *, unread: Collection[str] 
     """
     if (folder / ADAPTER_FILE).exists():
         raise ModelError(f"{folder}: this is a LoRA adapter, not a model; merge it into its base model first")
-    with readable(folder, what), _quietly(folder):  # also an architecture without this attention
-        model, report = kind.from_pretrained(
-            folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )  # fmt: skip
+    with readable(folder, what), _attention_fits(folder), _quietly(folder):
+        model, report = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     missing = sorted(report["missing_keys"])
     misshapen = [
         f"{key}: {'×'.join(map(str, found))} instead of {'×'.join(map(str, wanted))}"
