@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from functools import lru_cache
 from pathlib import Path
@@ -184,3 +185,37 @@ def memorising_policy(folder: Path, updates: int = 120) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def gguf_model(folder: Path, *, without: str = "") -> dict[str, torch.Tensor]:
+    """Write a tiny Qwen2 as a GGUF file, but for one tensor; its weights as transformers names them."""
+    import gguf
+
+    tokenizer = qwen_tokenizer()
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    torch.manual_seed(1)
+    model = Qwen2ForCausalLM(Qwen2Config(**{**_SIZES, "vocab_size": len(tokenizer)}))
+    folder.mkdir()
+    writer = gguf.GGUFWriter(folder / "model.gguf", "qwen2")
+    writer.add_context_length(_SIZES["max_position_embeddings"])
+    writer.add_embedding_length(_SIZES["hidden_size"])
+    writer.add_block_count(_SIZES["num_hidden_layers"])
+    writer.add_feed_forward_length(_SIZES["intermediate_size"])
+    writer.add_head_count(_SIZES["num_attention_heads"])
+    writer.add_head_count_kv(_SIZES["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(len(tokenizer))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+    writer.add_token_merges([" ".join(pair) for pair in definition["merges"]])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, _SIZES["num_hidden_layers"])
+    for key, value in model.state_dict().items():
+        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if name != without:
+            writer.add_tensor(name, value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model.state_dict()

@@ -90,7 +90,8 @@ def reasoneval(prm: Any, problem: str, steps: Sequence[str]) -> Tensor:
     for step in steps:
         ids += tokenizer.encode(step, add_special_tokens=False)
     at = -2 if prm.family.compat else -1
-    _, neutral, positive = torch.softmax(weights["score_head.weight"] @ hidden_states(prm, ids)[0, at], -1)
+    logits = weights["score_head.weight"] @ hidden_states(prm, ids)[0, at] + weights.get("score_head.bias", 0)
+    _, neutral, positive = torch.softmax(logits, -1)
     validity, redundancy = neutral + positive, neutral
     return torch.logit(torch.stack([validity, redundancy]))
 

@@ -185,8 +185,9 @@ def _check_sources(names: list[str], prm: str | None, scores: Path | None, predi
 
 
 def _saved_threshold(prm: str | None) -> str:
+    from prism_prm.lm.load import local_folder
     from prism_prm.prms.card import CARD_FILE, read_card
-    from prism_prm.prms.folder import local_folder, prm_folder
+    from prism_prm.prms.folder import prm_folder
 
     card = read_card(local_folder(str(prm_folder(prm)))) if prm else None
     if card is None:

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.load import language_model, local_folder
 from prism_prm.policies import shared_attention
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
 from prism_prm.policies.decode import Context, Decoder, Row
 from prism_prm.policies.kept import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
-from prism_prm.prms.folder import local_folder
 from prism_prm.prms.module import attention_windows
 from prism_prm.scorer.model_hash import hash_tensors, plain_config, tokenizer_text
-from prism_prm.scorer.open import language_model, pick_dtype
+from prism_prm.scorer.open import pick_dtype
 from prism_prm.scorer.prm import pick_device
 from prism_prm.scorer.run import is_out_of_memory, release_memory
 
@@ -211,5 +211,5 @@ def load_hf(
     folder = local_folder(str(name))
     if not (folder / "config.json").exists() and not any(folder.glob("*.gguf")):
         raise ModelError(f"{folder}: neither config.json nor a .gguf file, so this is not a model folder")
-    model, tokenizer = language_model(folder, pick_dtype(dtype, target), "sdpa", allow_pickle=False, with_lm_head=True)
+    model, tokenizer = language_model(folder, pick_dtype(dtype, target))
     return HfPolicy(model.to(target), tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)

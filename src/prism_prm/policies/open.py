@@ -62,7 +62,7 @@ def _open_openai(url: str, settings: PolicySettings) -> Policy:
 def _tokenizer(name: str) -> object:
     from huggingface_hub import snapshot_download
 
-    from prism_prm.prms.folder import load_tokenizer
+    from prism_prm.lm.load import load_tokenizer
 
     try:
         wanted = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "vocab*", "merges.txt"]

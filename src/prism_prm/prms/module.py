@@ -110,12 +110,9 @@ class PrmModule(nn.Module):
         # Rows of a single block gain nothing from blocks, and one call for all of them is faster than one for each.
         if self.in_blocks and batch.input_ids_BL.shape[1] > tree_attention.BLOCK:
             dtype = self.backbone.dtype
-            # Attention layers tell their window, so that is what blocks are found by.
-            blocks = {w: tree_attention.visible_blocks(*layout, w, dtype) for w in self.windows.values()}
-            # A mask is given, or the model would make a dense one of its own; a model that used it would get NaN.
-            unused = torch.full((1, 1, 1, 1), torch.nan, dtype=dtype)
-            masks = dict.fromkeys(self.windows, unused)
-            return self._call(backbone, batch.position_ids_BL, masks, tree_blocks=blocks, **given)
+            blocks = [tree_attention.visible_blocks(*layout, window, dtype) for window in self.windows.values()]
+            tickets = {kind: tree_attention.ticket(i, dtype) for i, kind in enumerate(self.windows)}
+            return self._call(backbone, batch.position_ids_BL, tickets, tree_blocks=blocks, **given)
         make = block_mask if self.attention == "flex" else dense_mask
         masks = {kind: make(*layout, window) for kind, window in self.windows.items()}
         return self._call(backbone, batch.position_ids_BL, masks, **given)

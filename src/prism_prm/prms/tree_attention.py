@@ -9,7 +9,7 @@ Shapes: B rows, L tokens of a row, Q queries of a block, K keys that they see, N
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,15 @@ class Block:
 
 RowBlocks = list[list[Block]]
 """For each row its blocks, in order."""
+
+
+def ticket(number: int, dtype: torch.dtype) -> Tensor:
+    """What a model gets as the mask of one kind of its layers: its width tells the attention whose blocks to take.
+
+    Masks are what every architecture chooses by layer; not all of them tell their attention the layer's window. A
+    model that used it as a mask would get NaN.
+    """
+    return torch.full((1, 1, 1, 1 + number), torch.nan, dtype=dtype)
 
 
 def visible_blocks(end_BL: Tensor, positions_BL: Tensor, window: int | None, dtype: torch.dtype) -> RowBlocks:
@@ -73,11 +82,13 @@ def tree_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    sliding_window: int | None = None,
-    tree_blocks: dict[int | None, RowBlocks] | None = None,
+    tree_blocks: Sequence[RowBlocks] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: (B, N, L, D) → (B, L, N, D); without `tree_blocks` it is plain SDPA."""
+    """transformers' attention interface: (B, N, L, D) → (B, L, N, D); without `tree_blocks` it is plain SDPA.
+
+    With them, one for each kind of layer, the mask is a `ticket`.
+    """
     if tree_blocks is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -85,14 +96,11 @@ def tree_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )[0]
         return out, None
-    if sliding_window not in tree_blocks:
-        raise ModelError(
-            f"{type(module).__name__} asks for a window of {sliding_window} tokens, but the model's config says "
-            f"{sorted(map(str, tree_blocks))}: this architecture cannot be packed"
-        )
+    if attention_mask is None or attention_mask.numel() > len(tree_blocks):
+        raise ModelError(f"{type(module).__name__} does not hand on the masks that it is given, so it cannot be packed")
     repeats = query.shape[1] // key.shape[1]
     rows = []
-    for row, blocks in enumerate(tree_blocks[sliding_window]):
+    for row, blocks in enumerate(tree_blocks[attention_mask.numel() - 1]):
         pieces = []
         for block in blocks:
             keys, values = (_seen(kept[row : row + 1], block, repeats) for kept in (key, value))

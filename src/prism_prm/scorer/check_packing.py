@@ -1,36 +1,171 @@
-"""Try out whether an architecture can be packed, where the tests do not say so already."""
+"""Try out what an architecture makes of packed trees and sessions, on a miniature of it, before it scores anything.
+
+An architecture may not heed positions or masks, or compute attention in a way of its own. Its miniature has every
+window cut to a few tokens, and the paths that are tried are several windows long. They must give the hidden states that
+plain sequences give through the architecture's own ("eager") attention.
+
+Shapes: N nodes of all trees, L tokens of a path, H hidden size.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from prism_prm.errors import ModelError
-from prism_prm.packing import EncodedTree, collate, pack
-from prism_prm.prms.module import FLEX_BLOCK, PrmModule
+from prism_prm.lm.miniature import VOCABULARY, config_key, miniature
+from prism_prm.packing import EncodedTree, collate, pack, read_index
+from prism_prm.prms.module import ATTENTION, FLEX_BLOCK, PrmModule
+from prism_prm.scorer.session import Node
+from prism_prm.scorer.step_batch import Growth, run_growth
 
-TESTED = ("llama", "mistral", "qwen2")
-"""Architectures that the tests cover."""
+BOUND = 1e-4
+"""Largest relative difference: norms and softmaxes that a model computes in 32 bits make about 1e-6."""
+_PARENTS = (-1, -1, 0, 0, 2, 3, 4, 4, 6)
+"""Of both trees that are tried: two first steps, and paths of up to five steps."""
+_FAITHFUL = "such as Qwen2, Qwen3, Llama, Mistral or Gemma 3"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an architecture fails; "" where it does not."""
+
+    packed: str
+    session: str
+
+
+_VERDICTS: dict[str, Verdict] = {}
+"""What was found out in this process, by the miniature's config."""
 
 
 def check_packing(module: PrmModule) -> None:
-    """A packed tree must give what a plain sequence gives: an architecture may not heed positions or masks."""
-    kind = module.config.model_type
-    if kind in TESTED:
-        return
-    prompt, other, right, last = (tuple(range(start, start + 12)) for start in (3, 15, 27, 39))
-    tree = EncodedTree(prompt, (other, right, last), (11, 11, 11), (-1, -1, 1), (12, 12, 24))
-    # Longer than a block, so that attention in blocks is what is tried.
-    batch = collate(pack([tree], 100, [[(0,), (2,)]]), multiple=2 * FLEX_BLOCK).to(module.device)
-    sequence = torch.tensor([[*prompt, *right, *last]], device=module.device)
-    try:
-        with torch.inference_mode():
-            found = module(batch)[batch.owners.index((0, 2))]
-            expected = module.read(module.backbone(input_ids=sequence).last_hidden_state[0, -1:])[0]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{kind}: this architecture does not take our attention masks ({error!r})") from error
-    bound = 1e-3 if module.backbone.dtype in (torch.float32, torch.float64) else 0.1
-    if not bool((found - expected).abs().max() <= bound * (1 + expected.abs().max())):
+    """An error unless packed trees give what plain sequences give."""
+    if fault := _verdict(module).packed:
         raise ModelError(
-            f"{kind}: in a packed tree this architecture gives log-odds {found.tolist()} where a plain sequence gives "
-            f"{expected.tolist()}, so it cannot be a PRM here"
+            f"{module.config.model_type}: this architecture cannot be a PRM with attn={module.attention!r}: in a "
+            f"packed tree {fault}. {_remedy(module)}"
         )
+
+
+def check_session(module: PrmModule) -> None:
+    """An error unless trees that grow over kept key/values give what plain sequences give."""
+    if fault := _verdict(module).session:
+        raise ModelError(
+            f"{module.config.model_type}: this architecture cannot be scored in sessions: {fault}. Whole solutions and "
+            f"trees can be scored; for search take a PRM of another architecture, {_FAITHFUL}."
+        )
+
+
+def _remedy(module: PrmModule) -> str:
+    if module.attention == "sdpa" and not _fault(module, ATTENTION["flex"], _packed_states):
+        return "With attn='flex' it can."
+    return f"Take a model of another architecture, {_FAITHFUL}."
+
+
+def _verdict(module: PrmModule) -> Verdict:
+    key = config_key(module.backbone)
+    if key not in _VERDICTS:
+        packed = _fault(module, module.config._attn_implementation, _packed_states)
+        _VERDICTS[key] = Verdict(packed, packed or _fault(module, ATTENTION["sdpa"], _grown_states))
+    return _VERDICTS[key]
+
+
+def _fault(module: PrmModule, kernel: str, states: Callable[[PrmModule, list[EncodedTree]], list[Tensor]]) -> str:
+    """What goes wrong with the hidden states at the ends of all steps."""
+    trees = [_tree(0, 9), _tree(1, 14)]
+    # Code that was not written for our masks and caches may end in any error.
+    try:
+        backbone = miniature(module.backbone, kernel)
+        expected_NH = _plain_states(backbone, trees)
+    except Exception as error:
+        return f"it cannot be tried out ({_said(error)})"
+    backbone.config._attn_implementation = kernel
+    reader: Any = SimpleNamespace(head_name="states", log_odds=lambda states_RH: states_RH)
+    try:
+        found = states(PrmModule(backbone, nn.Identity(), reader), trees)
+    except Exception as error:
+        return f"it fails ({_said(error)})"
+    length_N = [tree.path_tokens(node) for tree in trees for node in range(len(tree.ids))]
+    size = float(expected_NH.abs().max())
+    for found_NH in found:
+        off_N = (found_NH - expected_NH).abs().amax(dim=1)
+        wrong = [i for i in range(len(off_N)) if not off_N[i] <= BOUND * size]
+        if wrong:
+            first = min(wrong, key=lambda i: length_N[i])
+            return (
+                f"{len(wrong)} of {len(off_N)} steps have other hidden states than in plain sequences; the first, "
+                f"{length_N[first]} tokens long with what comes before it, is off by {off_N[first]:.2g} where the "
+                f"largest are {size:.2g}"
+            )
+    return ""
+
+
+def _said(error: Exception) -> str:
+    """The first sentence of an error."""
+    return f"{type(error).__name__}: {str(error).split('. ')[0]}"
+
+
+def _tree(seed: int, prompt: int) -> EncodedTree:
+    """Random tokens; paths are up to about 50 tokens long."""
+    draw = np.random.default_rng(seed)
+    ids = [tuple(draw.integers(3, VOCABULARY, 5 + node % 5).tolist()) for node in range(len(_PARENTS))]
+    starts: list[int] = []
+    for parent in _PARENTS:
+        starts.append(prompt if parent < 0 else starts[parent] + len(ids[parent]))
+    before = tuple(draw.integers(3, VOCABULARY, prompt).tolist())
+    return EncodedTree(before, tuple(ids), tuple(len(step) - 1 for step in ids), _PARENTS, tuple(starts))
+
+
+@torch.inference_mode()
+def _plain_states(backbone: Any, trees: list[EncodedTree]) -> Tensor:
+    """Whole paths, each a sequence of its own, with nothing of ours in it."""
+    backbone.config._attn_implementation = "eager"
+    states: dict[tuple[int, int], Tensor] = {}
+    for i, tree in enumerate(trees):
+        for leaf in set(range(len(tree.ids))) - set(tree.parents):
+            path = [leaf]
+            while tree.parents[path[0]] >= 0:
+                path.insert(0, tree.parents[path[0]])
+            ids = [*tree.prompt, *(token for node in path for token in tree.ids[node])]
+            states_LH = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
+            states |= {(i, node): states_LH[tree.path_tokens(node) - 1] for node in path}
+    return torch.stack([states[key] for key in sorted(states)])
+
+
+@torch.inference_mode()
+def _packed_states(module: PrmModule, trees: list[EncodedTree]) -> list[Tensor]:
+    """The trees in rows of their own, and split; with rows short enough for dense masks, and long enough for blocks."""
+    found = []
+    for row_tokens in (10**6, 60):
+        rows = pack(trees, row_tokens)
+        for multiple in (FLEX_BLOCK, 2 * FLEX_BLOCK) if module.attention == "flex" else (1, 2 * FLEX_BLOCK):
+            batch = collate(rows, multiple=multiple)
+            states_RH, at = module(batch), read_index(batch)
+            found.append(
+                torch.stack([states_RH[at[i, n]] for i, tree in enumerate(trees) for n in range(len(tree.ids))])
+            )
+    return found
+
+
+def _grown_states(module: PrmModule, trees: list[EncodedTree]) -> list[Tensor]:
+    """The trees grown together, level by level."""
+    roots = [Node(i, None, "", tree.prompt, 0, len(tree.prompt) - 1, -1) for i, tree in enumerate(trees)]
+    run_growth(module, [Growth([root]) for root in roots])
+    grown: list[dict[int, Node]] = [{-1: root} for root in roots]
+    states: dict[Node, Tensor] = {}
+    while len(states) < len(_PARENTS) * len(trees):
+        batch = []
+        for tree, nodes in zip(trees, grown, strict=True):
+            level = [n for n, parent in enumerate(tree.parents) if n not in nodes and parent in nodes]
+            new = {n: Node(0, nodes[tree.parents[n]], "", tree.ids[n], tree.starts[n], tree.reads[n], 0) for n in level}
+            nodes |= new
+            batch.append(Growth(list(new.values())))
+        ends_RH = run_growth(module, batch)
+        states |= zip((node for growth in batch for node in growth.new), ends_RH, strict=True)
+    return [torch.stack([states[nodes[n]] for nodes in grown for n in range(len(_PARENTS))])]

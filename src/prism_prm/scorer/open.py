@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,27 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from prism_prm.errors import ConfigError, MissingExtraError, ModelError
+from prism_prm.errors import ConfigError, ModelError
+from prism_prm.lm.adapter import base_of, is_adapter, merge_adapter
+from prism_prm.lm.load import language_model, local_folder
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import CARD_FILE, Card, check_family
-from prism_prm.prms.folder import (
-    check_weights,
-    load_backbone,
-    load_folder,
-    load_tokenizer,
-    local_folder,
-    prm_folder,
-    quietly,
-    readable,
-)
+from prism_prm.prms.folder import load_folder, prm_folder
 from prism_prm.prms.module import PrmModule, check_attention
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.prm import Prm, pick_device
 from prism_prm.scorer.too_long import OnTooLong
-
-_ADAPTER = "adapter_config.json"
 
 
 def load_prm(
@@ -75,10 +65,10 @@ def load_prm(
     if device is not None and device_map is not None:
         raise ConfigError("give device or device_map, not both")
     name = prm_folder(name)
-    if Path(name, _ADAPTER).exists():
+    if is_adapter(name):
         if adapter is not None:
             raise ConfigError(f"{name} is an adapter itself; give its base model, or no adapter=")
-        name, adapter = _base_of(Path(name)), name
+        name, adapter = base_of(Path(name)), name
     target = pick_device(device)
     module, laid_out, card = load_folder(
         str(name),
@@ -120,26 +110,6 @@ def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.d
     return dtype or (torch.float32 if device.type == "cpu" else "auto")
 
 
-def _base_of(folder: Path) -> str:
-    with readable(folder, _ADAPTER):
-        base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not base:
-        raise ModelError(f"{folder}: its {_ADAPTER} names no base model; load the base with adapter='{folder}'")
-    return str(base)
-
-
-def merge_adapter(module: PrmModule, folder: Path) -> PrmModule:
-    """The module with a LoRA adapter merged into its weights."""
-    from peft import PeftModel
-
-    if not (folder / _ADAPTER).exists():
-        raise ModelError(f"{folder}: no {_ADAPTER}, so this is not a LoRA adapter")
-    if not (folder / "adapter_model.safetensors").exists():
-        raise ModelError(f"{folder}: no adapter_model.safetensors; pickled adapters are not read")
-    merged: PrmModule = PeftModel.from_pretrained(module, folder).merge_and_unload()
-    return merged
-
-
 def init_prm(
     backbone: str | Path,
     *,
@@ -165,7 +135,10 @@ def init_prm(
     kernel = check_attention(attn)
     target = pick_device(device)
     folder = local_folder(str(backbone), allow_pickle=allow_pickle)
-    model, tokenizer = language_model(folder, pick_dtype(dtype, target), kernel, allow_pickle, kind.uses_lm_head)
+    model, tokenizer = language_model(
+        folder, pick_dtype(dtype, target), kernel=kernel, allow_pickle=allow_pickle,
+        output_layer=kind.uses_lm_head, other_heads=True,
+    )  # fmt: skip
     if layers is not None:
         _cut(model, layers)
     _add_tokens(model, tokenizer, kind.new_tokens)
@@ -176,47 +149,6 @@ def init_prm(
     check_packing(module)
     card = Card(family, laid_out.chosen, aggregator=laid_out.aggregator)
     return Prm(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
-
-
-def language_model(
-    folder: Path, dtype: torch.dtype | str, kernel: str, allow_pickle: bool, with_lm_head: bool
-) -> tuple[Any, Any]:
-    """(model, tokenizer); the model with its output layer only where the family reads it."""
-    from transformers import AutoModelForCausalLM
-
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": kernel}
-    gguf = sorted(folder.glob("*.gguf"))
-    if gguf and not (folder / "config.json").exists():
-        return _from_gguf(folder, gguf, options, with_lm_head)
-    check_weights(folder, allow_pickle=allow_pickle)
-    tokenizer = load_tokenizer(folder)
-    options["use_safetensors"] = not allow_pickle or None
-    if not with_lm_head:
-        return load_backbone(folder, **options), tokenizer
-    with readable(folder, "language model"), quietly(folder):
-        return AutoModelForCausalLM.from_pretrained(folder, **options), tokenizer
-
-
-def _from_gguf(folder: Path, files: list[Path], options: dict[str, Any], with_lm_head: bool) -> tuple[Any, Any]:
-    """A model from a GGUF file, copied into a fresh one of its config: one read from GGUF refuses to be saved."""
-    from transformers import AutoModel, AutoModelForCausalLM
-
-    if len(files) > 1:
-        raise ModelError(f"{folder}: GGUF files {', '.join(f.name for f in files)}; leave one of them in the folder")
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("gguf", "gguf") from None
-    kind = AutoModelForCausalLM if with_lm_head else AutoModel
-    if options["dtype"] == "auto":
-        options["dtype"] = torch.bfloat16
-    with readable(folder, files[0].name), quietly(folder):
-        read = kind.from_pretrained(folder, gguf_file=files[0].name, **options)
-        tokenizer = load_tokenizer(folder, gguf_file=files[0].name)
-    vars(read.config).pop("quantization_config", None)
-    fresh = kind.from_config(read.config, attn_implementation=options["attn_implementation"]).to(options["dtype"])
-    fresh.load_state_dict(read.state_dict())
-    return fresh, tokenizer
 
 
 def _cut(model: Any, layers: int) -> None:
@@ -249,7 +181,12 @@ def _fresh_head(family: Family, model: Any, seed: int) -> nn.Module:
     config = model.config
     head = family.make_head(config.hidden_size, config)
     if family.uses_lm_head:
-        head.weight = model.get_output_embeddings().weight
+        output = model.get_output_embeddings()
+        if output.bias is not None:
+            raise ModelError(f"{config.model_type}: its output layer has a bias, which family {family.name!r} has not")
+        head.weight = output.weight
+        # The folder may have an output layer of its own, whatever its config says.
+        config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
         return head
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -162,8 +162,10 @@ class Prm:
 
     def session(self, problems: Sequence[str]) -> Session:
         """Growing trees of steps, one per problem, that keep key/values: only new tokens go through the model."""
+        from prism_prm.scorer.check_packing import check_session
         from prism_prm.scorer.session import Session
 
+        check_session(self.module)
         return Session(self, problems)
 
     def model_hash(self) -> str:

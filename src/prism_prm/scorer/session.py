@@ -43,8 +43,8 @@ class Node:
     """How many steps come before it; -1 for a root."""
     log_odds: tuple[float, ...] = ()
     """The family's named log-odds; empty for a root, NaN if it was too long and `on_too_long` is "skip"."""
-    keys_values: Tensor | None = field(default=None, repr=False)
-    """(layers, 2, heads, tokens, head size) of its own tokens."""
+    keys_values: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    """What its own tokens leave behind, each (layers, heads, tokens, size); the two may have different sizes."""
     handles: int = 1
     """How many beams end here; see `Session.fork`."""
     needed_by: int = 0
@@ -207,13 +207,13 @@ class Session:
     @property
     def num_tokens(self) -> int:
         """How many tokens have key/values now."""
-        return sum(node.keys_values.shape[-2] for node in self._alive if node.keys_values is not None)
+        return sum(node.keys_values[0].shape[-2] for node in self._alive if node.keys_values is not None)
 
     @property
     def memory_bytes(self) -> int:
         """What the kept key/values take."""
         kept = (node.keys_values for node in self._alive if node.keys_values is not None)
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        return sum(tensor.numel() * tensor.element_size() for pair in kept for tensor in pair)
 
 
 def _name_step(problem: int, depth: int) -> str:

@@ -175,26 +175,32 @@ def _kept_cache(module: PrmModule, batch: Sequence[Growth], width: int) -> Any:
     cache = DynamicCache()
     if not width:
         return cache
-    first = batch[0].kept[0].keys_values
-    assert first is not None
-    layers, two, heads, _, size = first.shape
-    past = first.new_zeros((layers, two, len(batch), heads, width, size))
-    for i, growth in enumerate(batch):
-        pieces = [node.keys_values for node in growth.kept if node.keys_values is not None]
-        assert len(pieces) == len(growth.kept), "an ancestor of a live node has its key/values"
-        torch.cat(pieces, dim=-2, out=past[:, :, i, :, : growth.num_kept])
+    keys, values = (_side_by_side(batch, width, which) for which in (0, 1))
     spread = getattr(module.backbone, "hf_device_map", None) is not None
-    for layer in range(layers):
-        device = next(module.backbone.layers[layer].parameters()).device if spread else past.device
-        cache.update(past[layer, 0].to(device), past[layer, 1].to(device), layer)
+    for i, (keys_BNKD, values_BNKD) in enumerate(zip(keys, values, strict=True)):
+        device = next(module.backbone.layers[i].parameters()).device if spread else keys.device
+        cache.update(keys_BNKD.to(device), values_BNKD.to(device), i)
     return cache
+
+
+def _side_by_side(batch: Sequence[Growth], width: int, which: int) -> Tensor:
+    """The keys (0) or values (1) of the kept nodes, (layers, rows, heads, width, size)."""
+    pieces = [[node.keys_values[which] for node in growth.kept if node.keys_values is not None] for growth in batch]
+    first = next(some[0] for some in pieces if some)
+    layers, heads, _, size = first.shape
+    past = first.new_zeros((layers, len(batch), heads, width, size))
+    for i, (growth, some) in enumerate(zip(batch, pieces, strict=True)):
+        assert len(some) == len(growth.kept), "an ancestor of a live node has its key/values"
+        if some:
+            torch.cat(some, dim=-2, out=past[:, i, :, : growth.num_kept])
+    return past
 
 
 def _keep(cache: Any, batch: Sequence[Growth], rows: Sequence[_Layout], width: int, device: torch.device) -> None:
     """Give each new node the key/values of its tokens, as its own memory so that dropping it frees them."""
-    new = torch.stack(
-        [torch.stack([layer.keys[:, :, width:], layer.values[:, :, width:]]).to(device) for layer in cache.layers]
-    )
+    keys = torch.stack([layer.keys[:, :, width:].to(device) for layer in cache.layers])
+    values = torch.stack([layer.values[:, :, width:].to(device) for layer in cache.layers])
     for i, (growth, row) in enumerate(zip(batch, rows, strict=True)):
         for node, start in zip(growth.new, row.starts, strict=True):
-            node.keys_values = new[:, :, i, :, start : start + len(node.ids)].clone()
+            own = slice(start, start + len(node.ids))
+            node.keys_values = keys[:, i, :, own].clone(), values[:, i, :, own].clone()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.files import whole_folder, write_text
+from prism_prm.lm.load import language_model
 from prism_prm.records import StepTree
 from prism_prm.tables import write_trees
 from prism_prm.world.oracle import Verdict
@@ -86,9 +87,8 @@ def build_world(settings: WorldSettings, cache: str | Path, *, far: bool = False
 
 def load_policy(folder: str | Path) -> tuple[Any, Any]:
     """(model, tokenizer) of a policy's folder."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = language_model(Path(folder), "auto")
+    return model.eval(), tokenizer
 
 
 def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path, bars: Bars) -> Path:

@@ -1,0 +1,1 @@
+"""Language models, as PRMs and policies both need them: loaded with every weight accounted for."""

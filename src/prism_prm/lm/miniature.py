@@ -1,0 +1,100 @@
+"""A random model in miniature: of the same class and config as a given one, but narrow, short, and with tiny windows.
+
+What an architecture does with masks, positions and kept key/values is a matter of its code and config, not of its
+weights or widths. So it can be tried out on a miniature, in milliseconds also for models of billions of parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import torch
+import xxhash
+
+WINDOW = 8
+"""What every sliding window is cut to, so that short texts leave it."""
+VOCABULARY = 64
+_MOST_LAYERS = 4
+
+_SIZES: dict[str, int] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
+    "num_attention_heads": 4, "head_dim": 16, "rotary_dim": 8,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 16, "qk_head_dim": 24,
+    "v_head_dim": 12,
+}  # fmt: skip
+"""What a config's sizes are cut to, where it has them and they are larger; different ones stay different."""
+_IS_WINDOW = re.compile(r"(^|_)window(_size)?$")
+_DROPPED = ("quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
+
+
+def small_config(config: Any) -> Any:
+    """The config of a miniature: the kinds of layers in their order, sizes and windows cut."""
+    given = {key: value for key, value in config.to_dict().items() if key not in _DROPPED}
+    names = {key: config.attribute_map.get(key, key) for key in (*_SIZES, "num_hidden_layers", "num_key_value_heads")}
+    for key, size in _SIZES.items():
+        if isinstance(given.get(names[key]), int):
+            given[names[key]] = min(size, given[names[key]])
+    if isinstance(groups := given.get(names["num_key_value_heads"]), int):
+        given[names["num_key_value_heads"]] = _groups(config.num_attention_heads, groups)
+    layers = _chosen_layers(config)
+    for key, value in given.items():
+        if isinstance(value, list) and len(value) == config.num_hidden_layers:
+            given[key] = [value[i] for i in layers]
+        elif _IS_WINDOW.search(key) and isinstance(value, int) and value > WINDOW:
+            given[key] = WINDOW
+    given[names["num_hidden_layers"]] = len(layers)
+    given |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # within the vocabulary
+    made = type(config)(**given)
+    made._attn_implementation = config._attn_implementation
+    made._experts_implementation = "eager"  # the others have no 64 bits
+    return made
+
+
+def _groups(heads: int, groups: int) -> int:
+    """Key/value heads of the miniature: one, some or all of its heads, as in the model."""
+    small = min(_SIZES["num_attention_heads"], heads)
+    return 1 if groups == 1 or (small < 4 and groups < heads) else small if groups == heads else small // 2
+
+
+def _chosen_layers(config: Any) -> list[int]:
+    """The lowest layers, or as many of them as leave room for one of each kind of layer."""
+    count = config.num_hidden_layers
+    kinds = list(getattr(config, "layer_types", None) or [""] * count)
+    first = {kind: kinds.index(kind) for kind in kinds}
+    chosen = set(sorted(first.values())[:_MOST_LAYERS])
+    for layer in range(count):
+        if len(chosen) < _MOST_LAYERS:
+            chosen.add(layer)
+    return sorted(chosen)
+
+
+def miniature(model: Any, kernel: str) -> Any:
+    """A random model of a model's class, in 64 bits on the CPU; an error if the class does not take that attention."""
+    config = small_config(model.config)
+    config._attn_implementation = kernel
+    made = type(model)(config).double().eval()
+    randomise(made)
+    return made
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Give all weights random values that are large enough for every part of a model to count."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if parameter.dim() > 1:
+            parameter.copy_(noise * 0.2)
+        else:
+            parameter.add_(noise * 0.1)
+
+
+def config_key(model: Any) -> str:
+    """What miniatures that are equal have in common."""
+    facts = type(model).__name__, small_config(model.config).to_dict(), model.config._attn_implementation
+    return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str).encode())
