@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from prism_prm import files
-from prism_prm.errors import DataError, PrismError
-from prism_prm.files import JsonLines, locked, locked_file, whole_file, whole_folder
+from prism_prm.errors import DataError
+from prism_prm.files import JsonLines, whole_file, whole_folder
 
 
 def _private(path: Path) -> None:
@@ -53,73 +49,6 @@ def test_a_failed_block_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) 
             half()
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "old"
-
-
-@contextmanager
-def another_process_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """One that holds the folder until it is killed."""
-    code = "import sys, time, prism_prm.files as f\nwith f.locked(sys.argv[1]): print(flush=True); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.communicate()
-
-
-def test_a_folder_is_one_process_s_until_it_ends_or_dies(tmp_path: Path) -> None:
-    folder = tmp_path / "made" / "too"
-    with another_process_in(folder) as process:
-        with pytest.raises(PrismError, match=r"too: another process is running here; wait for it, or name another"):
-            locked(folder).__enter__()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        with locked(folder), pytest.raises(PrismError, match="another process"):
-            locked(folder).__enter__()
-    with locked(folder):
-        pass
-
-
-def test_a_lock_leaves_no_trace_unless_something_was_written(tmp_path: Path) -> None:
-    with locked(tmp_path / "a" / "b"), locked_file(tmp_path / "c" / "d.parquet"):
-        assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*.lock"))] == [
-            "a/b/.lock", "c/.d.parquet.lock",
-        ]  # fmt: skip
-    assert not list(tmp_path.iterdir())
-    with locked(tmp_path / "a" / "b"):
-        (tmp_path / "a" / "b" / "file").touch()
-    assert list(tmp_path.rglob("*")) == [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "file"]
-
-
-def test_a_lock_that_was_removed_as_it_was_opened_is_taken_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or two processes would each hold a lock: one on the removed file, one on a new file of that name."""
-    real, calls = files.fcntl.flock, []
-
-    def flock(lock: object, how: int) -> None:
-        if not calls:
-            (tmp_path / ".lock").unlink()
-        calls.append(how)
-        real(lock, how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(files.fcntl, "flock", flock)
-    with locked(tmp_path):
-        assert len(calls) == 2
-        with pytest.raises(PrismError, match="another process"):
-            locked(tmp_path).__enter__()
-
-
-def test_a_lock_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "fcntl", None)
-    with locked(tmp_path), pytest.raises(PrismError, match=r"another process.*If none is running.*remove .*\.lock"):
-        locked(tmp_path).__enter__()
-    with pytest.raises(KeyboardInterrupt), locked(tmp_path):
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())
 
 
 def test_json_lines_cut_off_anywhere_keep_all_whole_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""What is on disc is whole or absent (write aside, then rename), and a folder is written by one command at a time."""
+"""What is on disc is whole or absent: files and folders are written aside and renamed, lines are whole or dropped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from typing import Any
 
 import msgspec
 
-from prism_prm.errors import ConfigError, DataError, PrismError
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]
+from prism_prm.errors import DataError, PrismError
 
 log = logging.getLogger(__name__)
 
@@ -159,80 +154,3 @@ class JsonLines:
         assert self._file is not None
         if self._file.seek(0, os.SEEK_END) != self._end:
             self._file.truncate(self._end)
-
-
-LOCK = ".lock"
-"""The file in a folder that says that it is in use; what it holds is of no meaning."""
-
-
-@contextlib.contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Hold a folder, made if need be, while the block runs; a PrismError if another process holds it.
-
-    The system gives the lock back however a process ends. Where Python has no `fcntl` (Windows), a lock file that only
-    one process can make stands in for it: a killed process leaves it behind, and the message says to remove it.
-    """
-    if Path(folder).is_file():
-        raise ConfigError(f"{folder} is a file; name a folder for the output")
-    message = f"{folder}: another process is running here; wait for it, or name another --out."
-    with _held(Path(folder) / LOCK, message):
-        yield
-
-
-@contextlib.contextmanager
-def locked_file(path: str | Path) -> Iterator[None]:
-    """The same for one file that will be written; the others of its folder are free."""
-    path = Path(path)
-    message = f"{path}: another process is writing it; wait for it, or name another --out."
-    with _held(path.with_name(f".{path.name}{LOCK}"), message):
-        yield
-
-
-@contextlib.contextmanager
-def _held(lock: Path, message: str) -> Iterator[None]:
-    """Hold a lock file; neither it nor folders that were made for it alone stay behind."""
-    made = [folder for folder in lock.parents if not folder.exists()]
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with _system_lock(lock, message) if fcntl is not None else _exclusive_file(lock, message):
-            yield
-    finally:
-        with contextlib.suppress(OSError):  # not empty: something was written
-            for folder in made:
-                folder.rmdir()
-
-
-@contextlib.contextmanager
-def _system_lock(path: Path, message: str) -> Iterator[None]:
-    while True:
-        with path.open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PrismError(message) from None
-            if not _is_still(path, lock.fileno()):
-                continue  # whoever held it before has removed it, after we had opened it
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
-def _is_still(path: Path, opened: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(opened))
-    except FileNotFoundError:
-        return False
-
-
-@contextlib.contextmanager
-def _exclusive_file(path: Path, message: str) -> Iterator[None]:
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        raise PrismError(f"{message} If none is running (one was killed), remove {path}.") from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)

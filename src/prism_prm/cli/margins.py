@@ -11,7 +11,7 @@ import typer
 from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, Store, TokenBudget
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import print_table, progress, say
-from prism_prm.files import locked_file
+from prism_prm.resume import locked_file
 
 if TYPE_CHECKING:
     import numpy as np

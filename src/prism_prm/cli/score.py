@@ -13,7 +13,7 @@ from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, Store, 
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import progress, say
 from prism_prm.errors import ConfigError
-from prism_prm.files import locked_file
+from prism_prm.resume import locked_file
 
 if TYPE_CHECKING:
     from prism_prm.data import ReadOptions

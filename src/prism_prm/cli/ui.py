@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism_prm.files import locked
+from prism_prm.resume import locked
 
 if TYPE_CHECKING:
     from rich.console import Console

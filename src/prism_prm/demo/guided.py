@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from prism_prm.aggregate import log_score
-from prism_prm.files import write_text
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.pools import read_pool
 from prism_prm.scorer import load_prm
@@ -50,11 +48,3 @@ def guided_search(
 
 def _score(solution: FoundSolution) -> float:
     return float("-inf") if not solution.scores else log_score(solution.scores, HOW)
-
-
-def kept(path: Path, make: Callable[[], list[bool]]) -> list[bool]:
-    """The outcome in a file, made if it is not there."""
-    if not path.exists():
-        write_text(path, json.dumps(make()) + "\n")
-    found: list[bool] = json.loads(path.read_text(encoding="utf-8"))
-    return found

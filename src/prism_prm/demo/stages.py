@@ -10,13 +10,14 @@ from typing import Any
 
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
-from prism_prm.demo.guided import guided_search, kept, settings_for
+from prism_prm.demo.guided import guided_search, settings_for
 from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import Item
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.scores import collect_steps
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import StepScores, scores_by_prm
+from prism_prm.resume import content_key, once
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search import SearchSettings
@@ -25,7 +26,7 @@ from prism_prm.training.recipe import Recipe
 from prism_prm.training.run import Run
 from prism_prm.world.build import Bars, World, build_world, no_bars
 from prism_prm.world.perturb import PERTURBATIONS
-from prism_prm.world.settings import WorldSettings, content_key
+from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import PRM_SETTINGS
 
 BASE = "base"
@@ -141,7 +142,7 @@ class SeedRun:
         """Train by a recipe; gives the best round's folder and the validation of all rounds."""
         from accelerate import Accelerator
 
-        folder = self.folder / f"{name}-{content_key(recipe)}"
+        folder = self.folder / f"{name}-{content_key(FORMAT, recipe)}"
 
         def bars(description: str, total: float) -> Any:
             return self.bars(f"{name}: {description}", total)
@@ -158,7 +159,7 @@ class SeedRun:
             found += [
                 self._score_trees(name, store, world, far),
                 self._score_pool(name, store, world, far),
-                self._guided(name, prm, world, far),
+                self._guided(name, prm, store.identity, world, far),
             ]
         return Scored(*found)
 
@@ -177,11 +178,11 @@ class SeedRun:
         with self.bars(f"{name}: scoring solutions", len(pool.trees())) as advance:
             return scores_by_prm(store, pool, advance=advance)
 
-    def _guided(self, name: str, prm: Path, world: World, far: bool) -> dict[int, list[bool]]:
+    def _guided(self, name: str, prm: Path, identity: str, world: World, far: bool) -> dict[int, list[bool]]:
         """Search with the PRM on the problems of the pool."""
         policy = world.far_policy if far else world.policy
         assert policy is not None, "built without its far part"
-        key = content_key(str(prm), world.trees(NATURAL, far=far).parent.name)
+        data = world.trees(NATURAL, far=far).parent.name  # which names its content
         found = {}
         for n in GUIDED_NS:
             settings = settings_for(n, world.settings.temperature, self.seed)
@@ -193,5 +194,6 @@ class SeedRun:
                         policy, prm, world.pool(far=far), world.settings.modulus, settings, advance=advance
                     )
 
-            found[n] = kept(self.folder / "guided" / f"{'far-' if far else ''}{name}-{key}" / f"beam-{n}.json", search)
+            path = self.folder / "guided" / f"{'far-' if far else ''}{name}-beam-{n}.json"
+            found[n] = once(path, content_key(FORMAT, identity, data, settings), search)
         return found

@@ -15,10 +15,8 @@ from prism_prm.files import whole_file
 from prism_prm.pools import Pool
 from prism_prm.rerank.grading import Grade, GradedPool
 from prism_prm.rerank.step_scores import StepScores
+from prism_prm.resume import KEY, is_made_for
 from prism_prm.tasks import MathGrader
-
-_GRADED_AS = b"prism_graded_as"
-"""Key of the file's metadata under which `grading_hash` is kept."""
 
 
 def grading_hash(pool: Pool, grader: MathGrader) -> str:
@@ -28,7 +26,7 @@ def grading_hash(pool: Pool, grader: MathGrader) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def write_table(rows: list[dict[str, Any]], path: str | Path, about: Mapping[bytes, bytes] | None = None) -> None:
+def write_table(rows: list[dict[str, Any]], path: str | Path, about: Mapping[str, str] | None = None) -> None:
     """Write rows as Parquet, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -54,20 +52,16 @@ def write_solutions(
                 own = steps[len(rows)]
                 row |= {f"{prm}/{how}": None if own is None else log_score(own, how) for how in aggregators}
             rows.append(row)
-    write_table(rows, path, {_GRADED_AS: graded_as.encode()})
+    write_table(rows, path, {KEY: graded_as})
 
 
 def read_grades(path: str | Path, pool: Pool, graded_as: str) -> GradedPool | None:
     """The grades in a solutions table, if it holds those of this very pool, graded in the same way."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not is_made_for(path, graded_as):
+        return None
     names = [field.name for field in fields(Grade)]
-    try:
-        table = pq.read_table(path, columns=names)
-    except (OSError, pa.ArrowInvalid):  # not there, or not ours: grade anew
-        return None
-    if (table.schema.metadata or {}).get(_GRADED_AS) != graded_as.encode():
-        return None
+    table = pq.read_table(path, columns=names)
     grades = iter([Grade(*row) for row in zip(*(table[name].to_pylist() for name in names), strict=True)])
     return GradedPool(pool, tuple(tuple(next(grades) for _ in entry.solutions) for entry in pool.problems))

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree
+from prism_prm.resume import KEY, is_made_for
 from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.results import TreeScores, sigmoid
 from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
 from prism_prm.tables import scores_schema
 
-_JOB = b"prism_prm.job"
 _TOO_LONG = b"prism_prm.too_long"
 
 
@@ -103,7 +103,7 @@ def write_scores(
     requests = [Request.all_of(tree) for tree in trees]
     with store_for(out, scorer, store, share=share, portion=portion) as filed:
         job = _job(filed.identity, trees)
-        is_done = _is_done(out, job)
+        is_done = is_made_for(out, job)
         share.wait()  # every process looks before any of them writes
         if is_done:
             advance(len(trees))
@@ -124,16 +124,6 @@ def _job(identity: str, trees: Sequence[StepTree]) -> str:
     return digest.hexdigest()
 
 
-def _is_done(out: Path, job: str) -> bool:
-    if not out.exists():
-        return False
-    try:
-        metadata = pq.read_metadata(out).metadata or {}
-    except pa.ArrowInvalid:
-        return False
-    return bool(metadata.get(_JOB) == job.encode())
-
-
 def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) -> None:
     outputs = store.scorer.outputs
     too_long = 0
@@ -143,7 +133,7 @@ def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) 
             scores = list(store.read(some))
             writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, store.identity))
             too_long += sum(len(found.too_long) for found in scores)
-        writer.add_key_value_metadata({_JOB: job, _TOO_LONG: str(too_long)})
+        writer.add_key_value_metadata({KEY: job, _TOO_LONG: str(too_long)})
 
 
 def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:

@@ -20,11 +20,12 @@ from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.page import without_solution
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
+from prism_prm.resume import Journal
 from prism_prm.scorer.store import ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipe import Recipe
-from prism_prm.search.results import Found, Journal
+from prism_prm.search.results import Done, Found
 from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, Problem
 
@@ -113,11 +114,12 @@ class Experiment:
             "prm": self._prm_identity(prm, name),
         }
         label = _label(name, n)
-        with Journal(self.out / "journal" / f"{file_name(label)}.jsonl", made_with) as journal:
+        with Journal(self.out / "journal" / f"{file_name(label)}.jsonl", made_with, Done) as journal:
             todo = [i for i, key in enumerate(self.keys) if key not in journal.done]
             if todo:
                 self._search_rest(prm, settings, journal, todo, label)
-            return [replace(journal.done[key], problem=i) for i, key in enumerate(self.keys)], journal.seconds
+            seconds = max((done.seconds for done in journal.done.values()), default=0.0)
+            return [replace(journal.done[key].found, problem=i) for i, key in enumerate(self.keys)], seconds
 
     @cached_property
     def _policy_identity(self) -> str:
@@ -130,13 +132,14 @@ class Experiment:
         return self._prm_identities[name]
 
     def _search_rest(
-        self, prm: Scorer | None, settings: SearchSettings, journal: Journal, todo: Sequence[int], label: str
+        self, prm: Scorer | None, settings: SearchSettings, journal: Journal[Done], todo: Sequence[int], label: str
     ) -> None:
         texts = [self.problems[i].text for i in todo]
+        before = max((done.seconds for done in journal.done.values()), default=0.0)
         with self.live(label, len(self.problems), len(self.problems) - len(todo)) as watch:
             engine = Engine(self.policy, prm, settings, at_once=self.recipe.at_once, watch=watch)
             for found in engine.run(texts, [self.keys[i] for i in todo]):
-                journal.append(self.keys[todo[found.problem]], found, engine.state.seconds)
+                journal.append(self.keys[todo[found.problem]], Done(found, before + engine.state.seconds))
 
     def _pool(self, found: Sequence[Found], name: str, n: int, scores: StepScores | None = None) -> Pool:
         """The pool of what was found, written for `prism rerank`; `scores` replace the solutions' own."""

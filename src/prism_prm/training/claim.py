@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import to_toml
-from prism_prm.errors import ConfigError, PrismError
-from prism_prm.files import locked, write_text
+from prism_prm.errors import PrismError
+from prism_prm.files import write_text
+from prism_prm.resume import locked, refuse_changes
 from prism_prm.training.recipe import load_recipe
 
 if TYPE_CHECKING:
@@ -72,19 +73,4 @@ def _check_recipe(path: Path, recipe: Recipe, is_begun: bool) -> None:
     if not is_begun or not path.exists():
         write_text(path, to_toml(recipe))
         return
-    old, new = (_deciding(asdict(one)) for one in (load_recipe(path), recipe))
-    changed = [f"{name} = {new.get(name)}" for name in {**old, **new} if old.get(name) != new.get(name)]
-    if changed:
-        raise ConfigError(
-            f"{path.parent} was started with other settings ({path}); now: {'; '.join(changed[:5])}. "
-            "Name another --out, or remove the folder to start anew."
-        )
-
-
-def _deciding(settings: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """All settings by their full names, without those that change nothing that is learned."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        full = f"{section}{name}"
-        flat |= _deciding(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
-    return {name: value for name, value in flat.items() if name not in ("hardware.cache", "hardware.cache_gb")}
+    refuse_changes(path.parent, asdict(load_recipe(path)), asdict(recipe), free=("hardware.cache", "hardware.cache_gb"))

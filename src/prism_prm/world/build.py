@@ -20,13 +20,14 @@ import numpy as np
 from prism_prm.files import whole_folder, write_text
 from prism_prm.lm.load import language_model
 from prism_prm.records import StepTree
+from prism_prm.resume import content_key
 from prism_prm.tables import write_trees
 from prism_prm.world.oracle import Verdict
 from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
 from prism_prm.world.policy import PolicySettings, train_policy
 from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
 from prism_prm.world.sampling import sample_solutions
-from prism_prm.world.settings import WorldSettings, content_key
+from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import make_tokenizer
 from prism_prm.world.trees import count_verdicts, let_errors_pass, sample_trees
 
@@ -94,7 +95,7 @@ def load_policy(folder: str | Path) -> tuple[Any, Any]:
 def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path, bars: Bars) -> Path:
     """Train a policy and a backbone; the world's seed and `stream` keep two policies of one world apart."""
     policy = replace(policy, seed=1000 * settings.seed + 2 * policy.seed + stream)
-    folder = cache / f"models-{content_key(policy, settings.pretraining)}"
+    folder = cache / f"models-{content_key(FORMAT, policy, settings.pretraining)}"
     if folder.exists():
         return folder
     tokenizer = make_tokenizer(settings.modulus)
@@ -110,7 +111,7 @@ def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache:
 
 def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: Path, bars: Bars, *, far: bool) -> Path:
     """Sample, judge and write all files of one problem range."""
-    folder = cache / f"{'far-' if far else ''}data-{content_key(settings, far, policy.parent.name)}"
+    folder = cache / f"{'far-' if far else ''}data-{content_key(FORMAT, settings, far, policy.parent.name)}"
     if folder.exists():
         return folder
     model, tokenizer = load_policy(policy)

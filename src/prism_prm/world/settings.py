@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from prism_prm.errors import ConfigError
 from prism_prm.world.policy import PolicySettings
@@ -67,17 +63,6 @@ class WorldSettings:
     def modulus(self) -> int:
         """The one modulus of all problems."""
         return self.problems.modulus
-
-
-def content_key(*parts: Any) -> str:
-    """12 hexadecimal digits of settings: what was made from equal settings is equal."""
-    text = json.dumps([FORMAT, *parts], sort_keys=True, default=_plain)
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    assert dataclasses.is_dataclass(value), f"cannot key {value!r}"
-    return {"type": type(value).__name__, **{f.name: getattr(value, f.name) for f in dataclasses.fields(value)}}
 
 
 _DEMO = WorldSettings()
