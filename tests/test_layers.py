@@ -21,7 +21,18 @@ LAYERS: list[set[str]] = [
 ]
 """From the bottom up; a module may import its own layer and those before it."""
 
-HEAVY = ("torch", "transformers", "datasets", "matplotlib", "pyarrow", "sympy", "sklearn", "peft", "accelerate")
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "matplotlib",
+    "pyarrow",
+    "scipy",
+    "sympy",
+    "sklearn",
+    "peft",
+    "accelerate",
+)
 
 
 def layer_of(module: str) -> int:

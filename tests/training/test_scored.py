@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from some_pairs import random_examples
@@ -147,7 +146,6 @@ def test_tables_without_a_key_are_made_anew(tmp_path: Path, tiny_prm: Tiny, scor
     write_scored(tmp_path / "m.parquet", prm, examples)
     assert sum(scorings) == len(examples)
     assert pq.read_table(tmp_path / "m.parquet").equals(table)
-    assert isinstance(table, pa.Table)
 
 
 def test_what_a_key_is_made_of() -> None:
