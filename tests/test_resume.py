@@ -34,9 +34,7 @@ def test_keys_are_of_content() -> None:
 def test_changes_are_named_with_what_was_there() -> None:
     before = {"train": {"lr": 0.1, "epochs": 2}, "cache": "here"}
     refuse_changes("runs/x", before, {"train": {"lr": 0.1, "epochs": 2}, "cache": "there"}, free=("cache",))
-    with pytest.raises(
-        ConfigError, match=r"runs/x was started with other settings; now: train.lr = 0.5 \(was 0.1\)\. N"
-    ):
+    with pytest.raises(ConfigError, match=r"runs/x was started with other settings; now: train.lr = 0.5 \(was 0.1\)"):
         refuse_changes("runs/x", before, {"train": {"lr": 0.5, "epochs": 2}, "cache": "here"})
     with pytest.raises(ConfigError, match=r"train.new = 1 \(was None\)"):
         refuse_changes("runs/x", before, {**before, "train": {**before["train"], "new": 1}})  # type: ignore[dict-item]

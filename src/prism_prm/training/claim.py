@@ -30,8 +30,8 @@ class Claim:
 
     folder: Path
     is_begun: bool
-    """Whether an update was made. Before, a stage is done again unless its result has the content that is wanted now;
-    afterwards results are taken as they are, and nothing that they were made from may change."""
+    """Whether an earlier start made an update. If not, a stage is done again unless its result has the content that is
+    wanted now; else results are taken as they are, and nothing that they were made from may change."""
     finished: dict[str, Any] | None
     """The content of run.json."""
     content: Mapping[str, str] = field(default_factory=dict)
@@ -51,9 +51,9 @@ class Claim:
 
     def begin(self) -> None:
         """An update is made: from now on the folder is this recipe's."""
-        if not self.is_begun:
-            write_text(self.folder / BEGUN, json.dumps(dict(self.content), indent=2) + "\n")
-            self.is_begun = True
+        path = self.folder / BEGUN
+        if not path.exists():
+            write_text(path, json.dumps(dict(self.content), indent=2) + "\n")
 
 
 @contextlib.contextmanager

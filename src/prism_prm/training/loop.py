@@ -22,22 +22,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
 from prism_prm.pairs.examples import Examples, Ints
 from prism_prm.training.batches import MicroBatch, Packing, RowLimits, micro_batches, parts_of_update
-from prism_prm.training.model import to_training
-from prism_prm.training.plan import plan_updates
+from prism_prm.training.model import CANNOT_WRITE, to_training
+from prism_prm.training.plan import over_limit, plan_updates
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 STATE_FILE = "progress.json"
-CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
-"""What a disc without room looks like from Python, torch and safetensors."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +126,17 @@ class Round:
                 seed=(*self.seed, epoch),
             )
         ]
+
+    def broken_limit(self) -> str:
+        """What is to be said of a limit per tree that the updates do not keep, or ""."""
+        limit = self.settings.max_pairs_per_tree_per_update
+        over, most = over_limit(self.examples.tree, self.updates, limit)
+        if not over:
+            return ""
+        return (
+            f"train.max_pairs_per_tree_per_update = {limit} cannot be met in updates of even size: {over} trees have "
+            f"too many examples, up to {most} of one tree in an update"
+        )
 
     def run(self, accelerator: Accelerator) -> torch.nn.Module:
         """Train, or go on from the last checkpoint; gives the prepared model."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, PrismError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from prism_prm.prms.module import PrmModule
-    from prism_prm.training.recipe import HardwareSettings, Lora
+    from prism_prm.scorer import Prm
+    from prism_prm.training.recipe import HardwareSettings, Lora, Recipe
+
+CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
+"""What a disc without room looks like from Python, torch and safetensors."""
 
 
 def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:
@@ -101,6 +108,24 @@ def weights_to_save(model: Any, accelerator: Accelerator, hardware: HardwareSett
     state = dict(model.state_dict()) if hardware.lora else accelerator.get_state_dict(model)
     dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
     return {key: value.to(dtype) for key, value in state.items()} if accelerator.is_main_process else {}
+
+
+def save_trained(prm: Prm, model: Any, folder: Path, accelerator: Accelerator, recipe: Recipe) -> None:
+    """The trained PRM as a folder, whole or not at all; the main process writes it, the others wait."""
+    hardware = recipe.hardware
+    prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers)
+    if hardware.lora is not None:
+        prm.module = merged(accelerator.unwrap_model(model))
+    state = weights_to_save(prm.module if hardware.lora else model, accelerator, hardware)
+    if accelerator.is_main_process:
+        try:
+            prm.save(folder, state=state, aggregator=recipe.validation.aggregator)
+        except CANNOT_WRITE as error:
+            raise PrismError(
+                f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and start "
+                "the same command again."
+            ) from error
+    accelerator.wait_for_everyone()
 
 
 def count(model: torch.nn.Module) -> tuple[int, int]:

@@ -11,14 +11,14 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism_prm.curriculum import Binned, assign
-from prism_prm.errors import DataError, PrismError
+from prism_prm.errors import DataError
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
@@ -29,10 +29,9 @@ from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import RowLimits, batch_maker, too_long
 from prism_prm.training.claim import claimed
 from prism_prm.training.log import RunLog, check_reporters
-from prism_prm.training.loop import CANNOT_WRITE, Round
+from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
-from prism_prm.training.model import check_cache, count, merged, prepare, release_memory, weights_to_save
-from prism_prm.training.plan import over_limit
+from prism_prm.training.model import check_cache, count, prepare, release_memory, save_trained
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.source import TRAIN, data_folder, make_data
 from prism_prm.training.validation import Validation, best_round
@@ -186,7 +185,7 @@ class Run:
     def _round(self, number: int, name: str, examples: Examples, start: Path | str) -> Path:
         """Train one round from the PRM at `start`; gives its folder."""
         folder = self.folder / "rounds" / name
-        if folder.exists():
+        if self._is_done(folder):
             return folder
         recipe = self.recipe
         if recipe.hardware.cache:
@@ -210,18 +209,13 @@ class Run:
             f"round {name}: {len(examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
         )
-        limit = recipe.train.max_pairs_per_tree_per_update
-        over, most = over_limit(examples.tree, work.updates, limit)
-        if over:
-            self.say(
-                f"round {name}: train.max_pairs_per_tree_per_update = {limit} cannot be met in updates of even size: "
-                f"{over} trees have too many examples, up to {most} of one tree in an update"
-            )
+        if note := work.broken_limit():
+            self.say(f"round {name}: {note}")
         with self._logged(work):
             model = work.run(self.accelerator)
         if prm.cache is not None:
             prm.cache.flush()
-        self._save(prm, model, folder)
+        save_trained(prm, model, folder, self.accelerator, recipe)
         self._main_only(lambda: shutil.rmtree(self.folder / "checkpoints", ignore_errors=True))
         self.accelerator.free_memory()
         release_memory()
@@ -259,25 +253,6 @@ class Run:
 
                 work.on_resume, work.on_update = on_resume, on_update
             yield
-
-    def _save(self, prm: Prm, model: Any, folder: Path) -> None:
-        """The trained PRM as a folder, whole or not at all."""
-        hardware = self.recipe.hardware
-        prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers)
-        if hardware.lora is not None:
-            prm.module = merged(self.accelerator.unwrap_model(model))
-        state = weights_to_save(prm.module if hardware.lora else model, self.accelerator, hardware)
-
-        def save() -> None:
-            try:
-                prm.save(folder, state=state, aggregator=self.recipe.validation.aggregator)
-            except CANNOT_WRITE as error:
-                raise PrismError(
-                    f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and "
-                    "start the same command again."
-                ) from error
-
-        self._main_only(save)
 
     def _validated(self, name: str, place: Prm | Path, data: Validation | None) -> dict[str, Any]:
         """The metrics of a round; the threshold they give goes into its PRM folder."""
