@@ -79,6 +79,34 @@ def test_toml_round_trip() -> None:
     assert "note" not in to_toml(car)
 
 
+def test_written_settings_can_be_read_by_people() -> None:
+    assert to_toml(Car("a", engine=Engine(1e-6, ("x", "y")))) == (
+        'name = "a"\ndoors = 4\nfast = false\n\n[engine]\npower = 1e-06\nfuels = [\n  "x",\n  "y",\n]\n'
+    )
+
+
+def test_lists_of_numbers_are_written_in_a_line() -> None:
+    odd = "a [\n1,\n] b"
+    recipe = from_mapping(
+        Recipe, {"data": {"inputs": [odd, "[1, 2]"]}, "base": {"prm": odd}, "train": {"betas": [0.5, 1]}}
+    )
+    text = to_toml(recipe)
+    assert "betas = [0.5, 1.0]" in text
+    assert "bins = [\n  [0.5, 1.0],\n  [0.3, 0.5],\n  [0.2, 0.3],\n  [0.1, 0.2],\n]" in text
+    assert from_mapping(Recipe, tomllib.loads(text)) == recipe
+
+
+def test_names_and_texts_that_toml_must_quote() -> None:
+    sections = {"data": {"inputs": ["x"], "split": {"train": 0.5, "held out.1": 0.5}}, "base": {"prm": "a\x7f\tb"}}
+    recipe = from_mapping(Recipe, sections)
+    assert from_mapping(Recipe, tomllib.loads(to_toml(recipe))) == recipe
+
+
+def test_settings_written_by_earlier_versions_are_read(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text('name = "a"\ndoors = 4\n\n[engine]\npower = 1e-06\nfuels = ["x", "y"]\n')
+    assert from_mapping(Car, read_toml(tmp_path / "old.toml")) == Car("a", engine=Engine(1e-6, ("x", "y")))
+
+
 def test_read_toml_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         read_toml(tmp_path / "missing.toml")

@@ -18,7 +18,18 @@ SOURCE = ROOT / "src" / "prism_prm"
 PAGE = ROOT / "docs" / "architecture.md"
 MODULES = {module.name for module in pkgutil.iter_modules([str(SOURCE)])} - {"__main__"}
 
-HEAVY = ("torch", "transformers", "datasets", "matplotlib", "pyarrow", "sympy", "sklearn", "peft", "accelerate")
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "matplotlib",
+    "pyarrow",
+    "scipy",
+    "sympy",
+    "sklearn",
+    "peft",
+    "accelerate",
+)
 
 
 @cache

@@ -7,7 +7,6 @@ and `to_toml` writes the resolved settings back so that they can be saved with a
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import tomllib
 import types
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import tomli_w
 
 from prism_prm.errors import ConfigError
 
@@ -83,7 +83,21 @@ def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> 
 
 def to_toml(config: Any) -> str:
     """The settings of a dataclass as TOML, sections last; None is left out, since TOML has no such value."""
-    return "\n".join(_toml_lines(dataclasses.asdict(config), "")) + "\n"
+    text = tomli_w.dumps(_without_none(dataclasses.asdict(config)), indent=2)
+    return re.sub(r"\[\n([^\[\]\"]*),\n *\]", _on_one_line, text)
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    """A list of numbers in a line, as people write it."""
+    return "[" + ", ".join(number.strip() for number in numbers[1].split(",")) + "]"
+
+
+def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if value is not None
+    }
 
 
 def _copy(value: Any) -> Any:
@@ -133,24 +147,3 @@ def _reject_unknown_keys(cls: type, settings: Mapping[str, Any], where: str) -> 
     for name, section in _sections(cls).items():
         if isinstance(settings.get(name), Mapping):
             _reject_unknown_keys(section, settings[name], f"{where}.{name}" if where else name)
-
-
-def _toml_lines(settings: Mapping[str, Any], where: str) -> list[str]:
-    plain = {key: value for key, value in settings.items() if value is not None and not isinstance(value, Mapping)}
-    lines = [f"{key} = {_toml_text(value)}" for key, value in plain.items()]
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            name = f"{where}.{key}" if where else key
-            lines += ["", f"[{name}]", *_toml_lines(value, name)]
-    return lines
-
-
-def _toml_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_text(item) for item in value) + "]"
-    if isinstance(value, int | float):
-        return repr(value)
-    assert isinstance(value, str), f"{value!r} has no TOML form"
-    return json.dumps(value, ensure_ascii=False)

@@ -152,26 +152,13 @@ def compare_means(
     return compare(mean_a, mean_b, replicates_a, replicates_b, num_clusters, level)
 
 
-_T_95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t for a 95 % interval, by degrees of freedom."""
-
-
 def over_seeds(values: Sequence[float]) -> Interval:
     """The mean of one value per seed, with Student's 95 % interval; no interval from a single seed."""
+    from scipy import stats
+
     array = np.asarray(values, np.float64)
     count, mean = len(array), float(np.mean(array))
-    half = student_t(count - 1) * float(array.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+    if count < 2:
+        return Interval(mean, math.nan, math.nan, count)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * array.std(ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
-
-
-def student_t(freedom: int) -> float:
-    """Student's t for a 95 % interval: a table, then three terms of its expansion around the normal quantile."""
-    if freedom < len(_T_95):
-        return _T_95[freedom]
-    z = 1.959964
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )

@@ -13,7 +13,7 @@ import torch
 from test_exactness import COMB
 
 from prism_prm import load_prm
-from prism_prm.errors import ConfigError, DataError, ModelError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.packing import with_leaves
 from prism_prm.records import Step, StepTree
 from prism_prm.scorer import Prm
@@ -157,6 +157,18 @@ def test_what_cannot_be_kept(tmp_path: Path, tiny_prm: Tiny) -> None:
     prm.save(tmp_path / "prm")
     with pytest.raises(ConfigError, match=r"prism.json names no frozen_layers"):
         load_prm(tmp_path / "prm", cache=tmp_path / "cache")
-    prm.module.config.attention_dropout = 0.1
-    with pytest.raises(ModelError, match="attention dropout"):
-        LowerCache(prm.module, CacheSettings(tmp_path, 1))
+
+
+def test_states_are_kept_without_dropout(tmp_path: Path, tiny_prm: Tiny) -> None:
+    """Also those of a model that is being trained."""
+    prm = copy.deepcopy(tiny_prm("qwen", "qwen2"))
+    expected = prm.score_trees([COMB])[0].log_odds_NO
+    for layer in prm.module.backbone.layers:
+        layer.self_attn.attention_dropout = 0.5
+    found = cached(prm, tmp_path)
+    found.module.train()
+    found.module.backbone.layers[0].eval()
+    found.fill_cache([COMB], [range(len(COMB.nodes))])
+    modes = [found.module.training, *(layer.training for layer in found.module.backbone.layers)]
+    assert modes == [True, False, True], "as they were"
+    np.testing.assert_allclose(found.score_trees([COMB])[0].log_odds_NO, expected, rtol=0, atol=1e-9)

@@ -23,7 +23,7 @@ from prism_prm.scorer import Prm
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.training.batches import Packing, RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.training.examples import Examples, labelled_steps, offered
-from prism_prm.training.loop import NotFiniteError, Round, TrainSettings
+from prism_prm.training.loop import NotFiniteError, Round, TrainSettings, chance_of
 from prism_prm.training.model import merged, prepare
 from prism_prm.training.recipe import HardwareSettings, Lora
 from prism_prm.training.scored import fill_cache
@@ -170,6 +170,62 @@ def test_resume_gives_bitwise_the_same_weights(tmp_path: Path, tiny_prm: Tiny) -
         assert_same(resumed, whole, 0.0)
 
 
+DROPOUT = {
+    "attention": HardwareSettings(),
+    "adapters": HardwareSettings(lora=Lora(r=2, dropout=0.3)),
+    "upper layers": HardwareSettings(frozen_layers=1),
+    "recomputed": HardwareSettings(gradient_checkpointing=True),
+}
+
+
+@pytest.mark.parametrize("hardware", DROPOUT.values(), ids=DROPOUT)
+def test_dropout_is_the_same_each_time_and_after_a_resume(
+    tmp_path: Path, tiny_lm: Callable[..., Path], hardware: HardwareSettings
+) -> None:
+    examples = random_examples()
+
+    def train_it(folder: Path, dropout: float = 0.2, stop: int | None = None) -> tuple[dict[str, Tensor], list[float]]:
+        prm = init_prm(tiny_lm("qwen2", attention_dropout=dropout), family="qwen", dtype="float64")
+        work = a_round(prm, folder, examples, checkpoint_every=2)
+        work.model = prepare(prm.module, hardware, seed=0)
+        losses: list[float] = []
+
+        def on_update(line: dict[str, Any]) -> None:
+            losses.append(line["loss"])
+            if line["update"] == stop:
+                raise InterruptedError
+
+        work.on_update = on_update
+        torch.manual_seed(len(str(folder)))  # whatever chance the process had before
+        before = torch.get_rng_state()
+        work.run(Accelerator(cpu=True))
+        assert torch.equal(torch.get_rng_state(), before), "chance elsewhere is not touched"
+        return {name: value.detach().clone() for name, value in prm.module.state_dict().items()}, losses
+
+    whole, losses = train_it(tmp_path / "whole")
+    again, losses_again = train_it(tmp_path / "once-more")
+    assert losses_again == losses
+    assert_same(again, whole, 0.0)
+    with pytest.raises(InterruptedError):
+        train_it(tmp_path / "stopped", stop=3)
+    resumed, rest = train_it(tmp_path / "stopped")
+    assert rest == losses[2:]
+    assert_same(resumed, whole, 0.0)
+    assert losses != train_it(tmp_path / "without", dropout=0.0)[1], "there is dropout"
+
+
+def test_flex_attention_with_dropout_is_refused_before_training(tiny_lm: Callable[..., Path]) -> None:
+    prm = init_prm(tiny_lm("qwen2", attention_dropout=0.2), family="qwen")
+    with pytest.raises(ConfigError, match=r"attention_dropout = 0.2: set it to 0 there, or train with"):
+        prepare(prm.module, HardwareSettings(attn="flex"), seed=0)
+
+
+def test_every_update_and_process_has_dropout_of_its_own() -> None:
+    seeds = {chance_of((1, 0), update, process) for update in range(20) for process in range(8)}
+    assert len(seeds) == 160
+    assert chance_of((1, 0), 3, 2) == chance_of((1, 0), 3, 2) != chance_of((2, 0), 3, 2)
+
+
 def test_a_checkpoint_of_other_pairs_is_refused(tmp_path: Path, tiny_prm: Tiny) -> None:
     train(tiny_copy(tiny_prm), tmp_path, random_examples(), checkpoint_every=2)
     with pytest.raises(PrismError, match="made for other pairs or settings"):
@@ -190,20 +246,22 @@ def test_impossible_settings() -> None:
         TrainSettings(warmup=1.0)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("lora", [None, Lora(r=2)], ids=["layers", "adapters"])
-def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora | None) -> None:
+def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora | None, dropout: float) -> None:
     """What frozen layers make of texts may be computed each time or kept: the same losses and weights."""
     examples = random_examples()
     results = []
     for is_kept in (False, True):
         prm = tiny_copy(tiny_prm)
+        for layer in prm.module.backbone.layers:
+            layer.self_attn.attention_dropout = dropout
         if is_kept:
             prm.cache = LowerCache(prm.module, CacheSettings(tmp_path / "cache", 1))
             fill_cache(prm, examples)
         work = a_round(prm, tmp_path, examples, epochs=2)
         work.model = prepare(prm.module, HardwareSettings(frozen_layers=1, lora=lora), seed=0)
-        if is_kept:
-            work.make_batch = batch_maker(prm.module, 10_000, prm.cache)
+        work.make_batch = batch_maker(prm.module, 10_000, prm.cache)
         lines: list[dict[str, Any]] = []
         work.on_update = lines.append
         start = {name: value.clone() for name, value in prm.module.state_dict().items()}

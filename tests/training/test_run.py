@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -26,7 +28,6 @@ from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.files import locked
 from prism_prm.prms.card import read_card
 from prism_prm.scorer import init_prm, load_prm
-from prism_prm.training.claim import claimed
 from prism_prm.training.recipe import Recipe, load_recipe
 from prism_prm.training.run import Run
 from prism_prm.training.source import make_data
@@ -109,6 +110,8 @@ def test_what_a_run_leaves(finished: Path) -> None:
     margins = json.loads((finished / "margins.json").read_text())
     assert margins["pairs"] == sum(margins["bins"].values()) + sum(margins["dropped"].values())
     assert margins["pairs"] == sum(map(sum, margins["histogram"]["counts"].values()))
+    assert result["examples"] == {"fitting": margins["pairs"], "too_long": 0}
+    assert {result["rounds"][name]["too_long_steps"] for name in result["rounds"]} == {0}
     assert load_recipe(finished / "recipe.toml").train.lr == 1e-3
     assert not (finished / "checkpoints").exists()
 
@@ -131,19 +134,93 @@ def test_a_folder_belongs_to_one_recipe(recipe_file: Path, finished: Path) -> No
     assert "lr = 0.5" in other.stderr
 
 
-def test_a_mistake_before_the_first_stage_claims_nothing(recipe_file: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(recipe_file)
-    typo = replace(recipe, data=replace(recipe.data, inputs=("/nowhere/typo.jsonl",)))
-    with pytest.raises(DataError, match="no such file or folder"):
-        Run(typo, tmp_path, Accelerator(cpu=True)).go()
-    with claimed(tmp_path, recipe, Accelerator(cpu=True)):
-        assert load_recipe(tmp_path / "recipe.toml") == recipe
-    make_data(recipe, tmp_path)
-    with (
-        pytest.raises(ConfigError, match="was started with other settings"),
-        claimed(tmp_path, typo, Accelerator(cpu=True)),
-    ):
-        pass
+def test_a_start_that_fails_claims_nothing(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    """Mistakes of every stage before training, mended one after the other in the same folder."""
+    for wanted, message in [
+        (['data.inputs=["/nowhere/typo.jsonl"]'], "no such file or folder"),
+        (["data.pairs.lookahead=none", "validation.split=dev"], "no tree is in the split 'dev'"),
+        (["base.prm=/nowhere/typo"], "/nowhere/typo"),
+        (["curriculum.bins=[[0.9, 1.0], [0.8, 0.9]]"], "have no pairs"),
+    ]:
+        with pytest.raises(PrismError, match=message):
+            run(recipe_file, tmp_path, *wanted)
+    run(recipe_file, tmp_path)
+    assert load_recipe(tmp_path / "recipe.toml") == load_recipe(recipe_file)
+    assert losses(tmp_path) == losses(finished)
+
+
+def test_an_update_that_fails_first_claims_nothing(recipe_file: Path, tmp_path: Path) -> None:
+    """A loss that is no number may be mended by other settings, as the message says."""
+    base = tmp_path / "broken"
+    prm = load_prm(recipe_file.parent / "base")
+    with torch.no_grad():
+        prm.module.get_parameter("score.2.bias")[:] = 1e38
+        prm.module.get_parameter("score.2.weight")[:] = 1e38
+    prm.save(base)
+    everything = ["curriculum.mode=none", "curriculum.bins=[[-1.0, 1.0]]", "validation.split="]
+    with pytest.raises(PrismError, match=r"update 0: .*another --out"):
+        run(recipe_file, tmp_path / "run", f"base.prm={base}", "objective.space=log-odds", *everything)
+    run(recipe_file, tmp_path / "run", *everything)
+
+
+@pytest.mark.parametrize("what", ["training data", "validation data", "base PRM"])
+def test_a_run_whose_data_or_base_prm_changed_is_not_gone_on_with(
+    recipe_file: Path, finished: Path, tmp_path: Path, what: str
+) -> None:
+    """Same paths, same ids, other content: rounds of two kinds must not follow each other."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    (out / "run.json").unlink()
+    run(recipe_file, out)  # nothing has changed: it finishes what is left
+    (out / "run.json").unlink()
+    base = recipe_file.parent / "base"
+    kept = tmp_path / "kept"
+    shutil.copytree(base, kept)
+    if what == "base PRM":
+        prm = load_prm(base)
+        with torch.no_grad():
+            prm.module.get_parameter("score.2.bias")[0] += 0.5
+        shutil.rmtree(base)
+        prm.save(base)
+    else:
+        split = what.split()[0].removesuffix("ing")
+        table = pq.read_table(out / "data" / "trees.parquet")
+        rows = table.to_pylist()
+        next(row for row in rows if row["split"] == split)["problem"] += " (changed)"
+        pq.write_table(pa.Table.from_pylist(rows, table.schema), out / "data" / "trees.parquet")
+    try:
+        with pytest.raises(PrismError, match=f"the {what} changed since .*Name another --out"):
+            run(recipe_file, out)
+    finally:
+        shutil.rmtree(base)
+        shutil.copytree(kept, base)
+
+
+def test_data_are_made_anew_if_their_input_changed(tmp_path: Path) -> None:
+    write_sums(tmp_path / "sums.jsonl", num_problems=5)
+    (tmp_path / "no.jsonl").write_text('{"problem": "problem 0: start with 7", "answer": "1"}\n')
+    recipe = from_mapping(
+        Recipe,
+        {
+            "data": {"inputs": [str(tmp_path / "sums.jsonl")], "exclude": [str(tmp_path / "no.jsonl")]},
+            "base": {"prm": "x"},
+        },
+    )
+
+    def made() -> tuple[int, int]:
+        make_data(recipe, tmp_path)
+        summary = tmp_path / "data" / "summary.json"
+        return json.loads(summary.read_text())["trees"], summary.stat().st_mtime_ns
+
+    trees, when = made()
+    assert made() == (trees, when), "nothing to do"
+    write_sums(tmp_path / "sums.jsonl", num_problems=6)
+    assert made()[0] == trees + 1
+    (tmp_path / "no.jsonl").write_text('{"problem": "problem 5: start with 1"}\n' * 1)
+    before = made()[1]
+    assert before != when
+    recipe = replace(recipe, data=replace(recipe.data, pairs=replace(recipe.data.pairs, lookahead="none")))
+    assert made()[1] != before
 
 
 def killed_when(recipe: Path, out: Path, moment: Callable[[], bool]) -> bool:

@@ -41,8 +41,6 @@ def divide(backbone: Any, layers: int) -> Halves:
         raise ConfigError(
             f"{layers} frozen layers to keep: the model has {len(found)}; between 1 and {len(found) - 1}."
         )
-    if getattr(backbone.config, "attention_dropout", 0.0):
-        raise ModelError(f"{kind}: attention dropout in frozen layers changes their output each time; set it to 0")
     lower = _part(backbone, slice(None, layers))
     lower.norm = nn.Identity()
     halves = Halves(lower, _part(backbone, slice(layers, None)), layers)

@@ -115,7 +115,8 @@ class Prm:
             for i, (tree, nodes) in enumerate(zip(trees, wanted, strict=True))
             for item in fit(tree, i, nodes, self.family, self.context, self.on_too_long)[0]
         ]
-        self.cache.fill(self._rows(items), self.token_budget)
+        with self.scoring():
+            self.cache.fill(self._rows(items), self.token_budget)
 
     def _rows(self, items: Sequence[Item]) -> list[Row]:
         trees, groups = [item.tree for item in items], [item.groups for item in items]
@@ -151,12 +152,13 @@ class Prm:
     @contextlib.contextmanager
     def scoring(self) -> Iterator[None]:
         """No dropout while scoring, also between two updates of training."""
-        was_training = self.module.training
+        training = [part for part in self.module.modules() if part.training]
         self.module.eval()
         try:
             yield
         finally:
-            self.module.train(was_training)
+            for part in training:  # one by one: frozen layers do not train beside those that do
+                part.training = True
 
     def session(self, problems: Sequence[str]) -> Session:
         """Growing trees of steps, one per problem, that keep key/values: only new tokens go through the model."""

@@ -1,55 +1,90 @@
-"""A run's folder belongs to one recipe, and to one command at a time."""
+"""A run's folder belongs to one command at a time, and from its first update on to one recipe, data and base PRM."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import to_toml
-from prism_prm.errors import ConfigError
-from prism_prm.files import LOCK, locked, write_text
+from prism_prm.errors import ConfigError, PrismError
+from prism_prm.files import locked, write_text
+from prism_prm.training.recipe import load_recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from prism_prm.training.recipe import Recipe
 
+BEGUN = "begun.json"
+"""What the first update was made from; without it nothing in the folder binds a later start."""
+
+
+@dataclass
+class Claim:
+    """A folder that is held, and what earlier starts have left there."""
+
+    folder: Path
+    is_begun: bool
+    """Whether an earlier start made an update. If not, a stage is done again unless its result has the content that is
+    wanted now; else results are taken as they are, and nothing that they were made from may change."""
+    finished: dict[str, Any] | None
+    """The content of run.json."""
+    content: Mapping[str, str] = field(default_factory=dict)
+    """What updates are made from: a key per name."""
+
+    def check_content(self, content: Mapping[str, str]) -> None:
+        """State what updates are made from; refuse to go on from other content than the updates so far."""
+        self.content = content
+        path = self.folder / BEGUN
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else content
+        changed = [name for name, key in content.items() if before.get(name) != key]
+        if changed:
+            raise PrismError(
+                f"{self.folder}: the {' and the '.join(changed)} changed since its first update, so it cannot go on. "
+                "Name another --out, or remove the folder to start anew."
+            )
+
+    def begin(self) -> None:
+        """An update is made: from now on the folder is this recipe's."""
+        path = self.folder / BEGUN
+        if not path.exists():
+            write_text(path, json.dumps(dict(self.content), indent=2) + "\n")
+
 
 @contextlib.contextmanager
-def claimed(folder: Path, recipe: Recipe, accelerator: Accelerator) -> Iterator[dict[str, Any] | None]:
-    """Hold the folder; yields the content of run.json if the run is finished. All processes of a run call it."""
+def claimed(folder: Path, recipe: Recipe, accelerator: Accelerator) -> Iterator[Claim]:
+    """Hold the folder. All processes of a run call it."""
     with locked(folder) if accelerator.is_main_process else contextlib.nullcontext():
-        if accelerator.is_main_process:
-            _check_recipe(folder, recipe)
-        accelerator.wait_for_everyone()
         run_file = folder / "run.json"
-        yield json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else None
+        is_begun = any(path.exists() for path in (folder / BEGUN, folder / "log.jsonl", run_file))
+        if accelerator.is_main_process:
+            _check_recipe(folder / "recipe.toml", recipe, is_begun)
+        accelerator.wait_for_everyone()
+        yield Claim(folder, is_begun, json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else None)
 
 
-def _check_recipe(folder: Path, recipe: Recipe) -> None:
-    """Save the recipe, or compare it with the one that the folder was started with, once anything was made."""
-    path, text = folder / "recipe.toml", to_toml(recipe)
-    if not path.exists() or not _is_begun(folder):
-        write_text(path, text)
+def _check_recipe(path: Path, recipe: Recipe, is_begun: bool) -> None:
+    """Save the recipe, or compare it with the one that the folder belongs to."""
+    if not is_begun or not path.exists():
+        write_text(path, to_toml(recipe))
         return
-    old, new = (_deciding(one) for one in (path.read_text(encoding="utf-8"), text))
-    if old != new:
-        changed = [line for line in new if line not in old] or [line for line in old if line not in new]
+    old, new = (_deciding(asdict(one)) for one in (load_recipe(path), recipe))
+    changed = [f"{name} = {new.get(name)}" for name in {**old, **new} if old.get(name) != new.get(name)]
+    if changed:
         raise ConfigError(
-            f"{folder} was started with other settings ({path}); now: {'; '.join(changed[:5])}. "
+            f"{path.parent} was started with other settings ({path}); now: {'; '.join(changed[:5])}. "
             "Name another --out, or remove the folder to start anew."
         )
 
 
-def _is_begun(folder: Path) -> bool:
-    """Whether any stage has left something; data without a summary are made anew anyway."""
-    made = {path.name for path in folder.iterdir()} - {"recipe.toml", LOCK, "data"}
-    return bool(made) or (folder / "data" / "summary.json").exists()
-
-
-def _deciding(recipe: str) -> list[str]:
-    """The lines of a recipe without those that change nothing that is learned."""
-    return [line for line in recipe.splitlines() if not line.startswith(("cache = ", "cache_gb = "))]
+def _deciding(settings: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """All settings by their full names, without those that change nothing that is learned."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        full = f"{section}{name}"
+        flat |= _deciding(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+    return {name: value for name, value in flat.items() if name not in ("hardware.cache", "hardware.cache_gb")}

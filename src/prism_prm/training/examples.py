@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from prism_prm.packing import with_leaves
 from prism_prm.records import Step, StepTree
 
 Ints = NDArray[np.int64]
+COLUMNS = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,19 @@ class Examples:
 
     def take(self, indices: Ints) -> Examples:
         """Some of the examples, in the order asked for."""
-        columns = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
-        taken = {name: column[indices] for name in columns if (column := getattr(self, name)) is not None}
+        taken = {name: column[indices] for name in COLUMNS if (column := getattr(self, name)) is not None}
         return replace(self, **taken)
+
+    def content_key(self) -> str:
+        """A hash of what the examples are and say, in their order: ids, nodes, labels and the trees they name."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in COLUMNS:
+            column = getattr(self, name)
+            digest.update(f"{name} {None if column is None else len(column)} ".encode())
+            digest.update(b"" if column is None else np.ascontiguousarray(column).tobytes())
+        for tree_id in np.unique(np.concatenate([self.tree, self.rejected_tree])).tolist():
+            digest.update(f"{tree_id} {self.trees[tree_id].content_hash()} ".encode())
+        return digest.hexdigest()
 
     def right(self) -> NDArray[np.bool_]:
         """Which labelled steps are right."""

@@ -9,32 +9,32 @@ and writes checkpoints in place.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
 from prism_prm.training.batches import MicroBatch, Packing, RowLimits, micro_batches, parts_of_update
 from prism_prm.training.examples import Examples, Ints
-from prism_prm.training.plan import plan_updates
+from prism_prm.training.model import CANNOT_WRITE, to_training
+from prism_prm.training.plan import over_limit, plan_updates
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 STATE_FILE = "progress.json"
-CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
-"""What a disc without room looks like from Python, torch and safetensors."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,21 @@ class Round:
             )
         ]
 
+    def broken_limit(self) -> str:
+        """What is to be said of a limit per tree that the updates do not keep, or ""."""
+        limit = self.settings.max_pairs_per_tree_per_update
+        over, most = over_limit(self.examples.tree, self.updates, limit)
+        if not over:
+            return ""
+        return (
+            f"train.max_pairs_per_tree_per_update = {limit} cannot be met in updates of even size: {over} trees have "
+            f"too many examples, up to {most} of one tree in an update"
+        )
+
     def run(self, accelerator: Accelerator) -> torch.nn.Module:
         """Train, or go on from the last checkpoint; gives the prepared model."""
         settings = self.settings
-        self.model.train()
+        to_training(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
             trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
@@ -144,7 +155,8 @@ class Round:
             started = time.perf_counter()
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr_at(number, len(self.updates))
-            line = self._update(accelerator, model, optimizer, number)
+            with seeded(chance_of(self.seed, number, accelerator.process_index), accelerator.device):
+                line = self._update(accelerator, model, optimizer, number)
             line |= {"lr": group["lr"], "seconds": time.perf_counter() - started}
             if accelerator.is_main_process:
                 self.on_update(line)
@@ -210,7 +222,7 @@ class Round:
         kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts anew"
         return NotFiniteError(
             f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
-            'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), and start again.'
+            'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), in a run of its own (another --out).'
         )
 
     def _checkpoint(self, accelerator: Accelerator, done: int) -> None:
@@ -231,7 +243,7 @@ class Round:
             ) from error
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            (aside / STATE_FILE).write_text(json.dumps({"updates_done": done, "plan": self._plan_hash()}))
+            (aside / STATE_FILE).write_text(json.dumps({"updates_done": done, "plan": self._plan_hash}))
             shutil.rmtree(final, ignore_errors=True)
             aside.rename(final)
             for old in _checkpoints(self.checkpoints)[: -self.settings.keep_checkpoints]:
@@ -243,20 +255,33 @@ class Round:
         if last is None:
             return 0
         state = json.loads((last / STATE_FILE).read_text())
-        if state["plan"] != self._plan_hash():
+        if state["plan"] != self._plan_hash:
             raise PrismError(
                 f"{last}: made for other pairs or settings; remove {self.checkpoints} to start the round anew."
             )
         accelerator.load_state(str(last))
         return int(state["updates_done"])
 
+    @cached_property
     def _plan_hash(self) -> str:
-        import hashlib
-
         digest = hashlib.blake2b(repr((self.settings, self.objective)).encode(), digest_size=8)
+        digest.update(self.examples.content_key().encode())
         for update in self.updates:
-            digest.update(np.ascontiguousarray(self.examples.ids[update]).tobytes() + b"|")
+            digest.update(np.ascontiguousarray(update).tobytes() + b"|")
         return digest.hexdigest()
+
+
+def chance_of(seed: tuple[int, ...], update: int, process: int) -> int:
+    """The seed of an update's dropout: a formula, so nothing to resume."""
+    return int(np.random.SeedSequence((*seed, update, process)).generate_state(1, np.uint64)[0])
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Chance from a seed, within the block alone."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
-from prism_prm.errors import ConfigError
-from prism_prm.training.recipe import HardwareSettings, Lora
+from prism_prm.errors import ConfigError, PrismError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from prism_prm.prms.module import PrmModule
+    from prism_prm.scorer import Prm
+    from prism_prm.training.recipe import HardwareSettings, Lora, Recipe
+
+CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
+"""What a disc without room looks like from Python, torch and safetensors."""
 
 
 def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:
     """The module as the optimiser should see it."""
     module.requires_grad_(True)
+    dropout: Any = getattr(module.config, "attention_dropout", None)
+    if dropout and hardware.attn == "flex":
+        raise ConfigError(
+            f'hardware.attn = "flex" knows no dropout, and the model\'s config has attention_dropout = {dropout}: '
+            'set it to 0 there, or train with hardware.attn = "sdpa".'
+        )
     if hardware.frozen_layers or hardware.lora is not None:
         untie(module)
     if hardware.frozen_layers:
@@ -46,6 +59,16 @@ def freeze(module: PrmModule, layers: int) -> None:
     backbone.get_input_embeddings().requires_grad_(False)
     for layer in backbone.layers[:layers]:
         layer.requires_grad_(False)
+
+
+def to_training(model: Any) -> None:
+    """Dropout where something is trained; frozen lower layers give what they give when they score, kept or not."""
+    model.train()
+    backbone = (model.get_base_model() if hasattr(model, "get_base_model") else model).backbone
+    frozen = [layer for layer in backbone.layers if not any(p.requires_grad for p in layer.parameters())]
+    if frozen:
+        for part in [*(child for child in backbone.children() if child is not backbone.layers), *frozen]:
+            part.eval()
 
 
 def check_cache(hardware: HardwareSettings, spread: str) -> None:
@@ -85,6 +108,24 @@ def weights_to_save(model: Any, accelerator: Accelerator, hardware: HardwareSett
     state = dict(model.state_dict()) if hardware.lora else accelerator.get_state_dict(model)
     dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
     return {key: value.to(dtype) for key, value in state.items()} if accelerator.is_main_process else {}
+
+
+def save_trained(prm: Prm, model: Any, folder: Path, accelerator: Accelerator, recipe: Recipe) -> None:
+    """The trained PRM as a folder, whole or not at all; the main process writes it, the others wait."""
+    hardware = recipe.hardware
+    prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers)
+    if hardware.lora is not None:
+        prm.module = merged(accelerator.unwrap_model(model))
+    state = weights_to_save(prm.module if hardware.lora else model, accelerator, hardware)
+    if accelerator.is_main_process:
+        try:
+            prm.save(folder, state=state, aggregator=recipe.validation.aggregator)
+        except CANNOT_WRITE as error:
+            raise PrismError(
+                f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and start "
+                "the same command again."
+            ) from error
+    accelerator.wait_for_everyone()
 
 
 def count(model: torch.nn.Module) -> tuple[int, int]:

@@ -11,14 +11,14 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism_prm.curriculum import Binned, assign
-from prism_prm.errors import DataError, PrismError
+from prism_prm.errors import DataError
 from prism_prm.files import write_text
 from prism_prm.prms.card import set_threshold
 from prism_prm.scorer import Prm, init_prm, load_prm
@@ -29,12 +29,11 @@ from prism_prm.training.batches import RowLimits, batch_maker, too_long
 from prism_prm.training.claim import claimed
 from prism_prm.training.examples import Examples
 from prism_prm.training.log import RunLog, check_reporters
-from prism_prm.training.loop import CANNOT_WRITE, Round
-from prism_prm.training.model import check_cache, count, merged, prepare, release_memory, weights_to_save
-from prism_prm.training.plan import over_limit
+from prism_prm.training.loop import Round
+from prism_prm.training.model import check_cache, count, prepare, release_memory, save_trained
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.scored import fill_cache, histogram, read_column, write_scored
-from prism_prm.training.source import TRAIN, Split, make_data
+from prism_prm.training.source import TRAIN, Split, data_folder, make_data
 from prism_prm.training.validation import Validation, best_round
 
 if TYPE_CHECKING:
@@ -77,7 +76,8 @@ class Run:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
         check_reporters(self.recipe.report_to)
         check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
-        with claimed(self.folder, self.recipe, self.accelerator) as finished:
+        with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
+            finished = self.claim.finished
             if finished is None:
                 with self._opened_log():
                     finished = self._stages()
@@ -86,15 +86,27 @@ class Run:
         return {**finished, "best": str(self.folder / finished["best"])}
 
     def _stages(self) -> dict[str, Any]:
-        """From data to the best round; what is there already is taken as it is."""
-        self._main_only(lambda: make_data(self.recipe, self.folder))
-        data = make_data(self.recipe, self.folder)
+        """From data to the best round.
+
+        Before the first update what is there is taken by its content, so that mistakes can be mended; afterwards as it
+        is, on condition that what it was made from is still the same.
+        """
+        if not self.claim.is_begun:
+            self._main_only(lambda: make_data(self.recipe, self.folder))
+        data = data_folder(self.recipe, self.folder)
         place = self._base()
         base = self._load(place)
         validation = self._validation(data, base)
-        results = {BASE: self._validated(BASE, base, validation)}
         split = Split.read(data, TRAIN)
         train, kinds = self._fitting(split, base)
+        self.claim.check_content(
+            {
+                "base PRM": base.model_hash(),
+                "training data": train.content_key(),
+                "validation data": validation.content_key() if validation else "",
+            }
+        )
+        results = {BASE: self._validated(BASE, base, validation)}
         binned = self._binned(train, kinds, base)
         del base
         names = self.recipe.curriculum.round_names()
@@ -124,13 +136,17 @@ class Run:
             )
             fresh.save(folder)
 
-        if not self._is_there(folder):
+        if not self._is_done(folder):
             self._main_only(make)
         return folder
 
     def _validation(self, data: Path, prm: Prm) -> Validation | None:
         settings = self.recipe.validation
-        return Validation.of(Split.read(data, settings.split), prm, settings) if settings.split else None
+        if not settings.split:
+            return None
+        validation = Validation.of(Split.read(data, settings.split), prm, settings)
+        self.say(validation.described())
+        return validation
 
     def _fitting(self, split: Split, prm: Prm) -> tuple[Examples, np.ndarray]:
         """The examples to train on that fit the model's context, and their kinds."""
@@ -142,6 +158,7 @@ class Run:
                 f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to leave them out.'
             )
         kept = np.setdiff1d(np.arange(len(examples)), long)
+        self.examples = {"fitting": len(kept), "too_long": len(long)}
         self.say(f"{len(kept)} examples of {len(split.trees)} trees to train on; {len(long)} left out as too long")
         kinds = split.kinds if examples.labels is None else np.full(len(examples), "labelled", dtype=object)
         return examples.take(kept), kinds[kept]
@@ -167,7 +184,7 @@ class Run:
     def _round(self, number: int, name: str, examples: Examples, start: Path | str) -> Path:
         """Train one round from the PRM at `start`; gives its folder."""
         folder = self.folder / "rounds" / name
-        if folder.exists():
+        if self._is_done(folder):
             return folder
         recipe = self.recipe
         if recipe.hardware.cache:
@@ -191,18 +208,13 @@ class Run:
             f"round {name}: {len(examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
         )
-        limit = recipe.train.max_pairs_per_tree_per_update
-        over, most = over_limit(examples.tree, work.updates, limit)
-        if over:
-            self.say(
-                f"round {name}: train.max_pairs_per_tree_per_update = {limit} cannot be met in updates of even size: "
-                f"{over} trees have too many examples, up to {most} of one tree in an update"
-            )
+        if note := work.broken_limit():
+            self.say(f"round {name}: {note}")
         with self._logged(work):
             model = work.run(self.accelerator)
         if prm.cache is not None:
             prm.cache.flush()
-        self._save(prm, model, folder)
+        save_trained(prm, model, folder, self.accelerator, recipe)
         self._main_only(lambda: shutil.rmtree(self.folder / "checkpoints", ignore_errors=True))
         self.accelerator.free_memory()
         release_memory()
@@ -234,35 +246,17 @@ class Run:
                     advance(done)
 
                 def on_update(line: dict[str, Any]) -> None:
+                    self.claim.begin()
                     log.update(line)
                     advance(1)
 
                 work.on_resume, work.on_update = on_resume, on_update
             yield
 
-    def _save(self, prm: Prm, model: Any, folder: Path) -> None:
-        """The trained PRM as a folder, whole or not at all."""
-        hardware = self.recipe.hardware
-        prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers)
-        if hardware.lora is not None:
-            prm.module = merged(self.accelerator.unwrap_model(model))
-        state = weights_to_save(prm.module if hardware.lora else model, self.accelerator, hardware)
-
-        def save() -> None:
-            try:
-                prm.save(folder, state=state, aggregator=self.recipe.validation.aggregator)
-            except CANNOT_WRITE as error:
-                raise PrismError(
-                    f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and "
-                    "start the same command again."
-                ) from error
-
-        self._main_only(save)
-
     def _validated(self, name: str, place: Prm | Path, data: Validation | None) -> dict[str, Any]:
         """The metrics of a round; the threshold they give goes into its PRM folder."""
         path = self.folder / "rounds" / f"{name}.json"
-        if not self._is_there(path):
+        if not self._is_done(path):
             result: dict[str, Any] = {}
             if data is not None:
                 scores = self.folder / "validation" / name
@@ -292,6 +286,7 @@ class Run:
             "beats_base": best_round({BASE: results[BASE], best: results[best]}, settings.criterion) == best
             if settings.split
             else None,
+            "examples": self.examples,
             "rounds": results,
         }
         self._main_only(lambda: write_text(self.folder / "run.json", json.dumps(finished, indent=2) + "\n"))
@@ -308,9 +303,9 @@ class Run:
             token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
 
-    def _is_there(self, path: Path) -> bool:
-        """Whether a stage is done; all processes look before any goes on and makes it."""
-        found = path.exists()
+    def _is_done(self, path: Path) -> bool:
+        """Whether a stage need not be done again; all processes look before any goes on and makes it."""
+        found = self.claim.is_begun and path.exists()
         self.accelerator.wait_for_everyone()
         return found
 

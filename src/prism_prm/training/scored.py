@@ -1,11 +1,13 @@
 """Tables of scored examples: the margins of pairs, and the scores of held-out steps.
 
 Every candidate of a tree is scored in one packed pass; portions of trees are written as they are done, so a run that
-was stopped scores only what is missing, and several processes share the portions.
+was stopped scores only what is missing, and several processes share the portions. A table or portion is taken over only
+if its key, a hash of all that decides its content, is that of the work at hand.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.scorer.results import sigmoid
 from prism_prm.scorer.table import Share
-from prism_prm.training.examples import Examples, Ints, offered
+from prism_prm.training.examples import Examples, offered
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Prm
@@ -48,6 +50,7 @@ STEPS = pa.schema(
 )
 """One row per labelled step."""
 
+_KEY = b"prism_prm.key"
 TREES_PER_PART = 64
 TREES_PER_FILL = 16
 
@@ -97,7 +100,12 @@ def write_scored(
     """
     share = share or Share()
     model_hash = prm.model_hash()
-    if path.exists() and _is_table_of(path, examples, model_hash):
+
+    def key_of(some: Examples) -> str:
+        return f"{some.content_key()} {model_hash} {prm.context} {prm.on_too_long}"
+
+    key = key_of(examples)
+    if _has_key(path, key):
         advance(len(examples))
         return
     by_tree = examples.by_tree()
@@ -108,25 +116,31 @@ def write_scored(
     folder = path.with_name(f"{path.stem}.parts")
     parts = [folder / f"{number:06d}.parquet" for number in range(len(portions))]
     for number, (part, indices) in enumerate(zip(parts, portions, strict=True)):
-        some = examples.take(indices)
-        if number % share.world == share.rank and not (part.exists() and _is_table_of(part, some, model_hash)):
-            with whole_file(part) as aside:
-                pq.write_table(_table(some, score_examples(prm, some), model_hash), aside)
+        if number % share.world == share.rank:
+            some = examples.take(indices)
+            if not _has_key(part, key_of(some)):
+                _write(part, _table(some, score_examples(prm, some), model_hash), key_of(some))
         advance(len(indices))
     share.wait()
     if share.rank == 0:
-        _join(path, parts, portions)
+        table = pa.concat_tables([pq.read_table(part) for part in parts]).unify_dictionaries()
+        _write(path, table.take(np.argsort(np.concatenate(portions))), key)
+        shutil.rmtree(folder)
     share.wait()
 
 
-def _join(path: Path, parts: list[Path], portions: list[Ints]) -> None:
-    """The parts as one table in the order of the examples; then they are removed."""
-    table = pa.concat_tables([pq.read_table(part) for part in parts]).unify_dictionaries()
+def _write(path: Path, table: pa.Table, key: str) -> None:
     with whole_file(path) as aside:
-        pq.write_table(table.take(np.argsort(np.concatenate(portions))), aside)
-    for part in parts:
-        part.unlink()
-    parts[0].parent.rmdir()
+        pq.write_table(table.replace_schema_metadata({_KEY: key}), aside)
+
+
+def _has_key(path: Path, key: str) -> bool:
+    """Whether a table is there that was made of just this."""
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return False
+    return bool(metadata.get(_KEY) == key.encode())
 
 
 def _table(examples: Examples, log_odds_NK: Floats, model_hash: str) -> Any:
@@ -137,19 +151,6 @@ def _table(examples: Examples, log_odds_NK: Floats, model_hash: str) -> Any:
     chosen_N, rejected_N = log_odds_NK.T
     columns = [examples.ids, chosen_N, rejected_N, sigmoid(chosen_N) - sigmoid(rejected_N)]
     return pa.Table.from_arrays([*map(pa.array, columns), hashes], schema=MARGINS)
-
-
-def _is_table_of(path: Path, examples: Examples, model_hash: str) -> bool:
-    """Whether a table holds just these examples, scored by just this model."""
-    keys = (
-        {"pair_id": examples.ids} if examples.labels is None else {"tree_id": examples.tree, "node_id": examples.chosen}
-    )
-    names = pq.read_schema(path).names
-    if not {*keys, "model_hash"} <= set(names):
-        return False
-    table = pq.read_table(path, columns=[*keys, "model_hash"])
-    same = all(np.array_equal(table[name].to_numpy(), ids) for name, ids in keys.items())
-    return same and set(table["model_hash"].unique().to_pylist()) <= {model_hash}
 
 
 def read_column(path: Path, name: str, num_rows: int) -> Floats:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_prm.config import to_toml
 from prism_prm.errors import DataError
+from prism_prm.files import write_text
 from prism_prm.records import StepTree
 from prism_prm.tables import check_split, iter_trees, read_pairs
 from prism_prm.training.examples import Examples, labelled_steps
@@ -48,20 +50,30 @@ class Split:
         return examples
 
 
-def make_data(recipe: Recipe, run: Path) -> Path:
-    """The folder with the run's trees and pairs, made from the recipe's inputs unless it is there."""
-    settings = recipe.data
-    if settings.folder:
-        return Path(settings.folder)
-    folder = run / "data"
-    if not (folder / "summary.json").exists():
-        from prism_prm.data import Reader
-        from prism_prm.pairs.build import Recipe as PairRecipe
-        from prism_prm.pairs.build import build_pairs
-        from prism_prm.pairs.problems import Exclusions, Splits
+def data_folder(recipe: Recipe, run: Path) -> Path:
+    """Where the run's trees and pairs are."""
+    return Path(recipe.data.folder) if recipe.data.folder else run / "data"
 
-        reader = Reader(settings.inputs, format=settings.format, options=settings.read)
-        exclusions = Exclusions.read(settings.exclude) if settings.exclude else None
-        splits = Splits(settings.split, settings.pairs.seed)
-        build_pairs(reader, folder, PairRecipe(settings.pairs, splits, exclusions))
-    return folder
+
+def make_data(recipe: Recipe, run: Path) -> None:
+    """Make the run's trees and pairs from the recipe's inputs, unless they were made from just these before."""
+    from prism_prm.data import Reader
+    from prism_prm.data.inputs import find_sources
+    from prism_prm.pairs.build import Recipe as PairRecipe
+    from prism_prm.pairs.build import build_pairs
+    from prism_prm.pairs.problems import Exclusions, Splits
+
+    settings, folder = recipe.data, data_folder(recipe, run)
+    if settings.folder:
+        return
+    sources = find_sources([*settings.inputs, *settings.exclude])
+    made_from = to_toml(settings) + "".join(f"# {source.name} {source.sha256()}\n" for source in sources)
+    note = folder / "made_from.toml"
+    if note.exists() and note.read_text(encoding="utf-8") == made_from:
+        return
+    note.unlink(missing_ok=True)
+    reader = Reader(settings.inputs, format=settings.format, options=settings.read)
+    exclusions = Exclusions.read(settings.exclude) if settings.exclude else None
+    splits = Splits(settings.split, settings.pairs.seed)
+    build_pairs(reader, folder, PairRecipe(settings.pairs, splits, exclusions))
+    write_text(note, made_from)

@@ -31,24 +31,42 @@ class Validation:
     steps: Examples
     pairs: Examples
     kinds: np.ndarray
+    left_out: Mapping[str, int]
+    """How many steps and pairs are not measured, and why."""
 
     @classmethod
     def of(cls, split: Split, prm: Prm, settings: ValidationSettings) -> Validation:
         """The part of a split that the PRM can read; a step that is as likely right as wrong says nothing."""
         chosen = _some_trees(split, settings.max_trees)
-        steps = labelled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
-        assert steps.labels is not None
-        steps = _fitting(steps.take(np.flatnonzero(steps.labels != 0.5)), prm)[0]
-        pairs, kept = _fitting(split.pairs.take(np.flatnonzero(np.isin(split.pairs.tree, chosen))), prm)
-        kinds = split.kinds[np.isin(split.pairs.tree, chosen)][kept]
+        labelled = labelled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
+        assert labelled.labels is not None
+        decided = labelled.take(np.flatnonzero(labelled.labels != 0.5))
+        steps, _ = _fitting(decided, prm)
+        of_chosen = np.flatnonzero(np.isin(split.pairs.tree, chosen))
+        pairs, kept = _fitting(split.pairs.take(of_chosen), prm)
+        kinds = split.kinds[of_chosen][kept]
+        left_out = {
+            "undecided_steps": len(labelled) - len(decided),
+            "too_long_steps": len(decided) - len(steps),
+            "too_long_pairs": len(of_chosen) - len(pairs),
+        }
         right = steps.right()
         if right.all() or not right.any():
             found = "no labelled step" if not len(right) else f"only {'right' if right.all() else 'wrong'} steps"
             raise DataError(
-                f"The validation split has {found}: give it a larger share in data.split, "
+                f"The validation split has {found} (left out: {left_out}): give it a larger share in data.split, "
                 'or train without validation (validation.split = "").'
             )
-        return cls(steps, pairs, kinds)
+        return cls(steps, pairs, kinds, left_out)
+
+    def content_key(self) -> str:
+        """A hash of what is measured on."""
+        return f"{self.steps.content_key()} {self.pairs.content_key()}"
+
+    def described(self) -> str:
+        """What is measured, and what is not, in a line."""
+        said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.left_out.items() if count)
+        return f"validation: {len(self.steps)} steps and {len(self.pairs)} pairs; left out: {said or 'nothing'}"
 
     def score(self, folder: Path, prm: Prm, share: Share, advance: Callable[[int], None]) -> None:
         """Write the PRM's scores of all of it into a folder."""
@@ -66,7 +84,7 @@ class Validation:
         half, chosen = (sum_counts(right, scores > at) for at in (0.5, threshold))
         result: dict[str, Any] = {
             "trees": len(np.unique(self.steps.tree)), "steps": len(right), "right_steps": int(right.sum()),
-            **Ranking.of(right, scores).metrics(),
+            **self.left_out, **Ranking.of(right, scores).metrics(),
             "fpr_at_0.5": float(fpr(half)), "fnr_at_0.5": float(fnr(half)),
             "threshold": float(threshold), "fpr": float(fpr(chosen)), "fnr": float(fnr(chosen)),
         }  # fmt: skip
