@@ -16,9 +16,9 @@ from prism_prm.metrics.counts import Bools, Floats, ratio
 from prism_prm.statistics import (
     NUM_DRAWS,
     SEED,
+    ClusterDraws,
     Comparison,
     Interval,
-    Ints,
     cluster_draws,
     cluster_sums,
     compare,
@@ -62,7 +62,7 @@ class Measurer:
     redundancy_threshold: float = prmbench.REDUNDANCY_THRESHOLD
 
     @cached_property
-    def draws(self) -> Ints:
+    def draws(self) -> ClusterDraws:
         """How often each problem is in each draw."""
         return cluster_draws(self.steps.num_clusters, self.num_draws, self.seed)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prism_prm.metrics.counts import Bools, Floats
+from prism_prm.statistics import ClusterDraws
 
 Ints = npt.NDArray[np.int64]
 
@@ -101,7 +102,9 @@ class Ranking:
         tp, fp = self.cumulative()
         return {name: metric(tp, fp) for name, metric in RANKINGS.items()}
 
-    def resampled(self, clusters: Ints, draws: Ints, names: tuple[str, ...] = tuple(RANKINGS)) -> dict[str, Floats]:
+    def resampled(
+        self, clusters: Ints, draws: ClusterDraws, names: tuple[str, ...] = tuple(RANKINGS)
+    ) -> dict[str, Floats]:
         """The metrics `names` of every draw; `clusters` are per step in the original order."""
         sorted_clusters = clusters[self.order]
         values = np.full((len(names), len(draws)), np.nan)
