@@ -164,6 +164,17 @@ def test_threshold_for_tpr_is_the_highest_that_keeps_enough(rows: list[tuple[boo
     assert np.mean(scores[right] > higher) < target, "the next higher cut keeps too few"
 
 
+@pytest.mark.parametrize("start", [0.0, 0.1, 0.9999999, 1e-310, -30.0])
+def test_threshold_for_tpr_between_scores_that_have_no_number_between_them(start: float) -> None:
+    scores = [start]
+    for _ in range(9):
+        scores.append(float(np.nextafter(scores[-1], np.inf)))
+    right = np.ones(10, bool)
+    for kept in range(1, 11):
+        threshold = metrics.threshold_for_tpr(right, np.array(scores), kept / 10)
+        assert np.sum(np.array(scores) > threshold) == kept
+
+
 def test_threshold_for_tpr_without_right_steps() -> None:
     assert math.isnan(metrics.threshold_for_tpr(np.array([False]), np.array([0.5]), 0.9))
 

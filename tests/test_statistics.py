@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -16,19 +17,51 @@ def test_number_clusters_keeps_order_of_first_sight() -> None:
     assert num == 3
 
 
+def rows_of(num_clusters: int, num_draws: int = 1000, seed: int = 0) -> np.ndarray:
+    return np.array(list(statistics.cluster_draws(num_clusters, num_draws, seed)))
+
+
+def drawn_at_once(num_clusters: int, num_draws: int, seed: int = 0) -> np.ndarray:
+    """All draws from one call of the generator."""
+    picked = np.random.default_rng(seed).integers(num_clusters, size=(num_draws, num_clusters))
+    return np.array([np.bincount(row, minlength=num_clusters) for row in picked])
+
+
 def test_a_draw_holds_as_many_clusters_as_there_are() -> None:
-    draws = statistics.cluster_draws(7, 50, seed=3)
+    draws = rows_of(7, 50, seed=3)
     assert draws.shape == (50, 7)
     assert draws.sum(axis=1).tolist() == [7] * 50
-    assert (draws != statistics.cluster_draws(7, 50, seed=4)).any()
-    assert (draws == statistics.cluster_draws(7, 50, seed=3)).all()
+    assert (draws != rows_of(7, 50, seed=4)).any()
+    assert (draws == rows_of(7, 50, seed=3)).all()
 
 
 def test_draws_are_uniform() -> None:
-    draws = statistics.cluster_draws(5, 4000)
+    draws = rows_of(5, 4000)
     # A cluster's weight has mean 1 and variance 1 - 1/5.
     assert draws.mean(axis=0) == pytest.approx([1] * 5, abs=0.06)
     assert draws.var(axis=0) == pytest.approx([0.8] * 5, abs=0.08)
+
+
+@pytest.mark.parametrize(("num_clusters", "num_draws"), [(1, 3), (7, 1000), (1000, 300), (300_000, 21)])
+def test_draws_are_the_same_in_chunks_of_any_size(num_clusters: int, num_draws: int) -> None:
+    draws = statistics.cluster_draws(num_clusters, num_draws, seed=5)
+    expected = drawn_at_once(num_clusters, num_draws, seed=5)
+    for _ in range(2):
+        assert np.array_equal(np.concatenate(list(draws.chunks())), expected)
+    sums = np.random.default_rng(1).random((num_clusters, 3))
+    at_once = np.concatenate([expected[i : i + 256].astype(float) @ sums for i in range(0, num_draws, 256)])
+    np.testing.assert_allclose(statistics.resampled_sums(sums, draws), at_once, rtol=1e-13)
+
+
+def test_many_clusters_take_no_more_memory_than_some() -> None:
+    """All draws of 100,000 clusters at once would be 800 megabytes, and as much again while they are made."""
+    sums = np.ones((100_000, 2))
+    tracemalloc.start()
+    try:
+        assert (statistics.resampled_sums(sums, statistics.cluster_draws(100_000, 200)) == 100_000).all()
+        assert tracemalloc.get_traced_memory()[1] < 2**27
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 1000))

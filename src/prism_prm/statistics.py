@@ -8,8 +8,9 @@ product for all draws: `function(resampled_sums(cluster_sums(...), cluster_draws
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,9 @@ NUM_DRAWS = 1000
 LEVEL = 0.95
 SEED = 0
 _CHUNK = 256
-"""Draws multiplied at a time, so that 20,000 clusters need tens of megabytes, not hundreds."""
+"""Draws made and multiplied at a time; fewer where there are many clusters."""
+_CELLS = 2**22
+"""Weights (draw, cluster) held at a time: 32 megabytes, however many clusters there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,48 @@ def number_clusters(keys: Iterable[Hashable]) -> tuple[Ints, int]:
     return ordinals, len(seen)
 
 
-def cluster_draws(num_clusters: int, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Ints:
-    """(draws, clusters): how often each cluster is in each draw; every row sums to `num_clusters`."""
-    picked = np.random.default_rng(seed).integers(num_clusters, size=(num_draws, num_clusters))
-    picked += np.arange(num_draws)[:, None] * num_clusters
-    return np.bincount(picked.ravel(), minlength=num_draws * num_clusters).reshape(num_draws, num_clusters)
+@dataclass(frozen=True)
+class ClusterDraws:
+    """How often each cluster is in each draw: an iterable of rows, each of which sums to `num_clusters`.
+
+    A few draws are held, many are made anew on every pass: the same ones, since the seed decides them.
+    """
+
+    num_clusters: int
+    num_draws: int
+    seed: int
+
+    def __len__(self) -> int:
+        return self.num_draws
+
+    def __iter__(self) -> Iterator[Ints]:
+        for chunk in self.chunks():
+            yield from chunk
+
+    def chunks(self) -> Iterator[Ints]:
+        """(some draws, clusters) arrays, which together are all draws."""
+        return iter(self._held) if self.num_draws * self.num_clusters <= _CELLS else self._made()
+
+    @cached_property
+    def _held(self) -> list[Ints]:
+        return list(self._made())
+
+    def _made(self) -> Iterator[Ints]:
+        rng = np.random.default_rng(self.seed)
+        num_clusters, size = self.num_clusters, _CHUNK
+        # Halved, not cut to measure: a matrix product of a multiple of 8 rows has the same bits in any chunk.
+        while size > 8 and size * num_clusters > _CELLS:
+            size //= 2
+        for start in range(0, self.num_draws, size):
+            rows = min(size, self.num_draws - start)
+            picked = rng.integers(num_clusters, size=(rows, num_clusters))
+            picked += np.arange(rows)[:, None] * num_clusters
+            yield np.bincount(picked.ravel(), minlength=rows * num_clusters).reshape(rows, num_clusters)
+
+
+def cluster_draws(num_clusters: int, num_draws: int = NUM_DRAWS, seed: int = SEED) -> ClusterDraws:
+    """Bootstrap draws of whole clusters."""
+    return ClusterDraws(num_clusters, num_draws, seed)
 
 
 def cluster_sums(values: npt.ArrayLike, clusters: Ints, num_clusters: int) -> Floats:
@@ -68,9 +108,9 @@ def cluster_sums(values: npt.ArrayLike, clusters: Ints, num_clusters: int) -> Fl
     return np.stack(columns, axis=1) if columns else np.zeros((num_clusters, 0))
 
 
-def resampled_sums(sums: Floats, draws: Ints) -> Floats:
+def resampled_sums(sums: Floats, draws: ClusterDraws) -> Floats:
     """(draws, columns): the column sums of every draw. Integer sums stay exact."""
-    chunks = [draws[at : at + _CHUNK].astype(np.float64) @ sums for at in range(0, len(draws), _CHUNK)]
+    chunks = [chunk.astype(np.float64) @ sums for chunk in draws.chunks()]
     return np.concatenate(chunks) if chunks else np.zeros((0, sums.shape[1]))
 
 

@@ -15,9 +15,9 @@ from prism_prm.metrics.counts import Bools, Floats, ratio
 from prism_prm.statistics import (
     NUM_DRAWS,
     SEED,
+    ClusterDraws,
     Comparison,
     Interval,
-    Ints,
     cluster_draws,
     cluster_sums,
     compare,
@@ -81,7 +81,7 @@ class Measurer:
     """Which steps are judged good, where that is not simply by the threshold."""
 
     @cached_property
-    def draws(self) -> Ints:
+    def draws(self) -> ClusterDraws:
         """How often each problem is in each draw."""
         return cluster_draws(self.steps.num_clusters, self.num_draws, self.seed)
 

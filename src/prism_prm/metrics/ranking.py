@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prism_prm.metrics.counts import Bools, Floats
+from prism_prm.statistics import ClusterDraws
 
 Ints = npt.NDArray[np.int64]
 
@@ -101,7 +102,9 @@ class Ranking:
         tp, fp = self.cumulative()
         return {name: metric(tp, fp) for name, metric in RANKINGS.items()}
 
-    def resampled(self, clusters: Ints, draws: Ints, names: tuple[str, ...] = tuple(RANKINGS)) -> dict[str, Floats]:
+    def resampled(
+        self, clusters: Ints, draws: ClusterDraws, names: tuple[str, ...] = tuple(RANKINGS)
+    ) -> dict[str, Floats]:
         """The metrics `names` of every draw; `clusters` are per step in the original order."""
         sorted_clusters = clusters[self.order]
         values = np.full((len(names), len(draws)), np.nan)
@@ -122,15 +125,20 @@ class Ranking:
 def threshold_for_tpr(right: Bools, scores: Floats, target: float) -> float:
     """The highest threshold at which at least `target` of the right steps score above it; NaN without right steps.
 
-    It lies halfway between two observed scores, so that it does not hang on the last bit of either.
+    It lies halfway between two observed scores, so that it does not hang on the last bit of either; at the lower one
+    where no number lies between them.
     """
     positives = np.sort(scores[right])[::-1]
     if len(positives) == 0:
         return float("nan")
     needed = max(1, int(np.ceil(target * len(positives) - 1e-9)))
     lowest_kept = positives[needed - 1]
-    below = scores[scores < lowest_kept]
-    return float((lowest_kept + below.max()) / 2) if len(below) else float(np.nextafter(lowest_kept, -np.inf))
+    others = scores[scores < lowest_kept]
+    if len(others) == 0:
+        return float(np.nextafter(lowest_kept, -np.inf))
+    below = others.max()
+    middle = (lowest_kept + below) / 2
+    return float(middle if middle < lowest_kept else below)
 
 
 def pairwise_accuracy(chosen: Floats, rejected: Floats) -> Floats:
