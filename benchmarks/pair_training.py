@@ -27,11 +27,12 @@ from _side_by_side import conclude, median, options, print_ratios, side_by_side
 from prism_prm import Prm
 from prism_prm.losses import Objective
 from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
-from prism_prm.pairs.examples import Examples, Ints
+from prism_prm.pairs.examples import Examples
 from prism_prm.records import StepTree
 from prism_prm.scorer.run import pair_cost
 from prism_prm.training.batches import Packing, RowLimits, batch_maker
 from prism_prm.training.loop import Round, TrainSettings
+from prism_prm.types import Ints
 
 PAIRS_PER_UPDATE = 64
 PEER = "TRL RewardTrainer"

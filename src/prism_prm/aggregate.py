@@ -10,11 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from prism_prm.errors import ConfigError, DataError
-
-Floats = npt.NDArray[np.float64]
+from prism_prm.types import Floats
 
 SOFT_MIN_TEMPERATURE = 0.1
 """Of `soft-min`: towards 0 it becomes the minimum, towards infinity the mean."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from prism_prm.data.inputs import Advance, find_sources, rows
+from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode
 from prism_prm.data.solutions import POOL_FIELDS
 from prism_prm.data.steps import split_steps
@@ -28,6 +28,7 @@ from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree, unique_names
 from prism_prm.tasks import Problem, problem_of
+from prism_prm.types import Advance
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
 

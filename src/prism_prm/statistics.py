@@ -15,8 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from prism_prm.types import Floats, Ints
 
 NUM_DRAWS = 1000
 LEVEL = 0.95

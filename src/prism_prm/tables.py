@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,12 +20,12 @@ from prism_prm.data.forest import Forest
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepPair, StepTree
+from prism_prm.types import Ints
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 """For columns with few distinct values."""
 
 T = TypeVar("T")
-Ints = npt.NDArray[np.int64]
 
 NODE = pa.struct(
     [

@@ -19,10 +19,10 @@ from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_an
 from prism_prm.answers.extract import after_hashes, last_boxed
 from prism_prm.answers.judge import Key
 from prism_prm.answers.numerals import normalise, numeral
-from prism_prm.answers.workers import Advance, ignore
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
+from prism_prm.types import Advance, ignore
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prism_prm.answers.numerals import normalise, numeral, plain_key, same_number, text_key, word
-from prism_prm.answers.workers import Advance, Call, Workers, ignore
+from prism_prm.answers.workers import Call, Workers
+from prism_prm.types import Advance, ignore
 
 MAX_LENGTH = 2_000
 """Longer answers are compared as text only: no final answer is that long, and parsers are not made for it."""

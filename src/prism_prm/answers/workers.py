@@ -16,18 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from prism_prm.errors import PrismError
+from prism_prm.types import Advance, ignore
 
 Call = tuple[str, tuple[Any, ...]]
 """The name of a function of the workers' module, and its arguments; all of it JSON."""
 
-Advance = Callable[[int], None]
-"""Is told how many more calls are done."""
 
 _START_SECONDS = 120.0
 """How long a worker may take to import its module; generous, for cold disks."""
@@ -46,10 +45,6 @@ class Outcome:
     status: Literal["ok", "timeout", "error"]
     value: Any = None
     detail: str = ""
-
-
-def ignore(_: int) -> None:
-    """Show no progress."""
 
 
 def available_cores() -> int:

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prism_prm.data.draft import Draft
-
-Ints = npt.NDArray[np.int64]
+from prism_prm.types import Ints
 
 
 @dataclass(frozen=True, slots=True)

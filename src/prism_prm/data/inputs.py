@@ -18,14 +18,13 @@ from typing import Any, Literal
 import msgspec
 
 from prism_prm.errors import DataError
+from prism_prm.types import Advance
 
 Kind = Literal["jsonl", "json", "jsonl.gz", "parquet", "hub"]
 SUFFIXES: dict[str, Kind] = {".jsonl": "jsonl", ".json": "json", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
 TREE_TABLE = "trees.parquet"
 """The file that makes a folder one of ours; its neighbours are not input."""
 
-Advance = Callable[[int], None]
-"""Called with how many more bytes of input were read."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 

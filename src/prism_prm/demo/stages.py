@@ -24,7 +24,8 @@ from prism_prm.search import SearchSettings
 from prism_prm.tables import iter_trees
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run import Run
-from prism_prm.world.build import Bars, World, build_world, no_bars
+from prism_prm.types import Bars, no_bars
+from prism_prm.world.build import World, build_world
 from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import PRM_SETTINGS

@@ -15,8 +15,8 @@ from prism_prm.evaluation.benchmarks import Benchmark, ItemSet, find_benchmark
 from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, PairTable, SubsetResult, intervals, measure_pairs
-from prism_prm.metrics.counts import Bools
 from prism_prm.statistics import NUM_DRAWS, SEED
+from prism_prm.types import Bools
 
 GRID = np.linspace(0.0, 1.0, 201)
 """Thresholds of the FPR–FNR curve."""

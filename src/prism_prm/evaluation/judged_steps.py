@@ -18,8 +18,8 @@ import numpy.typing as npt
 from prism_prm import metrics
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.metrics.counts import Bools, Floats
-from prism_prm.statistics import Ints, number_clusters
+from prism_prm.statistics import number_clusters
+from prism_prm.types import Bools, Floats, Ints
 
 NOT_JUDGED = -1
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from prism_prm import metrics
 from prism_prm.evaluation.judged_steps import Steps
-from prism_prm.metrics.counts import Bools, Floats, ratio
+from prism_prm.metrics.counts import ratio
 from prism_prm.statistics import (
     NUM_DRAWS,
     SEED,
@@ -25,6 +25,7 @@ from prism_prm.statistics import (
     mean_interval,
     resampled_sums,
 )
+from prism_prm.types import Bools, Floats, Ints
 
 NUM_BINS = 10
 """Bins of the calibration error."""

@@ -14,8 +14,8 @@ from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import Item, ItemSet
 from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps
-from prism_prm.metrics.counts import Floats
 from prism_prm.statistics import number_clusters
+from prism_prm.types import Floats
 
 if TYPE_CHECKING:
     from prism_prm.scorer.protocol import Scorer

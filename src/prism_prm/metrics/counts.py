@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+from prism_prm.types import Bools, Floats
 
 TP, FP, TN, FN = range(4)
 

@@ -6,11 +6,9 @@ Steps of all solutions lie in one array, solution after solution; `starts` says 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from prism_prm.metrics.counts import Bools, Floats, ratio
-
-Ints = npt.NDArray[np.int64]
+from prism_prm.metrics.counts import ratio
+from prism_prm.types import Bools, Floats, Ints
 
 OUTCOMES = ("exact", "early", "late", "missed")
 """What became of a solution's first error: found, an earlier step blamed, a later one, or none."""

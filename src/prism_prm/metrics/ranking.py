@@ -10,12 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from prism_prm.metrics.counts import Bools, Floats
 from prism_prm.statistics import ClusterDraws
-
-Ints = npt.NDArray[np.int64]
+from prism_prm.types import Bools, Floats, Ints
 
 
 def _product_sum(a: Floats, b: Floats) -> float:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from prism_prm import __version__
 from prism_prm.data import Reader
 from prism_prm.data.draft import Draft
-from prism_prm.data.forest import Forest, Ints
+from prism_prm.data.forest import Forest
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.pairs.columns import PairColumns, Small, annotated_columns, lookahead_columns
@@ -30,6 +30,7 @@ from prism_prm.pairs.settings import PairSettings
 from prism_prm.pairs.summary import PairCounts, TreeCounts
 from prism_prm.records import PAIR_KINDS, PairKind
 from prism_prm.tables import PAIRS, pair_writer, tree_table, tree_writer
+from prism_prm.types import Ints
 
 Write = Callable[[pa.Table], None]
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from prism_prm.data.forest import Forest, Ints, string_codes
+from prism_prm.data.forest import Forest, string_codes
 from prism_prm.pairs.audit import TrunkAudit, normalise_step
 from prism_prm.pairs.settings import PairSettings, priority
+from prism_prm.types import Bools, Ints
 
-Bools = npt.NDArray[np.bool_]
 Small = npt.NDArray[np.int32]
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from prism_prm.errors import DataError
 from prism_prm.records import Step, StepTree
 from prism_prm.tables import check_pairs, check_split, iter_trees, read_pairs
+from prism_prm.types import Ints
 
-Ints = NDArray[np.int64]
 COLUMNS = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
 
 

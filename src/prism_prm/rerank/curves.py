@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prism_prm.aggregate import Floats, log_score
-from prism_prm.answers.workers import Advance, ignore
+from prism_prm.aggregate import log_score
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool
-from prism_prm.rerank.expectation import NUM_DRAWS, Ints, best_of, draw_orders, pass_at, voted
+from prism_prm.rerank.expectation import NUM_DRAWS, best_of, draw_orders, pass_at, voted
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.select import relative_weights
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Comparison, Interval, compare_means, mean_interval, number_clusters
+from prism_prm.types import Advance, Floats, Ints, ignore
 
 WITHOUT_PRM = ("mean", "majority", "oracle")
 WITH_PRM = ("best-of-n", "weighted")

@@ -13,13 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from prism_prm.aggregate import Floats
 from prism_prm.rerank.select import TIE
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from prism_prm.types import Bools, Floats, Ints
 
 NUM_DRAWS = 1000
 

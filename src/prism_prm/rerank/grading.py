@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.answers import Extraction
-from prism_prm.answers.workers import Advance, ignore
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem
-from prism_prm.rerank.expectation import Bools, Ints
 from prism_prm.tasks import Grader, Task
+from prism_prm.types import Advance, Bools, Ints, ignore
 
 
 @dataclass(frozen=True, slots=True)

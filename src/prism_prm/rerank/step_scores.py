@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_prm.aggregate import Floats
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool
+from prism_prm.types import Floats
 
 if TYPE_CHECKING:
     from prism_prm.records import StepTree

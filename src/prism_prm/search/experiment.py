@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism_prm.aggregate import Floats, log_score
-from prism_prm.answers.workers import Advance
+from prism_prm.aggregate import log_score
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
 from prism_prm.rerank.curves import compute_curves
@@ -28,6 +27,7 @@ from prism_prm.search.recipe import Recipe
 from prism_prm.search.results import Done, Found
 from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, Problem
+from prism_prm.types import Advance, Floats
 
 if TYPE_CHECKING:
     from prism_prm.policies import Policy

@@ -13,7 +13,8 @@ from prism_prm.rerank.grading import GradedPool
 from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
 from prism_prm.search.recipe import Recipe
-from prism_prm.statistics import Comparison, Ints, compare_means
+from prism_prm.statistics import Comparison, compare_means
+from prism_prm.types import Ints
 
 WIDE = (8.6, 3.8)
 

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.metrics import Ranking
-from prism_prm.metrics.counts import Bools, Floats
-from prism_prm.metrics.ranking import Ints
 from prism_prm.statistics import cluster_draws
+from prism_prm.types import Bools, Floats, Ints
 
 LEVELS = np.linspace(0.01, 0.99, 99)
 """The TPRs at which two curves are compared."""

@@ -6,9 +6,8 @@ The policy ratio depends on m alone. The step-contrastive loss (SC) does too; th
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from prism_prm.types import Floats
 
 SC_FLOOR = float(np.log1p(np.exp(-1.0)))
 """No margin of scores in [0, 1] brings SC below −log σ(1) = 0.313."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.metrics.counts import Bools, Floats, ratio
+from prism_prm.metrics.counts import ratio
 from prism_prm.pools import Pool, read_pool
 from prism_prm.report import LOOKS, Report, count_axis, percent, percent_axes
 from prism_prm.rerank.curves import default_ns
@@ -20,6 +20,7 @@ from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_t
 from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
 from prism_prm.tasks import MathGrader
 from prism_prm.theory import selection
+from prism_prm.types import Bools, Floats
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from prism_prm.packing import EncodedTree, Layout, PackedBatch, Row, collate, encode_tree, merge_rows, pack, read_index
-from prism_prm.pairs.examples import Examples, Ints, as_one_tree
+from prism_prm.pairs.examples import Examples, as_one_tree
 from prism_prm.prms.module import FLEX_BLOCK, PrmModule
 from prism_prm.scorer.lower_cache import LowerCache
 from prism_prm.training.plan import share
+from prism_prm.types import Ints
 
 Packing = Literal["tree", "pair", "none"]
 

@@ -26,10 +26,11 @@ import torch
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
-from prism_prm.pairs.examples import Examples, Ints
+from prism_prm.pairs.examples import Examples
 from prism_prm.training.batches import MicroBatch, Packing, RowLimits, micro_batches, parts_of_update
 from prism_prm.training.model import CANNOT_WRITE, to_training
 from prism_prm.training.plan import over_limit, plan_updates
+from prism_prm.types import Ints
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

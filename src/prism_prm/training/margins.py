@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from prism_prm.files import whole_file
 from prism_prm.pairs.examples import Examples, as_one_tree
 from prism_prm.scorer.results import sigmoid
 from prism_prm.scorer.store import Request, ScoreStore, Share
+from prism_prm.types import Floats
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Prm
 
-Floats = NDArray[np.float64]
 
 MARGINS = pa.schema(
     [

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism_prm.errors import ConfigError
-
-Ints = NDArray[np.int64]
+from prism_prm.types import Ints
 
 
 def plan_updates(trees_P: NDArray[np.integer], *, per_update: int, per_tree: int, seed: tuple[int, ...]) -> list[Ints]:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,19 +34,13 @@ from prism_prm.training.model import check_cache, count, prepare, release_memory
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.source import TRAIN, data_folder, make_data
 from prism_prm.training.validation import Validation, best_round
+from prism_prm.types import Bars, no_bars
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-Bars = Callable[[str, float], AbstractContextManager[Callable[[int], None]]]
-"""(description, total) → a progress bar that yields the function to advance it."""
 
 BASE = "0_base"
-
-
-def no_bars(_description: str, _total: float) -> AbstractContextManager[Callable[[int], None]]:
-    """For callers that show nothing."""
-    return contextlib.nullcontext(lambda _: None)
 
 
 class Run:

@@ -15,8 +15,9 @@ from prism_prm.pairs.examples import Examples, Split, labelled_steps
 from prism_prm.scorer.results import sigmoid
 from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import too_long
-from prism_prm.training.margins import Floats, score_examples
+from prism_prm.training.margins import score_examples
 from prism_prm.training.recipe import CRITERIA, ValidationSettings
+from prism_prm.types import Floats
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Prm

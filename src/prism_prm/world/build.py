@@ -6,11 +6,9 @@ was stopped goes on where it was, and worlds that share a stage share its folder
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from prism_prm.lm.load import language_model
 from prism_prm.records import StepTree
 from prism_prm.resume import content_key
 from prism_prm.tables import write_trees
+from prism_prm.types import Bars, no_bars
 from prism_prm.world.oracle import Verdict
 from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
 from prism_prm.world.policy import PolicySettings, train_policy
@@ -30,14 +29,6 @@ from prism_prm.world.sampling import sample_solutions
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import make_tokenizer
 from prism_prm.world.trees import count_verdicts, let_errors_pass, sample_trees
-
-Bars = Callable[[str, float], AbstractContextManager[Callable[[int], None]]]
-"""(description, total) → a progress bar that yields the function to advance it."""
-
-
-def no_bars(_description: str, _total: float) -> AbstractContextManager[Callable[[int], None]]:
-    """For callers that show nothing."""
-    return contextlib.nullcontext(lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)

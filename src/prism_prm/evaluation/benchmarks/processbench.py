@@ -21,9 +21,9 @@ from prism_prm.errors import DataError
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Table, Tables
-from prism_prm.metrics.counts import Floats
 from prism_prm.report import Report
 from prism_prm.statistics import cluster_sums
+from prism_prm.types import Floats
 
 SPLITS = {"gsm8k": 400, "math": 1000, "olympiadbench": 1000, "omnimath": 1000}
 """Split → how many items it has."""
