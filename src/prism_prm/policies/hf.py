@@ -13,6 +13,7 @@ from prism_prm.errors import ModelError
 from prism_prm.lm.load import language_model, local_folder
 from prism_prm.policies import shared_attention
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
+from prism_prm.policies.check_decoding import check_decoding
 from prism_prm.policies.decode import Context, Decoder, Row
 from prism_prm.policies.kept import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
@@ -212,4 +213,5 @@ def load_hf(
     if not (folder / "config.json").exists() and not any(folder.glob("*.gguf")):
         raise ModelError(f"{folder}: neither config.json nor a .gguf file, so this is not a model folder")
     model, tokenizer = language_model(folder, pick_dtype(dtype, target))
+    check_decoding(model)
     return HfPolicy(model.to(target), tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)
