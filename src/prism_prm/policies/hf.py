@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.lm.load import language_model, local_folder
 from prism_prm.policies import shared_attention
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
@@ -18,7 +19,6 @@ from prism_prm.policies.decode import Context, Decoder, Row
 from prism_prm.policies.kept import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
 from prism_prm.prms.module import attention_windows
-from prism_prm.scorer.model_hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.scorer.open import pick_dtype
 from prism_prm.scorer.prm import pick_device
 from prism_prm.scorer.run import is_out_of_memory, release_memory
