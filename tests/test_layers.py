@@ -16,8 +16,8 @@ LAYERS: list[set[str]] = [
     {"aggregate", "answers", "config", "curriculum", "losses", "metrics", "statistics", "theory"},
     {"data", "export", "packing", "pairs", "pools", "tables", "report", "tasks"},
     {"lm"},
-    {"prms"},
-    {"policies", "scorer"},
+    {"policies", "prms"},
+    {"scorer"},
     {"demo", "evaluation", "rerank", "search", "training", "world"},
     {"__main__", "cli"},
 ]

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from prism_prm import PrismError, init_prm
+from prism_prm.lm import tree_attention
 from prism_prm.lm.miniature import miniature, small_config
-from prism_prm.prms import tree_attention
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer import check_packing as trial
 from prism_prm.scorer import step_batch

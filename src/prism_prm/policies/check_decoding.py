@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from prism_prm.errors import ModelError, first_sentence
+from prism_prm.lm.attention import SHARED, attention_windows
 from prism_prm.lm.miniature import VOCABULARY, config_key, miniature
-from prism_prm.policies import shared_attention
 from prism_prm.policies.decode import Context, Decoder, Row
-from prism_prm.prms.module import attention_windows
 
 BOUND = 1e-3
 """Largest difference of a step's log-likelihood: norms and softmaxes in 32 bits make about 1e-5."""
@@ -41,7 +40,7 @@ def check_decoding(model: Any) -> None:
 def _fault(model: Any) -> str:
     # Code that was not written for our masks and caches may end in any error.
     try:
-        small = miniature(model, shared_attention.NAME)
+        small = miniature(model, SHARED)
         windows = attention_windows(small.base_model)
         draw = np.random.default_rng(0)
         contexts = [Context(tuple(draw.integers(3, VOCABULARY, length).tolist()), None, 0) for length in (20, 31)]
@@ -69,6 +68,6 @@ def _plain(model: Any, ids: Sequence[int], tokens: Sequence[int]) -> float:
     """The tokens' log-likelihood in one sequence, with nothing of ours in it."""
     model.config._attn_implementation = "eager"
     logits_LV = model(input_ids=torch.tensor([[*ids, *tokens]])).logits[0, len(ids) - 1 : -1]
-    model.config._attn_implementation = shared_attention.NAME
+    model.config._attn_implementation = SHARED
     log_likelihood_L = torch.log_softmax(logits_LV.double(), -1).gather(1, torch.tensor(tokens)[:, None])
     return float(log_likelihood_L.sum())

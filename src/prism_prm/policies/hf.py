@@ -10,17 +10,16 @@ from typing import Any
 import torch
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.attention import SHARED, attention_windows
 from prism_prm.lm.device import pick_device, pick_dtype
 from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.lm.load import language_model, local_folder
 from prism_prm.lm.memory import halving
-from prism_prm.policies import shared_attention
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
 from prism_prm.policies.check_decoding import check_decoding
 from prism_prm.policies.decode import Context, Decoder, Row
 from prism_prm.policies.kept import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
-from prism_prm.prms.module import attention_windows
 
 SHARE_OF_MEMORY = 0.25
 CPU_BYTES = 2 * 10**9
@@ -46,7 +45,7 @@ class HfPolicy:
     ) -> None:
         self.name = name
         self.model = model.eval()
-        model.config._attn_implementation = shared_attention.NAME  # SDPA, save for decoding
+        model.config._attn_implementation = SHARED  # SDPA, save for decoding
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
         self.token_budget = token_budget or max(1, _memory_to_use(model.device) // _bytes_per_token(model))

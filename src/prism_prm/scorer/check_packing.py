@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from prism_prm.errors import ModelError, first_sentence
+from prism_prm.lm.attention import ATTENTION, FLEX_BLOCK
 from prism_prm.lm.miniature import VOCABULARY, config_key, miniature
 from prism_prm.packing import EncodedTree, collate, pack, read_index
-from prism_prm.prms.module import ATTENTION, FLEX_BLOCK, PrmModule
+from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.session import Node
 from prism_prm.scorer.step_batch import Growth, run_growth
 

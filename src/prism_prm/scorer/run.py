@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.attention import FLEX_BLOCK
 from prism_prm.lm.memory import halving
 from prism_prm.packing import Row, batch_rows, collate, merge_rows
-from prism_prm.prms.module import FLEX_BLOCK, PrmModule
+from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.lower_cache import LowerCache
 
 Named = Callable[[int, int], str]
