@@ -31,3 +31,8 @@ class MissingExtraError(PrismError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"This needs {package}. Install it with: pip install 'prism-prm[{extra}]'")
+
+
+def first_sentence(error: BaseException) -> str:
+    """What kind of error another library has raised and how its message begins."""
+    return f"{type(error).__name__}: {str(error).split('. ')[0]}"

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
+from prism_prm.lm.attention import ATTENTION
 from prism_prm.lm.miniature import randomise, small_config
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.card import Card
-from prism_prm.prms.module import ATTENTION, PrmModule
+from prism_prm.prms.module import PrmModule
 from prism_prm.scorer import Prm
 from tiny import llama_tokenizer, mistral_tokenizer, qwen_tokenizer
 

@@ -16,6 +16,7 @@ from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -24,8 +25,8 @@ from transformers import (
 )
 
 from prism_prm import PrismError, init_prm
+from prism_prm.lm import tree_attention
 from prism_prm.lm.miniature import miniature, small_config
-from prism_prm.prms import tree_attention
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer import check_packing as trial
 from prism_prm.scorer import step_batch
@@ -68,6 +69,13 @@ def test_large_models_are_tried_in_miniature(config: Any) -> None:
     check_packing(module)
     check_session(module)
     assert sum(p.numel() for p in miniature(module.backbone, "eager").parameters()) < 500_000
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, GPT2Config], ids=["llama", "gpt2"])
+def test_models_with_few_words_or_positions_are_tried_as_well(config: Any) -> None:
+    module = unread(config(vocab_size=20, max_position_embeddings=32))
+    check_packing(module)
+    check_session(module)
 
 
 def test_a_miniature_has_every_kind_of_layer_and_small_windows() -> None:

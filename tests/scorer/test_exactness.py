@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from references import separate_scores
 
+from prism_prm.lm import tree_attention
 from prism_prm.packing import batch_rows, collate, encode_tree, merge_rows, pack, read_index
-from prism_prm.prms import tree_attention
 from prism_prm.prms.module import PrmModule
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.scorer.run import run_rows

@@ -14,10 +14,11 @@ import pytest
 import torch
 from references import REFERENCES, separate_scores
 from test_exactness import COMB
+from transformers import Gemma3TextConfig, Gemma3TextModel
 
 from prism_prm import PrismError, Step, StepTree, init_prm
+from prism_prm.lm.attention import attention_windows, dense_mask
 from prism_prm.packing import collate, depth_first, encode_tree, pack
-from prism_prm.prms.module import dense_mask
 from prism_prm.scorer.results import sigmoid
 
 SOLUTIONS = [("What is 1 + 2?", ["x = 1", "so y = 2"]), ("y?", ["12 * 4 = 48"]), ("Compute.", ["a", "b", "c", "done"])]
@@ -262,3 +263,9 @@ def test_backbones_that_cannot_be_packed_are_refused(tiny_lm: Callable[..., Path
     (tmp_path / "lm/config.json").write_text(json.dumps(config))
     with pytest.raises(PrismError, match="rope type 'dynamic'"):
         init_prm(tmp_path / "lm", family="token-classification")
+    # Gemma 3 has one for each kind of layer.
+    mixed = Gemma3TextConfig(
+        rope_parameters={"full_attention": {"rope_type": "dynamic", "factor": 2.0}, "sliding_attention": {}}
+    )
+    with torch.device("meta"), pytest.raises(PrismError, match="rope type 'dynamic'"):
+        attention_windows(Gemma3TextModel(mixed))

@@ -67,7 +67,9 @@ def _attention_fits(folder: Path) -> Iterator[None]:
         reason = str(error).split(". ")[0]
         if "does not support an attention implementation" not in reason:
             raise
-        raise ModelError(f"{folder}: {reason}. A PRM may do with attn='flex'.") from error
+        raise ModelError(
+            f"{folder}: {reason}. A PRM may do with attn='flex', a policy can be served (openai:<base url>)."
+        ) from error
 
 
 @contextlib.contextmanager

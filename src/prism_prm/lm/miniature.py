@@ -16,10 +16,12 @@ import xxhash
 WINDOW = 8
 """What every sliding window is cut to, so that short texts leave it."""
 VOCABULARY = 64
+CONTEXT = 128
+"""Positions that it has at least."""
 _MOST_LAYERS = 4
+_RENAMED = ("vocab_size", "max_position_embeddings", "num_hidden_layers", "num_key_value_heads")
 
 _SIZES: dict[str, int] = {
-    "vocab_size": VOCABULARY,
     "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
     "num_attention_heads": 4, "head_dim": 16, "rotary_dim": 8,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
@@ -35,12 +37,15 @@ _DROPPED = ("quantization_config", "dtype", "torch_dtype", "transformers_version
 def small_config(config: Any) -> Any:
     """The config of a miniature: the kinds of layers in their order, sizes and windows cut."""
     given = {key: value for key, value in config.to_dict().items() if key not in _DROPPED}
-    names = {key: config.attribute_map.get(key, key) for key in (*_SIZES, "num_hidden_layers", "num_key_value_heads")}
+    names = {key: config.attribute_map.get(key, key) for key in (*_SIZES, *_RENAMED)}
     for key, size in _SIZES.items():
         if isinstance(given.get(names[key]), int):
             given[names[key]] = min(size, given[names[key]])
     if isinstance(groups := given.get(names["num_key_value_heads"]), int):
         given[names["num_key_value_heads"]] = _groups(config.num_attention_heads, groups)
+    given[names["vocab_size"]] = VOCABULARY
+    if isinstance(positions := given.get(names["max_position_embeddings"]), int):
+        given[names["max_position_embeddings"]] = max(CONTEXT, positions)
     layers = _chosen_layers(config)
     for key, value in given.items():
         if isinstance(value, list) and len(value) == config.num_hidden_layers:

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.columns import Columns
+from prism_prm.lm.shared_attention import Grid
 from prism_prm.policies.choose import choose, noise
-from prism_prm.policies.columns import Columns
 from prism_prm.policies.kept import Kept
-from prism_prm.policies.shared_attention import Grid
 
 SHRINK_AT = 0.75
 """What is done is taken out once at most this share is still of use: doing so copies the key/values of the rest."""

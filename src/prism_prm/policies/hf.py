@@ -10,17 +10,16 @@ from typing import Any
 import torch
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.attention import SHARED, attention_windows
+from prism_prm.lm.device import pick_device, pick_dtype
+from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.lm.load import language_model, local_folder
-from prism_prm.policies import shared_attention
+from prism_prm.lm.memory import halving
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
+from prism_prm.policies.check_decoding import check_decoding
 from prism_prm.policies.decode import Context, Decoder, Row
 from prism_prm.policies.kept import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
-from prism_prm.prms.module import attention_windows
-from prism_prm.scorer.model_hash import hash_tensors, plain_config, tokenizer_text
-from prism_prm.scorer.open import pick_dtype
-from prism_prm.scorer.prm import pick_device
-from prism_prm.scorer.run import is_out_of_memory, release_memory
 
 SHARE_OF_MEMORY = 0.25
 CPU_BYTES = 2 * 10**9
@@ -46,7 +45,7 @@ class HfPolicy:
     ) -> None:
         self.name = name
         self.model = model.eval()
-        model.config._attn_implementation = shared_attention.NAME  # SDPA, save for decoding
+        model.config._attn_implementation = SHARED  # SDPA, save for decoding
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
         self.token_budget = token_budget or max(1, _memory_to_use(model.device) // _bytes_per_token(model))
@@ -76,11 +75,18 @@ class HfPolicy:
         states = {ask.text: ask.state for ask in asks}
         token_ids = self.tokenizer(list(states))["input_ids"] if states else []
         contexts = {text: self._context(ids, states[text]) for text, ids in zip(states, token_ids, strict=True)}
-        found: list[Written | None] = [None] * len(asks)
-        order = sorted(range(len(asks)), key=lambda i: (len(contexts[asks[i].text].ids), asks[i].text))
+        # A text that fills the context already cannot be continued.
+        found = [Written("", "cut", 0, 0.0) for _ in asks]
+        open_asks = [i for i, ask in enumerate(asks) if len(contexts[ask.text].ids) < self.context]
+        order = sorted(open_asks, key=lambda i: (len(contexts[asks[i].text].ids), asks[i].text))
         for batch in self._batches(order, asks, contexts):
-            self._write_batch(batch, asks, contexts, sampling, found)
-        return [one for one in found if one is not None]
+            runs = halving(
+                batch, lambda some: self._run([asks[i] for i in some], contexts, sampling), lambda _: "one solution"
+            )
+            for some, rows in runs:
+                for i, row in zip(some, rows, strict=True):
+                    found[i] = self._written(row, sampling.stop)
+        return found
 
     def _context(self, ids: list[int], state: Any) -> Context:
         if not ids:
@@ -103,48 +109,20 @@ class HfPolicy:
         if batch:
             yield batch
 
-    def _write_batch(
-        self,
-        batch: Sequence[int],
-        asks: Sequence[Ask],
-        contexts: dict[str, Context],
-        sampling: Sampling,
-        found: list[Written | None],
-    ) -> None:
-        """Run one batch, or its halves where memory does not suffice."""
-        rows: dict[int, Row] = {}
-        for i in batch:
-            context = contexts[asks[i].text]
-            room = self.context - len(context.ids)
-            if room <= 0:
-                found[i] = Written("", "cut", 0, 0.0)
-                continue
-            key = None if asks[i].greedy or sampling.temperature == 0 else asks[i].key
-            rows[i] = Row(context, key, min(asks[i].max_tokens, room))
-        if not rows:
-            return
-        distinct = list(dict.fromkeys(row.context for row in rows.values()))
-        failed = False
-        try:
-            Decoder(self.model, self.windows).run(
-                distinct, list(rows.values()), lambda row: self._is_over(row, sampling.stop),
-                temperature=sampling.temperature, top_p=sampling.top_p,
-            )  # fmt: skip
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if len(rows) == 1:
-                raise ModelError(f"{self.name}: out of memory with one solution alone; use a smaller dtype") from error
-            failed = True
-        if failed:
-            release_memory()
-            half = len(batch) // 2
-            for part in (batch[:half], batch[half:]):
-                self._write_batch(part, asks, contexts, sampling, found)
-            return
+    def _run(self, asks: Sequence[Ask], contexts: dict[str, Context], sampling: Sampling) -> list[Row]:
+        """One continuation per ask, all together."""
+        rows = []
+        for ask in asks:
+            context = contexts[ask.text]
+            key = None if ask.greedy or sampling.temperature == 0 else ask.key
+            rows.append(Row(context, key, min(ask.max_tokens, self.context - len(context.ids))))
+        distinct = list(dict.fromkeys(row.context for row in rows))
+        Decoder(self.model, self.windows).run(
+            distinct, rows, lambda row: self._is_over(row, sampling.stop),
+            temperature=sampling.temperature, top_p=sampling.top_p,
+        )  # fmt: skip
         self.num_read += sum(len(context.ids) - context.shared for context in distinct)
-        for i, row in rows.items():
-            found[i] = self._written(row, sampling.stop)
+        return rows
 
     def _is_over(self, row: Row, stop: str) -> bool:
         token = row.tokens[-1]
@@ -212,4 +190,5 @@ def load_hf(
     if not (folder / "config.json").exists() and not any(folder.glob("*.gguf")):
         raise ModelError(f"{folder}: neither config.json nor a .gguf file, so this is not a model folder")
     model, tokenizer = language_model(folder, pick_dtype(dtype, target))
+    check_decoding(model)
     return HfPolicy(model.to(target), tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from prism_prm.errors import ModelError
 from prism_prm.files import whole_folder
+from prism_prm.lm.attention import check_attention
 from prism_prm.lm.load import (
     OUTPUT_LAYER,
     check_pickled,
@@ -26,7 +27,7 @@ from prism_prm.lm.load import (
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import CARD_FILE, README, Card, check_family, known_settings, read_card, recognise
-from prism_prm.prms.module import PrmModule, check_attention
+from prism_prm.prms.module import PrmModule
 
 
 def prm_folder(name: str | Path) -> str | Path:

@@ -9,29 +9,18 @@ O named log-odds.
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prism_prm.errors import ConfigError, ModelError
+from prism_prm.lm import tree_attention
+from prism_prm.lm.attention import ATTENTION, Attention, attention_windows, block_mask, dense_mask, eager_flex
 from prism_prm.packing import PackedBatch
-from prism_prm.prms import tree_attention
 from prism_prm.prms.base import Family
 from prism_prm.prms.halves import Halves
-
-Attention = Literal["sdpa", "flex"]
-ATTENTION: dict[str, str] = {"sdpa": tree_attention.NAME, "flex": "flex_attention"}
-"""Our name of an attention kernel → its name in a config."""
-FLEX_BLOCK = 128
-"""Flex attention works in blocks of this many tokens; rows are padded to whole blocks."""
-
-
-tree_attention.register()
 
 
 class PrmModule(nn.Module):
@@ -125,7 +114,7 @@ class PrmModule(nn.Module):
         """The last hidden states; `masks` has one mask per kind of attention layer (see `attention_windows`)."""
         ready = {kind: self._additive(mask) for kind, mask in masks.items()}
         mask = ready if len(ready) > 1 else next(iter(ready.values()))
-        with _eager_flex() if self.attention == "flex" and positions_BQ.device.type == "cpu" else nullcontext():
+        with eager_flex() if self.attention == "flex" and positions_BQ.device.type == "cpu" else nullcontext():
             output = backbone(
                 attention_mask=mask,
                 position_ids=positions_BQ,
@@ -145,61 +134,3 @@ class PrmModule(nn.Module):
         """Hidden states at read positions → log-odds, in 32 bits at least."""
         logits_RC: Tensor = self.head(hidden_RH)
         return self.to_log_odds(logits_RC if logits_RC.dtype == torch.float64 else logits_RC.float())
-
-
-def attention_windows(backbone: Any) -> dict[str, int | None]:
-    """Kind of attention layer → its sliding window (None: sees everything); an error where masks cannot be ours."""
-    config = backbone.config
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds - {"full_attention", "sliding_attention"}:
-        raise ModelError(
-            f"{config.model_type}: layers of kind {sorted(kinds)} cannot be packed; only full and sliding attention can"
-        )
-    if "position_ids" not in inspect.signature(backbone.forward).parameters:
-        raise ModelError(f"{config.model_type}: the model takes no position_ids, so its trees cannot be packed")
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        raise ModelError(
-            f"{config.model_type}: rope type {rope['rope_type']!r} makes a score depend on what else is in the batch"
-        )
-    window = getattr(config, "sliding_window", None)
-    if not kinds:
-        return {"sliding_attention": window} if window else {"full_attention": None}
-    windows = {"full_attention": None, "sliding_attention": window}
-    return {kind: windows[kind] for kind in sorted(kinds)}
-
-
-def dense_mask(end_BL: Tensor, positions_BL: Tensor, window: int | None) -> Tensor:
-    """The (B, 1, L, L) mask: q sees k iff k ≤ q < end[k], and in a sliding window iff pos_q − pos_k < window."""
-    at_L = torch.arange(end_BL.shape[1], device=end_BL.device)
-    seen_BLL = (at_L[None, None, :] <= at_L[None, :, None]) & (at_L[None, :, None] < end_BL[:, None, :])
-    if window is not None:
-        seen_BLL &= positions_BL[:, :, None] - positions_BL[:, None, :] < window
-    return seen_BLL[:, None]
-
-
-def block_mask(end_BL: Tensor, positions_BL: Tensor, window: int | None) -> Any:
-    """The same rule as a block mask for flex attention."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001
-        sees = (k <= q) & (q < end_BL[b, k])
-        return sees if window is None else sees & (positions_BL[b, q] - positions_BL[b, k] < window)
-
-    rows, length = end_BL.shape
-    return create_block_mask(seen, rows, None, length, length, device=end_BL.device, BLOCK_SIZE=FLEX_BLOCK)
-
-
-@contextmanager
-def _eager_flex() -> Iterator[None]:
-    """Flex attention without its compiler: on CPUs torch 2.13 writes C++ for it that does not compile."""
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        yield
-
-
-def check_attention(name: str) -> str:
-    """transformers' name of an attention kernel."""
-    if name not in ATTENTION:
-        raise ConfigError(f"attn={name!r} is not one of {sorted(ATTENTION)}")
-    return ATTENTION[name]

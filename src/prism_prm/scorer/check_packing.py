@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from prism_prm.errors import ModelError
+from prism_prm.errors import ModelError, first_sentence
+from prism_prm.lm.attention import ATTENTION, FLEX_BLOCK
 from prism_prm.lm.miniature import VOCABULARY, config_key, miniature
 from prism_prm.packing import EncodedTree, collate, pack, read_index
-from prism_prm.prms.module import ATTENTION, FLEX_BLOCK, PrmModule
+from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.session import Node
 from prism_prm.scorer.step_batch import Growth, run_growth
 
@@ -84,13 +85,13 @@ def _fault(module: PrmModule, kernel: str, states: Callable[[PrmModule, list[Enc
         backbone = miniature(module.backbone, kernel)
         expected_NH = _plain_states(backbone, trees)
     except Exception as error:
-        return f"it cannot be tried out ({_said(error)})"
+        return f"it cannot be tried out ({first_sentence(error)})"
     backbone.config._attn_implementation = kernel
     reader: Any = SimpleNamespace(head_name="states", log_odds=lambda states_RH: states_RH)
     try:
         found = states(PrmModule(backbone, nn.Identity(), reader), trees)
     except Exception as error:
-        return f"it fails ({_said(error)})"
+        return f"it fails ({first_sentence(error)})"
     length_N = [tree.path_tokens(node) for tree in trees for node in range(len(tree.ids))]
     size = float(expected_NH.abs().max())
     for found_NH in found:
@@ -104,11 +105,6 @@ def _fault(module: PrmModule, kernel: str, states: Callable[[PrmModule, list[Enc
                 f"largest are {size:.2g}"
             )
     return ""
-
-
-def _said(error: Exception) -> str:
-    """The first sentence of an error."""
-    return f"{type(error).__name__}: {str(error).split('. ')[0]}"
 
 
 def _tree(seed: int, prompt: int) -> EncodedTree:

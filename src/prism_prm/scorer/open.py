@@ -11,15 +11,17 @@ from torch import nn
 
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.lm.adapter import base_of, is_adapter, merge_adapter
+from prism_prm.lm.attention import check_attention
+from prism_prm.lm.device import pick_device, pick_dtype
 from prism_prm.lm.load import language_model, local_folder
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import CARD_FILE, Card, check_family
 from prism_prm.prms.folder import load_folder, prm_folder
-from prism_prm.prms.module import PrmModule, check_attention
+from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
-from prism_prm.scorer.prm import Prm, pick_device
+from prism_prm.scorer.prm import Prm
 from prism_prm.scorer.too_long import OnTooLong
 
 
@@ -98,16 +100,6 @@ def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> Ca
             "leave out the cache, or train with hardware.frozen_layers"
         )
     return CacheSettings(folder, card.frozen_layers, gigabytes)
-
-
-def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:
-    """The dtype that was asked for by name; by default the checkpoint's own on a GPU, float32 on a CPU."""
-    if isinstance(dtype, str) and dtype != "auto":
-        found = getattr(torch, dtype, None)
-        if not isinstance(found, torch.dtype):
-            raise ConfigError(f"dtype={dtype!r} is not a torch dtype such as bfloat16, float16, float32")
-        return found
-    return dtype or (torch.float32 if device.type == "cpu" else "auto")
 
 
 def init_prm(

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from prism_prm.errors import DataError, ModelError
+from prism_prm.errors import DataError
 from prism_prm.packing import EncodedTree, Row, describe, encode_tree, pack
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import Card, model_card
@@ -227,14 +226,3 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), disable=not shown, transient=True) as bar:
         task = bar.add_task("scoring", total=total)
         yield lambda done: bar.advance(task, done)
-
-
-def pick_device(device: torch.device | str | None) -> torch.device:
-    """The device that was asked for, which must be here; by default a GPU where there is one."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"device {str(device)!r} cannot be used here ({reason}); cpu always can") from error

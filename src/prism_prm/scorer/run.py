@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.attention import FLEX_BLOCK
+from prism_prm.lm.memory import halving
 from prism_prm.packing import Row, batch_rows, collate, merge_rows
-from prism_prm.prms.module import FLEX_BLOCK, PrmModule
+from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.lower_cache import LowerCache
-
-T = TypeVar("T")
 
 Named = Callable[[int, int], str]
 """(tree, node) of a read → how to name it in a message."""
@@ -63,45 +62,6 @@ def run_rows(
             yield owners, log_odds_RO
     if cache is not None:
         cache.flush()
-
-
-def halving(
-    items: Sequence[T], run: Callable[[Sequence[T]], Tensor], name: Callable[[T], str]
-) -> Iterator[tuple[Sequence[T], Tensor]]:
-    """(items, result) of the whole batch, or of its halves if memory does not suffice, down to single items."""
-    result = None
-    try:
-        result = run(items)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if len(items) == 1:
-            raise ModelError(
-                f"out of memory with {name(items[0])} alone: lower the token budget, or use a smaller dtype or "
-                "another device"
-            ) from error
-    if result is not None:
-        yield items, result
-        return
-    # Only here, outside the handler, are the failed batch's tensors let go.
-    release_memory()
-    half = (len(items) + 1) // 2
-    yield from halving(items[:half], run, name)
-    yield from halving(items[half:], run, name)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
-
-
-def release_memory() -> None:
-    """Give cached blocks back before a retry."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def check_finite(log_odds_RO: Tensor, owners: Sequence[tuple[int, int]], named: Named) -> None:

@@ -16,9 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from prism_prm.errors import DataError, PrismError
+from prism_prm.lm.memory import halving
 from prism_prm.records import StepTree
 from prism_prm.scorer.results import sigmoid
-from prism_prm.scorer.run import check_finite, halving
+from prism_prm.scorer.run import check_finite
 from prism_prm.scorer.step_batch import Growth, in_batches, run_growth
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prism_prm.policies.columns import Columns
-from prism_prm.prms.tree_attention import register, tree_attention
+from prism_prm.lm.columns import Columns
+from prism_prm.lm.tree_attention import tree_attention
 
 NAME = "prism_shared"
 """What this attention is called in a model's config."""
@@ -88,6 +88,3 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[
     top = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
     weights = scores.sub_(top).exp_()
     return (weights.to(values.dtype) @ values).to(weights.dtype), top, weights.sum(-1, keepdim=True)
-
-
-register(NAME, shared_attention)

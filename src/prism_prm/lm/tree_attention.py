@@ -9,7 +9,7 @@ Shapes: B rows, L tokens of a row, Q queries of a block, K keys that they see, N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,12 +114,3 @@ def tree_attention(
 def _seen(kept_1NLD: Tensor, block: Block, repeats: int) -> Tensor:
     seen = kept_1NLD[:, :, : block.stop] if block.seen_K is None else kept_1NLD.index_select(2, block.seen_K)
     return seen if repeats == 1 else seen.repeat_interleave(repeats, dim=1)
-
-
-def register(name: str = NAME, attention: Callable[..., tuple[Tensor, None]] = tree_attention) -> None:
-    """Make an attention known to transformers, one that behaves as SDPA where nothing of ours is handed to it."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, sdpa_mask)
