@@ -17,6 +17,8 @@ from prism_prm.aggregate import log_score
 from prism_prm.answers import extract_answer
 from prism_prm.cli import app, main
 from prism_prm.pools import read_pool
+from prism_prm.rerank.step_scores import scores_by_prm
+from prism_prm.scorer.store import ScoreStore
 from prism_prm.search import Engine
 from prism_prm.world.problems import draw_problems
 from prism_prm.world.settings import world_settings
@@ -195,6 +197,20 @@ def test_problems_done_are_not_done_again(
     assert [s.steps for s in read_pool(pools[0]).solutions] == [s.steps for s in read_pool(pools[1]).solutions]
     run(command)
     assert len(searched) == 1, "all is done: nothing is searched a third time"
+
+
+def test_what_a_search_scored_is_in_the_store(
+    command: list[str], prms: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = run([*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--store", str(tmp_path / "store")])
+    pool = read_pool(out / "pools" / "first-n4.jsonl")
+    prm = load_prm(prms[0], on_too_long="skip")
+    expected = [scores.probability for scores in prm.score_trees(pool.trees())]
+    monkeypatch.setattr(prm, "score_trees", None)
+    found = scores_by_prm(ScoreStore(tmp_path / "store", prm), pool)
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)  # type: ignore[arg-type]
 
 
 def test_other_settings_need_another_folder_and_more_problems_do_not(command: list[str]) -> None:

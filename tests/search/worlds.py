@@ -62,6 +62,10 @@ class FakeNode:
     probability: float = math.nan
     num_tokens: int = 1
 
+    @property
+    def log_odds(self) -> tuple[float, ...]:
+        return (math.log(self.probability / (1 - self.probability)),)
+
     def steps(self) -> tuple[str, ...]:
         return () if self.parent is None else (*self.parent.steps(), self.text)
 

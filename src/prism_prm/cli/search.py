@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from prism_prm.cli.options import Store
 from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
 from prism_prm.names import named_places
@@ -129,6 +130,7 @@ def search(
     device: Annotated[
         str | None, typer.Option(help="Of the models here: cpu, cuda, cuda:1, …", rich_help_panel=PRM)
     ] = None,
+    store: Store = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that judge answers.", rich_help_panel=TASK)
     ] = None,
@@ -172,7 +174,7 @@ def search(
     settings = _with_likelihood(chosen)
     write_text(out / "settings.toml", to_toml(chosen))
     with contextlib.closing(open_policy(settings)) as who, MathGrader(workers=workers) as grader:
-        experiment = Experiment(chosen, problems, who, out, bar=progress, live=_live)
+        experiment = Experiment(chosen, problems, who, out, bar=progress, live=_live, store=store)
         points, pools = experiment.run(loaders, grader)
     page = make_report(chosen, found.name, points, pools, experiment.clusters).write(out)
     _show(points)

@@ -24,6 +24,10 @@ class ScoredStep(Protocol):
         """P(the step is right); NaN if it was too long to score."""
 
     @property
+    def log_odds(self) -> tuple[float, ...]:
+        """The named log-odds behind it."""
+
+    @property
     def num_tokens(self) -> int:
         """How many tokens it adds to those before it."""
 

@@ -151,7 +151,7 @@ class ScoreStore:
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
         """File scores that were made elsewhere, in a session say; what is there already stays."""
         one = _Portion.of(self.identity, requests)
-        if not self._has(one):
+        if requests and not self._has(one):
             self._write(one, scores)
             self._look()
 

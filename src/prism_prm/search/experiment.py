@@ -14,13 +14,15 @@ import numpy as np
 from prism_prm.aggregate import log_score
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
+from prism_prm.records import StepTree
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.page import without_solution
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.resume import Journal
-from prism_prm.scorer.store import ScoreStore
+from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipe import Recipe
@@ -76,12 +78,21 @@ class Experiment:
     """The work of one recipe, in one folder."""
 
     def __init__(
-        self, recipe: Recipe, problems: Sequence[Problem], policy: Policy, out: Path, *, bar: Bar, live: Live
+        self,
+        recipe: Recipe,
+        problems: Sequence[Problem],
+        policy: Policy,
+        out: Path,
+        *,
+        bar: Bar,
+        live: Live,
+        store: str | Path | None = None,
     ) -> None:
         self.recipe = recipe
         self.problems = list(problems)
         self.policy = policy
         self.out = out
+        self.store = Path(store or out / "scores")
         self.bar = bar
         self.live = live
         self._prm_identities: dict[str, str] = {}
@@ -119,7 +130,17 @@ class Experiment:
             if todo:
                 self._search_rest(prm, settings, journal, todo, label)
             seconds = max((done.seconds for done in journal.done.values()), default=0.0)
-            return [replace(journal.done[key].found, problem=i) for i, key in enumerate(self.keys)], seconds
+            found = [replace(journal.done[key].found, problem=i) for i, key in enumerate(self.keys)]
+        if prm is not None:
+            self._file_scores(prm, found)
+        return found, seconds
+
+    def _file_scores(self, prm: Scorer, found: Sequence[Found]) -> None:
+        """What the search has scored, for whoever scores the same solutions with the same PRM."""
+        solutions = [(entry.problem, one) for entry in found for one in entry.solutions if one.log_odds]
+        trees = [StepTree.chain(self.problems[problem].text, one.steps) for problem, one in solutions]
+        scores = [TreeScores(prm.outputs, np.array(one.log_odds)) for _, one in solutions]
+        ScoreStore(self.store, prm).add([Request.all_of(tree) for tree in trees], scores)
 
     @cached_property
     def _policy_identity(self) -> str:
@@ -213,7 +234,7 @@ class Experiment:
 
     def _score(self, prm: Scorer, name: str, pool: Pool) -> StepScores:
         with self.bar(f"scoring, {name}", len(pool.trees())) as advance:
-            return scores_by_prm(ScoreStore(self.out / "scores", prm), pool, advance)
+            return scores_by_prm(ScoreStore(self.store, prm), pool, advance)
 
 
 def _label(prm: str, n: int) -> str:

@@ -20,6 +20,8 @@ class FoundSolution:
     ended: bool
     """Whether the policy ended it; otherwise it was cut."""
     log_likelihood: float | None = None
+    log_odds: tuple[tuple[float, ...], ...] | None = None
+    """The PRM's named log-odds of each step, for the score store."""
 
     def in_pool(self) -> Solution:
         """As a pool holds it."""
@@ -48,6 +50,7 @@ def found(problem: int, nodes: Sequence[Node], spent: Spent) -> Found:
                 node.num_tokens,
                 node.written.ending == "end",
                 node.log_likelihood,
+                node.all_log_odds(),
             )
         )
     return Found(problem, tuple(solutions), spent.policy_tokens, spent.prm_tokens)

@@ -65,7 +65,7 @@ class Scoring:
         before: set[Any] = set()
         scored = self.session.extend([(parent, node.step) for _, node, parent in able])
         for (problem, node, _), one in zip(able, scored, strict=True):
-            node.scored, node.probability = one, one.probability
+            node.scored, node.probability, node.log_odds = one, one.probability, one.log_odds
             if one not in before:
                 before.add(one)
                 self._tokens.setdefault(problem, self.session.roots[problem].num_tokens)
@@ -83,8 +83,9 @@ class Scoring:
         for (problem, tree, nodes), scores in zip(
             trees, self.prm.score_trees([tree for _, tree, _ in trees]), strict=True
         ):
-            for node, probability in zip(nodes, scores.probability.tolist(), strict=True):
-                node.probability = probability
+            found = zip(nodes, scores.probability.tolist(), scores.log_odds_NO.tolist(), strict=True)
+            for node, probability, log_odds in found:
+                node.probability, node.log_odds = probability, tuple(log_odds)
             self._tokens[problem] = self._tokens.get(problem, 0) + self.prm.count_tokens(tree)
 
     def _tree(self, prm: Scorer, problem: int, leaves: Sequence[Node]) -> tuple[StepTree, list[Node]]:

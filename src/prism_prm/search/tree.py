@@ -40,6 +40,8 @@ class Node:
     """Of the whole path."""
     probability: float | None = None
     """P(right) of the step; NaN where the PRM could not score it, None where it was not asked."""
+    log_odds: tuple[float, ...] = ()
+    """The PRM's named log-odds of the step, where it was scored."""
     num_children: int = 0
     state: Any = field(default=None, repr=False)
     """The policy's; None once the node is let go."""
@@ -75,6 +77,10 @@ class Node:
         values = [node.probability for node in self.nodes()]
         known = [value for value in values if value is not None and not math.isnan(value)]
         return known if known and len(known) == len(values) else None
+
+    def all_log_odds(self) -> tuple[tuple[float, ...], ...] | None:
+        """The log-odds of every step, or None where the PRM has not scored all of them."""
+        return None if self.probabilities() is None else tuple(node.log_odds for node in self.nodes())
 
     def log_score(self, how: str) -> float:
         """The log of the path's score by an aggregator; −inf without one."""
