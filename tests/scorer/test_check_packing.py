@@ -94,7 +94,7 @@ def test_attention_that_misses_its_window_is_found(config: Any, monkeypatch: pyt
     """All layers take the blocks of the first kind, full attention: short texts would not show it."""
     monkeypatch.setattr(tree_attention, "ticket", lambda _, dtype: torch.full((1, 1, 1, 1), torch.nan, dtype=dtype))
     with pytest.raises(
-        PrismError, match=r"qwen2\w*: this architecture cannot be a PRM.*18 of 18 steps have other hidden"
+        PrismError, match=r"qwen2\w*: this architecture cannot be packed.*18 of 18 steps have other hidden"
     ):
         check_packing(unread(config))
 
@@ -121,8 +121,29 @@ def test_positions_that_are_not_heeded_are_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         PrmModule, "_call", lambda self, b, positions, *a, **k: call(self, b, torch.zeros_like(positions), *a, **k)
     )
-    with pytest.raises(PrismError, match="llama: this architecture cannot be a PRM"):
+    with pytest.raises(PrismError, match="llama: this architecture cannot be packed"):
         check_packing(unread(LlamaConfig()))
+
+
+def test_trying_out_draws_no_numbers() -> None:
+    torch.manual_seed(0)
+    check_packing(unread(LlamaConfig()))
+    found = torch.rand(())
+    torch.manual_seed(0)
+    assert found == torch.rand(())
+
+
+def test_a_config_that_cannot_be_cut_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strict(*_: Any, **options: Any) -> None:
+        if options.get("hidden_size") == 64:
+            raise ValueError("hidden_size must be a multiple of 100. More about it elsewhere.")
+
+    module = unread(LlamaConfig())
+    monkeypatch.setattr(LlamaConfig, "__init__", strict)
+    with pytest.raises(
+        PrismError, match=r"llama: .*it cannot be tried out \(ValueError: hidden_size must be a multiple"
+    ):
+        check_packing(module)
 
 
 def test_a_config_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +164,11 @@ def test_refusals_say_what_differs_and_the_way_out(tiny_lm: Callable[..., Path])
     # This one computes attention by itself and does not heed what each token may see.
     with pytest.raises(
         PrismError,
-        match=r"stablelm: this architecture cannot be a PRM with attn='sdpa': .* tree 18 of 18 steps have other "
+        match=r"stablelm: this architecture cannot be packed with attn='sdpa', .*: 18 of 18 steps have other "
         r"hidden states than in plain sequences; the first, 14 tokens long .*Take a model of another architecture",
     ):
         check_packing(unread(StableLmConfig()))
-    with pytest.raises(PrismError, match="stablelm: this architecture cannot be a PRM"):
+    with pytest.raises(PrismError, match="stablelm: this architecture cannot be packed"):
         init_prm(tiny_lm("stablelm"), family="qwen")
 
 
@@ -158,7 +179,7 @@ def test_what_only_flex_attention_can_is_said() -> None:
     with pytest.raises(PrismError, match=r"gemma2: this architecture cannot be scored in sessions: .*does not support"):
         check_session(module)
     module = unread(Gemma2Config(), "eager")  # becomes SDPA
-    with pytest.raises(PrismError, match=r"attn='sdpa': .*Gemma2Model does not support.*\. With attn='flex' it can"):
+    with pytest.raises(PrismError, match=r"attn='sdpa', .*Gemma2Model does not support.*\. With attn='flex' it can"):
         check_packing(module)
 
 

@@ -11,7 +11,8 @@ import re
 from typing import Any
 
 import torch
-import xxhash
+
+from prism_prm.lm.hash import hash_tensors, plain_config
 
 WINDOW = 8
 """What every sliding window is cut to, so that short texts leave it."""
@@ -82,7 +83,8 @@ def miniature(model: Any, kernel: str) -> Any:
     """A random model of a model's class, in 64 bits on the CPU; an error if the class does not take that attention."""
     config = small_config(model.config)
     config._attn_implementation = kernel
-    made = type(model)(config).double().eval()
+    with torch.random.fork_rng(devices=[]):  # nobody else's numbers change because something was tried out
+        made = type(model)(config).double().eval()
     randomise(made)
     return made
 
@@ -100,6 +102,6 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def config_key(model: Any) -> str:
-    """What miniatures that are equal have in common."""
-    facts = type(model).__name__, small_config(model.config).to_dict(), model.config._attn_implementation
-    return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str).encode())
+    """Models with the same key have the same miniature."""
+    facts = type(model).__name__, plain_config(model.config), model.config._attn_implementation
+    return hash_tensors([json.dumps(facts, sort_keys=True, default=str)], ())

@@ -9,7 +9,7 @@ O named log-odds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,8 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from prism_prm.lm import tree_attention
-from prism_prm.lm.attention import ATTENTION, Attention, attention_windows, block_mask, dense_mask, eager_flex
-from prism_prm.packing import PackedBatch
+from prism_prm.lm.attention import (
+    ATTENTION,
+    FLEX_BLOCK,
+    Attention,
+    attention_windows,
+    block_mask,
+    dense_mask,
+    eager_flex,
+)
+from prism_prm.packing import PackedBatch, Row, collate
 from prism_prm.prms.base import Family
 from prism_prm.prms.halves import Halves
 
@@ -77,6 +85,10 @@ class PrmModule(nn.Module):
     def gradient_checkpointing_enable(self, **options: Any) -> None:
         """Trade time for memory in training."""
         self.backbone.gradient_checkpointing_enable(**options)
+
+    def collate(self, rows: Sequence[Row]) -> PackedBatch:
+        """The rows as a batch for its attention: flex works in whole blocks."""
+        return collate(rows, multiple=FLEX_BLOCK if self.attention == "flex" else 1)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """The log-odds_RO of the batch's reads."""

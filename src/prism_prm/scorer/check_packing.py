@@ -49,8 +49,8 @@ def check_packing(module: PrmModule) -> None:
     """An error unless packed trees give what plain sequences give."""
     if fault := _verdict(module).packed:
         raise ModelError(
-            f"{module.config.model_type}: this architecture cannot be a PRM with attn={module.attention!r}: in a "
-            f"packed tree {fault}. {_remedy(module)}"
+            f"{module.config.model_type}: this architecture cannot be packed with attn={module.attention!r}, so it "
+            f"cannot be a PRM: {fault}. {_remedy(module)}"
         )
 
 

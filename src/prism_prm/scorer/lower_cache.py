@@ -31,8 +31,7 @@ from torch import Tensor
 
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.lm.attention import FLEX_BLOCK
-from prism_prm.packing import PackedBatch, Row, batch_rows, collate
+from prism_prm.packing import PackedBatch, Row, batch_rows
 from prism_prm.prms.halves import divide
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.model_hash import hash_lower
@@ -187,8 +186,7 @@ class LowerCache:
         """The states_LH that each row needs, from the model; those that are new are kept."""
         if not needs:
             return []
-        flex = self.module.attention == "flex"
-        batch = collate([need.row for need in needs], multiple=FLEX_BLOCK if flex else 1).to(self.module.device)
+        batch = self.module.collate([need.row for need in needs]).to(self.module.device)
         found = [
             states_LH[: len(need.row)] for states_LH, need in zip(self.module.lower(batch).cpu(), needs, strict=True)
         ]

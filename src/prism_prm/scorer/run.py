@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from prism_prm.errors import ModelError
-from prism_prm.lm.attention import FLEX_BLOCK
 from prism_prm.lm.memory import halving
-from prism_prm.packing import Row, batch_rows, collate, merge_rows
+from prism_prm.packing import Row, batch_rows, merge_rows
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.lower_cache import LowerCache
 
@@ -41,13 +40,12 @@ def run_rows(
     module: PrmModule, rows: Sequence[Row], token_budget: int, named: Named, cache: LowerCache | None = None
 ) -> Iterator[tuple[tuple[tuple[int, int], ...], Tensor]]:
     """(owners, log-odds_RO on the CPU in 64 bits) of each batch."""
-    flex = module.attention == "flex"
-    if flex:
+    if module.attention == "flex":
         rows = merge_rows(rows, token_budget)
 
     def forward(some: Sequence[Row]) -> Tensor:
         with torch.inference_mode():
-            batch = collate(some, multiple=FLEX_BLOCK if flex else 1)
+            batch = module.collate(some)
             batch = batch if cache is None else cache.attach(batch, some)
             log_odds_RO: Tensor = module(batch.to(module.device))
             return log_odds_RO.double().cpu()

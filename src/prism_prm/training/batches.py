@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prism_prm.lm.attention import FLEX_BLOCK
-from prism_prm.packing import EncodedTree, Layout, PackedBatch, Row, collate, encode_tree, merge_rows, pack, read_index
+from prism_prm.packing import EncodedTree, Layout, PackedBatch, Row, encode_tree, merge_rows, pack, read_index
 from prism_prm.pairs.examples import Examples, as_one_tree
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.lower_cache import LowerCache
@@ -141,7 +140,7 @@ def batch_maker(
         padded = len(rows) * max(map(len, rows))
         if flex or (module.in_blocks and padded > MUCH_PADDING * sum(map(len, rows))):
             rows = merge_rows(rows, tokens)
-        batch = collate(rows, multiple=FLEX_BLOCK if flex else 1)
+        batch = module.collate(rows)
         return batch if cache is None else cache.attach(batch, rows)
 
     return make
