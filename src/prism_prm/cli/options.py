@@ -9,7 +9,9 @@ import typer
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")]
 DType = Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")]
-Family = Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")]
+Family = Annotated[
+    str | None, typer.Option(help="The PRM's family, where its folder does not say it; my_file.py:Mine runs that file.")
+]
 FitContext = Annotated[
     Literal["error", "drop-left-steps"],
     typer.Option("--on-too-long", help="A step whose path exceeds the context: stop, or leave out the earliest steps."),

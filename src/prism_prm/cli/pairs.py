@@ -26,7 +26,6 @@ A data set of the hub: `prism pairs trl-lib/math_shepherd:train --out pairs`
 Go on past bad lines, keep the summary: `prism pairs FILE --on-bad-record skip --out pairs --json > summary.json`
 """
 
-Format = Literal["auto", "prm800k", "math-shepherd", "stepwise", "process-labels", "prmbench"]
 Keep = Literal["keep", "drop"]
 
 
@@ -40,7 +39,14 @@ def pairs(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for trees.parquet, pairs.parquet and summary.json.")],
-    format: Annotated[Format, typer.Option(help="What the records look like.", rich_help_panel=READING)] = "auto",
+    format: Annotated[
+        str,
+        typer.Option(
+            help="What the records look like: auto, prm800k, math-shepherd, stepwise, process-labels, prmbench, or one "
+            "that an installed package adds.",
+            rich_help_panel=READING,
+        ),
+    ] = "auto",
     neutral: Annotated[
         Literal["drop", "negative", "positive"],
         typer.Option(help="What PRM800K's neutral rating (0) says about a step.", rich_help_panel=READING),

@@ -74,7 +74,10 @@ def rerank(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that judge answers; default: all cores.")
     ] = None,
-    family: Annotated[str | None, typer.Option(help="Family of the PRMs, where their folder does not say it.")] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(help="Family of the PRMs, where their folder does not say it; my_file.py:Mine runs that file."),
+    ] = None,
     dtype: DType = None,
     device: Device = None,
     device_map: Annotated[str | None, typer.Option(help="'auto' spreads the model over all GPUs.")] = None,

@@ -122,7 +122,11 @@ def search(
         int | None, typer.Option(help="Tries after a failure; default 5.", rich_help_panel=SERVER)
     ] = None,
     family: Annotated[
-        str | None, typer.Option(help="Family of the PRMs, where their folder does not say it.", rich_help_panel=PRM)
+        str | None,
+        typer.Option(
+            help="Family of the PRMs, where their folder does not say it; my_file.py:Mine runs that file.",
+            rich_help_panel=PRM,
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of the models here: auto, bfloat16, float16, float32.", rich_help_panel=PRM)
