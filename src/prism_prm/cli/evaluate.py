@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, Store, TokenBudget
+from prism_prm.cli.options import FITTING, LOADING, Options, Store, with_settings
 from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
 from prism_prm.names import check_name, own_name
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from prism_prm.evaluation.benchmarks import ItemSet
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
     from prism_prm.evaluation.judged_steps import Steps
+    from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
 Examples
@@ -37,7 +39,18 @@ Examples
 """
 
 
+MEASURING = ("holdout", "redundancy_threshold", "num_draws", "seed")
+LOADED = ("family", "dtype", "device", "token_budget", "context", "on_too_long", "cache", "cache_gb")
+
+
+@with_settings(
+    settings=Options(
+        "prism_prm.evaluation.evaluate:EvalSettings", {"Measuring": MEASURING}, names={"num_draws": "--draws"}
+    ),
+    loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}),
+)
 def evaluate(
+    *,
     bench: Annotated[
         str,
         typer.Option(
@@ -77,24 +90,12 @@ def evaluate(
             "prm: the one saved with --prm, which training chose."
         ),
     ] = "0.5",
-    holdout: Annotated[float, typer.Option(help="Share of problems held out for --threshold tpr=….")] = 0.2,
-    redundancy_threshold: Annotated[
-        float, typer.Option(help="For PRMs with a redundancy score: redundant above this (PRMBench NR and NCL).")
-    ] = 0.15,
+    settings: EvalSettings,
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most so many items of each class or split, chosen by --seed.")
     ] = None,
-    draws: Annotated[int, typer.Option(help="Bootstrap draws of problems.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the draws, the held-out problems and --limit.")] = 0,
-    family: Family = None,
-    dtype: DType = None,
-    device: Device = None,
-    token_budget: TokenBudget = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
-    on_too_long: FitContext = "error",
+    loading: LoadSettings,
     store: Store = None,
-    cache: Cache = None,
-    cache_gb: CacheGb = 50.0,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.
 
@@ -111,16 +112,12 @@ def evaluate(
     for one in names:
         find_benchmark(one)
     threshold = _saved_threshold(prm) if threshold == "prm" else threshold
-    settings = _settings(threshold, holdout, redundancy_threshold, draws, seed)
-    loading: dict[str, Any] = {
-        "family": family, "dtype": dtype, "device": device, "token_budget": token_budget, "context": context,
-        "on_too_long": on_too_long, "cache": cache, "cache_gb": cache_gb,
-    }  # fmt: skip
-    attach = _Scores(prm, scores, predictions, out, store, loading)
+    settings = replace(settings, **_threshold(threshold))
+    attach = _Scores(prm, scores, predictions, out, store, asdict(loading))
     evaluations = []
     for one in names:
         items = read_benchmark(one, data or [], split)
-        items = items.some(limit, seed) if limit else items
+        items = items.some(limit, settings.seed) if limit else items
         items = items.checked_against(trained_on) if trained_on else items
         say(f"{items.described()}, from {len(items.files)} files")
         steps, notes = attach.to(items)
@@ -196,20 +193,16 @@ def _saved_threshold(prm: str | None) -> str:
     return str(card.threshold)
 
 
-def _settings(threshold: str, holdout: float, redundancy_threshold: float, draws: int, seed: int) -> EvalSettings:
-    from prism_prm.evaluation.evaluate import EvalSettings
-
-    key, _, value = threshold.rpartition("=")
+def _threshold(text: str) -> dict[str, Any]:
+    """The setting that --threshold fills."""
+    key, _, value = text.rpartition("=")
     try:
         number = float(value)
     except ValueError:
         number = float("nan")
     if key not in ("", "tpr") or number != number:
-        raise ConfigError(f"--threshold {threshold!r} is neither a number such as 0.5 nor tpr=0.95, nor prm")
-    common: dict[str, Any] = {
-        "holdout": holdout, "redundancy_threshold": redundancy_threshold, "num_draws": draws, "seed": seed
-    }  # fmt: skip
-    return EvalSettings(target_tpr=number, **common) if key else EvalSettings(threshold=number, **common)
+        raise ConfigError(f"--threshold {text!r} is neither a number such as 0.5 nor tpr=0.95, nor prm")
+    return {"target_tpr" if key else "threshold": number}
 
 
 def _short(source: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, Store, TokenBudget
+from prism_prm.cli.options import LOADING, Options, Store, with_settings
 from prism_prm.cli.ui import print_table, progress, say
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name, named_places
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from prism_prm.rerank.grading import GradedPool
     from prism_prm.rerank.results import Results
     from prism_prm.rerank.step_scores import StepScores
+    from prism_prm.scorer.settings import LoadSettings
 
 SOLUTIONS = "solutions.parquet"
 
@@ -41,7 +43,12 @@ EXAMPLES = """
 """
 
 
+LOADED = ("family", "dtype", "device", "device_map", "token_budget", "on_too_long", "cache", "cache_gb")
+
+
+@with_settings(loading=Options(LOADING, {"PRM": LOADED}))
 def rerank(
+    *,
     pool: Annotated[
         list[str], typer.Argument(help="Pool of solutions: .jsonl, .json, .parquet, a folder, or a hub data set.")
     ],
@@ -74,23 +81,8 @@ def rerank(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that judge answers; default: all cores.")
     ] = None,
-    family: Annotated[
-        str | None,
-        typer.Option(help="Family of the PRMs, where their folder does not say it; my_file.py:Mine runs that file."),
-    ] = None,
-    dtype: DType = None,
-    device: Device = None,
-    device_map: Annotated[str | None, typer.Option(help="'auto' spreads the model over all GPUs.")] = None,
-    token_budget: TokenBudget = None,
-    on_too_long: Annotated[
-        Literal["error", "drop-left-steps", "skip"],
-        typer.Option(
-            help="A solution longer than the PRM's context: stop, score its steps without the earliest, or no score."
-        ),
-    ] = "error",
+    loading: LoadSettings,
     store: Store = None,
-    cache: Cache = None,
-    cache_gb: CacheGb = 50.0,
     time_limit: Annotated[float, typer.Option(min=0.1, help="CPU seconds for one comparison of answers.")] = 5.0,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
@@ -111,11 +103,7 @@ def rerank(
     found = _read_pool(pool, task, task_data)
     ns = None if wanted is None else check_ns(found, wanted)
     graded, graded_as = _grade(found, out, _words(extract), workers, time_limit)
-    loading: dict[str, Any] = {
-        "family": family, "dtype": dtype, "device": device, "device_map": device_map, "on_too_long": on_too_long,
-        "token_budget": token_budget, "cache": cache, "cache_gb": cache_gb,
-    }  # fmt: skip
-    step_scores = _collect_scores(found, named_prms, named_scores, out, store, loading)
+    step_scores = _collect_scores(found, named_prms, named_scores, out, store, asdict(loading))
     with progress("curves", len(found.problems), unit="problems") as advance:
         curves = compute_curves(
             graded, step_scores, aggregators=hows, ns=ns, num_draws=draws, seed=seed, advance=advance

@@ -22,7 +22,7 @@ from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.prm import Prm
-from prism_prm.scorer.too_long import OnTooLong
+from prism_prm.scorer.settings import LoadSettings, OnTooLong
 
 
 def load_prm(
@@ -65,6 +65,7 @@ def load_prm(
         allow_pickle: read pickled weights, which can run any code.
         trust_remote_code: let transformers run code from the model's repository.
     """
+    LoadSettings(token_budget=token_budget, context=context, cache_gb=cache_gb)  # refuses what is out of range
     if device is not None and device_map is not None:
         raise ConfigError("give device or device_map, not both")
     name = prm_folder(name)
