@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from prism_prm.scorer.open import init_prm, load_prm
-from prism_prm.scorer.prm import Prm
+from prism_prm.scorer.prm import PRM, Prm
 from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.results import TreeScores
 
-__all__ = ["Prm", "Scorer", "TreeScores", "init_prm", "load_prm"]
+__all__ = ["PRM", "Prm", "Scorer", "TreeScores", "init_prm", "load_prm"]
