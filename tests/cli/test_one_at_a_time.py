@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from prism_prm import init_prm
 from prism_prm.cli import app
 from prism_prm.errors import PrismError
-from prism_prm.files import locked, locked_file
+from prism_prm.resume import locked, locked_file
 
 STEPS = '{"problem": "What is 2 + 3?", "steps": ["2 + 3 = 5", "so 5"], "label": 1, "id": "own-1"}\n'
 POOL = '{"problem": "What is 2 + 3?", "answer": "5", "solutions": ["\\\\boxed{5}", "\\\\boxed{6}"]}\n'

@@ -172,7 +172,7 @@ def pairs(
     splits = Splits.parse(split, seed) if split else None
     reader = Reader(inputs, format=format, options=options)
     recipe = Recipe(settings, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
-    with progress("Reading and pairing", _total_bytes(reader), is_bytes=True) as advance:
+    with progress("Reading and pairing", _total_bytes(reader), unit="bytes") as advance:
         summary = build_pairs(reader, out, recipe, advance=advance)
     if json:
         import json as encoder
