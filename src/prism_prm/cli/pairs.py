@@ -123,7 +123,7 @@ def pairs(
     splits = Splits.parse(split, pairing.seed) if split else None
     reader = Reader(inputs, format=format, options=reading)
     recipe = Recipe(pairing, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
-    with progress("Reading and pairing", _total_bytes(reader), is_bytes=True) as advance:
+    with progress("Reading and pairing", _total_bytes(reader), unit="bytes") as advance:
         summary = build_pairs(reader, out, recipe, advance=advance)
     if json:
         import json as encoder

@@ -22,6 +22,7 @@ from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.prm import Prm
+from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.settings import LoadSettings, OnTooLong
 
 
@@ -93,6 +94,11 @@ def load_prm(
     check_packing(module)
     kept = cache if cache is None or isinstance(cache, CacheSettings) else _cache_of(str(name), card, cache, cache_gb)
     return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
+
+
+def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None) -> Scorer:
+    """The PRM itself, or the one at a place, loaded with options of `load_prm`."""
+    return load_prm(prm, **(loading or {})) if isinstance(prm, str | Path) else prm
 
 
 def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> CacheSettings:
