@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
 from prism_prm.answers.extract import after_hashes, last_boxed
 from prism_prm.answers.judge import Key
-from prism_prm.answers.numerals import normalise, numeral
+from prism_prm.answers.latex import normalise
+from prism_prm.answers.numerals import numeral
 from prism_prm.answers.workers import Advance, ignore
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode

@@ -6,6 +6,6 @@
 
 from prism_prm.answers.extract import EXTRACTORS, Extraction, extract_answer
 from prism_prm.answers.judge import Judge, Verdict
-from prism_prm.answers.numerals import normalise
+from prism_prm.answers.latex import normalise
 
 __all__ = ["EXTRACTORS", "Extraction", "Judge", "Verdict", "extract_answer", "normalise"]

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prism_prm.answers.numerals import normalise, numeral, plain_key, same_number, text_key, word
+from prism_prm.answers.latex import normalise
+from prism_prm.answers.numerals import plain_key, same_plainly, text_key
 from prism_prm.answers.workers import Advance, Call, Workers, ignore
 
 MAX_LENGTH = 2_000
@@ -97,13 +98,8 @@ def _plain_verdict(reference: str, answer: str | None, tolerance: float) -> Verd
         return Verdict(False, "no answer")
     if max(len(reference), len(answer)) > MAX_LENGTH:
         return Verdict(text_key(reference) == text_key(answer), "too long")
-    expected, found = normalise(reference), normalise(answer)
-    if expected == found:
-        return Verdict(True)
-    expected_number, found_number = numeral(expected), numeral(found)
-    if expected_number and found_number:
-        return Verdict(same_number(expected_number, found_number, tolerance))
-    return Verdict(True) if word(expected) and word(expected) == word(found) else None
+    same = same_plainly(normalise(reference), normalise(answer), tolerance)
+    return Verdict(same) if same is not None else None
 
 
 def _plain_key(answer: str | None) -> Key | None:
