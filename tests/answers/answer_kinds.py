@@ -81,7 +81,9 @@ def write_number(draw: Draw, number: tuple[Any, ...], *, alone: bool = True) -> 
                 write_fraction(draw, w * b + a, b),
             )
         case ("root", a, b):
-            root = one_of(draw, rf"\sqrt{{{b}}}", rf"\sqrt{{ {b} }}", *([rf"\sqrt{b}", rf"\sqrt {b}"] if b < 10 else []))
+            root = one_of(
+                draw, rf"\sqrt{{{b}}}", rf"\sqrt{{ {b} }}", *([rf"\sqrt{b}", rf"\sqrt {b}"] if b < 10 else [])
+            )
             times = "" if abs(a) == 1 and chance(draw) else f"{abs(a)}{one_of(draw, '', ' ', chr(92) + 'cdot ', '*')}"
             return ("-" if a < 0 else "") + times + root
     raise AssertionError(number)
@@ -223,9 +225,7 @@ def change_interval(draw: Draw, data: tuple[str, list[Any]]) -> tuple[str, list[
 
 SHAPES = [(2, 1), (3, 1), (1, 3), (2, 2), (2, 3), (3, 2)]
 MATRIX = st.sampled_from(SHAPES).flatmap(
-    lambda shape: st.lists(
-        st.lists(ENTRY, min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0]
-    )
+    lambda shape: st.lists(st.lists(ENTRY, min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0])
 )
 
 
@@ -258,7 +258,11 @@ POLYNOMIAL = st.dictionaries(st.integers(0, 7), st.integers(-99, 99).filter(bool
 def write_polynomial(draw: Draw, terms: dict[int, int]) -> str:
     text = ""
     for power, a in draw(st.permutations(sorted(terms.items()))):
-        x = {0: "", 1: "x"}.get(power) if power < 2 else one_of(draw, f"x^{power}", f"x^{{{power}}}", f"x^{{ {power} }}")
+        x = (
+            {0: "", 1: "x"}.get(power)
+            if power < 2
+            else one_of(draw, f"x^{power}", f"x^{{{power}}}", f"x^{{ {power} }}")
+        )
         size = "" if abs(a) == 1 and power else str(abs(a))
         times = one_of(draw, "", "", " ", r"\cdot ") if size and power else ""
         sign = "-" if a < 0 else ("+" if text else "")

@@ -44,7 +44,10 @@ def parse(text: str) -> Any:
 
 def spell_out(text: str) -> str:
     """The formula with a dot between numbers, a plus in mixed numbers, and braces around arguments."""
-    return _Speller(text).sequence()
+    try:
+        return _Speller(text).sequence()
+    except RecursionError:
+        raise NotAFormulaError("brackets in brackets without end") from None
 
 
 @dataclass(slots=True)

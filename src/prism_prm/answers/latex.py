@@ -20,7 +20,8 @@ _SIGNS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
      "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "√": r"\sqrt ",
      "∅": r"\emptyset ", "°": "", "′": "'", "’": "'", "…": r"\ldots ", "²": "^{2}", "³": "^{3}", "½": r"\frac{1}{2}",
-     "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "“": "", "”": "", '"': "", "±": r"\pm ", "∓": r"\mp ", "～": " ", "，": ","}
+     "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "“": "", "”": "", '"': "", "±": r"\pm ",
+     "∓": r"\mp ", "～": " ", "，": ","}
 )  # fmt: skip
 _SPELLINGS = {
     "": r"! ( ) [ ] left right middle displaystyle textstyle limits nolimits boxed fbox framebox degree rm hline"
@@ -46,7 +47,7 @@ _PRIMES = re.compile(r"\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:\\prime\s*)+\})")
 _FUNCTION = r"(?:arc)?(?:sin|cos|tan)|cot|csc|log|ln|exp|sqrt|pi"
 _REPLACED = [
     (re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"), ""),
-    (re.compile(r"(?<=\d)(?:(?:st|nd|rd|th)(?![A-Za-z])|\^?\s*\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?)"), ""),
+    (re.compile(r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])"), ""),
     (re.compile(r"\.{3,}"), r"\\ldots "),
     (re.compile(r"(?<![A-Za-z\\])(?:infinity|infty|inf)(?![A-Za-z])"), r"\\infty "),
     (re.compile(rf"(?<![A-Za-z\\])(?:np\.|math\.)?({_FUNCTION})(?![A-Za-z])"), r"\\\1 "),

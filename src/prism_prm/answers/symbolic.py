@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from prism_prm.answers.forms import Form, Group, Leaf, Named, Table, read
 from prism_prm.answers.formulas import NotAFormulaError, parse
-from prism_prm.answers.latex import split
+from prism_prm.answers.latex import normalise, split
 from prism_prm.answers.numerals import KEY_DIGITS, Numeral, numeral, plain_key, same_number, same_plainly, text_key
 from prism_prm.answers.units import split_unit
 from prism_prm.answers.values import key_of_value, real_value
@@ -26,13 +26,16 @@ def warm_up() -> None:
 
 
 def equivalent(reference: str, answer: str, tolerance: float = 0.0) -> bool:
-    """Whether a normalised answer is right; `tolerance` is relative, for the numbers in it."""
-    return _same(read(reference), read(answer), tolerance)
+    """Whether an answer is right; `tolerance` is relative, for the numbers in it."""
+    reference, answer = normalise(reference), normalise(answer)
+    plain = same_plainly(reference, answer, tolerance)
+    return _same(read(reference), read(answer), tolerance) if plain is None else plain
 
 
 def key(answer: str) -> str:
     """A spelling that equal answers share; the text itself where the answer is no mathematics we can read."""
-    return _key(read(answer), KEY_DIGITS)
+    answer = normalise(answer)
+    return plain_key(answer) or _key(read(answer), KEY_DIGITS)
 
 
 def _same(a: Form, b: Form, tolerance: float) -> bool:

@@ -42,6 +42,8 @@ _SPEED = r"(?<![A-Za-z\\])(?:km|cm|mm|ft|mi|m)/(?:h|s|min)(?![A-Za-z])"
 _PIECE = re.compile(rf"\\text\{{[^{{}}]*\}}|\^\s*(?:\{{\s*-?\d\s*\}}|-?\d)|{_SPEED}|{TOKEN.pattern}", re.DOTALL)
 _PART = re.compile(r"\^\s*\{?\s*(-?\d)|(?<=[A-Za-z])(\d)|/|[A-Za-z$]+")
 _END_OF_QUANTITY = re.compile(r"(?:[\d})\]'!|%.]|\\pi|\\infty|(?<![A-Za-z\\])[A-Za-z])$")
+_HAS_NUMBER = re.compile(r"\d|\\pi")
+_SCALE = re.compile(rf"\s*(?:{'|'.join(SCALES)})\s*$")
 _BARE_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 
 
@@ -65,7 +67,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def _start_of_unit(text: str) -> int:
     """Where the unit at the end of a text starts; the text's length if it has none."""
-    start, has_strange_words = len(text), False
+    start = len(text)
     for piece in reversed(list(_PIECE.finditer(text))):
         token = piece[0]
         if token.startswith("\\text{"):
@@ -81,15 +83,14 @@ def _start_of_unit(text: str) -> int:
             is_word = len(token) >= 3 and text[piece.start() - 1 : piece.start()] in {" ", "-", "/"}
             if token.lower() in SCALES or len(token) == 1 or not (is_known or is_word):
                 break
-            start, has_strange_words = piece.start(), has_strange_words or not is_known
+            start = piece.start()
         elif re.fullmatch(_SPEED, token):
             start = piece.start()
         elif token not in {"/", r"\cdot", "-"} and not token.isspace() and token[0] != "^":
             break
-    quantity = text[:start].rstrip()
-    if not _END_OF_QUANTITY.search(quantity) or _BARE_WORD.search(quantity.rsplit(" ", 1)[0]):
-        return len(text)
-    return len(text) if has_strange_words and not re.search(r"\d", quantity) else start
+    quantity = _SCALE.sub("", text[:start]).rstrip()
+    is_quantity = _END_OF_QUANTITY.search(quantity) and not _BARE_WORD.search(quantity)
+    return start if is_quantity and (_HAS_NUMBER.search(quantity) or _spell(text[start:])) else len(text)
 
 
 def _known(word: str) -> str | None:
