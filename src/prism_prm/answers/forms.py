@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from prism_prm.answers.latex import closing, split, tokens
+from prism_prm.answers.numerals import numeral
 from prism_prm.answers.units import split_unit
 
 _MAX_DEPTH = 20
@@ -75,7 +76,7 @@ def read(text: str, depth: int = 0) -> Form:
         text = text[1:-1].strip()
     parts = _parts(text)
     if len(parts) > 1:
-        return Group("", _read_all(parts, depth))
+        return Leaf(text) if numeral(text) else Group("", _read_all(parts, depth))
     if form := _read_brackets(text, depth):
         return form
     if r"\pm" in text or r"\mp" in text:
@@ -127,17 +128,17 @@ def _read_brackets(text: str, depth: int) -> Form | None:
         if r"\pm" in inside or r"\mp" in inside:
             return None
         return Group(brackets, tuple(read(part, depth + 1) for part in parts))
-    return read(inside, depth + 1)
+    return read(inside, depth + 1) if brackets in ("()", "[]") else None
 
 
 def _read_equation(text: str, sides: list[str], depth: int) -> Form:
     """What has a name is its value, and so is the end of a calculation; an equation of unknowns stays as it is."""
     first, last = sides[0], sides[-1]
-    if _NAME.fullmatch(first) and not _NAME.fullmatch(last):
+    if _NAME.fullmatch(first) and ("(" in first or not _NAME.fullmatch(last)):
         return Named("".join(first.split()), read(last, depth + 1))
-    if len(sides) == 2 and _NAME.fullmatch(last) and not _NAME.fullmatch(first):
+    if _NAME.fullmatch(last) and len(sides) == 2 and not _UNKNOWN.search(first):
         return Named("".join(last.split()), read(first, depth + 1))
-    return Leaf(text) if any(_UNKNOWN.search(side) for side in sides) else read(last, depth + 1)
+    return Leaf(text) if _UNKNOWN.search(text) else read(last, depth + 1)
 
 
 def _read_table(text: str, depth: int) -> Table | None:

@@ -1,8 +1,9 @@
 r"""Read a formula with sympy, after spelling out what its parser would get wrong.
 
 The parser, latex2sympy, adds numbers that stand side by side (`3(4)` is 7, `3\binom{5}{2}` is 13), drops the base of
-`52_8` and the prime of `y'`, and takes words for products of letters. So factors get their dot, mixed numbers their
-plus, arguments their braces, and what is no formula is not sent.
+`52_8` and the prime of `y'`, takes `\gamma + 1` for a value of the gamma function and words for products of letters. So
+factors get their dot, mixed numbers their plus, arguments their braces, some names a tilde, and what is no formula is
+not sent.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ class NotAFormulaError(Exception):
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Any:
-    """The sympy value of a normalised formula, with its decimals as exact fractions."""
+    """The sympy value of a normalised formula: decimals are exact fractions, `f(x)` and `dx/dt` unknowns of that name."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify.grader import should_treat_as_complex
-    from sympy import Basic, Float, MatrixBase, Rational
+    from sympy import Basic, Derivative, Float, MatrixBase, Rational, Symbol
+    from sympy.core.function import AppliedUndef
 
     spelled = spell_out(text)
     try:
@@ -38,8 +40,9 @@ def parse(text: str) -> Any:
         raise NotAFormulaError(text) from error
     if not isinstance(value, Basic | MatrixBase):
         raise NotAFormulaError(text)
-    decimals = value.atoms(Float)
-    return value.xreplace({number: Rational(str(number)) for number in decimals}) if decimals else value
+    exact = {number: Rational(str(number)) for number in value.atoms(Float)}
+    unknown = {function: Symbol(str(function)) for function in value.atoms(AppliedUndef, Derivative)}
+    return value.xreplace(exact | unknown) if exact or unknown else value
 
 
 def spell_out(text: str) -> str:
@@ -67,6 +70,8 @@ _BRACKETS = {"(": ")]", "[": ")]", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\
 _ACCENT = re.compile(r"\\(?:vec|hat|bar|dot|ddot|tilde|overline|mathbb|mathcal|mathfrak|overrightarrow)")
 _FRACTION_OF_DIGITS = re.compile(r"\\frac\{\d+\}\{\d+\}")
 _ENDS_AS_COMMAND = re.compile(r"\\[A-Za-z]+$")
+_LETTER_WITH_A_MEANING = re.compile("[IE]")
+"""To the parser, I is the imaginary unit whatever stands above or below it, and E cannot have a subscript."""
 _WORD = 4
 """So many letters in a row are a word."""
 
@@ -120,7 +125,7 @@ class _Speller:
             return self._command(token)
         if token.isalpha() and len(token) >= _WORD:
             raise NotAFormulaError(f"a word: {token}")
-        return _Atom(token, "name")
+        return _Atom(_LETTER_WITH_A_MEANING.sub(r"\\tilde{\g<0>}", token), "name")
 
     def _append(self, atom: _Atom, atoms: list[_Atom]) -> None:
         """Numbers side by side are a mixed number or a product, and not left to the parser."""
@@ -131,7 +136,7 @@ class _Speller:
             raise NotAFormulaError("a power of ten that the parser reads as Euler's number")
         if before.kind == "number" and before.text.isdigit() and _FRACTION_OF_DIGITS.fullmatch(atom.text):
             atoms[-1] = _Atom(f"({before.text}+{atom.text})", "value")
-        elif before.is_numeric and atom.is_numeric:
+        elif atom.is_numeric and (before.is_numeric or before.text == r"\pi"):
             atoms += [_Atom(r"\cdot", "operator"), atom]
         else:
             atoms.append(atom)
@@ -176,7 +181,7 @@ class _Speller:
         if token.isalpha() and len(token) > 1:  # of letters in a row, the first
             self._at -= 1
             self._tokens[self._at] = token[1:]
-            return token[0]
+            return self._atom(token[0]).text
         if one_digit and token.isdigit() and len(token) > 1:  # \frac12
             self._at -= 1
             self._tokens[self._at] = token[1:]
@@ -221,6 +226,8 @@ class _Speller:
             return _Atom(letters, "name")
         if token in (r"\ldots", r"\$"):
             raise NotAFormulaError(f"no formula has {token}")
+        if token in (r"\gamma", r"\Gamma"):
+            return _Atom(rf"\tilde{{{token[1:]}}}", "name")
         if self._peek() != "{":
             return _Atom(token, "name")
         if _ACCENT.fullmatch(token):

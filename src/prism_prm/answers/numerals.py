@@ -121,6 +121,7 @@ def _close(a: Numeral, b: Numeral, tolerance: float) -> bool:
     return short.places == places and short.value == int(long.value * 10**places) / Fraction(10) ** places
 
 
+_COMMA = re.compile(r"\s*,\s*")
 _CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d))?")
 
 
@@ -153,7 +154,7 @@ def _is_no_product(text: str) -> bool:
 
 def same_plainly(reference: str, answer: str, tolerance: float = 0.0) -> bool | None:
     """Whether two normalised answers are the same, where that needs no algebra; else None."""
-    if reference == answer:
+    if _COMMA.sub(",", reference) == _COMMA.sub(",", answer):  # 100,200 may be a list, and so be the same as 100, 200
         return True
     (a, unit_a), (b, unit_b) = split_unit(reference), split_unit(answer)
     if unit_a and unit_b and unit_a != unit_b and not (unit_a in ("am", "pm") and unit_b in ("am", "pm")):

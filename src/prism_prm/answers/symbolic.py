@@ -40,6 +40,8 @@ def key(answer: str) -> str:
 
 def _same(a: Form, b: Form, tolerance: float) -> bool:
     """Whether `b` is right where `a` is asked for."""
+    if (isinstance(a, Named) and _is_equation(b)) or (isinstance(b, Named) and _is_equation(a)):
+        return _key(_equation(a), _EXACT) == _key(_equation(b), _EXACT)
     a, b = _value(a), _value(b)
     if isinstance(a, Leaf) and isinstance(b, Leaf):
         return _same_leaf(a, b, tolerance)
@@ -52,6 +54,15 @@ def _same(a: Form, b: Form, tolerance: float) -> bool:
     if isinstance(a, Group) and isinstance(b, Group):
         return _same_group(a, b, tolerance)
     return _key(a, _EXACT) == _key(b, _EXACT)
+
+
+def _is_equation(form: Form) -> bool:
+    return isinstance(form, Leaf) and len(split(form.text, "=")) > 1
+
+
+def _equation(form: Form) -> Form:
+    """`y = 2x`, which is the value 2x else, as an equation like `y - 2x = 0`."""
+    return Leaf(f"{form.name}={form.value.text}") if isinstance(form, Named) and isinstance(form.value, Leaf) else form
 
 
 def _value(form: Form) -> Form:
@@ -133,7 +144,7 @@ def _number(text: str) -> Numeral | None:
         return plain
     try:
         value = real_value(parse(text))
-    except NotAFormulaError:
+    except (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None
     return Numeral(value) if value is not None else None
 
@@ -165,5 +176,5 @@ def _leaf_key(text: str, digits: int) -> str:
     quantity, _ = split_unit(text)
     try:
         return key_of_value(parse(quantity), digits)
-    except NotAFormulaError:
+    except (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError):  # sympy raises any of these
         return text_key(quantity)

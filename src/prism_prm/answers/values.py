@@ -10,6 +10,8 @@ from prism_prm.answers.numerals import number_key
 
 _POINTS = 3
 """Formulas with unknowns are the same answer if they agree at this many fixed points."""
+_STEPS = 24
+"""Those with steps (floors, remainders) if they agree at so many more, which are spread wider."""
 _PRECISION = 60
 _NOISE = Fraction(1, 10**45)
 """What is smaller than this, relative to the rest of a value, is the rounding of a zero."""
@@ -23,7 +25,7 @@ def real_value(value: Any) -> Fraction | None:
 
     if not isinstance(value, Expr) or value.free_symbols:
         return None
-    values = _values(value, num_points=1)
+    values = _values(value)
     return values[0][0] if values and isinstance(values[0][0], Fraction) and not values[0][1] else None
 
 
@@ -119,10 +121,14 @@ Complex = tuple[Fraction | str, ...]
 """Real and imaginary part; the infinite ones as words."""
 
 
-def _values(expression: Any, num_points: int = _POINTS) -> list[Complex] | None:
+def _values(expression: Any) -> list[Complex] | None:
     """The expression at fixed points of its unknowns, each told from its name alone; None where it has no value."""
+    from sympy import Mod, ceiling, floor
+
     values: list[Complex] = []
-    for point in range(num_points):
+    for point in range(
+        _POINTS + (_STEPS if expression.has(floor, ceiling, Mod) else 0) if expression.free_symbols else 1
+    ):
         at = {symbol: _coordinate(symbol.name, point) for symbol in expression.free_symbols}
         try:
             parts = expression.evalf(_PRECISION, subs=at).as_real_imag()
@@ -152,14 +158,16 @@ def _without_noise(value: list[Fraction | str]) -> Complex:
 
 
 def _coordinate(name: str, point: int) -> Any:
-    """A number of size 0.5 to 1.5 with no pattern; negative at the first point, so that |x| is not x."""
+    """A number of size 0.5 to 1.5 (0 to 60 at points for steps) with no pattern; first a negative one: |x| is not x."""
     import sympy
 
     if name == _IMAGINARY:
         return sympy.I
     seed = hashlib.blake2b(f"{name}/{point}".encode(), digest_size=4).digest()
-    size = sympy.Rational(int.from_bytes(seed, "big"), 2**32) + sympy.Rational(1, 2)
-    return -size if point == 0 else size
+    size = sympy.Rational(int.from_bytes(seed, "big"), 2**32)
+    if point >= _POINTS:
+        return 60 * size
+    return -size - sympy.Rational(1, 2) if point == 0 else size + sympy.Rational(1, 2)
 
 
 def _spell(values: list[Complex], digits: int) -> str:
