@@ -103,8 +103,8 @@ def write_fraction(draw: Draw, a: int, b: int) -> str:
     minus = "-" if a < 0 else ""
     frac = one_of(draw, r"\frac", r"\dfrac", r"\tfrac", r"\cfrac")
     ways = [
-        rf"{minus}{frac}{{{abs(a)}}}{{{b}}}", rf"{frac}{{{a}}}{{{b}}}", rf"{minus}{frac} {{{abs(a)}}} {{{b}}}", f"{a}/{b}",
-        f"{a} / {b}", rf"{minus}{frac}{{{2 * abs(a)}}}{{{2 * b}}}",
+        rf"{minus}{frac}{{{abs(a)}}}{{{b}}}", rf"{frac}{{{a}}}{{{b}}}", rf"{minus}{frac} {{{abs(a)}}} {{{b}}}",
+        f"{a}/{b}", f"{a} / {b}", rf"{minus}{frac}{{{2 * abs(a)}}}{{{2 * b}}}",
     ]  # fmt: skip
     if abs(a) < 10 and b < 10:
         ways += [rf"{minus}{frac}{abs(a)}{b}", rf"{minus}{frac} {abs(a)} {b}", rf"{minus}{frac}{{{abs(a)}}}{b}"]
@@ -191,6 +191,30 @@ def change_set(draw: Draw, data: tuple[str, list[Any]]) -> tuple[str, list[Any]]
     other = change_entry(draw, entries) if chance(draw) else [*entries, draw(WHOLE)]
     assume({value(e) for e in other} != {value(e) for e in entries})
     return "{}", other
+
+
+def write_bare_list(draw: Draw, data: tuple[str, list[Any]]) -> str:
+    texts = [write_number(draw, entry, alone=False) for entry in draw(st.permutations(data[1]))]
+    last = one_of(draw, "", "", " and ", r" \text{ and } ", r"\text{ or }", ", and ")
+    return one_of(draw, *COMMAS).join(texts) if not last else ", ".join(texts[:-1]) + last + texts[-1]
+
+
+def change_bare_list(draw: Draw, data: tuple[str, list[Any]]) -> tuple[str, list[Any]]:
+    _, entries = data
+    other = one_of(draw, change_entry(draw, entries), [*entries, draw(WHOLE)], [*entries, entries[0]])
+    assume(sorted(str(value(e)) for e in other) != sorted(str(value(e)) for e in entries))
+    return "", other
+
+
+def write_ratio(draw: Draw, parts: list[int]) -> str:
+    return one_of(draw, ":", " : ", r" \colon ", ": ").join(str(part) for part in parts)  # type: ignore[no-any-return]
+
+
+def change_ratio(draw: Draw, parts: list[int]) -> list[int]:
+    at = draw(st.integers(0, len(parts) - 1))
+    other = one_of(draw, parts[1:] + parts[:1], [abs(n - 1) + 2 if i == at else n for i, n in enumerate(parts)])
+    assume(other != parts)
+    return other  # type: ignore[no-any-return]
 
 
 def is_interval(data: tuple[str, list[Any]]) -> bool:
@@ -419,6 +443,8 @@ KINDS: dict[str, Kind] = {
     "pair": Kind(listed("()", NUMBER, 2, 2), write_list, change_tuple),
     "tuple": Kind(listed("()", st.one_of(ENTRY, BIG), 3, 4), write_list, change_tuple),
     "set": Kind(listed("{}", st.one_of(ENTRY, BIG), 2, 4).filter(distinct), write_list, change_set),
+    "list": Kind(listed("", ENTRY, 2, 4).filter(distinct), write_bare_list, change_bare_list),
+    "ratio": Kind(st.lists(st.integers(1, 40), min_size=3, max_size=4), write_ratio, change_ratio),
     "interval": Kind(INTERVAL.filter(is_interval), write_interval, change_interval),
     "matrix": Kind(MATRIX, write_matrix, change_matrix),
 }
@@ -426,6 +452,7 @@ KINDS: dict[str, Kind] = {
 
 def dress(draw: Draw, text: str) -> str:
     """What may stand around any answer."""
-    left, right = one_of(draw, ("", ""), ("", ""), ("$", "$"), (r"\(", r"\)"), (r"\[ ", r" \]"), ("$$", "$$"),
-                         (r"\displaystyle ", ""), (r"\boxed{", "}"), (" ", "\n"), (r"$\displaystyle ", "$"))  # fmt: skip
+    around = [("", ""), ("", ""), ("$", "$"), (r"\(", r"\)"), (r"\[ ", r" \]"), ("$$", "$$"), (r"\displaystyle ", ""),
+              (r"\boxed{", "}"), (" ", "\n"), (r"$\displaystyle ", "$")]  # fmt: skip
+    left, right = one_of(draw, *around)
     return f"{left}{text}{right}" + one_of(draw, "", "", "", ".", " ")

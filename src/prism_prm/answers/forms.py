@@ -72,8 +72,8 @@ def read(text: str, depth: int = 0) -> Form:
     text = text.strip()
     if depth > _MAX_DEPTH:
         return Leaf(text)
-    while text.startswith("{") and closing(text) == len(text) - 1:
-        text = text[1:-1].strip()
+    if text.startswith("{") and closing(text) == len(text) - 1:
+        return read(text[1:-1], depth + 1)
     parts = _parts(text)
     if len(parts) > 1:
         return Leaf(text) if numeral(text) else Group("", _read_all(parts, depth))

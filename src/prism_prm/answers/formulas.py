@@ -22,7 +22,7 @@ class NotAFormulaError(Exception):
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Any:
-    """The sympy value of a normalised formula: decimals are exact fractions, `f(x)` and `dx/dt` unknowns of that name."""
+    """The sympy value of a normalised formula; decimals are exact fractions, `f(x)` and `dx/dt` unknowns."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify.grader import should_treat_as_complex
     from sympy import Basic, Derivative, Float, MatrixBase, Rational, Symbol

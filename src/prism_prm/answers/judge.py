@@ -55,14 +55,18 @@ class Judge:
 
     def judge(
         self,
-        pairs: Sequence[tuple[str, str | None]],
+        pairs: Sequence[tuple[object, object | None]],
         tolerances: Sequence[float] | None = None,
         advance: Advance = ignore,
     ) -> list[Verdict]:
-        """The verdict on every (reference, answer); `tolerances` are relative, for numbers, one per pair."""
+        """The verdict on every (reference, answer); `tolerances` are relative, for numbers, one per pair.
+
+        What is no text (`true` or 12 in a file) is taken for the text it prints as; None is no answer.
+        """
         verdicts: list[Verdict | None] = []
         calls: list[Call] = []
-        for (reference, answer), tolerance in zip(pairs, tolerances or [0.0] * len(pairs), strict=True):
+        texts = [(str(reference), None if answer is None else str(answer)) for reference, answer in pairs]
+        for (reference, answer), tolerance in zip(texts, tolerances or [0.0] * len(pairs), strict=True):
             verdicts.append(_plain_verdict(reference, answer, tolerance))
             calls.append(("equivalent", (normalise(reference), normalise(answer or ""), tolerance)))
         found = self._run(calls, verdicts, advance)
@@ -70,10 +74,11 @@ class Judge:
             verdict or Verdict(bool(value), status) for verdict, (value, status) in zip(verdicts, found, strict=True)
         ]
 
-    def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
+    def keys(self, answers: Sequence[object | None], advance: Advance = ignore) -> list[Key]:
         """The key of every answer."""
-        keys = [_plain_key(answer) for answer in answers]
-        spellings = [normalise(answer or "") for answer in answers]
+        texts = [None if answer is None else str(answer) for answer in answers]
+        keys = [_plain_key(text) for text in texts]
+        spellings = [normalise(text or "") for text in texts]
         found = self._run([("key", (spelling,)) for spelling in spellings], keys, advance)
         return [
             key or Key(value if status == "ok" else text_key(spelling), status)

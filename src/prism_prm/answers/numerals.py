@@ -6,6 +6,7 @@ Most answers are of this kind. They are compared here, exactly and in microsecon
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -104,7 +105,9 @@ def same_number(reference: Numeral, answer: Numeral, tolerance: float = 0.0) -> 
 
 
 def _close(a: Numeral, b: Numeral, tolerance: float) -> bool:
-    if a.value == b.value or abs(a.value - b.value) <= Fraction(tolerance) * abs(a.value):
+    if a.value == b.value:
+        return True
+    if 0 < tolerance < math.inf and abs(a.value - b.value) <= Fraction(tolerance) * abs(a.value):
         return True
     if a.places is None and b.places is None:
         return False

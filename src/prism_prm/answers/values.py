@@ -126,9 +126,8 @@ def _values(expression: Any) -> list[Complex] | None:
     from sympy import Mod, ceiling, floor
 
     values: list[Complex] = []
-    for point in range(
-        _POINTS + (_STEPS if expression.has(floor, ceiling, Mod) else 0) if expression.free_symbols else 1
-    ):
+    num_points = _POINTS + (_STEPS if expression.has(floor, ceiling, Mod) else 0)
+    for point in range(num_points if expression.free_symbols else 1):
         at = {symbol: _coordinate(symbol.name, point) for symbol in expression.free_symbols}
         try:
             parts = expression.evalf(_PRECISION, subs=at).as_real_imag()
