@@ -3,7 +3,7 @@
     PRISM_DATA=… python benchmarks/judging.py
 
 With PRISM_DATA the answers are those of the pool of 100 MATH-500 problems × 40 solutions; without it, as many are made
-up. The peer is a plain loop over the same function of math-verify in one process, without any time limit. Against it:
+up. The peer is a plain loop over the same function in one process, without any time limit. Against it:
 the same calls in killable workers, each with its time limit; and `Judge`, which also compares plain numbers without
 algebra and judges equal answers once. Every round starts fresh processes on all sides, since both parsers and algebra
 keep caches; the start is part of the time.
@@ -95,7 +95,7 @@ def main() -> None:
 
         return kept
 
-    peer = "loop over math-verify, no time limit"
+    peer = "serial loop, no time limit"
     alternatives = {peer: in_a_loop, f"killable workers, {available_cores()} cores": in_workers, "Judge": with_judge}
     medians = side_by_side({name: keep(name, run) for name, run in alternatives.items()})
     print(f"{len(verdicts[peer]):,} answers, {sum(verdicts[peer]):,} right by the loop")

@@ -53,7 +53,7 @@ class Grader(Protocol):
 
 
 class MathGrader:
-    """Grades final answers with math-verify in killable workers; use as a context manager, or call `close`."""
+    """Grades final answers, with algebra in killable workers; use as a context manager, or call `close`."""
 
     def __init__(
         self, *, methods: Sequence[str] = tuple(EXTRACTORS), workers: int | None = None, seconds: float = 5.0

@@ -29,7 +29,7 @@ class Group:
     r"""Parts in brackets or between commas: `(1,2]`, `\{1,2\}`, `1, 2`, `1:2:3`."""
 
     brackets: str
-    """One of "()", "[]", "(]", "[)", "{}"; ":" for a ratio; "" for a bare list."""
+    """One of "()", "[]", "(]", "[)", "{}"; ":" for a ratio, "∪" for `x < 1 or x > 2`, "" for a bare list."""
     parts: tuple[Form, ...]
 
 
@@ -58,6 +58,8 @@ _MATRICES = ["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"]
 _TABLES = dict.fromkeys(_MATRICES, "matrix") | {"cases": "cases"}
 _TABLE = re.compile(r"\\begin\s*\{(\w+)\}(?:\s*\{[lcr| ]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 _AND = re.compile(r"(?:,\s*)?(?:\\text\{(?:and|or)\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z}]))")
+_OR = re.compile(r"\\text\{or\}|(?<![A-Za-z\\{])or(?![A-Za-z}])")
+_INEQUALITY = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
 _GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega|varphi"
 _SYMBOL = rf"(?:[A-Za-z]|\\(?:{_GREEK}))(?:_(?:\w|\{{[^{{}}]*\}}))?'*"
 _NAME = re.compile(
@@ -74,6 +76,9 @@ def read(text: str, depth: int = 0) -> Form:
         return Leaf(text)
     if text.startswith("{") and closing(text) == len(text) - 1:
         return read(text[1:-1], depth + 1)
+    conditions = split(_OR.sub(";", text), ";") if _OR.search(text) else []
+    if len(conditions) > 1 and all(_INEQUALITY.search(condition) for condition in conditions):
+        return Group("∪", tuple(read(condition, depth + 1) for condition in conditions))
     parts = _parts(text)
     if len(parts) > 1:
         return Leaf(text) if numeral(text) else Group("", _read_all(parts, depth))

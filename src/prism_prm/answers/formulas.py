@@ -224,7 +224,7 @@ class _Speller:
             if len(letters) != 1:
                 raise NotAFormulaError(f"words: {letters}")
             return _Atom(letters, "name")
-        if token in (r"\ldots", r"\$"):
+        if token in (r"\ldots", r"\$", r"\angle", r"\triangle"):
             raise NotAFormulaError(f"no formula has {token}")
         if token in (r"\gamma", r"\Gamma"):
             return _Atom(rf"\tilde{{{token[1:]}}}", "name")

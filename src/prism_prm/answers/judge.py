@@ -67,8 +67,10 @@ class Judge:
         calls: list[Call] = []
         texts = [(str(reference), None if answer is None else str(answer)) for reference, answer in pairs]
         for (reference, answer), tolerance in zip(texts, tolerances or [0.0] * len(pairs), strict=True):
-            verdicts.append(_plain_verdict(reference, answer, tolerance))
-            calls.append(("equivalent", (normalise(reference), normalise(answer or ""), tolerance)))
+            verdict = _plain_verdict(reference, answer, tolerance)
+            spellings = ("", "") if verdict else (normalise(reference), normalise(answer or ""))
+            verdicts.append(verdict)
+            calls.append(("equivalent", (*spellings, tolerance)))
         found = self._run(calls, verdicts, advance)
         return [
             verdict or Verdict(bool(value), status) for verdict, (value, status) in zip(verdicts, found, strict=True)

@@ -48,6 +48,7 @@ _FRACTION = re.compile(
     r"\\frac\s*(?:\{\s*(?P<a>-?\s*\d+)\s*\}|(?P<a1>\d))\s*(?:\{\s*(?P<b>-?\s*\d+)\s*\}|(?P<b1>\d+))"
     r"|(?P<a2>\d+)\.?\s*[/:]\s*(?P<b2>-?\d+))"
 )
+_REPEATING = re.compile(r"(?P<plain>\d*\.\d*)\\overline\s*\{\s*(?P<again>\d+)\s*\}")
 _SCALED = re.compile(rf"(.*\d.*?)\s*(?:\\text\{{)?({'|'.join(SCALES)})\}}?")
 
 
@@ -61,7 +62,7 @@ def numeral(answer: str) -> Numeral | None:
         return number and Numeral(number.value * SCALES[scaled[2]])
     unsigned = answer[1:].lstrip() if answer[:1] in ("+", "-") else answer
     bare = unsigned.removesuffix("%").strip()
-    read = _plain(bare) or _fraction(bare)
+    read = _plain(bare) or _fraction(bare) or _repeating(bare)
     if read is None:
         return None
     if unsigned.endswith("%"):
@@ -90,6 +91,16 @@ def _fraction(text: str) -> Numeral | None:
     if below == 0 or (match["whole"] and (":" in text or above < 0 or below < 0)):
         return None
     return Numeral(int(match["whole"] or 0) + Fraction(above, below))
+
+
+def _repeating(text: str) -> Numeral | None:
+    r"""0.1\overline{6} is 1/6."""
+    match = _REPEATING.fullmatch(text)
+    if match is None:
+        return None
+    places, period = len(match["plain"].partition(".")[2]), len(match["again"])
+    rest = Fraction(int(match["again"]), 10**period - 1) / 10**places
+    return Numeral(Fraction(f"0{match['plain']}") + rest)
 
 
 def same_number(reference: Numeral, answer: Numeral, tolerance: float = 0.0) -> bool:

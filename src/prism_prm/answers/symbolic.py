@@ -7,8 +7,6 @@ right for `(1,2)` and for `2,1`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from prism_prm.answers.forms import Form, Group, Leaf, Named, Table, read
 from prism_prm.answers.formulas import NotAFormulaError, parse
 from prism_prm.answers.latex import normalise, split
@@ -46,11 +44,12 @@ def _same(a: Form, b: Form, tolerance: float) -> bool:
     if isinstance(a, Leaf) and isinstance(b, Leaf):
         return _same_leaf(a, b, tolerance)
     if isinstance(a, Table) and isinstance(b, Table):
-        return a.name == b.name and [len(row) for row in a.rows] == [len(row) for row in b.rows] and all(
+        shapes = [(table.name, [len(row) for row in table.rows]) for table in (a, b)]
+        return shapes[0] == shapes[1] and all(
             _same(cell, other, tolerance)
             for row, others in zip(a.rows, b.rows, strict=True)
             for cell, other in zip(row, others, strict=True)
-        )  # fmt: skip
+        )
     if isinstance(a, Group) and isinstance(b, Group):
         return _same_group(a, b, tolerance)
     return _key(a, _EXACT) == _key(b, _EXACT)
@@ -79,12 +78,12 @@ def _value(form: Form) -> Form:
 def _same_group(a: Group, b: Group, tolerance: float) -> bool:
     """By order in tuples and intervals, in any order in sets and bare lists; a bare list may stand for either."""
     kinds = {a.brackets, b.brackets}
-    if kinds <= {"", "{}"}:
+    if kinds <= {"", "{}"} or kinds == {"∪"}:
         return _same_set(_members(a), _members(b), tolerance)
     may_differ = {"", "()", "[]"} if len(a.parts) > 2 else {"", "()"}
-    if len(a.parts) != len(b.parts) or (len(kinds) > 1 and not kinds <= may_differ):
+    if len(a.parts) != len(b.parts) or (len(kinds) > 1 and not (kinds <= may_differ and _in_order(a) and _in_order(b))):
         return False
-    return all(_same(x, y, tolerance) for x, y in zip(_in_order(a), _in_order(b), strict=True))
+    return all(_same(x, y, tolerance) for x, y in zip(a.parts, b.parts, strict=True))
 
 
 def _members(group: Group) -> list[Form]:
@@ -94,10 +93,10 @@ def _members(group: Group) -> list[Form]:
     return list({_key(part, _EXACT): part for part in parts}.values()) if group.brackets == "{}" else parts
 
 
-def _in_order(group: Group) -> Sequence[Form]:
-    """The parts one by one; with names only if these are in order, or `y=1, x=2` would be (1,2)."""
+def _in_order(group: Group) -> bool:
+    """Whether names, if there are any, come in their own order: `x=1, y=2` is (1,2), while `y=1, x=2` is not."""
     names = [part.name for part in group.parts if isinstance(part, Named)]
-    return group.parts if names == sorted(names) else [Leaf(_key(part, _EXACT)) for part in group.parts]
+    return names == sorted(names)
 
 
 def _same_set(a: list[Form], b: list[Form], tolerance: float) -> bool:
@@ -159,6 +158,8 @@ def _key(form: Form, digits: int) -> str:
     assert isinstance(form, Group), "only a name stands outside the other forms"
     if form.brackets == ":":
         return ":".join(_key(part, digits) for part in form.parts)
+    if form.brackets == "∪":
+        return "∪".join(sorted(_key(part, digits) for part in form.parts))
     if form.brackets in ("", "{}"):
         return _set_key(form, digits)
     return form.brackets[0] + ",".join(_key(part, digits) for part in form.parts) + form.brackets[1]

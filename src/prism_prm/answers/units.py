@@ -35,7 +35,7 @@ _BASES = {word: str(base) for base, word in enumerate(_DIGITS)}
 _MAX_LENGTH = 200
 """Longer texts are not searched for a unit."""
 _HALF_DAY = re.compile(r"(?<=\d)\s*(?:\\text\{)?([ap])\.?\s?m\.?\s*\}?$", re.I)
-_SCALE_AS_TEXT = re.compile(rf"\\text\{{({'|'.join(SCALES)})\b\s*([^{{}}]*)\}}")
+_SCALE_AS_TEXT = re.compile(rf"\s*\\text\{{({'|'.join(SCALES)})\b\s*([^{{}}]*)\}}")
 _MONEY = re.compile(r"(-?)\s*\\\$\s*")
 _BASE = re.compile(r"(-?\d+)_(?:(\d+)|\{\s*(\d+)\s*\}|\{?\s*\\text\{(\w+)\}\s*\}?)")
 _SPEED = r"(?<![A-Za-z\\])(?:km|cm|mm|ft|mi|m)/(?:h|s|min)(?![A-Za-z])"

@@ -21,10 +21,13 @@ _IMAGINARY = "i"
 
 def real_value(value: Any) -> Fraction | None:
     """The value of an expression without unknowns, where it is a finite real number."""
-    from sympy import Expr
+    from sympy import Expr, Rational
 
     if not isinstance(value, Expr) or value.free_symbols:
         return None
+    value = value.doit()
+    if isinstance(value, Rational):
+        return Fraction(int(value.p), int(value.q))
     values = _values(value)
     return values[0][0] if values and isinstance(values[0][0], Fraction) and not values[0][1] else None
 
@@ -108,6 +111,8 @@ def _expression_key(expression: Any, digits: int) -> str:
     import sympy
 
     expression = expression.doit()
+    if expression.has(sympy.zoo, sympy.nan):  # 1/0 and 2/0 have no value, and so not the same one
+        raise ValueError("no value")
     if isinstance(expression, sympy.Rational):
         return number_key(Fraction(int(expression.p), int(expression.q)), digits)
     values = _values(expression)
