@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
 from prism_prm.answers.extract import after_hashes, last_boxed
 from prism_prm.answers.judge import Key
-from prism_prm.answers.numerals import normalise, numeral
+from prism_prm.answers.latex import normalise
+from prism_prm.answers.numerals import numeral
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
@@ -53,7 +54,7 @@ class Grader(Protocol):
 
 
 class MathGrader:
-    """Grades final answers with math-verify in killable workers; use as a context manager, or call `close`."""
+    """Grades final answers, with algebra in killable workers; use as a context manager, or call `close`."""
 
     def __init__(
         self, *, methods: Sequence[str] = tuple(EXTRACTORS), workers: int | None = None, seconds: float = 5.0
