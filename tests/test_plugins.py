@@ -179,7 +179,7 @@ def test_a_family_of_a_package(
     by_file = init_prm(tiny_lm("qwen2"), family="my_file.py:Mine")
     assert prm.score(PROBLEM, STEPS) == by_file.score(PROBLEM, STEPS)
     monkeypatch.delattr("my_package.family.__file__")
-    with pytest.raises(ConfigError, match="my_package.family:Mine has no file of its own"):
+    with pytest.raises(ConfigError, match=r"my_package.family:Mine has no file of its own"):
         find_family("mine")
     shutil.rmtree(site)
     with pytest.raises(
