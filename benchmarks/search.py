@@ -31,7 +31,7 @@ from prism_prm import Prm, init_prm
 from prism_prm.policies import Ask, Sampling, Written
 from prism_prm.policies.hf import HfPolicy, load_hf
 from prism_prm.scorer.session import Node, Session
-from prism_prm.search import Found, SearchSettings, search
+from prism_prm.search import Found, SearchSettings, search_problems
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> None:
@@ -91,7 +91,7 @@ def from_scratch(
     model: Any = prm
     model.session = lambda problems: Rescoring(prm, problems)
     try:
-        return search(Stateless(policy), prm, problems, settings, at_once=at_once)
+        return search_problems(Stateless(policy), prm, problems, settings, at_once=at_once)
     finally:
         del model.session
 
@@ -123,12 +123,14 @@ def main() -> None:
     many, peer = f"batched over {len(problems)} problems", "one problem at a time, from scratch"
     ours = f"{many}, key/values kept"
     ways: dict[str, Callable[[], list[Found]]] = {
-        ours: partial(search, policy, prm, problems, settings, at_once=len(problems)),
+        ours: partial(search_problems, policy, prm, problems, settings, at_once=len(problems)),
         peer: partial(from_scratch, policy, prm, problems, settings, 1),
     }
     if arguments.parts:
         ways[f"{many}, from scratch"] = partial(from_scratch, policy, prm, problems, settings, len(problems))
-        ways["one problem at a time, key/values kept"] = partial(search, policy, prm, problems, settings, at_once=1)
+        ways["one problem at a time, key/values kept"] = partial(
+            search_problems, policy, prm, problems, settings, at_once=1
+        )
     found: dict[str, list[Any]] = {}
 
     def run(name: str) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prism_prm.evaluation.labelled import read_labelled
 
+from prism_prm.evaluation.benchmarks.labelled import read_labelled
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.records import unique_names
 from prism_prm.search.engine import problem_keys

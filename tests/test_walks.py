@@ -95,7 +95,7 @@ def test_one_prm800k_line(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
 def test_one_problem_of_a_search(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
     from prism_prm import SearchSettings, init_prm, load_task, open_policy
     from prism_prm.policies import Sampling
-    from prism_prm.search import search
+    from prism_prm.search import search_problems
 
     (tmp_path / "task.jsonl").write_text('{"problem": "What is 1 + 2?", "answer": "3"}')
     prm = init_prm(tiny_lm("qwen2"), family="qwen")
@@ -105,7 +105,7 @@ def test_one_problem_of_a_search(tmp_path: Path, tiny_lm: Callable[..., Path]) -
 
     def walk() -> None:
         task = load_task(str(tmp_path / "task.jsonl"))
-        found.extend(search(policy, prm, [problem.text for problem in task.problems], settings))
+        found.extend(search_problems(policy, prm, [problem.text for problem in task.problems], settings))
 
     check("One problem of a search", walk, at_most=20)
     assert len(found) == 1

@@ -11,8 +11,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "DataError": "prism_prm.errors",
     "EvalSettings": "prism_prm.evaluation.evaluate",
     "Judge": "prism_prm.answers",
+    "ModelError": "prism_prm.errors",
+    "PRM": "prism_prm.scorer",
     "PrismError": "prism_prm.errors",
     "Prm": "prism_prm.scorer",
     "Report": "prism_prm.report",

@@ -6,8 +6,13 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from prism_prm.errors import ConfigError
+from prism_prm.files import whole_file
 from prism_prm.records import StepPair, StepTree
 from prism_prm.tables import check_split, iter_pairs, iter_trees, no_such_node
+from prism_prm.types import Advance, ignore
 
 SEPARATOR = "\n\n"
 
@@ -65,6 +70,40 @@ def plain(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str,
             "chosen": tree.nodes[pair.chosen].text,
             "rejected": rejected,
         }
+
+
+def export_pairs(
+    folder: str | Path,
+    format: str,
+    out: str | Path,
+    *,
+    split: str | None = None,
+    advance: Advance = ignore,
+) -> int:
+    """Write pairs or labelled solutions as JSON lines that other trainers read; gives the number of records.
+
+    Args:
+        folder: a folder that `build_pairs` wrote.
+        format: trl-stepwise, trl-preference or jsonl (everything about each pair).
+        out: the file to write.
+        split: only this split; default: all.
+        advance: is called with how many more records are written.
+
+    Example:
+        >>> summary = build_pairs("labelled.jsonl", "pairs")
+        >>> export_pairs("pairs", "trl-preference", "pairs.jsonl") == summary["pairs"]["total"]
+        True
+    """
+    if format not in EXPORTS:
+        raise ConfigError(f"Unknown format {format!r}. Known: {', '.join(EXPORTS)}.")
+    count = 0
+    with whole_file(out) as aside, aside.open("wb") as file:
+        for count, record in enumerate(EXPORTS[format](folder, split=split), start=1):
+            file.write(msgspec.json.encode(record) + b"\n")
+            if count % 1000 == 0:
+                advance(1000)
+        advance(count % 1000)
+    return count
 
 
 EXPORTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {

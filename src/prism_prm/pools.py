@@ -96,8 +96,7 @@ class Pool:
 
 def read_pool(source: str | Path | Sequence[str | Path], advance: Advance = lambda _: None) -> Pool:
     """The pool in a file, a folder, a hub data set, or several of them."""
-    inputs = [source] if isinstance(source, str | Path) else source
-    return Pool(tuple(entry for found in find_sources(inputs) for entry in _entries(found, advance)))
+    return Pool(tuple(entry for found in find_sources(source) for entry in _entries(found, advance)))
 
 
 def _entries(source: Any, advance: Advance) -> Iterator[PoolProblem]:

@@ -15,6 +15,8 @@ from typing import Literal
 import msgspec
 import xxhash
 
+from prism_prm.errors import DataError
+
 Origin = Literal["model", "human", "perturbed"]
 """Who wrote a step. `perturbed` steps are made by us for ablations and carry no label."""
 
@@ -78,6 +80,11 @@ class StepTree:
         ended: bool | None = None,
     ) -> StepTree:
         """A tree that is one plain solution."""
+        if isinstance(steps, str):
+            raise DataError(
+                f"the steps are one text, {steps[:40]!r}…; give a list of texts: split_steps(text) cuts a solution",
+                reason="wrong-type",
+            )
         nodes = tuple(step if isinstance(step, Step) else Step(step) for step in steps)
         return cls(
             tree_id, problem, nodes, tuple(range(-1, len(nodes) - 1)), tuple(range(len(nodes))), name, answer, ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,25 @@ Bools = NDArray[np.bool_]
 
 Advance = Callable[[int], None]
 """Hears how many more items are done."""
-Bars = Callable[[str, float], AbstractContextManager[Advance]]
-"""(description, total) → a progress bar."""
+Say = Callable[[str], None]
+"""Hears what people may want to know, a line at a time."""
+
+
+class Bars(Protocol):
+    """Makes progress bars, as `cli.ui.progress` does."""
+
+    def __call__(self, description: str, total: float | None, /, *, unit: str = "") -> AbstractContextManager[Advance]:
+        """A bar over `total` units (None: unknown); the unit "bytes" is shown as such."""
 
 
 def ignore(_done: int) -> None:
     """An `Advance` for callers that show nothing."""
 
 
-def no_bars(_description: str, _total: float) -> AbstractContextManager[Advance]:
+def silent(_text: str) -> None:
+    """A `Say` for callers that show nothing."""
+
+
+def no_bars(_description: str, _total: float | None, /, *, unit: str = "") -> AbstractContextManager[Advance]:  # noqa: ARG001
     """`Bars` for callers that show nothing."""
     return contextlib.nullcontext(ignore)

@@ -14,7 +14,7 @@ from worlds import FakePolicy, FakePrm
 
 from prism_prm import PrismError
 from prism_prm.policies import Ask, Sampling, Written
-from prism_prm.search import METHODS, Found, SearchSettings, search
+from prism_prm.search import METHODS, Found, SearchSettings, search_problems
 
 KINDS = [(method, 0) for method in METHODS] + [(method, ahead) for method in ("beam", "dvts") for ahead in (1, 2, 3)]
 
@@ -47,7 +47,7 @@ def right(steps: tuple[str, ...]) -> float:
 def run(how: SearchSettings) -> tuple[Found, Recorder]:
     policy = Recorder(ragged)
     prm: Any = FakePrm(right)
-    (found,) = search(policy, prm, ["p"], how)
+    (found,) = search_problems(policy, prm, ["p"], how)
     return found, policy
 
 

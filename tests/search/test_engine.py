@@ -15,7 +15,7 @@ from prism_prm import init_prm
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.policies.hf import HfPolicy
 from prism_prm.policies.kept import Kept
-from prism_prm.search import Engine, SearchSettings, search
+from prism_prm.search import Engine, SearchSettings, search_problems
 from prism_prm.world.problems import Problem, draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS
@@ -43,9 +43,9 @@ def problems() -> list[str]:
 @pytest.mark.parametrize("method", ["sample", "beam", "dvts", "particle"])
 def test_32_problems_together_equal_each_alone(method: str, policy: Any, prm: Any, problems: list[str]) -> None:
     settings = replace(SETTINGS, method=method, lookahead=1 if method == "beam" else 0)
-    together = search(policy, prm, problems, settings)
+    together = search_problems(policy, prm, problems, settings)
     for i in (0, 7, 20, 31):
-        (alone,) = search(policy, prm, [problems[i]], settings)
+        (alone,) = search_problems(policy, prm, [problems[i]], settings)
         assert [s.steps for s in alone.solutions] == [s.steps for s in together[i].solutions]
         for a, b in zip(alone.solutions, together[i].solutions, strict=True):
             assert a.scores == pytest.approx(b.scores, abs=1e-5)
@@ -55,7 +55,7 @@ def test_32_problems_together_equal_each_alone(method: str, policy: Any, prm: An
 
 @pytest.mark.parametrize("method", ["best-of-n", "beam", "particle"])
 def test_scores_are_those_of_whole_solutions(method: str, policy: Any, prm: Any, problems: list[str]) -> None:
-    found = search(policy, prm, problems[:4], replace(SETTINGS, method=method))
+    found = search_problems(policy, prm, problems[:4], replace(SETTINGS, method=method))
     for entry, problem in zip(found, problems, strict=False):
         for solution in entry.solutions:
             assert solution.scores == pytest.approx(prm.score(problem, solution.steps), abs=1e-5)
@@ -64,7 +64,7 @@ def test_scores_are_those_of_whole_solutions(method: str, policy: Any, prm: Any,
 def test_log_likelihoods_are_the_models_own(policy: HfPolicy, problems: list[str]) -> None:
     import torch
 
-    (found,) = search(policy, None, problems[:1], replace(SETTINGS, method="sample", n=3))
+    (found,) = search_problems(policy, None, problems[:1], replace(SETTINGS, method="sample", n=3))
     for solution in found.solutions:
         assert solution.ended
         prompt = policy.prompt(problems[0])
@@ -128,7 +128,7 @@ def test_a_perfect_prm_finds_right_solutions(method: str, policy: Any, problems:
     oracle: Any = OraclePrm(lambda _: 0.0)
 
     def share(settings: SearchSettings) -> float:
-        found = search(policy, oracle, problems, settings)
+        found = search_problems(policy, oracle, problems, settings)
         return float(np.mean([any(s.scores and min(s.scores) > 0.5 and s.ended for s in f.solutions) for f in found]))
 
     one = share(replace(SETTINGS, method="sample", n=1))

@@ -15,7 +15,7 @@ from worlds import FakePolicy, FakePrm
 from prism_prm import PrismError
 from prism_prm.aggregate import AGGREGATORS, log_score
 from prism_prm.policies import Sampling
-from prism_prm.search import METHODS, Found, SearchSettings, search
+from prism_prm.search import METHODS, Found, SearchSettings, search_problems
 from prism_prm.search.methods import resample, resampling_weights
 
 DEPTH = 3
@@ -42,7 +42,7 @@ def everything() -> list[tuple[str, ...]]:
 
 def run(settings: SearchSettings, options: Any = even, right: Any = None, problems: Any = ("p",)) -> list[Found]:
     prm: Any = None if right is None else FakePrm(right)
-    return search(FakePolicy(options), prm, problems, settings)
+    return search_problems(FakePolicy(options), prm, problems, settings)
 
 
 def texts(found: Found) -> list[tuple[str, ...]]:
@@ -260,7 +260,7 @@ def test_what_is_spent() -> None:
     (found,) = run(SearchSettings(method="sample", n=4), uneven)
     assert (found.policy_tokens, found.prm_tokens) == (4 * (1 + 1 + 2), 0)
     prm: Any = FakePrm(random_scores(0))
-    (scored,) = search(FakePolicy(uneven), prm, ["p"], SearchSettings(method="beam", n=4, expand=4))
+    (scored,) = search_problems(FakePolicy(uneven), prm, ["p"], SearchSettings(method="beam", n=4, expand=4))
     assert scored.prm_tokens == 2 + prm.num_scored
     assert scored.policy_tokens == 4 * (1 + 1 + 2)
 
@@ -289,7 +289,7 @@ def test_a_solution_may_end_after_its_last_step(method: str) -> None:
         return {"!": 1.0} if len(steps) == 2 else {"a": 0.5, "b": 0.5}
 
     prm: Any = FakePrm(random_scores(0))
-    (found,) = search(Ender(options), prm, ["p"], SearchSettings(method=method, n=8))
+    (found,) = search_problems(Ender(options), prm, ["p"], SearchSettings(method=method, n=8))
     assert {len(solution.steps) for solution in found.solutions} == {2}
     assert all(solution.ended and solution.scores for solution in found.solutions)
 
@@ -299,9 +299,9 @@ def test_problems_do_not_disturb_each_other(method: str) -> None:
     settings = SearchSettings(method=method, n=6, expand=2)
     problems = [f"problem {i}" for i in range(12)] + ["problem 3"]
     prm: Any = FakePrm(random_scores(2))
-    together = search(FakePolicy(uneven), prm, problems, settings)
-    in_fives = search(FakePolicy(uneven), prm, problems, settings, at_once=5)
-    alone = [search(FakePolicy(uneven), prm, [problem], settings)[0] for problem in problems[:-1]]
+    together = search_problems(FakePolicy(uneven), prm, problems, settings)
+    in_fives = search_problems(FakePolicy(uneven), prm, problems, settings, at_once=5)
+    alone = [search_problems(FakePolicy(uneven), prm, [problem], settings)[0] for problem in problems[:-1]]
     assert in_fives == together
     assert [replace(found, problem=0) for found in together[:-1]] == alone
     if method in ("sample", "best-of-n", "particle"):

@@ -11,7 +11,7 @@ import pytest
 from worlds import FakePolicy, FakePrm, OnlyScorer
 
 from prism_prm.policies import PolicySettings
-from prism_prm.search import METHODS, SearchSettings, search
+from prism_prm.search import METHODS, SearchSettings, search_problems
 from prism_prm.search.experiment import Experiment
 from prism_prm.search.recipe import Recipe
 from prism_prm.tasks import MathGrader, Problem
@@ -37,7 +37,7 @@ def right(steps: tuple[str, ...]) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_needs_only_a_scorer(method: str) -> None:
     scorer: Any = OnlyScorer(FakePrm(right))
-    (found,) = search(FakePolicy(options), scorer, ["p"], SearchSettings(method, n=8))
+    (found,) = search_problems(FakePolicy(options), scorer, ["p"], SearchSettings(method, n=8))
     scored = [s for s in found.solutions if s.scores is not None]
     assert all(s.scores == pytest.approx([0.5, right(s.steps)]) for s in scored)
     assert scored

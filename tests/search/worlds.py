@@ -12,7 +12,7 @@ from prism_prm.policies import Ask, Sampling, Written
 from prism_prm.policies.choose import noise
 from prism_prm.records import StepTree
 from prism_prm.scorer import Scorer, TreeScores
-from prism_prm.scorer.protocol import Solution
+from prism_prm.scorer.protocol import Solution, as_trees
 
 END = "."
 """A step that ends with this ends the solution."""
@@ -94,9 +94,8 @@ class FakePrm:
     def score(self, problem: str, steps: Sequence[str]) -> list[float]:
         return self.score_many([(problem, steps)])[0]
 
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = True) -> list[list[float]]:  # noqa: ARG002
-        trees = [one if isinstance(one, StepTree) else StepTree.chain(*one) for one in solutions]
-        return [found.probability.tolist() for found in self.score_trees(trees)]
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:  # noqa: ARG002
+        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions))]
 
     def session(self, problems: Sequence[str]) -> FakeSession:
         return FakeSession(self, problems)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from prism_prm.cli.ui import console, say
+from prism_prm.cli.ui import progress, say
 
 EXAMPLES = """
 Examples
@@ -29,14 +29,8 @@ def compare(
 
     All runs must be on the same items; differences are taken from the first run.
     """
-    from prism_prm.evaluation.compare import build_comparison, compare_bench, load_runs, shared_benches
+    from prism_prm.evaluation.compare import compare_runs
+    from prism_prm.report import PAGE
 
-    loaded = load_runs(runs)
-    shared, left_out = shared_benches(loaded)
-    if left_out:
-        say(f"not in all runs, and so left out: {', '.join(left_out)}")
-    compared = []
-    for bench in shared:
-        with console().status(f"comparing on {bench}, {draws:,} draws"):
-            compared.append(compare_bench(loaded, bench, num_draws=draws, seed=seed))
-    typer.echo(build_comparison(loaded, compared, left_out=left_out, rounds=rounds).write(out))
+    compare_runs(runs, out, rounds=rounds, num_draws=draws, seed=seed, bars=progress, say=say)
+    typer.echo(out / PAGE)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from prism_prm.cli.ui import console, print_table, progress, say
+from prism_prm.cli.ui import print_table, progress, say
 
 EXAMPLES = """
 Examples
@@ -36,24 +36,13 @@ def demo(
     Real training and real re-ranking with the code of a large run; only the models and problems are small. Ends with
     a table and the path of report.html. Interrupted, the same command goes on where it was.
     """
-    from prism_prm.demo.findings import find, summary
-    from prism_prm.demo.presets import demo_settings
-    from prism_prm.demo.report import make_report
-    from prism_prm.demo.stages import SeedRun, quietly
-    from prism_prm.report import percent
+    from prism_prm.demo.findings import summary
+    from prism_prm.demo.pipeline import run_demo
+    from prism_prm.report import PAGE, percent
 
-    settings = demo_settings(quick=quick, full=full)
-    with quietly():
-        results = []
-        for seed in range(first_seed, first_seed + seeds):
-            console().print(f"[bold]Seed {seed}[/bold]", highlight=False)
-            results.append(SeedRun(settings, seed, out, bars=progress, say=say).go())
-        found = find(results)
-    flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
-    command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
-    page = make_report(found, command).write(out)
+    found = run_demo(out, seeds=seeds, first_seed=first_seed, full=full, quick=quick, bars=progress, say=say)
     # A terminal has no room for intervals, nor for many columns; the report has them.
     headers, rows = summary(found, show=lambda mean: percent(mean.value, digits=0))
     columns = list(zip(headers, *rows, strict=True))
     print_table("Summary (%)", columns[0], columns[1:])
-    say(f"Report: {page}")
+    say(f"Report: {out / PAGE}")

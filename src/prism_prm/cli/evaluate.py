@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prism_prm.cli.options import FITTING, LOADING, Options, Store, with_settings
-from prism_prm.cli.ui import console, print_table, progress, say
+from prism_prm.cli.ui import print_table, progress, say
 from prism_prm.errors import ConfigError
-from prism_prm.names import check_name, own_name
 
 if TYPE_CHECKING:
-    from prism_prm.evaluation.benchmarks import ItemSet
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
-    from prism_prm.evaluation.judged_steps import Steps
     from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
@@ -102,83 +99,19 @@ def evaluate(
     Scores come from --prm, from a scores table (--scores) or from anywhere (--predictions). Raw scores are kept in the
     output folder, so that another threshold needs no scoring: run again with the same --prm and --out, or --scores.
     """
-    from prism_prm.evaluation.benchmarks import find_benchmark, read_benchmark
-    from prism_prm.evaluation.evaluate import evaluate_steps
-    from prism_prm.evaluation.report import RunInfo, write_run
+    from prism_prm.evaluation.pipeline import evaluate_prm
+    from prism_prm.report import PAGE
 
-    called = check_name(name) if name else _short(str(prm or scores or predictions))
-    names = [part.strip() for part in bench.split(",") if part.strip()]
-    _check_sources(names, prm, scores, predictions)
-    for one in names:
-        find_benchmark(one)
     threshold = _saved_threshold(prm) if threshold == "prm" else threshold
     settings = replace(settings, **_threshold(threshold))
-    attach = _Scores(prm, scores, predictions, out, store, asdict(loading))
-    evaluations = []
-    for one in names:
-        items = read_benchmark(one, data or [], split)
-        items = items.some(limit, settings.seed) if limit else items
-        items = items.checked_against(trained_on) if trained_on else items
-        say(f"{items.described()}, from {len(items.files)} files")
-        steps, notes = attach.to(items)
-        with console().status(f"measuring {one}, {settings.num_draws:,} draws"):
-            evaluations.append(evaluate_steps(items, steps, settings, notes=notes))
-    source = str(prm or scores or predictions)
-    page = write_run(out, RunInfo(called, source, attach.model_hash), evaluations, settings)
-    for evaluation in evaluations:
+    evaluations = evaluate_prm(
+        prm, [part.strip() for part in bench.split(",") if part.strip()], out,
+        data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
+        limit=limit, settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
+    )  # fmt: skip
+    for evaluation in evaluations.values():
         _print(evaluation)
-    typer.echo(page)
-
-
-class _Scores:
-    """Where the scores come from; a PRM is loaded once, when it is first needed."""
-
-    def __init__(
-        self,
-        prm: str | None,
-        scores: Path | None,
-        predictions: Path | None,
-        out: Path,
-        store: Path | None,
-        loading: dict[str, Any],
-    ) -> None:
-        self.prm, self.scores, self.predictions = prm, scores, predictions
-        self.out, self.store, self.loading = out, store, loading
-        self.model: Any = None
-        self.model_hash = ""
-
-    def to(self, items: ItemSet) -> tuple[Steps, dict[str, int]]:
-        """Their judged steps, and what there is to note about them."""
-        from prism_prm.evaluation.scores import steps_from_predictions, steps_from_table
-
-        if self.predictions is not None:
-            return steps_from_predictions(items, self.predictions)
-        path = self.scores if self.scores is not None else self._scored(items)
-        steps, about = steps_from_table(items, path)
-        self.model_hash = about["model_hash"]
-        return steps, {}
-
-    def _scored(self, items: ItemSet) -> Path:
-        from prism_prm.evaluation.scores import score_benchmark
-        from prism_prm.scorer import load_prm
-
-        assert self.prm is not None
-        if self.model is None:
-            self.model = load_prm(self.prm, **self.loading)
-        with progress(f"scoring {items.name}", len(items.items), unit="items") as advance:
-            return score_benchmark(self.model, items, self.out, store=self.store, advance=advance)
-
-
-def _check_sources(names: list[str], prm: str | None, scores: Path | None, predictions: Path | None) -> None:
-    if not names:
-        raise ConfigError("--bench names no benchmark")
-    given = {"--prm": prm, "--scores": scores, "--predictions": predictions}
-    found = [option for option, value in given.items() if value is not None]
-    if len(found) != 1:
-        what = f"got {' and '.join(found)}" if found else "got none"
-        raise ConfigError(f"give one of --prm, --scores and --predictions; {what}")
-    if len(names) > 1 and prm is None:
-        raise ConfigError(f"{found[0]} is one file, so give one --bench with it, not {', '.join(names)}")
+    typer.echo(out / PAGE)
 
 
 def _saved_threshold(prm: str | None) -> str:
@@ -203,12 +136,6 @@ def _threshold(text: str) -> dict[str, Any]:
     if key not in ("", "tpr") or number != number:
         raise ConfigError(f"--threshold {text!r} is neither a number such as 0.5 nor tpr=0.95, nor prm")
     return {"target_tpr" if key else "threshold": number}
-
-
-def _short(source: str) -> str:
-    """The last part of a path or hub id, without a file's ending."""
-    last = own_name(source)
-    return (last.split(".")[0] or last) if Path(source).is_file() else last
 
 
 def _print(evaluation: Evaluation) -> None:

@@ -33,27 +33,19 @@ def export(
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
 ) -> None:
     """Write pairs or labelled solutions as JSON lines that other trainers read."""
+    from prism_prm.cli.ui import progress, say
+    from prism_prm.export import EXPORTS, export_pairs
+
+    if out is not None:
+        with progress("Writing", None, unit="records") as advance:
+            count = export_pairs(folder, format, out, split=split, advance=advance)
+        say(f"{count:,} records in {out}")
+        return
     import msgspec
 
-    from prism_prm.cli.ui import progress, say
-    from prism_prm.export import EXPORTS
-    from prism_prm.files import whole_file
-
-    records = EXPORTS[format](folder, split=split)
-    encoder = msgspec.json.Encoder()
-    if out is None:
-        try:
-            for record in records:
-                sys.stdout.buffer.write(encoder.encode(record) + b"\n")
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:  # the reader has seen enough, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    count = 0
-    with progress("Writing", None, unit="records") as advance, whole_file(out) as aside, aside.open("wb") as file:
-        for count, record in enumerate(records, start=1):
-            file.write(encoder.encode(record) + b"\n")
-            if count % 1000 == 0:
-                advance(1000)
-        advance(count % 1000)
-    say(f"{count:,} records in {out}")
+    try:
+        for record in EXPORTS[format](folder, split=split):
+            sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

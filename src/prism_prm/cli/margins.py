@@ -47,24 +47,15 @@ def margins(
     All candidates of a tree are scored in one packed pass. A run that was stopped goes on where it was; under
     `accelerate launch` the work is split over the processes. `prism train` does this as its second stage.
     """
-    from prism_prm.pairs.examples import Split
-    from prism_prm.scorer import load_prm
-    from prism_prm.scorer.store import store_for
-    from prism_prm.training.margins import margins_of, score_examples, write_margins
+    from prism_prm.training.margins import measure_margins
 
     with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():
-        data = Split.read(pairs, split)
-        examples = data.examples("pairs")
-        model = load_prm(prm, **asdict(replace(loading, device=own)))
-        with (
-            store_for(out, model, store, share=share) as filed,
-            progress("margins", len(examples.by_tree()), unit="trees", shown=share.rank == 0) as advance,
-        ):
-            log_odds_N2 = score_examples(filed, examples, share=share, advance=advance)
-            if share.rank == 0:
-                write_margins(out, examples, log_odds_N2, model.model_hash())
+        found = measure_margins(
+            prm, pairs, out, split=split, store=store, share=share, loading=asdict(replace(loading, device=own)),
+            bars=progress,
+        )  # fmt: skip
     if share.rank == 0:
-        _show(margins_of(log_odds_N2), data.kinds, out, as_json)
+        _show(found.margin_N, found.kind_N, out, as_json)
 
 
 def _show(margins: np.ndarray, kinds: np.ndarray, out: Path, as_json: bool) -> None:

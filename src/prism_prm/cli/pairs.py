@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,8 +27,6 @@ A data set of the hub: `prism pairs trl-lib/math_shepherd:train --out pairs`
 
 Go on past bad lines, keep the summary: `prism pairs FILE --on-bad-record skip --out pairs --json > summary.json`
 """
-
-Format = Literal["auto", "prm800k", "math-shepherd", "stepwise", "process-labels", "prmbench"]
 
 
 def _lookahead(text: str) -> int | str:
@@ -79,7 +77,14 @@ def pairs(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for trees.parquet, pairs.parquet and summary.json.")],
-    format: Annotated[Format, typer.Option(help="What the records look like.", rich_help_panel=READING)] = "auto",
+    format: Annotated[
+        str,
+        typer.Option(
+            help="What the records look like: auto, prm800k, math-shepherd, stepwise, process-labels, prmbench, or one "
+            "that an installed package adds.",
+            rich_help_panel=READING,
+        ),
+    ] = "auto",
     reading: ReadOptions,
     exclude: Annotated[
         list[str] | None,
@@ -118,7 +123,7 @@ def pairs(
     splits = Splits.parse(split, pairing.seed) if split else None
     reader = Reader(inputs, format=format, options=reading)
     recipe = Recipe(pairing, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
-    with progress("Reading and pairing", _total_bytes(reader), is_bytes=True) as advance:
+    with progress("Reading and pairing", _total_bytes(reader), unit="bytes") as advance:
         summary = build_pairs(reader, out, recipe, advance=advance)
     if json:
         import json as encoder

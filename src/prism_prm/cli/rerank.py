@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prism_prm.cli.options import LOADING, Options, Store, with_settings
 from prism_prm.cli.ui import print_table, progress, say
 from prism_prm.errors import ConfigError
-from prism_prm.names import file_name, named_places
+from prism_prm.names import named_places
 
 if TYPE_CHECKING:
-    from prism_prm.pools import Pool
-    from prism_prm.rerank.grading import GradedPool
     from prism_prm.rerank.results import Results
-    from prism_prm.rerank.step_scores import StepScores
     from prism_prm.scorer.settings import LoadSettings
-
-SOLUTIONS = "solutions.parquet"
 
 EXAMPLES = """
 **Examples**
@@ -89,32 +84,24 @@ def rerank(
 
     Interrupted, the same command goes on where it was: grades and scores are kept in the output folder.
     """
-    from prism_prm.aggregate import check_aggregator
-    from prism_prm.rerank.curves import check_ns, compute_curves
-    from prism_prm.rerank.page import make_report
-    from prism_prm.rerank.results import Results
-    from prism_prm.rerank.solutions import write_solutions
+    from prism_prm.report import PAGE
+    from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 
-    hows = _words(aggregators)
-    for how in hows:
-        check_aggregator(how)
-    named_prms, named_scores = named_places(prm or []), named_places(scores or [])
-    wanted = [_whole(word) for word in _words(n)] if n else None
-    found = _read_pool(pool, task, task_data)
-    ns = None if wanted is None else check_ns(found, wanted)
-    graded, graded_as = _grade(found, out, _words(extract), workers, time_limit)
-    step_scores = _collect_scores(found, named_prms, named_scores, out, store, asdict(loading))
-    with progress("curves", len(found.problems), unit="problems") as advance:
-        curves = compute_curves(
-            graded, step_scores, aggregators=hows, ns=ns, num_draws=draws, seed=seed, advance=advance
-        )
-    title = f"Re-ranking {', '.join(Path(name).name for name in pool)}"
-    results = Results(title, graded, step_scores, curves, hows, draws)
-    write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, hows)
-    results.write_curves(out / "curves.parquet")
-    page = make_report(results).write(out)
+    settings = RerankSettings(
+        aggregators=tuple(_words(aggregators)),
+        ns=tuple(_whole(word) for word in _words(n)) if n else None,
+        extract=tuple(_words(extract)),
+        num_draws=draws,
+        seed=seed,
+        workers=workers,
+        time_limit=time_limit,
+    )
+    results = rerank_pool(
+        pool, out, prms=named_places(prm or []), scores=named_places(scores or []), task=task, task_data=task_data,
+        settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
+    )  # fmt: skip
     _show(results)
-    say(f"Report: {page}")
+    say(f"Report: {out / PAGE}")
 
 
 def _words(text: str) -> list[str]:
@@ -125,63 +112,6 @@ def _whole(word: str) -> int:
     if not word.isdecimal():
         raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
     return int(word)
-
-
-def _read_pool(sources: list[str], task: str | None, task_data: str | None) -> Pool:
-    from prism_prm.data.inputs import find_sources
-    from prism_prm.pools import read_pool
-    from prism_prm.rerank.grading import with_task
-    from prism_prm.tasks import load_task
-
-    sizes = [source.size() for source in find_sources(sources)]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
-    with progress("reading", total, is_bytes=True) as advance:
-        pool = read_pool(sources, advance)
-    return with_task(pool, load_task(task, task_data)) if task else pool
-
-
-def _grade(pool: Pool, out: Path, methods: list[str], workers: int | None, seconds: float) -> tuple[GradedPool, str]:
-    """The grades of the pool, from an earlier run where it has them."""
-    from prism_prm.rerank.grading import grade_pool
-    from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
-    from prism_prm.tasks import MathGrader
-
-    with MathGrader(methods=methods, workers=workers, seconds=seconds) as grader:
-        graded_as = grading_hash(pool, grader)
-        known = read_grades(out / SOLUTIONS, pool, graded_as)
-        if known is not None:
-            say(f"Grades: taken from {out / SOLUTIONS}")
-            return known, graded_as
-        with progress("judging", 2 * len(pool.solutions), unit="comparisons") as advance:
-            graded = grade_pool(pool, grader, advance)
-    write_solutions(out / SOLUTIONS, graded, graded_as)
-    return graded, graded_as
-
-
-def _collect_scores(
-    pool: Pool, prms: dict[str, str], tables: dict[str, str], out: Path, store: Path | None, options: dict[str, Any]
-) -> dict[str, StepScores]:
-    """PRM → scores: those in the pool, those made before, and those to make now."""
-    from prism_prm.rerank.step_scores import scores_in_pool, scores_in_table
-    from prism_prm.scorer import load_prm
-    from prism_prm.scorer.table import write_scores
-
-    found: dict[str, StepScores] = {}
-    if (own := scores_in_pool(pool)) is not None:
-        found["pool"] = own
-    if twice := [name for name in prms if name in tables] + [name for name in (*prms, *tables) if name in found]:
-        raise ConfigError(
-            f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
-        )
-    for name, path in tables.items():
-        found[name] = scores_in_table(path, pool)
-    for name, place in prms.items():
-        table = out / "scores" / f"{file_name(name)}.parquet"
-        model = load_prm(place, **options)
-        with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
-            write_scores(model, pool.trees(), table, store=store, advance=advance)
-        found[name] = scores_in_table(table, pool)
-    return found
 
 
 def _show(results: Results) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,6 @@ import typer
 from prism_prm.cli.options import LOADING, Options, Store, with_settings
 from prism_prm.cli.ui import console, print_table, progress, say
 from prism_prm.errors import ConfigError
-from prism_prm.names import named_places
 
 if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
@@ -97,36 +95,16 @@ def search(
     Writes pools that `prism rerank` reads, metrics.json, and a report with accuracy against n and against tokens.
     Interrupted, the same command goes on where it was. The key of a server is read from $OPENAI_API_KEY.
     """
-    from prism_prm.config import to_toml
-    from prism_prm.files import write_text
-    from prism_prm.policies import open_policy
-    from prism_prm.scorer import load_prm
-    from prism_prm.search.experiment import Experiment
-    from prism_prm.search.page import make_report
+    from prism_prm.report import PAGE
+    from prism_prm.search.pipeline import search_task
     from prism_prm.search.recipe import read_recipe
-    from prism_prm.tasks import MathGrader, load_task
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])
-    named = named_places(chosen.prm)
-    loaders = {
-        name: partial(load_prm, place, **asdict(replace(loading, on_too_long="skip"))) for name, place in named.items()
-    }
-    found = load_task(chosen.task, chosen.task_data)
-    problems = found.problems[: chosen.limit]
-    settings = _with_likelihood(chosen)
-    write_text(out / "settings.toml", to_toml(chosen))
-    with contextlib.closing(open_policy(settings)) as who, MathGrader(workers=workers) as grader:
-        experiment = Experiment(chosen, problems, who, out, bar=progress, live=_live, store=store)
-        points, pools = experiment.run(loaders, grader)
-    page = make_report(chosen, found.name, points, pools, experiment.clusters).write(out)
+    how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
+    points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live)
     _show(points)
-    say(f"Pools: {out / 'pools'}   Report: {page}")
-
-
-def _with_likelihood(recipe: Any) -> Any:
-    """The policy's settings; a server is asked for log-probabilities only where the search needs them."""
-    return replace(recipe.policy, log_likelihood=recipe.policy.log_likelihood or recipe.search.needs_log_likelihood)
+    say(f"Pools: {out / 'pools'}   Report: {out / PAGE}")
 
 
 @contextlib.contextmanager

@@ -42,24 +42,14 @@ def theory(
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""
-    from prism_prm.errors import ConfigError
-    from prism_prm.theory.simulation import SimulationSettings
-    from prism_prm.theory_report.closed_forms import VerifierSettings, build_theory
+    from prism_prm.report import PAGE
+    from prism_prm.theory_report.closed_forms import VerifierSettings
+    from prism_prm.theory_report.pipeline import report_theory
 
-    if runs is not None and len(runs) != 2:
-        raise ConfigError(f"--runs compares two runs; got {len(runs)}")
-    if scores is not None and pool is None:
-        raise ConfigError("--scores are those of a --pool; give that too")
-    kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
     settings = VerifierSettings(p, alpha, beta, seed=seed)
     with console().status("playing out Best-of-N" + (", training small networks" if simulate else "")):
-        report = build_theory(settings, kinds)
-    if runs:
-        from prism_prm.theory_report.roc_dominance import add_runs
-
-        add_runs(report, runs, seed=seed)
-    if pool:
-        from prism_prm.theory_report.scored_pool import add_pool
-
-        add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=seed)
-    typer.echo(report.write(out))
+        report_theory(
+            out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
+            threshold=threshold,
+        )  # fmt: skip
+    typer.echo(out / PAGE)

@@ -45,14 +45,13 @@ def train(
     settings = load_recipe(recipe, assignments or [])
     from accelerate import Accelerator
 
-    from prism_prm.training.run import Run
+    from prism_prm.training.run import train_prm
 
     if num_processes() > 1:
         join_processes()
     accelerator = Accelerator(mixed_precision=settings.hardware.mixed_precision)
     folder = out or Path("runs") / recipe.stem
-    run = Run(settings, folder, accelerator, bars=progress, say=say)
-    finished = run.go()
+    finished = train_prm(settings, folder, accelerator=accelerator, bars=progress, say=say)
     if accelerator.is_main_process:
         _print(finished, folder)
         if as_json:

@@ -34,24 +34,23 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(
-    description: str, total: float | None, *, unit: str = "", is_bytes: bool = False, shown: bool = True
-) -> Iterator[Advance]:
-    """A progress bar over `total` units (None: unknown); yields the function that advances it.
+def progress(description: str, total: float | None, *, unit: str = "", shown: bool = True) -> Iterator[Advance]:
+    """A progress bar over `total` units (None: unknown; "bytes": as KB, MB, …); yields the function that advances it.
 
     In a log file, which has no place for a bar, it is a line every half minute and one at the end.
     """
     if shown and not console().is_terminal:
-        lines = _Lines(description, total, "bytes" if is_bytes else unit)
+        lines = _Lines(description, total, unit)
         yield lines.advance
         lines.say()
         return
     from rich import progress as bars
 
-    count = bars.DownloadColumn() if is_bytes else bars.MofNCompleteColumn()
+    count = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
+    shown_unit = "" if unit == "bytes" else unit
     columns = (
         bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), count,
-        bars.TextColumn(unit, markup=False), bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
+        bars.TextColumn(shown_unit, markup=False), bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
     )  # fmt: skip
     with bars.Progress(*columns, console=console(), disable=not shown) as bar:
         task = bar.add_task(description, total=total)

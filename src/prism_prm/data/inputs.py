@@ -65,10 +65,21 @@ def kind_of(path: Path) -> Kind | None:
     return next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
 
 
-def find_sources(inputs: Iterable[str | Path]) -> list[Source]:
+def as_places(given: str | Path | Iterable[str | Path]) -> list[str | Path]:
+    """One place or several, as a list: the letters of a path are not places."""
+    return [given] if isinstance(given, str | Path) else list(given)
+
+
+def total_size(sources: Iterable[Source]) -> int | None:
+    """The bytes of all sources, or None where one does not say before it is read."""
+    sizes = [source.size() for source in sources]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
     """The files and data sets that the user's words name, in their order; a folder gives its files by name."""
     sources: list[Source] = []
-    for given in inputs:
+    for given in as_places(inputs):
         path = Path(given)
         if path.is_dir():
             sources += _in_folder(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from prism_prm.search import SearchSettings
 from prism_prm.tables import iter_trees
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run import Run
-from prism_prm.types import Bars, no_bars
+from prism_prm.types import Advance, Bars, no_bars
 from prism_prm.world.build import World, build_world
 from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.settings import FORMAT, WorldSettings
@@ -145,8 +146,8 @@ class SeedRun:
 
         folder = self.folder / f"{name}-{content_key(FORMAT, recipe)}"
 
-        def bars(description: str, total: float) -> Any:
-            return self.bars(f"{name}: {description}", total)
+        def bars(description: str, total: float | None, /, *, unit: str = "") -> AbstractContextManager[Advance]:
+            return self.bars(f"{name}: {description}", total, unit=unit)
 
         run = Run(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
         finished = run.go()

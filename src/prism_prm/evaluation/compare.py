@@ -21,6 +21,7 @@ from prism_prm.evaluation.report import steps_file
 from prism_prm.names import split_name
 from prism_prm.report import LOOKS, NO_DATA, Report, looks, p_value, percent, signed_percent
 from prism_prm.statistics import NUM_DRAWS, SEED
+from prism_prm.types import Bars, Say, no_bars, silent
 
 SHOWN = 3
 """Names shown in a message about many."""
@@ -144,6 +145,49 @@ def compare_bench(runs: Sequence[Run], bench: str, *, num_draws: int = NUM_DRAWS
         for name, own in steps.items()
     }
     return Compared(bench, thresholds, {name: benchmark.in_total(own) for name, own in steps.items()}, tables)
+
+
+def compare_runs(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    rounds: bool = False,
+    num_draws: int = NUM_DRAWS,
+    seed: int = SEED,
+    bars: Bars = no_bars,
+    say: Say = silent,
+) -> Report:
+    """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
+
+    Args:
+        runs: folders of `evaluate_prm`, or NAME=FOLDER; all on the same items, and the first is the base.
+        out: folder for the report.
+        rounds: the runs are rounds of a curriculum, in this order.
+        num_draws: bootstrap draws of problems.
+        seed: of the draws.
+        bars: makes progress bars; default: none are shown.
+        say: hears what people may want to know.
+
+    Example:
+        >>> for seed in (1, 2):
+        ...     prm = init_prm("my-lm", seed=seed)
+        ...     _ = evaluate_prm(prm, "labelled", f"eval-{seed}", data="labelled.jsonl", name=f"seed {seed}")
+        >>> report = compare_runs(["eval-1", "eval-2"], "compared", num_draws=100)
+        >>> report.title
+        'seed 1 against seed 2'
+    """
+    loaded = load_runs([str(run) for run in runs])
+    shared, left_out = shared_benches(loaded)
+    if left_out:
+        say(f"not in all runs, and so left out: {', '.join(left_out)}")
+    compared = []
+    for bench in shared:
+        with bars(f"comparing on {bench}", num_draws, unit="draws") as advance:
+            compared.append(compare_bench(loaded, bench, num_draws=num_draws, seed=seed))
+            advance(num_draws)
+    report = build_comparison(loaded, compared, left_out=left_out, rounds=rounds)
+    report.write(out)
+    return report
 
 
 def build_comparison(

@@ -21,6 +21,7 @@ from prism_prm import __version__
 from prism_prm.data import Reader
 from prism_prm.data.draft import Draft
 from prism_prm.data.forest import Forest
+from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.pairs.columns import PairColumns, Small, annotated_columns, lookahead_columns
@@ -30,7 +31,7 @@ from prism_prm.pairs.settings import PairSettings
 from prism_prm.pairs.summary import PairCounts, TreeCounts
 from prism_prm.records import PAIR_KINDS, PairKind
 from prism_prm.tables import PAIRS, pair_writer, tree_table, tree_writer
-from prism_prm.types import Ints
+from prism_prm.types import Advance, Ints, ignore
 
 Write = Callable[[pa.Table], None]
 
@@ -111,12 +112,26 @@ class Recipe:
 
 
 def build_pairs(
-    reader: Reader, out: str | Path, recipe: Recipe | None = None, *, advance: Callable[[int], None] = lambda _: None
+    inputs: Reader | str | Path | Sequence[str | Path],
+    out: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    advance: Advance = ignore,
 ) -> dict[str, Any]:
-    """Read everything, write the three files into the folder `out`, and return the summary.
+    """Turn labelled solutions into matched pairs of a right and a wrong step; gives the summary.
 
-    `advance` is called with how many more bytes of input are done.
+    Args:
+        inputs: files, folders or hub data sets of labelled solutions, or a `Reader` of them.
+        out: folder for trees.parquet, pairs.parquet and summary.json.
+        recipe: which steps are compared, splits, and problems to leave out.
+        advance: is called with how many more bytes of input are done.
+
+    Example:
+        >>> summary = build_pairs("labelled.jsonl", "pairs", PairRecipe(PairSettings(lookahead="none")))
+        >>> summary["trees"]
+        4
     """
+    reader = inputs if isinstance(inputs, Reader) else Reader(as_places(inputs))
     recipe = recipe or Recipe()
     out = Path(out)
     if out.exists() and not out.is_dir():

@@ -28,6 +28,7 @@ from prism_prm.report.figures import LOOKS, Look, count_axis, drawing, label, lo
 __all__ = [
     "LOOKS",
     "NO_DATA",
+    "PAGE",
     "Look",
     "Report",
     "count_axis",
@@ -41,6 +42,8 @@ __all__ = [
     "signed_percent",
 ]
 
+PAGE = "report.html"
+"""The page of a report, in the folder that it is written to."""
 NO_DATA = "–"
 """What a table shows where there is nothing to compute from."""
 
@@ -156,8 +159,8 @@ class Report:
         with whole_file(folder / "metrics.json") as aside:
             text = json.dumps(plain_json(self.metrics), indent=2, ensure_ascii=False, allow_nan=False)
             aside.write_text(text + "\n", encoding="utf-8")
-        write_text(folder / "report.html", self.html())
-        return folder / "report.html"
+        write_text(folder / PAGE, self.html())
+        return folder / PAGE
 
 
 def _markdown_table(table: Table) -> str:

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prism_prm.scorer.open import init_prm, load_prm
-    from prism_prm.scorer.prm import Prm
+    from prism_prm.scorer.prm import PRM, Prm
     from prism_prm.scorer.protocol import Scorer
     from prism_prm.scorer.results import TreeScores
 
-__all__ = ["Prm", "Scorer", "TreeScores", "init_prm", "load_prm"]
+__all__ = ["PRM", "Prm", "Scorer", "TreeScores", "init_prm", "load_prm"]
 
-_OWNERS = {"Prm": "prm", "Scorer": "protocol", "TreeScores": "results", "init_prm": "open", "load_prm": "open"}
+_OWNERS = {
+    "PRM": "prm",
+    "Prm": "prm",
+    "Scorer": "protocol",
+    "TreeScores": "results",
+    "init_prm": "open",
+    "load_prm": "open",
+}
 
 
 def __getattr__(name: str) -> Any:

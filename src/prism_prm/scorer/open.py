@@ -14,14 +14,15 @@ from prism_prm.lm.adapter import base_of, is_adapter, merge_adapter
 from prism_prm.lm.attention import check_attention
 from prism_prm.lm.device import pick_device, pick_dtype
 from prism_prm.lm.load import language_model, local_folder
-from prism_prm.prms import FAMILIES
+from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, Card, check_family
+from prism_prm.prms.card import CARD_FILE, Card
 from prism_prm.prms.folder import load_folder, prm_folder
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.prm import Prm
+from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.settings import LoadSettings, OnTooLong
 
 
@@ -48,7 +49,8 @@ def load_prm(
 
     Args:
         name: folder or hub id of a PRM, or of a LoRA adapter of one; of a `prism train` run: its best round.
-        family: how it is read, where neither prism.json nor its name or architecture says so.
+        family: how it is read, where neither prism.json nor its name or architecture says so; `my_file.py:Mine` runs
+            that file for a family of your own.
         settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
         adapter: folder of a LoRA adapter (peft) to merge into it.
         compat: reproduce the published code's quirk, where the family has one.
@@ -94,6 +96,11 @@ def load_prm(
     return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
 
 
+def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None) -> Scorer:
+    """The PRM itself, or the one at a place, loaded with options of `load_prm`."""
+    return load_prm(prm, **(loading or {})) if isinstance(prm, str | Path) else prm
+
+
 def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> CacheSettings:
     if not card.frozen_layers:
         raise ConfigError(
@@ -119,12 +126,12 @@ def init_prm(
 ) -> Prm:
     """A fresh PRM on any causal language model: a hub id, a folder, or a folder with one GGUF file.
 
+    `family` is a name or a class of your own: `my_file.py:Mine`, which runs that file.
     Its head is random (drawn with `seed`), save in families that read the language model's own output layer. Tokens
     that the family's layout needs are added to the tokenizer, with the mean of all embeddings. With `layers` only that
     many of the backbone's lowest layers are used: a smaller PRM, and middle layers often know as much of what is right.
     """
-    check_family(family)
-    kind = FAMILIES[family]
+    kind = find_family(family)
     kernel = check_attention(attn)
     target = pick_device(device)
     folder = local_folder(str(backbone), allow_pickle=allow_pickle)
@@ -140,7 +147,7 @@ def init_prm(
     head = _fresh_head(laid_out, model, seed)
     module = PrmModule(body, head.to(next(body.parameters()).dtype), laid_out).to(target).eval()
     check_packing(module)
-    card = Card(family, laid_out.chosen, aggregator=laid_out.aggregator)
+    card = Card(kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256)
     return Prm(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
 
 

@@ -1,10 +1,11 @@
-"""`Prm`: a process reward model to score with, train, and save."""
+"""`PRM`: a process reward model to score with, train, and save."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import logging
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from prism_prm.errors import DataError
+from prism_prm.aggregate import solution_score
+from prism_prm.errors import DataError, ModelError, first_sentence
 from prism_prm.packing import EncodedTree, Row, describe, encode_tree, pack
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import Card, model_card
@@ -22,7 +24,7 @@ from prism_prm.prms.module import PrmModule
 from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.scorer.model_hash import hash_model
-from prism_prm.scorer.protocol import Solution
+from prism_prm.scorer.protocol import Solution, as_trees
 from prism_prm.scorer.results import TreeScores
 from prism_prm.scorer.run import pair_cost, run_rows
 from prism_prm.scorer.settings import OnTooLong
@@ -37,8 +39,11 @@ TREES_AT_ONCE = 512
 """Trees are laid out and sorted by length within portions of this many, so that memory stays bounded."""
 
 
-class Prm:
-    """A PRM: its differentiable module, its family's layout, and how to score with them."""
+class PRM:
+    """A PRM: its differentiable module, its family's layout, and how to score with them.
+
+    `load_prm` and `PRM.from_pretrained` read one, `init_prm` makes one.
+    """
 
     def __init__(
         self,
@@ -63,6 +68,23 @@ class Prm:
         """The longest path that is scored."""
         self.on_too_long: OnTooLong = on_too_long
 
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Any) -> PRM:
+        """A PRM from a folder or a hub id.
+
+        Args:
+            name: folder or hub id of a PRM, of a LoRA adapter of one, or of a `prism train` run.
+            options: those of `load_prm`.
+
+        Example:
+            >>> prm = PRM.from_pretrained("my-prm", context=512)
+            >>> prm.outputs
+            ('correct',)
+        """
+        from prism_prm.scorer.open import load_prm
+
+        return load_prm(name, **options)
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the log-odds; the first is that the step is right."""
@@ -77,13 +99,49 @@ class Prm:
         return encode_tree(tree, self.family)
 
     def score(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """P(the step is right) for each step of one solution."""
-        return self.score_many([(problem, steps)], progress=False)[0]
+        """P(the step is right) for each step of one solution.
 
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = True) -> list[list[float]]:
-        """P(right) for each step of each solution, in the order given; batched by length."""
-        chains = [s if isinstance(s, StepTree) else StepTree.chain(*s, tree_id=i) for i, s in enumerate(solutions)]
-        return [scores.probability.tolist() for scores in self.score_trees(chains, progress=progress)]
+        Args:
+            problem: the problem's text.
+            steps: the texts of the steps, in order; `split_steps` cuts a whole solution into them.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> [0 <= score <= 1 for score in prm.score("What is 2 + 3 * 4?", ["3 * 4 = 12.", "2 + 12 = 15."])]
+            [True, True]
+        """
+        return self.score_many([(problem, steps)])[0]
+
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
+        """P(right) for each step of each solution, in the order given; batched by length.
+
+        Args:
+            solutions: each (problem, steps), {"problem": …, "steps": […]} or a `StepTree`.
+            progress: show a bar on standard error.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> found = prm.score_many([("1 + 2?", ["1 + 2 = 3"]), {"problem": "2?", "steps": ["It is", "2"]}])
+            >>> [len(scores) for scores in found]
+            [1, 2]
+        """
+        return [scores.probability.tolist() for scores in self.score_trees(as_trees(solutions), progress=progress)]
+
+    def solution_score(self, problem: str, steps: Sequence[str]) -> float:
+        """One score of a whole solution: its steps' scores put together as the PRM's card says (`card.aggregator`).
+
+        Args:
+            problem: the problem's text.
+            steps: the texts of the steps, in order.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> prm.card.aggregator
+            'min'
+            >>> prm.solution_score("1 + 2?", ["Add.", "3"]) == min(prm.score("1 + 2?", ["Add.", "3"]))
+            True
+        """
+        return solution_score(self.score(problem, steps), self.card.aggregator)
 
     def score_trees(
         self,
@@ -93,7 +151,20 @@ class Prm:
         progress: bool = False,
         advance: Callable[[int], None] | None = None,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or of the wanted ones only; `advance` hears of finished trees."""
+        """The scores of all nodes of each tree, or of the wanted ones only.
+
+        Args:
+            trees: problems with their trees of steps.
+            wanted: for each tree the nodes to score; default: all.
+            progress: show a bar on standard error.
+            advance: is called with how many more trees are done.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> [found] = prm.score_trees([StepTree.chain("1 + 2?", ["Add.", "3"])], wanted=[[1]])
+            >>> found.scored, found.outputs
+            ([1], ('correct',))
+        """
         results: list[TreeScores] = []
         with _bar(len(trees), progress) as bar, self.scoring():
             for start in range(0, len(trees), TREES_AT_ONCE):
@@ -161,7 +232,21 @@ class Prm:
                 part.training = True
 
     def session(self, problems: Sequence[str]) -> Session:
-        """Growing trees of steps, one per problem, that keep key/values: only new tokens go through the model."""
+        """Growing trees of steps, one per problem, that keep key/values: only new tokens go through the model.
+
+        Args:
+            problems: the texts of the problems; `roots` of the session stand for them, in order.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> with prm.session(["1 + 2?"]) as session:
+            ...     [first] = session.extend([(session.roots[0], "Add.")])
+            ...     second, other = session.extend([(first, "3"), (first, "4")])
+            >>> second.steps(), other.steps()
+            (['Add.', '3'], ['Add.', '4'])
+        """
+        if isinstance(problems, str):
+            raise DataError("a session takes a list of problems; for one problem: session([problem])")
         from prism_prm.scorer.check_packing import check_session
         from prism_prm.scorer.session import Session
 
@@ -181,7 +266,21 @@ class Prm:
         aggregator: str | None = None,
         readme: str | None = None,
     ) -> None:
-        """Write the PRM's folder, whole or not at all; `state` replaces the module's own weights if they are spread."""
+        """Write the PRM's folder, whole or not at all: safetensors, config, tokenizer, card and README.
+
+        Args:
+            folder: where to; `load_prm` reads it.
+            state: the weights, if they are spread over devices; default: the module's own.
+            threshold: above it a step counts as right; default: as the card says.
+            aggregator: how step scores make a solution's score; default: as the card says.
+            readme: the text of README.md; default: a short one.
+
+        Example:
+            >>> prm = init_prm("my-lm")
+            >>> prm.save_pretrained("new-prm", aggregator="mean")
+            >>> load_prm("new-prm").card.aggregator
+            'mean'
+        """
         card = replace(
             self.card,
             threshold=self.card.threshold if threshold is None else threshold,
@@ -189,6 +288,45 @@ class Prm:
         )
         save_folder(Path(folder), self.module, self.family, card, state, readme or model_card(card))
         self.card = card
+
+    save_pretrained = save
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        message: str = "Upload a PRM",
+        token: str | None = None,
+        api: Any = None,
+    ) -> str:
+        """Put the PRM's folder on the Hugging Face hub; gives the address of the commit.
+
+        Args:
+            repo_id: "owner/name", or a name of your own; made if it is not there.
+            private: make it private, where it is made.
+            message: what the commit says.
+            token: of the hub; default: the one that `hf auth login` left.
+            api: a `huggingface_hub.HfApi` to use instead, with its own token.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> prm.push_to_hub("me/my-prm")  # doctest: +SKIP
+            'https://huggingface.co/me/my-prm/commit/…'
+        """
+        import httpx
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HFValidationError
+
+        api = api or HfApi(token=token)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder) / "prm")
+            try:
+                repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+                return str(api.upload_folder(repo_id=repo_id, folder_path=Path(folder) / "prm", commit_message=message))
+            except (httpx.HTTPError, HFValidationError, OSError) as error:
+                said = first_sentence(error)
+                raise ModelError(f"{repo_id}: the hub did not take it ({said}); `hf auth login` logs in") from error
 
     def identity(self) -> str:
         """A hash of all that decides scores: the model, its context, and what becomes of longer paths."""
@@ -216,6 +354,10 @@ class Prm:
         size = next(self.module.parameters()).element_size()
         mask = 5 * self.token_budget * min(self.token_budget, self.context) if self.module.attention == "sdpa" else 0
         return int(weights + self.token_budget * width * size + mask)
+
+
+Prm = PRM
+"""The name it had first."""
 
 
 @contextlib.contextmanager

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from prism_prm.errors import DataError
 from prism_prm.records import StepTree
 from prism_prm.scorer.results import TreeScores
 
-Solution = StepTree | tuple[str, Sequence[str]]
-"""What `score_many` takes: (problem, steps), or a tree that is one."""
+Solution = StepTree | tuple[str, Sequence[str]] | Mapping[str, Any]
+"""What `score_many` takes: (problem, steps), {"problem": …, "steps": […]}, or a tree that is one."""
+
+
+def as_trees(solutions: Sequence[Solution]) -> list[StepTree]:
+    """The solutions as trees, numbered through; whatever is none is an error that says what it is."""
+    if isinstance(solutions, Mapping | StepTree):
+        raise DataError("that is one solution; give a list of them", reason="wrong-type")
+    return [_as_tree(solution, number) for number, solution in enumerate(solutions)]
+
+
+def _as_tree(solution: Solution, number: int) -> StepTree:
+    if isinstance(solution, StepTree):
+        return solution
+    match solution:
+        case {"problem": problem, "steps": steps}:
+            pass
+        case Mapping():
+            raise _no_solution(number, f"a dict with the keys {list(solution)}")
+        case str():
+            raise _no_solution(number, f"a text, {solution[:40]!r}")
+        case [problem, steps]:
+            pass
+        case _:
+            raise _no_solution(number, f"a {type(solution).__name__} of {len(solution)}")
+    try:
+        if not isinstance(problem, str):
+            raise DataError(f"the problem is no text but of type {type(problem).__name__}")
+        tree = StepTree.chain(problem, steps, tree_id=number)
+        for i, step in enumerate(tree.nodes):
+            if not isinstance(step.text, str):
+                raise DataError(f"step {i} is no text but of type {type(step.text).__name__}")
+    except DataError as error:
+        raise DataError(f"solution {number}: {error}", reason="wrong-type") from error
+    return tree
+
+
+def _no_solution(number: int, found: str) -> DataError:
+    expected = '(problem, [step, …]), {"problem": …, "steps": […]} or a StepTree'
+    return DataError(f"solution {number}: expected {expected}, found {found}", reason="wrong-type")
 
 
 class ScoredStep(Protocol):
@@ -72,7 +111,7 @@ class Scorer(Protocol):
     def score(self, problem: str, steps: Sequence[str]) -> list[float]:
         """P(the step is right) for each step of one solution."""
 
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = True) -> list[list[float]]:
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
         """P(right) for each step of each solution, in the order given."""
 
     def score_trees(

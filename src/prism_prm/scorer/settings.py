@@ -16,7 +16,7 @@ class LoadSettings:
     """How a PRM is read and run; `load_prm` takes each of these by its name."""
 
     family: str | None = None
-    """The PRM's family, where its folder does not name it."""
+    """The PRM's family, where its folder does not name it; my_file.py:Mine is a class in a file of yours."""
     adapter: Path | None = None
     """A LoRA adapter (peft) to merge into the PRM."""
     compat: bool | None = None

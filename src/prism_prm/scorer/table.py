@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prism_prm.errors import DataError
+from prism_prm.data import Reader, ReadOptions
+from prism_prm.data.inputs import TREE_TABLE, as_places
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
+from prism_prm.scorer.open import open_prm
+from prism_prm.scorer.prm import PRM
 from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.results import TreeScores, sigmoid
 from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
-from prism_prm.tables import scores_schema
+from prism_prm.tables import iter_trees, scores_schema
+from prism_prm.types import Bars, Say, no_bars, silent
 
 _TOO_LONG = b"prism_prm.too_long"
 
@@ -114,6 +119,70 @@ def write_scores(
                 _write(out, filed, requests, job)
     about = pq.read_metadata(out)
     return ScoreReport(len(trees), about.num_rows, int(about.metadata[_TOO_LONG]), found)
+
+
+def score_files(
+    prm: Scorer | str | Path,
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    format: str = "auto",
+    options: ReadOptions | None = None,
+    store: str | Path | None = None,
+    portion: int = PORTION,
+    share: Share | None = None,
+    loading: Mapping[str, Any] | None = None,
+    bars: Bars = no_bars,
+    say: Say = silent,
+) -> ScoreReport:
+    """Score every step of solutions or trees in files, into one table; work that was stopped is resumed.
+
+    Args:
+        prm: a PRM, or its folder or hub id.
+        inputs: files, folders or hub data sets: a problem and its steps, or trees.
+        out: the table to write (Parquet).
+        format: of the input; found by itself as a rule.
+        options: how records are read, and what becomes of bad ones.
+        store: a folder of scores to reuse and add to; default: one beside `out`, for this table alone.
+        portion: trees that are scored at a time: what a stop can cost.
+        share: of the work, where several processes share it; all call this with the same arguments.
+        loading: options of `load_prm`, for a PRM that is given by its place.
+        bars: makes progress bars; default: none are shown.
+        say: hears what people may want to know.
+
+    Example:
+        >>> report = score_files("my-prm", "solutions.jsonl", "scores.parquet")
+        >>> report.trees, report.steps
+        (2, 4)
+    """
+    share = share or Share()
+    if share.rank:
+        bars, say = no_bars, silent
+    trees = _read_trees(as_places(inputs), format, options or ReadOptions(), say)
+    scorer = open_prm(prm, loading)
+    if isinstance(scorer, PRM) and scorer.memory_estimate() > 10**9:
+        say(f"needs about {scorer.memory_estimate() / 1e9:.1f} GB of memory per process (an estimate)")
+    with bars("scoring", len(trees), unit="trees") as advance:
+        report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance)
+    if report.too_long:
+        all_scored = report.steps == sum(len(tree.nodes) for tree in trees)
+        done = "scored without their earliest steps" if all_scored else "left out"
+        say(f"{report.too_long} steps exceeded the context of {scorer.context} tokens and were {done}")
+    return report
+
+
+def _read_trees(inputs: Sequence[str | Path], format: str, options: ReadOptions, say: Say) -> list[StepTree]:
+    """All trees; a table of ours keeps the ids it was written with."""
+    if len(inputs) == 1 and ((path := Path(inputs[0])).name == TREE_TABLE or (path / TREE_TABLE).is_file()):
+        trees = list(iter_trees(path))
+    else:
+        reader = Reader(inputs, format=format, options=options, unlabelled=True)
+        trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]
+        if left_out := reader.report.dropped + reader.report.bad:
+            say(f"left out: {', '.join(f'{n} {reason}' for reason, n in left_out.items())}")
+    if not trees:
+        raise ConfigError(f"{', '.join(map(str, inputs))}: there is nothing to score")
+    return trees
 
 
 def _job(identity: str, trees: Sequence[StepTree]) -> str:

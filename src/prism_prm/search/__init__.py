@@ -13,10 +13,10 @@ from prism_prm.search.results import Found, FoundSolution
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
 
-__all__ = ["METHODS", "Engine", "Found", "FoundSolution", "SearchSettings", "search"]
+__all__ = ["METHODS", "Engine", "Found", "FoundSolution", "SearchSettings", "search_problems"]
 
 
-def search(
+def search_problems(
     policy: Policy, prm: Scorer | None, problems: Sequence[str], settings: SearchSettings, *, at_once: int = AT_ONCE
 ) -> list[Found]:
     """What a search finds for each problem, in their order."""

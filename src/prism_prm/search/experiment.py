@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from prism_prm.search.recipe import Recipe
 from prism_prm.search.results import Done, Found
 from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, Problem
-from prism_prm.types import Advance, Floats
+from prism_prm.types import Bars, Floats, no_bars
 
 if TYPE_CHECKING:
     from prism_prm.policies import Policy
@@ -68,10 +68,13 @@ class Point:
         return note and f"{size}: {note}"
 
 
-Bar = Callable[[str, int], AbstractContextManager[Advance]]
-"""(description, total) → a progress bar."""
 Live = Callable[[str, int, int], AbstractContextManager[Callable[[Watch], None]]]
 """(description, problems, already done) → a live display of a search."""
+
+
+def no_live(_label: str, _total: int, _done: int) -> AbstractContextManager[Callable[[Watch], None]]:
+    """A `Live` for callers that show nothing."""
+    return nullcontext(lambda _: None)
 
 
 class Experiment:
@@ -84,8 +87,8 @@ class Experiment:
         policy: Policy,
         out: Path,
         *,
-        bar: Bar,
-        live: Live,
+        bar: Bars = no_bars,
+        live: Live = no_live,
         store: str | Path | None = None,
     ) -> None:
         self.recipe = recipe

@@ -110,7 +110,13 @@ def predict(pool: JudgedPool, ns: Sequence[int], *, aggregator: str, threshold: 
 
 
 def add_pool(
-    report: Report, inputs: Sequence[str], scores: Path | None, *, aggregator: str, threshold: float, seed: int = 0
+    report: Report,
+    inputs: Sequence[str | Path],
+    scores: str | Path | None,
+    *,
+    aggregator: str,
+    threshold: float,
+    seed: int = 0,
 ) -> None:
     """Read, grade and judge a pool, and add what theory says of it."""
     check_aggregator(aggregator)
@@ -125,7 +131,7 @@ def add_pool(
     add_prediction(report, prediction)
 
 
-def _scores(pool: Pool, path: Path | None) -> StepScores:
+def _scores(pool: Pool, path: str | Path | None) -> StepScores:
     if path is not None:
         return scores_in_table(path, pool)
     own = scores_in_pool(pool)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prism_prm.files import whole_file
-from prism_prm.pairs.examples import Examples, as_one_tree
+from prism_prm.pairs.examples import Examples, Split, as_one_tree
+from prism_prm.scorer import PRM, load_prm
 from prism_prm.scorer.results import sigmoid
-from prism_prm.scorer.store import Request, ScoreStore, Share
-from prism_prm.types import Floats
-
-if TYPE_CHECKING:
-    from prism_prm.scorer import Prm
-
+from prism_prm.scorer.store import Request, ScoreStore, Share, store_for
+from prism_prm.types import Bars, Floats, no_bars
 
 MARGINS = pa.schema(
     [
@@ -35,7 +33,7 @@ TREES_PER_FILL = 16
 
 
 def fill_cache(
-    prm: Prm, examples: Examples, *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
+    prm: PRM, examples: Examples, *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
 ) -> None:
     """Keep what the frozen layers make of the examples; `advance` hears of examples that are done."""
     share = share or Share()
@@ -78,6 +76,60 @@ def margins_of(log_odds_N2: Floats) -> Floats:
     """r⁺ − r⁻ of each pair, on probabilities."""
     chosen_N, rejected_N = log_odds_N2.T
     return np.asarray(sigmoid(chosen_N) - sigmoid(rejected_N))
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """The margins of pairs, in the order of their ids."""
+
+    margin_N: Floats
+    """r⁺ − r⁻: how far the PRM puts the right step above the wrong one."""
+    kind_N: np.ndarray
+    """annotated, lookahead, …"""
+
+
+def measure_margins(
+    prm: PRM | str | Path,
+    pairs: str | Path,
+    out: str | Path,
+    *,
+    split: str | None = None,
+    store: str | Path | None = None,
+    share: Share | None = None,
+    loading: Mapping[str, Any] | None = None,
+    bars: Bars = no_bars,
+) -> Margins:
+    """Score all pairs with a PRM, and write the margin of each; work that was stopped is resumed.
+
+    Args:
+        prm: a PRM, or its folder or hub id.
+        pairs: a folder that `build_pairs` has written.
+        out: the table to write (Parquet), by pair id and model hash.
+        split: only pairs of this split; default: all.
+        store: a folder of scores to reuse and add to.
+        share: of the work, where several processes share it; all call this with the same arguments.
+        loading: options of `load_prm`, for a PRM that is given by its place.
+        bars: makes progress bars; default: none are shown.
+
+    Example:
+        >>> summary = build_pairs("labelled.jsonl", "pairs")
+        >>> found = measure_margins("my-prm", "pairs", "margins.parquet")
+        >>> len(found.margin_N) == summary["pairs"]["total"]
+        True
+    """
+    share = share or Share()
+    data = Split.read(Path(pairs), split)
+    examples = data.examples("pairs")
+    model = load_prm(prm, **(loading or {})) if isinstance(prm, str | Path) else prm
+    bars = no_bars if share.rank else bars
+    with (
+        store_for(out, model, store, share=share) as filed,
+        bars("margins", len(examples.by_tree()), unit="trees") as advance,
+    ):
+        log_odds_N2 = score_examples(filed, examples, share=share, advance=advance)
+        if share.rank == 0:
+            write_margins(out, examples, log_odds_N2, model.model_hash())
+    return Margins(margins_of(log_odds_N2), data.kinds)
 
 
 def write_margins(path: str | Path, pairs: Examples, log_odds_N2: Floats, model_hash: str) -> None:

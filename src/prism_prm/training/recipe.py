@@ -56,7 +56,8 @@ class BaseSettings:
     backbone: str | None = None
     """Instead of a PRM: a causal language model (hub id, folder, folder with a GGUF file) that gets a fresh head."""
     family: str | None = None
-    """The PRM's family where it is not known from its folder; with a backbone: the family to make (default qwen)."""
+    """The PRM's family where it is not known from its folder; with a backbone: the family to make (default qwen).
+    One of your own is `my_file.py:Mine`, which runs that file."""
     layers: int | None = None
     """With a backbone: use only this many of its lowest layers; default: all."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_prm.curriculum import Binned, assign
-from prism_prm.errors import DataError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
@@ -31,16 +31,55 @@ from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
 from prism_prm.training.model import check_cache, count, prepare, release_memory, save_trained
-from prism_prm.training.recipe import Recipe
+from prism_prm.training.recipe import Recipe, load_recipe
 from prism_prm.training.source import TRAIN, data_folder, make_data
 from prism_prm.training.validation import Validation, best_round
-from prism_prm.types import Bars, no_bars
+from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
 BASE = "0_base"
+
+
+def train_prm(
+    recipe: Recipe | str | Path,
+    out: str | Path,
+    *,
+    assignments: Sequence[str] = (),
+    accelerator: Accelerator | None = None,
+    bars: Bars = no_bars,
+    say: Say = silent,
+) -> dict[str, Any]:
+    """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
+
+    A run that was stopped goes on with the same call; what is done is not done again. Gives the content of run.json:
+    `rounds` with their validation, and the place of the `best` one, which `load_prm` reads.
+
+    Args:
+        recipe: a recipe, or the TOML file that holds one.
+        out: the run's folder; every round leaves a PRM folder in it.
+        assignments: settings to override, as `--set` takes them: "train.lr=2e-6".
+        accelerator: of accelerate; default: a new one, with the recipe's precision.
+        bars: makes progress bars; default: none are shown.
+        say: hears what people may want to know.
+
+    Example:
+        >>> run = train_prm("recipe.toml", "run", assignments=["train.epochs=1"])
+        >>> list(run["rounds"])
+        ['0_base', '1_all']
+        >>> prm = load_prm("run")
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, assignments)
+    elif assignments:
+        raise ConfigError("assignments change the recipe in a file; change a Recipe itself with dataclasses.replace")
+    if accelerator is None:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(mixed_precision=recipe.hardware.mixed_precision)
+    return Run(recipe, out, accelerator, bars=bars, say=say).go()
 
 
 class Run:
@@ -53,7 +92,7 @@ class Run:
         accelerator: Accelerator,
         *,
         bars: Bars = no_bars,
-        say: Callable[[str], None] = lambda _: None,
+        say: Say = silent,
     ) -> None:
         self.recipe = recipe
         self.folder = Path(folder)
@@ -61,7 +100,7 @@ class Run:
         self.main: bool = accelerator.is_main_process
         self.share = Share(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
         self.bars = bars if self.main else no_bars
-        self.say = say if self.main else lambda _: None
+        self.say = say if self.main else silent
         self.log: RunLog | None = None
         """Of the main process, while there is something to do."""
 
@@ -289,11 +328,10 @@ class Run:
 
     def _load(self, place: Path | str) -> Prm:
         hardware = self.recipe.hardware
-        family = self.recipe.base.family if isinstance(place, str) else None
         kept = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
         return load_prm(
-            place, family=family, dtype=hardware.dtype, device=self.accelerator.device, attn=hardware.attn,
-            token_budget=hardware.score_tokens, cache=kept,
+            place, family=self.recipe.base.family, dtype=hardware.dtype, device=self.accelerator.device,
+            attn=hardware.attn, token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
 
     def _store(self, prm: Prm) -> ScoreStore:

@@ -1,0 +1,141 @@
+"""`evaluate_prm`: from benchmarks to scores, metrics and a report, as `prism eval` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.data.inputs import as_places
+from prism_prm.errors import ConfigError
+from prism_prm.evaluation.benchmarks import ItemSet, find_benchmark, read_benchmark
+from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
+from prism_prm.evaluation.judged_steps import Steps
+from prism_prm.evaluation.report import RunInfo, write_run
+from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
+from prism_prm.names import check_name, own_name
+from prism_prm.types import Bars, Say, no_bars, silent
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Scorer
+
+
+def evaluate_prm(
+    prm: Scorer | str | Path | None,
+    bench: str | Sequence[str],
+    out: str | Path,
+    *,
+    data: str | Path | Sequence[str | Path] = (),
+    split: str | None = None,
+    scores: str | Path | None = None,
+    predictions: str | Path | None = None,
+    name: str | None = None,
+    trained_on: Sequence[str | Path] = (),
+    limit: int | None = None,
+    settings: EvalSettings | None = None,
+    store: str | Path | None = None,
+    loading: Mapping[str, Any] | None = None,
+    bars: Bars = no_bars,
+    say: Say = silent,
+) -> dict[str, Evaluation]:
+    """Measure how well a PRM judges steps, and write a report; gives the evaluation of each benchmark.
+
+    Raw scores are kept in `out`, so that another threshold needs no scoring: call it again with the same PRM and `out`.
+
+    Args:
+        prm: a PRM, or its folder or hub id; None with `scores` or `predictions`.
+        bench: prmbench, processbench, labelled, pairs, or one that an installed package adds; or several.
+        out: folder for report.html, report.md, metrics.json and scores.
+        data: files or folders of the benchmark, or a hub id; default: the hub's.
+        split: for labelled and pairs, only this split of a folder that `build_pairs` wrote.
+        scores: instead of a PRM, a scores table of this data.
+        predictions: instead of a PRM, JSON lines {"id": "…", "scores": […]} or {"id": "…", "labels": […]}.
+        name: how the PRM is called in the report; default: the last part of its place.
+        trained_on: training data; items on its problems are reported apart, as contaminated.
+        limit: at most so many items of each class or split, chosen by the settings' seed.
+        settings: threshold, bootstrap draws and seed.
+        store: a folder of scores to reuse and add to.
+        loading: options of `load_prm`, for a PRM that is given by its place.
+        bars: makes progress bars; default: none are shown.
+        say: hears what people may want to know.
+
+    Example:
+        >>> settings = EvalSettings(num_draws=100)
+        >>> found = evaluate_prm("my-prm", "labelled", "eval", data="labelled.jsonl", settings=settings)
+        >>> found["labelled"].subsets["all"].num_steps
+        12
+    """
+    settings, out = settings or EvalSettings(), Path(out)
+    benches = [bench] if isinstance(bench, str) else list(bench)
+    source = _source(benches, {"--prm": prm, "--scores": scores, "--predictions": predictions})
+    for one in benches:
+        find_benchmark(one)
+    called = check_name(name) if name else _short(source)
+    attach = _Scores(prm, scores, predictions, out, store, loading, bars)
+    evaluations = {}
+    for one in benches:
+        items = read_benchmark(one, as_places(data), split)
+        items = items.some(limit, settings.seed) if limit else items
+        items = items.checked_against([Path(file) for file in trained_on]) if trained_on else items
+        say(f"{items.described()}, from {len(items.files)} files")
+        steps, notes = attach.to(items)
+        with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
+            evaluations[one] = evaluate_steps(items, steps, settings, notes=notes)
+            advance(settings.num_draws)
+    write_run(out, RunInfo(called, source, attach.model_hash), list(evaluations.values()), settings)
+    return evaluations
+
+
+def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
+    """Where the scores come from, in words; it must be one place."""
+    if not benches:
+        raise ConfigError("--bench names no benchmark")
+    found = {option: value for option, value in given.items() if value is not None}
+    if len(found) != 1:
+        what = f"got {' and '.join(found)}" if found else "got none"
+        raise ConfigError(f"give one of --prm, --scores and --predictions; {what}")
+    [(option, value)] = found.items()
+    if len(benches) > 1 and option != "--prm":
+        raise ConfigError(f"{option} is one file, so give one --bench with it, not {', '.join(benches)}")
+    return str(value) if isinstance(value, str | Path) else type(value).__name__
+
+
+def _short(source: str) -> str:
+    """The last part of a path or hub id, without a file's ending."""
+    last = own_name(source)
+    return (last.split(".")[0] or last) if Path(source).is_file() else last
+
+
+class _Scores:
+    """Where the scores come from; a PRM is loaded once, when it is first needed."""
+
+    def __init__(
+        self,
+        prm: Scorer | str | Path | None,
+        scores: str | Path | None,
+        predictions: str | Path | None,
+        out: Path,
+        store: str | Path | None,
+        loading: Mapping[str, Any] | None,
+        bars: Bars,
+    ) -> None:
+        self.prm, self.scores, self.predictions = prm, scores, predictions
+        self.out, self.store, self.loading, self.bars = out, store, loading, bars
+        self.model_hash = ""
+
+    def to(self, items: ItemSet) -> tuple[Steps, dict[str, int]]:
+        """Their judged steps, and what there is to note about them."""
+        if self.predictions is not None:
+            return steps_from_predictions(items, self.predictions)
+        path = self.scores if self.scores is not None else self._scored(items)
+        steps, about = steps_from_table(items, path)
+        self.model_hash = about["model_hash"]
+        return steps, {}
+
+    def _scored(self, items: ItemSet) -> Path:
+        from prism_prm.scorer.open import open_prm
+
+        assert self.prm is not None, "one of the three is given"
+        self.prm = scorer = open_prm(self.prm, self.loading)
+        with self.bars(f"scoring {items.name}", len(items.items), unit="items") as advance:
+            return score_benchmark(scorer, items, self.out, store=self.store, advance=advance)

@@ -1,0 +1,164 @@
+"""`rerank_pool`: from a pool to its grades, scores, curves and report, as `prism rerank` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.aggregate import AGGREGATORS, check_aggregator
+from prism_prm.answers import EXTRACTORS
+from prism_prm.data.inputs import as_places, find_sources, total_size
+from prism_prm.errors import ConfigError
+from prism_prm.names import file_name
+from prism_prm.pools import Pool, read_pool
+from prism_prm.rerank.curves import check_ns, compute_curves
+from prism_prm.rerank.expectation import NUM_DRAWS
+from prism_prm.rerank.grading import GradedPool, grade_pool, with_task
+from prism_prm.rerank.page import make_report
+from prism_prm.rerank.results import Results
+from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
+from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
+from prism_prm.tasks import MathGrader, load_task
+from prism_prm.types import Bars, Say, no_bars, silent
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Scorer
+
+SOLUTIONS = "solutions.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class RerankSettings:
+    """How answers are found and judged, and how one of n solutions is selected."""
+
+    aggregators: tuple[str, ...] = tuple(AGGREGATORS)
+    """How step scores become a solution's score; the first is drawn in the main figure."""
+    ns: tuple[int, ...] | None = None
+    """Numbers of solutions; default 1, 2, 4, … N."""
+    extract: tuple[str, ...] = tuple(EXTRACTORS)
+    """Ways to find the answer in a solution, surest first."""
+    num_draws: int = NUM_DRAWS
+    """Draws per problem for the votes."""
+    seed: int = 0
+    """Seed of these draws."""
+    workers: int | None = None
+    """Processes that judge answers; default: all cores."""
+    time_limit: float = 5.0
+    """CPU seconds for one comparison of answers."""
+
+    def __post_init__(self) -> None:
+        for how in self.aggregators:
+            check_aggregator(how)
+
+
+def rerank_pool(
+    pool: Pool | str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    prms: Mapping[str, Scorer | str | Path] | None = None,
+    scores: Mapping[str, str | Path] | None = None,
+    task: str | None = None,
+    task_data: str | Path | None = None,
+    settings: RerankSettings | None = None,
+    store: str | Path | None = None,
+    loading: Mapping[str, Any] | None = None,
+    bars: Bars = no_bars,
+    say: Say = silent,
+) -> Results:
+    """Select one of n solutions in every way (Best-of-N, votes, with and without PRMs), measure it, write a report.
+
+    Grades and scores are kept in `out`: the same call goes on where it was stopped.
+
+    Args:
+        pool: a pool, or the files, folders or hub data sets that hold one.
+        out: folder for tables, metrics.json and the report.
+        prms: name → a PRM, or its folder or hub id, to score the solutions with.
+        scores: name → a scores table of this pool that was made before.
+        task: take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool.
+        task_data: local file of `task`; default: the hub.
+        settings: aggregators, numbers of solutions, draws and the judging of answers.
+        store: a folder of scores to reuse and add to.
+        loading: options of `load_prm`, for PRMs that are given by their place.
+        bars: makes progress bars; default: none are shown.
+        say: hears what people may want to know.
+
+    Example:
+        >>> settings = RerankSettings(aggregators=("min",), num_draws=100, workers=1)
+        >>> results = rerank_pool("pool.jsonl", "rerank", prms={"mine": "my-prm"}, settings=settings)
+        >>> results.curve("majority").points[-1].value
+        1.0
+        >>> results.curve("best-of-n", "mine", "min").ns
+        (1, 2, 3)
+    """
+    settings, out = settings or RerankSettings(), Path(out)
+    found, title = _read(pool, bars)
+    found = with_task(found, load_task(task, task_data)) if task else found
+    ns = None if settings.ns is None else check_ns(found, settings.ns)
+    graded, graded_as = _grade(found, out, settings, bars, say)
+    step_scores = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars)
+    with bars("curves", len(found.problems), unit="problems") as advance:
+        curves = compute_curves(
+            graded, step_scores, aggregators=settings.aggregators, ns=ns, num_draws=settings.num_draws,
+            seed=settings.seed, advance=advance,
+        )  # fmt: skip
+    results = Results(title, graded, step_scores, curves, settings.aggregators, settings.num_draws)
+    write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, settings.aggregators)
+    results.write_curves(out / "curves.parquet")
+    make_report(results).write(out)
+    return results
+
+
+def _read(pool: Pool | str | Path | Sequence[str | Path], bars: Bars) -> tuple[Pool, str]:
+    """The pool, and the report's title."""
+    if isinstance(pool, Pool):
+        return pool, "Re-ranking"
+    places = as_places(pool)
+    with bars("reading", total_size(find_sources(places)), unit="bytes") as advance:
+        return read_pool(places, advance), f"Re-ranking {', '.join(Path(place).name for place in places)}"
+
+
+def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say) -> tuple[GradedPool, str]:
+    """The grades of the pool, from an earlier run where it has them."""
+    with MathGrader(methods=settings.extract, workers=settings.workers, seconds=settings.time_limit) as grader:
+        graded_as = grading_hash(pool, grader)
+        known = read_grades(out / SOLUTIONS, pool, graded_as)
+        if known is not None:
+            say(f"Grades: taken from {out / SOLUTIONS}")
+            return known, graded_as
+        with bars("judging", 2 * len(pool.solutions), unit="comparisons") as advance:
+            graded = grade_pool(pool, grader, advance)
+    write_solutions(out / SOLUTIONS, graded, graded_as)
+    return graded, graded_as
+
+
+def _collect_scores(
+    pool: Pool,
+    prms: Mapping[str, Scorer | str | Path],
+    tables: Mapping[str, str | Path],
+    out: Path,
+    store: str | Path | None,
+    loading: Mapping[str, Any] | None,
+    bars: Bars,
+) -> dict[str, StepScores]:
+    """PRM → scores: those in the pool, those made before, and those to make now."""
+    from prism_prm.scorer.open import open_prm
+    from prism_prm.scorer.table import write_scores
+
+    found: dict[str, StepScores] = {}
+    if (own := scores_in_pool(pool)) is not None:
+        found["pool"] = own
+    if twice := [name for name in prms if name in tables] + [name for name in (*prms, *tables) if name in found]:
+        raise ConfigError(
+            f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
+        )
+    for name, path in tables.items():
+        found[name] = scores_in_table(path, pool)
+    for name, prm in prms.items():
+        table = out / "scores" / f"{file_name(name)}.parquet"
+        scorer = open_prm(prm, loading)
+        with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
+            write_scores(scorer, pool.trees(), table, store=store, advance=advance)
+        found[name] = scores_in_table(table, pool)
+    return found

@@ -1,0 +1,85 @@
+"""`search_task`: from a task to pools, accuracy and a report, as `prism search` does it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.config import to_toml
+from prism_prm.files import write_text
+from prism_prm.names import named_places
+from prism_prm.policies import Policy, open_policy
+from prism_prm.search.experiment import Experiment, Live, Point, no_live
+from prism_prm.search.page import make_report
+from prism_prm.search.recipe import Recipe
+from prism_prm.tasks import MathGrader, load_task
+from prism_prm.types import Bars, no_bars
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Scorer
+
+
+def search_task(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    prms: Mapping[str, Scorer | str | Path] | None = None,
+    policy: Policy | None = None,
+    loading: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    store: str | Path | None = None,
+    bars: Bars = no_bars,
+    live: Live = no_live,
+) -> list[Point]:
+    """Search for solutions of a task's problems, and measure how many are solved; gives one point per PRM and size.
+
+    Writes pools that `rerank_pool` reads, metrics.json and a report. The same call goes on where it was stopped.
+
+    Args:
+        recipe: the policy, PRMs, task, method, and the sizes to run it at.
+        out: folder for pools, metrics.json and the report.
+        prms: name → a PRM, or its folder or hub id; default: those that the recipe names.
+        policy: an open policy to use instead of the recipe's; it stays open.
+        loading: options of `load_prm`, for PRMs that are given by their place.
+        workers: processes that judge answers; default: all cores.
+        store: a folder of scores to reuse and add to.
+        bars: makes progress bars; default: none are shown.
+        live: makes live displays of a search; default: none are shown.
+
+    Example:
+        >>> search = SearchSettings(method="beam", max_steps=2, sampling=Sampling(max_step_tokens=4))
+        >>> recipe = SearchRecipe(
+        ...     task="problems.jsonl", policy=PolicySettings("hf:my-lm"), prm=("my-prm",), n=(4,), search=search
+        ... )
+        >>> [point] = search_task(recipe, "beam", workers=1)
+        >>> point.prm, point.n
+        ('my-prm', 4)
+    """
+    out = Path(out)
+    given = named_places(recipe.prm) if prms is None else prms
+    task = load_task(recipe.task, recipe.task_data)
+    write_text(out / "settings.toml", to_toml(recipe))
+    opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
+    with opened as who, MathGrader(workers=workers) as grader:
+        experiment = Experiment(recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, store=store)
+        # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
+        options = {"on_too_long": "skip", **(loading or {})}
+        points, pools = experiment.run({name: partial(_open_prm, prm, options) for name, prm in given.items()}, grader)
+    make_report(recipe, task.name, points, pools, experiment.clusters).write(out)
+    return points
+
+
+def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any]) -> Scorer:
+    from prism_prm.scorer.open import open_prm
+
+    return open_prm(prm, loading)
+
+
+def _open_policy(recipe: Recipe) -> Policy:
+    """A server is asked for log-probabilities only where the search needs them."""
+    wanted = recipe.policy.log_likelihood or recipe.search.needs_log_likelihood
+    return open_policy(replace(recipe.policy, log_likelihood=wanted))

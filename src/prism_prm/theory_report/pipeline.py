@@ -1,0 +1,56 @@
+"""`report_theory`: what verifier errors do, as `prism theory` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prism_prm.errors import ConfigError
+from prism_prm.report import Report
+from prism_prm.theory.simulation import SimulationSettings
+from prism_prm.theory_report.closed_forms import VerifierSettings, build_theory
+from prism_prm.theory_report.roc_dominance import add_runs
+from prism_prm.theory_report.scored_pool import add_pool
+
+
+def report_theory(
+    out: str | Path,
+    settings: VerifierSettings | None = None,
+    *,
+    simulate: bool = True,
+    runs: Sequence[str | Path] = (),
+    pool: Sequence[str | Path] = (),
+    scores: str | Path | None = None,
+    aggregator: str = "min",
+    threshold: float = 0.5,
+) -> Report:
+    """Show what verifier errors do to Best-of-N, search and training; check it on real scores; write a report.
+
+    Args:
+        out: folder for the report.
+        settings: the verifier that closed forms are shown for, and the seed of everything random.
+        simulate: train small networks pointwise and pairwise, too (about 15 s).
+        runs: two folders of `evaluate_prm` (NAME=FOLDER): check ROC dominance, A then B.
+        pool: files of a pool of solutions: measure p, α and β on it and predict Best-of-N.
+        scores: a table of the pool's scores, if it holds none.
+        aggregator: from step scores to a solution's.
+        threshold: a solution is accepted above this.
+
+    Example:
+        >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
+        >>> (Path("theory") / "report.html").exists()
+        True
+    """
+    settings = settings or VerifierSettings()
+    if runs and len(runs) != 2:
+        raise ConfigError(f"--runs compares two runs; got {len(runs)}")
+    if scores is not None and not pool:
+        raise ConfigError("--scores are those of a --pool; give that too")
+    kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
+    report = build_theory(settings, kinds)
+    if runs:
+        add_runs(report, [str(run) for run in runs], seed=settings.seed)
+    if pool:
+        add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed)
+    report.write(out)
+    return report
