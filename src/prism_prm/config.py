@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import json
 import re
 import textwrap
 import tomllib
@@ -129,17 +130,14 @@ def _field_texts(cls: type) -> dict[str, str]:
 
 def settings_table(cls: type) -> str:
     """The settings of a class for the docs: a Markdown table of names, defaults and meanings."""
-    rows = [
-        f"| `{setting.name}` | {_shown(setting.default)} | {setting.text} |".replace("| |", "|  |")
-        for setting in settings_of(cls).values()
-    ]
+    rows = [f"| `{name}` | {_shown(setting.default)} | {setting.text} |" for name, setting in settings_of(cls).items()]
     return "\n".join(["| setting | default | |", "|---|---|---|", *rows]) + "\n"
 
 
 def _shown(default: Any) -> str:
     if default is dataclasses.MISSING:
         return "must be given"
-    return "" if default is None else f"`{_without_none({'value': default})['value']!r}`"
+    return "none" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
 
 
 def to_toml(config: Any) -> str:

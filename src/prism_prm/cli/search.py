@@ -72,7 +72,7 @@ PANELS = {
         parse={"n": _sizes},
         as_given=True,
     ),
-    loading=Options(LOADING, {"PRM": ("family", "dtype", "device")}),
+    loading=Options(LOADING, {"PRM": ("family",), "Models that run here": ("dtype", "device")}),
 )
 def search(
     *,

@@ -35,8 +35,8 @@ class LoadSettings:
     context: int | None = None
     """The longest path in tokens. By default the model's own limit."""
     on_too_long: OnTooLong = "error"
-    """What to do with a step whose path exceeds the context: stop, leave out the earliest steps, or skip it without a
-    score."""
+    """A step whose path exceeds the context: error stops, drop-left-steps scores it without the earliest steps, and
+    skip (where it is offered) leaves it without a score."""
     cache: Path | None = None
     """A folder for the output of the PRM's frozen layers: PRMs that share these layers then score faster."""
     cache_gb: float = 50.0

@@ -29,7 +29,7 @@ class SearchSettings:
     method: Literal["sample", "greedy", "best-of-n", "beam", "dvts", "particle"] = "beam"
     """How to search; docs/search.md describes the methods."""
     n: int = 16
-    """How many solutions to sample, or candidates per round of a tree search."""
+    """How many solutions to sample, or candidates per round of a tree search. `prism search` goes by its own n."""
     expand: int = 4
     """For beam and dvts: samples per kept beam, so that n/expand beams are kept."""
     lookahead: int = 0

@@ -27,7 +27,7 @@ class Recipe:
     """Use only this many problems, from the first on."""
     n: tuple[int, ...] = (16,)
     """How many solutions to sample, or candidates per round of a tree search. Several sizes are run one after the other
-    (`-n 4,16,64`). `search.n` is not used."""
+    (`-n 4,16,64`)."""
     select: Literal["argmax", "majority", "weighted"] | None = None
     """How solutions become one answer. By default weighted with a PRM and majority without."""
     prm: tuple[str, ...] = ()
