@@ -10,12 +10,12 @@ from prism_prm.answers.units import split_unit
     ("answer", "quantity", "unit"),
     [
         (r"15\mbox{ cm}^2", "15", "cm^2"), ("15 square centimeters", "15", "cm^2"), (r"15 \text{ sq cm}", "15", "cm^2"),
-        ("5 miles per hour", "5", "h^-1 mi"), (r"5\text{ mph}", "5", "h^-1 mi"), (r"5 \text{ m}/\text{s}^2", "5",
-        "m s^-2"),
-        ("5 m/s", "5", "m s^-1"), (r"\$5", "5", "$"), ("5 dollars", "5", "$"), (r"-\$5 \text{ million}",
-        "-5 million", "$"),
-        (r"\frac{270}7\text{ degrees}", r"\frac{270}7", "deg"), (r"10\pi\text{ cm}", r"10\pi", "cm"), ("3 p.m.", "3",
-        "pm"),
+        ("5 miles per hour", "5", "h^-1 mi"), (r"5\text{ mph}", "5", "h^-1 mi"),
+        (r"5 \text{ m}/\text{s}^2", "5", "m s^-2"),
+        ("5 m/s", "5", "m s^-1"), (r"\$5", "5", "$"), ("5 dollars", "5", "$"),
+        (r"-\$5 \text{ million}", "-5 million", "$"),
+        (r"\frac{270}7\text{ degrees}", r"\frac{270}7", "deg"), (r"10\pi\text{ cm}", r"10\pi", "cm"),
+        ("3 p.m.", "3", "pm"),
         (r"10:30 \text{ AM}", "10:30", "am"), ("52_8", "52", "base 8"), (r"52_{\text{eight}}", "52", "base 8"),
         (r"6.72 \times 10^{-5}\mathrm{~m}", r"6.72 \times 10^{-5}", "m"),
         # A word that is no unit we know is left aside …
