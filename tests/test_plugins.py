@@ -56,8 +56,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_lm: Callable[...,
     """The page's files in the folder in which commands run, with a tiny model under the name of the recipe's."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_file.py").write_text(FAMILY, encoding="utf-8")
-    small = 'split = { train = 0.7, validation = 0.3 }\n[data.pairs]\naudit = "off"\n'
-    small += "[curriculum]\nbins = [[-1.0, 1.0]]\n"
+    small = (
+        'split = { train = 0.7, validation = 0.3 }\n[data.pairs]\naudit = "off"\n[curriculum]\nbins = [[-1.0, 1.0]]\n'
+    )
     (tmp_path / "recipe.toml").write_text(f"report_to = []\n{RECIPE}{small}", encoding="utf-8")
     shutil.copytree(tiny_lm("qwen2"), tmp_path / "Qwen" / "Qwen2.5-Math-1.5B")
     lines = [json.dumps(solution(number)) for number in range(30)]
@@ -168,13 +169,18 @@ def test_what_is_wrong_with_a_file_is_said(here: Path, code: str, name: str, mes
             find_family(name)
 
 
-def test_a_family_of_a_package(here: Path, site: Path, tiny_lm: Callable[..., Path]) -> None:
+def test_a_family_of_a_package(
+    here: Path, site: Path, tiny_lm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     install_page(site)
     prm = init_prm(tiny_lm("qwen2"), family="mine")
     prm.save(here / "prm")
     assert load_prm(here / "prm").model_hash() == prm.model_hash()
     by_file = init_prm(tiny_lm("qwen2"), family="my_file.py:Mine")
     assert prm.score(PROBLEM, STEPS) == by_file.score(PROBLEM, STEPS)
+    monkeypatch.delattr("my_package.family.__file__")
+    with pytest.raises(ConfigError, match=r"my_package.family:Mine has no file of its own"):
+        find_family("mine")
     shutil.rmtree(site)
     with pytest.raises(
         ConfigError, match=r"prm/prism.json: Unknown family 'mine'\. Known: qwen, .*reasoneval; or one of"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -95,9 +94,10 @@ def is_in_file(name: str) -> bool:
 
 
 def sha256_of(value: type) -> str:
-    """The SHA-256 of the file in which a class is written."""
-    file = inspect.getsourcefile(value)
-    assert file is not None, f"{value}: a class that was loaded has a file"
+    """The SHA-256 of the file that a class is loaded from."""
+    file = getattr(sys.modules[value.__module__], "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise ConfigError(f"{value.__module__}:{value.__name__} has no file of its own; install its package unpacked.")
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 

@@ -113,6 +113,7 @@ def test_an_option_may_have_another_name_and_fewer_values() -> None:
     assert seen[0][1] == {"engine.fuel": "oil"}
     with pytest.raises(AssertionError, match="SystemExit"):
         run("--burns", "gas")
+    assert len(seen) == 1, "refused"
 
 
 def test_help_shows_texts_and_defaults() -> None:

@@ -2,7 +2,7 @@
 
 `extract` finds the answer and says how. `latex` takes off its dress, `units` its unit, and `numerals` compares what is
 plainly a number, a time or a word. For the rest, `forms` reads the outer form (a matrix, a tuple, a set …), `formulas`
-what stands inside and `values` what that comes to; `symbolic` compares them, in processes that `workers` can kill.
+what stands inside, and `values` what that comes to; `symbolic` compares them, in processes that `workers` can kill.
 `judge` puts these together.
 """
 
