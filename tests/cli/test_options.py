@@ -111,8 +111,9 @@ def test_an_option_may_have_another_name_and_fewer_values() -> None:
                      as_given=True)  # fmt: skip
     run("--burns", "oil")
     assert seen[0][1] == {"engine.fuel": "oil"}
-    with pytest.raises(AssertionError, match=r"is not .oil.|SystemExit"):
+    with pytest.raises(AssertionError, match="SystemExit"):
         run("--burns", "gas")
+    assert len(seen) == 1, "refused"
 
 
 def test_help_shows_texts_and_defaults() -> None:

@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand
 
 from prism_prm.config import Setting, settings_of
+from prism_prm.errors import ConfigError
 
 Store = Annotated[
     Path | None,
@@ -104,6 +105,19 @@ def _kind(hint: Any) -> Any:
 
 def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers between commas, of the option -n."""
+    for word in words(text) or (text,):
+        if not word.isdecimal():
+            raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
+    return tuple(map(int, words(text)))
 
 
 def with_settings(**settings: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:

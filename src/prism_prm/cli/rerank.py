@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, with_settings
+from prism_prm.cli.options import LOADING, Options, Store, numbers, with_settings, words
 from prism_prm.cli.ui import print_table, progress, say
-from prism_prm.errors import ConfigError
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
+    from prism_prm.rerank.pipeline import RerankSettings
     from prism_prm.rerank.results import Results
     from prism_prm.scorer.settings import LoadSettings
 
@@ -41,7 +41,15 @@ EXAMPLES = """
 LOADED = ("family", "dtype", "device", "device_map", "token_budget", "on_too_long", "cache", "cache_gb")
 
 
-@with_settings(loading=Options(LOADING, {"PRM": LOADED}))
+@with_settings(
+    settings=Options(
+        "prism_prm.rerank.pipeline:RerankSettings",
+        {"Selecting": ("aggregators", "ns", "num_draws", "seed"), "Answers": ("extract", "workers", "time_limit")},
+        names={"ns": "-n", "num_draws": "--draws"},
+        parse={"aggregators": words, "ns": numbers, "extract": words},
+    ),
+    loading=Options(LOADING, {"PRM": LOADED}),
+)
 def rerank(
     *,
     pool: Annotated[
@@ -62,56 +70,23 @@ def rerank(
         typer.Option(help="Take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool."),
     ] = None,
     task_data: Annotated[str | None, typer.Option(help="Local file of --task; default: the hub.")] = None,
-    aggregators: Annotated[
-        str, typer.Option(help="How step scores become a solution's score; the first is drawn in the main figure.")
-    ] = "last,min,product,mean,soft-min",
-    n: Annotated[
-        str | None, typer.Option("-n", help="Numbers of solutions, e.g. 1,4,16; default 1, 2, 4, … N.")
-    ] = None,
-    extract: Annotated[
-        str, typer.Option(help="Ways to find the answer in a solution, surest first.")
-    ] = "boxed,####,answer is,last number",
-    draws: Annotated[int, typer.Option(min=1, help="Draws per problem for the votes.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of these draws.")] = 0,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that judge answers; default: all cores.")
-    ] = None,
+    settings: RerankSettings,
     loading: LoadSettings,
     store: Store = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="CPU seconds for one comparison of answers.")] = 5.0,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
 
     Interrupted, the same command goes on where it was: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
-    from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
+    from prism_prm.rerank.pipeline import rerank_pool
 
-    settings = RerankSettings(
-        aggregators=tuple(_words(aggregators)),
-        ns=tuple(_whole(word) for word in _words(n)) if n else None,
-        extract=tuple(_words(extract)),
-        num_draws=draws,
-        seed=seed,
-        workers=workers,
-        time_limit=time_limit,
-    )
     results = rerank_pool(
         pool, out, prms=named_places(prm or []), scores=named_places(scores or []), task=task, task_data=task_data,
         settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
     )  # fmt: skip
     _show(results)
     say(f"Report: {out / PAGE}")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _whole(word: str) -> int:
-    if not word.isdecimal():
-        raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
-    return int(word)
 
 
 def _show(results: Results) -> None:

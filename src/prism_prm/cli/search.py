@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, with_settings
+from prism_prm.cli.options import LOADING, Options, Store, numbers, with_settings
 from prism_prm.cli.ui import console, print_table, progress, say
-from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
@@ -40,13 +39,6 @@ EXAMPLES = """
 """
 
 
-def _sizes(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words):
-        raise ConfigError(f"-n {text}: expected whole numbers, e.g. -n 4,16,64")
-    return [int(word) for word in words]
-
-
 PANELS = {
     "Policy": (
         "policy.name", "search.sampling.temperature", "policy.prompting.system", "policy.prompting.user",
@@ -69,7 +61,7 @@ PANELS = {
         "prism_prm.search.recipe:Recipe",
         PANELS,
         names={"policy.name": "--policy", "n": "-n", "search.max_policy_tokens": "--budget"},
-        parse={"n": _sizes},
+        parse={"n": numbers},
         as_given=True,
     ),
     loading=Options(LOADING, {"PRM": ("family",), "Models that run here": ("dtype", "device")}),
