@@ -127,6 +127,15 @@ def load_task(name: str, source: str | Path | None = None) -> Task:
     """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems.
 
     Hyphens in a task's name may be left out: `math500` is `math-500`.
+
+    Args:
+        name: math-500, aime-2024, gsm8k, …, or a file of problems with answers.
+        source: where the task is instead of on the hub.
+
+    Example:
+        >>> task = load_task("problems.jsonl")
+        >>> task.problems[0].answer
+        '3'
     """
     name = next((task for task in TASKS if task.replace("-", "") == name.lower().replace("-", "")), name)
     known = TASKS.get(name)

@@ -145,7 +145,7 @@ def pairs(
     from prism_prm.cli.ui import progress
     from prism_prm.data import Reader, ReadOptions
     from prism_prm.pairs import PairSettings
-    from prism_prm.pairs.build import Recipe, build_pairs
+    from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.problems import Exclusions, Splits
 
     settings = PairSettings(
@@ -171,7 +171,7 @@ def pairs(
     )
     splits = Splits.parse(split, seed) if split else None
     reader = Reader(inputs, format=format, options=options)
-    recipe = Recipe(settings, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
+    recipe = PairRecipe(settings, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
     with progress("Reading and pairing", _total_bytes(reader), unit="bytes") as advance:
         summary = build_pairs(reader, out, recipe, advance=advance)
     if json:

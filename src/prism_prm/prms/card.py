@@ -16,6 +16,8 @@ from prism_prm.prms import FAMILIES, Family
 
 CARD_FILE = "prism.json"
 README = "README.md"
+_FORMER = {"prod": "product"}
+"""Aggregators under names that folders may still have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ def read_card(folder: Path) -> Card | None:
         if unknown:
             raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
         card = msgspec.convert(found, Card)
+        card = replace(card, aggregator=_FORMER.get(card.aggregator, card.aggregator))
     except (ValueError, msgspec.ValidationError, TypeError) as error:
         raise ModelError(f"{path}: {error}") from None
     check_family(card.family)
