@@ -61,5 +61,14 @@ def log_score(probabilities: Sequence[float] | Floats, how: str = "last") -> flo
 
 
 def solution_score(probabilities: Sequence[float] | Floats, how: str = "last") -> float:
-    """A solution's score in [0, 1] from P(right) of each of its steps."""
+    """A solution's score in [0, 1] from P(right) of each of its steps.
+
+    Args:
+        probabilities: of the steps, in order.
+        how: last, min, product, mean or soft-min.
+
+    Example:
+        >>> solution_score([0.9, 0.5], "min")
+        0.5
+    """
     return math.exp(log_score(probabilities, how))

@@ -28,7 +28,7 @@ from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree, unique_names
 from prism_prm.tasks import Problem, problem_of
-from prism_prm.types import Advance
+from prism_prm.types import Advance, ignore
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
 
@@ -94,8 +94,18 @@ class Pool:
         return digest.hexdigest()
 
 
-def read_pool(source: str | Path | Sequence[str | Path], advance: Advance = lambda _: None) -> Pool:
-    """The pool in a file, a folder, a hub data set, or several of them."""
+def read_pool(source: str | Path | Sequence[str | Path], advance: Advance = ignore) -> Pool:
+    """A pool: problems with several solutions each.
+
+    Args:
+        source: a file, a folder, a hub data set, or several of them.
+        advance: is called with how many more bytes are read.
+
+    Example:
+        >>> pool = read_pool("pool.jsonl")
+        >>> len(pool.problems), len(pool.solutions)
+        (2, 6)
+    """
     return Pool(tuple(entry for found in find_sources(source) for entry in _entries(found, advance)))
 
 

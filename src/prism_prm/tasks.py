@@ -134,6 +134,15 @@ def load_task(name: str, source: str | Path | None = None) -> Task:
 
     Installed packages may add tasks (docs/plugins.md).
     Hyphens in a task's name may be left out: `math500` is `math-500`.
+
+    Args:
+        name: math-500, aime-2024, gsm8k, …, or a file of problems with answers.
+        source: where the task is instead of on the hub.
+
+    Example:
+        >>> task = load_task("problems.jsonl")
+        >>> task.problems[0].answer
+        '3'
     """
     names = _PLUGINS.names()
     name = next((task for task in names if task.replace("-", "") == name.lower().replace("-", "")), name)

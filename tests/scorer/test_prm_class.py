@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from prism_prm import PRM, DataError, ModelError, Prm, StepTree, init_prm, solution_score
+from prism_prm import PRM, ConfigError, DataError, ModelError, Prm, StepTree, init_prm, load_prm, solution_score
+from prism_prm.aggregate import AGGREGATORS
+from prism_prm.prms import FAMILIES
 
 PROBLEM, STEPS = "What is 1 + 2?", ["x = 1", "so y = 2"]
 
@@ -75,6 +78,27 @@ def test_a_solution_is_scored_by_its_card(prm: PRM, tmp_path: Path) -> None:
     prm.save_pretrained(tmp_path / "mean", aggregator="mean")
     again = PRM.from_pretrained(tmp_path / "mean")
     assert again.solution_score(PROBLEM, STEPS) == pytest.approx(solution_score(scores, "mean"))
+
+
+def test_every_family_names_an_aggregator_that_there_is(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    assert {
+        family.name: family.aggregator for family in FAMILIES.values() if family.aggregator not in AGGREGATORS
+    } == {}
+    prm = init_prm(tiny_lm("qwen2"), family="qwen", dtype="float32")
+    scores = prm.score(PROBLEM, STEPS)
+    assert prm.solution_score(PROBLEM, STEPS) == pytest.approx(scores[0] * scores[1])
+    with pytest.raises(ConfigError, match="Unknown aggregator 'prod'"):
+        prm.save(tmp_path, aggregator="prod")
+
+
+def test_a_folder_with_the_former_name_of_an_aggregator_still_loads(prm: PRM, tmp_path: Path) -> None:
+    prm.save(tmp_path / "prm", aggregator="product")
+    card = tmp_path / "prm" / "prism.json"
+    card.write_text(card.read_text().replace('"product"', '"prod"'))
+    assert '"prod"' in card.read_text()
+    assert load_prm(tmp_path / "prm").solution_score(PROBLEM, STEPS) == pytest.approx(
+        np.prod(prm.score(PROBLEM, STEPS))
+    )
 
 
 class FakeHub:

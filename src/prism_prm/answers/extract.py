@@ -109,7 +109,16 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Extraction:
-    """The answer of the first method that finds one."""
+    """The final answer in a solution, and how it was found.
+
+    Args:
+        text: a whole solution.
+        methods: ways to find it, surest first; the first that finds one counts.
+
+    Example:
+        >>> extract_answer("So it is \\\\boxed{12}.").answer
+        '12'
+    """
     for method in methods:
         if (answer := EXTRACTORS[method](text)) is not None:
             return Extraction(answer, method)

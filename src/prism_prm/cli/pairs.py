@@ -117,12 +117,12 @@ def pairs(
     """
     from prism_prm.cli.ui import progress
     from prism_prm.data import Reader
-    from prism_prm.pairs.build import Recipe, build_pairs
+    from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.problems import Exclusions, Splits
 
     splits = Splits.parse(split, pairing.seed) if split else None
     reader = Reader(inputs, format=format, options=reading)
-    recipe = Recipe(pairing, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
+    recipe = PairRecipe(pairing, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
     with progress("Reading and pairing", _total_bytes(reader), unit="bytes") as advance:
         summary = build_pairs(reader, out, recipe, advance=advance)
     if json:

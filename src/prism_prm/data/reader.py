@@ -13,7 +13,7 @@ import msgspec
 
 from prism_prm.data.draft import Draft
 from prism_prm.data.formats import Format, added_formats, detect, find_format
-from prism_prm.data.inputs import Row, Source, find_sources, rows
+from prism_prm.data.inputs import Row, Source, as_places, find_sources, rows
 from prism_prm.data.options import ReadOptions
 from prism_prm.errors import DataError
 from prism_prm.records import StepTree
@@ -154,7 +154,17 @@ def decode(row: Row, type_: Any) -> Any:
 def read_trees(
     path: str | Path | Iterable[str | Path], format: str = "auto", *, options: ReadOptions | None = None
 ) -> Iterator[StepTree]:
-    """A stream of the trees in a file, folder or hub data set (or several), numbered in the order of reading."""
-    inputs = [path] if isinstance(path, str | Path) else path
-    reader = Reader(inputs, format=format, options=options)
+    """A stream of the trees of labelled solutions, numbered in the order of reading.
+
+    Args:
+        path: a file, folder or hub data set, or several.
+        format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto: as the records look.
+        options: how ratings are read, and what is left out.
+
+    Example:
+        >>> tree = next(read_trees("labelled.jsonl"))
+        >>> [(step.text, step.label) for step in tree.nodes]
+        [('1 + 1 = 2', 1.0), ('2 + 1 = 3', 1.0), ('3 + 1 = 5', 0.0)]
+    """
+    reader = Reader(as_places(path), format=format, options=options)
     return (draft.tree(tree_id) for tree_id, (_, draft) in enumerate(reader.drafts()))

@@ -36,6 +36,13 @@ def split_steps(text: str) -> list[str]:
 
     Blank lines and markers ("Step 2:", "3.", "-") are the borders. Without any of them each line is a step, and a
     text of one line is cut into sentences.
+
+    Args:
+        text: a whole solution.
+
+    Example:
+        >>> split_steps("First we add.\\n\\n1 + 2 = 3")
+        ['First we add.', '1 + 2 = 3']
     """
     kept = [match.span() for match in _BLOCK.finditer(text)]
     for patterns in (_CUTS, (re.compile(r"\n"),)):

@@ -169,12 +169,13 @@ def compare_runs(
         say: hears what people may want to know.
 
     Example:
-        >>> for seed in (1, 2):
-        ...     prm = init_prm("my-lm", seed=seed)
-        ...     _ = evaluate_prm(prm, "labelled", f"eval-{seed}", data="labelled.jsonl", name=f"seed {seed}")
-        >>> report = compare_runs(["eval-1", "eval-2"], "compared", num_draws=100)
+        >>> settings = EvalSettings(num_draws=100)
+        >>> for name in ("base", "mine"):
+        ...     prm = init_prm("my-lm", seed=len(name))
+        ...     _ = evaluate_prm(prm, "labelled", f"eval-{name}", data="labelled.jsonl", name=name, settings=settings)
+        >>> report = compare_runs(["eval-base", "eval-mine"], "compared", num_draws=100)
         >>> report.title
-        'seed 1 against seed 2'
+        'base against mine'
     """
     loaded = load_runs([str(run) for run in runs])
     shared, left_out = shared_benches(loaded)

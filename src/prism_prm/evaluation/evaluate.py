@@ -107,7 +107,21 @@ def choose_threshold(benchmark: Benchmark, steps: Steps, settings: EvalSettings)
 def evaluate_steps(
     items: ItemSet, steps: Steps, settings: EvalSettings | None = None, *, notes: Mapping[str, int] | None = None
 ) -> Evaluation:
-    """Measure the judged steps of what was read of a benchmark; `notes` (what was left out) go to the report."""
+    """Measure the judged steps of what was read of a benchmark.
+
+    Args:
+        items: the benchmark, from `read_benchmark`.
+        steps: its steps with scores, from `steps_from_predictions` for example.
+        settings: threshold, bootstrap draws and seed.
+        notes: what was left out, and how often; it goes to the report.
+
+    Example:
+        >>> items = read_benchmark("labelled", "labelled.jsonl")
+        >>> steps, notes = steps_from_predictions(items, "predictions.jsonl")
+        >>> found = evaluate_steps(items, steps, EvalSettings(num_draws=100), notes=notes)
+        >>> found.subsets["all"].counts["fp"]
+        0
+    """
     settings = settings or EvalSettings()
     benchmark = find_benchmark(items.name)
     threshold, rest = choose_threshold(benchmark, steps, settings)

@@ -82,7 +82,18 @@ class Prediction(msgspec.Struct):
 
 
 def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, int]]:
-    """The judged steps, and what there is to note: items without predictions, predictions without an item."""
+    """The judged steps, and what there is to note: items without predictions, predictions without an item.
+
+    Args:
+        items: the benchmark, from `read_benchmark`.
+        path: JSON lines {"id": "…", "scores": [0.9, …]} or {"id": "…", "labels": [true, …]}.
+
+    Example:
+        >>> items = read_benchmark("labelled", "labelled.jsonl")
+        >>> steps, notes = steps_from_predictions(items, "predictions.jsonl")
+        >>> len(steps.label), notes
+        (12, {})
+    """
     found = _read_predictions(path)
     matched, notes = _matched(items, found.keys(), str(path))
     kinds = {found[item.tree.name].scores is None for item in matched}

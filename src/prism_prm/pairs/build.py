@@ -94,7 +94,7 @@ def _named(codes: Small, names: Sequence[str]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PairRecipe:
     """Everything that decides what is made of the input."""
 
     pairs: PairSettings = field(default_factory=PairSettings)
@@ -111,10 +111,14 @@ class Recipe:
         return self.split_names.index(self.splits.split_of(problem)) if self.splits else 0
 
 
+Recipe = PairRecipe
+"""The name it had first."""
+
+
 def build_pairs(
     inputs: Reader | str | Path | Sequence[str | Path],
     out: str | Path,
-    recipe: Recipe | None = None,
+    recipe: PairRecipe | None = None,
     *,
     advance: Advance = ignore,
 ) -> dict[str, Any]:
@@ -132,7 +136,7 @@ def build_pairs(
         4
     """
     reader = inputs if isinstance(inputs, Reader) else Reader(as_places(inputs))
-    recipe = recipe or Recipe()
+    recipe = recipe or PairRecipe()
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; name a folder for the output")
@@ -160,7 +164,7 @@ def build_pairs(
     return summary
 
 
-def _chunks(reader: Reader, recipe: Recipe) -> Iterator[tuple[list[str], list[Draft]]]:
+def _chunks(reader: Reader, recipe: PairRecipe) -> Iterator[tuple[list[str], list[Draft]]]:
     """Trees that are not excluded, with their sources, so many at a time."""
     sources: list[str] = []
     drafts: list[Draft] = []
@@ -184,7 +188,7 @@ def _write_chunk(
     drafts: list[Draft],
     tree_counts: TreeCounts,
     others: OtherProblems,
-    recipe: Recipe,
+    recipe: PairRecipe,
 ) -> None:
     first_id = tree_counts.trees
     settings, drops = recipe.pairs, output.counts.drops
@@ -256,7 +260,7 @@ def _three_files(out: Path) -> Iterator[tuple[Path, Path, Path]]:
         raise
 
 
-def _nothing_left(reader: Reader, recipe: Recipe) -> str:
+def _nothing_left(reader: Reader, recipe: PairRecipe) -> str:
     left_out = {**reader.report.bad, **reader.report.dropped}
     for file, counts in (recipe.exclusions.counts if recipe.exclusions else {}).items():
         left_out[f"excluded by {file}"] = sum(counts.values())
@@ -264,7 +268,7 @@ def _nothing_left(reader: Reader, recipe: Recipe) -> str:
     return f"no tree is left of {', '.join(source.name for source in reader.sources)} (left out: {said or 'nothing'})"
 
 
-def _summary(reader: Reader, recipe: Recipe, trees: TreeCounts, pairs: PairCounts) -> dict[str, Any]:
+def _summary(reader: Reader, recipe: PairRecipe, trees: TreeCounts, pairs: PairCounts) -> dict[str, Any]:
     report = reader.report
     exclusions = recipe.exclusions
     splits = recipe.splits

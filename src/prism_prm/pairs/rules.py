@@ -14,7 +14,18 @@ def annotated_pairs(
 ) -> list[StepPair]:
     """Every combination of a right and a wrong step, of different texts, under one prefix.
 
-    A text that repeats under the prefix counts once for each side. `drops` counts what made no pair.
+    A text that repeats under the prefix counts once for each side.
+
+    Args:
+        tree: a problem with its labelled steps.
+        settings: the rules of pairing.
+        drops: counts what made no pair.
+
+    Example:
+        >>> steps = (Step("1 + 2 = 3", 1.0), Step("1 + 2 = 4", 0.0), Step("So it is 3.", 1.0))
+        >>> tree = StepTree(0, "1 + 2?", steps, parents=(-1, -1, 0), trunk=(0, 2))
+        >>> [(pair.chosen, pair.rejected) for pair in annotated_pairs(tree)]
+        [(0, 1)]
     """
     settings = settings or PairSettings()
     drops = Counter() if drops is None else drops
@@ -38,7 +49,16 @@ def lookahead_pairs(
 ) -> list[StepPair]:
     """For every position whose trunk step is right, later trunk steps as its negatives.
 
-    `drops` counts what made no pair, and under `marked:` what the audit found, dropped or not.
+    Args:
+        tree: a problem with its labelled steps.
+        settings: the rules of pairing.
+        drops: counts what made no pair, and under `marked:` what the audit found, dropped or not.
+
+    Example:
+        >>> steps = (Step("1 + 2 = 3", 1.0), Step("1 + 2 = 4", 0.0), Step("So it is 3.", 1.0))
+        >>> tree = StepTree(0, "1 + 2?", steps, parents=(-1, -1, 0), trunk=(0, 2))
+        >>> [(pair.chosen, pair.rejected) for pair in lookahead_pairs(tree)]
+        [(0, 2)]
     """
     settings = settings or PairSettings()
     drops = Counter() if drops is None else drops

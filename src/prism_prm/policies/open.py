@@ -81,7 +81,16 @@ POLICIES: dict[str, Callable[[str, PolicySettings], Policy]] = {"hf": _open_hf, 
 
 
 def open_policy(settings: PolicySettings | str) -> Policy:
-    """The policy of a name such as `hf:Qwen/Qwen2.5-Math-1.5B-Instruct` or `openai:http://localhost:8000/v1`."""
+    """Who writes steps: a local model of transformers, or any OpenAI-compatible server.
+
+    Args:
+        settings: a name such as `hf:Qwen/Qwen2.5-Math-1.5B-Instruct` or `openai:http://localhost:8000/v1`, or all
+            settings of a policy.
+
+    Example:
+        >>> policy = open_policy("hf:my-lm")
+        >>> policy.close()
+    """
     settings = PolicySettings(settings) if isinstance(settings, str) else settings
     name = settings.name
     kind, colon, place = name.partition(":")

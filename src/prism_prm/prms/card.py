@@ -17,6 +17,8 @@ from prism_prm.prms import FAMILIES, Family, family_names
 
 CARD_FILE = "prism.json"
 README = "README.md"
+_FORMER = {"prod": "product"}
+"""Aggregators under names that folders may still have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ def read_card(folder: Path) -> Card | None:
         unknown = sorted(set(found) - set(Card.__slots__))
         if unknown:
             raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
-        return msgspec.convert(found, Card)
+        card = msgspec.convert(found, Card)
+        return replace(card, aggregator=_FORMER.get(card.aggregator, card.aggregator))
     except (ValueError, msgspec.ValidationError, TypeError) as error:
         raise ModelError(f"{path}: {error}") from None
 

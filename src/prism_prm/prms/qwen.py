@@ -24,7 +24,7 @@ class Qwen(Family):
         "Qwen/Qwen2.5-Math-7B-PRM800K": {},
         "Gen-Verse/ReasonFlux-PRM-7B": {"system": ""},
     }
-    aggregator = "prod"
+    aggregator = "product"
     settings: ClassVar = {"system": "Please reason step by step, and put your final answer within \\boxed{}."}
     """An empty text leaves out the system's turn."""
 

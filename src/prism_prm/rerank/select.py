@@ -31,7 +31,15 @@ class Vote:
 
 
 def best_of_n(scores: Sequence[float] | Floats) -> int:
-    """The index of the highest score, the first of equals. Any scores will do, also logarithms; −inf is "no score"."""
+    """The index of the highest score, the first of equals.
+
+    Args:
+        scores: one per solution. Any will do, also logarithms; −inf is "no score".
+
+    Example:
+        >>> best_of_n([0.2, 0.9, 0.9])
+        1
+    """
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or not len(values) or np.isnan(values).any():
         raise DataError(f"Best-of-N needs one number per solution; got {values.tolist()}")
@@ -41,9 +49,16 @@ def best_of_n(scores: Sequence[float] | Floats) -> int:
 def weighted_vote(
     answers: Sequence[str | None], scores: Sequence[float] | Floats, *, judge: Judge | None = None
 ) -> Vote:
-    """The answer whose solutions' scores (not negative, not logarithms) sum to the most, over EQUIVALENT spellings.
+    """The answer whose solutions' scores sum to the most, over EQUIVALENT spellings.
 
-    `judge` keeps its worker processes between votes; without one, they are started for this vote alone.
+    Args:
+        answers: one per solution; None casts no vote.
+        scores: one per solution, not negative and not logarithms.
+        judge: keeps its worker processes between votes; without one, they are started for this vote alone.
+
+    Example:
+        >>> weighted_vote(["1/2", "0.5", "3"], [0.3, 0.3, 0.5]).answer
+        '1/2'
     """
     if len(answers) != len(scores):
         raise DataError(f"a vote needs one score per answer; got {len(scores)} scores for {len(answers)} answers")
@@ -56,7 +71,16 @@ def weighted_vote(
 
 
 def majority_vote(answers: Sequence[str | None], *, judge: Judge | None = None) -> Vote:
-    """The answer that most solutions give, over equivalent spellings."""
+    """The answer that most solutions give, over equivalent spellings.
+
+    Args:
+        answers: one per solution; None casts no vote.
+        judge: keeps its worker processes between votes; without one, they are started for this vote alone.
+
+    Example:
+        >>> majority_vote(["12", "7", "12.0", None]).answer
+        '12'
+    """
     return weighted_vote(answers, [1.0] * len(answers), judge=judge)
 
 

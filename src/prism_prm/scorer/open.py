@@ -65,6 +65,11 @@ def load_prm(
         cache_gb: room for such a folder.
         allow_pickle: read pickled weights, which can run any code.
         trust_remote_code: let transformers run code from the model's repository.
+
+    Example:
+        >>> prm = load_prm("my-prm", dtype="float32")
+        >>> len(prm.score("What is 2 + 3 * 4?", ["3 * 4 = 12.", "2 + 12 = 15."]))
+        2
     """
     LoadSettings(token_budget=token_budget, context=context, cache_gb=cache_gb)  # refuses what is out of range
     if device is not None and device_map is not None:
@@ -128,8 +133,25 @@ def init_prm(
 
     `family` is a name or a class of your own: `my_file.py:Mine`, which runs that file.
     Its head is random (drawn with `seed`), save in families that read the language model's own output layer. Tokens
-    that the family's layout needs are added to the tokenizer, with the mean of all embeddings. With `layers` only that
-    many of the backbone's lowest layers are used: a smaller PRM, and middle layers often know as much of what is right.
+    that the family's layout needs are added to the tokenizer, with the mean of all embeddings.
+
+    Args:
+        backbone: the language model: a hub id, a folder, or a folder with one GGUF file.
+        family: how problem and steps are laid out and read.
+        settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
+        dtype: "auto" for the checkpoint's own; default: that on a GPU, float32 on a CPU.
+        device: where to put it; default: a GPU where there is one.
+        attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
+        seed: of the head.
+        layers: use only so many of the backbone's lowest layers: a smaller PRM, and middle layers often know as much of
+            what is right.
+        token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
+        on_too_long: "error", "drop-left-steps" or "skip".
+        allow_pickle: read pickled weights, which can run any code.
+
+    Example:
+        >>> prm = init_prm("my-lm", family="token-classification", seed=1)
+        >>> prm.save_pretrained("fresh-prm")
     """
     kind = find_family(family)
     kernel = check_attention(attn)

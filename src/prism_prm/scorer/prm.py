@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from prism_prm.aggregate import solution_score
+from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.errors import DataError, ModelError, first_sentence
 from prism_prm.packing import EncodedTree, Row, describe, encode_tree, pack
 from prism_prm.prms.base import Family
@@ -137,8 +137,8 @@ class PRM:
         Example:
             >>> prm = load_prm("my-prm")
             >>> prm.card.aggregator
-            'min'
-            >>> prm.solution_score("1 + 2?", ["Add.", "3"]) == min(prm.score("1 + 2?", ["Add.", "3"]))
+            'product'
+            >>> 0 < prm.solution_score("1 + 2?", ["Add.", "3"]) < min(prm.score("1 + 2?", ["Add.", "3"]))
             True
         """
         return solution_score(self.score(problem, steps), self.card.aggregator)
@@ -281,6 +281,8 @@ class PRM:
             >>> load_prm("new-prm").card.aggregator
             'mean'
         """
+        if aggregator is not None:
+            check_aggregator(aggregator)
         card = replace(
             self.card,
             threshold=self.card.threshold if threshold is None else threshold,

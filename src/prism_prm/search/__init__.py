@@ -19,6 +19,20 @@ __all__ = ["METHODS", "Engine", "Found", "FoundSolution", "SearchSettings", "sea
 def search_problems(
     policy: Policy, prm: Scorer | None, problems: Sequence[str], settings: SearchSettings, *, at_once: int = AT_ONCE
 ) -> list[Found]:
-    """What a search finds for each problem, in their order."""
+    """What a search finds for each problem, in their order.
+
+    Args:
+        policy: who writes steps.
+        prm: who scores them; None for methods that need no PRM.
+        problems: the texts of the problems.
+        settings: the method and its size.
+        at_once: problems searched side by side.
+
+    Example:
+        >>> settings = SearchSettings(method="beam", n=4, max_steps=2, sampling=Sampling(max_step_tokens=4))
+        >>> [found] = search_problems(open_policy("hf:my-lm"), load_prm("my-prm"), ["1 + 2?"], settings)
+        >>> len(found.solutions) <= 4
+        True
+    """
     engine = Engine(policy, prm, settings, at_once=at_once)
     return sorted(engine.run(problems), key=lambda found: found.problem)

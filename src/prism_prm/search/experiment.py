@@ -25,7 +25,7 @@ from prism_prm.scorer.results import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
 from prism_prm.search.methods import METHODS, SearchSettings
-from prism_prm.search.recipe import Recipe
+from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.results import Done, Found
 from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, Problem
@@ -82,7 +82,7 @@ class Experiment:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: SearchRecipe,
         problems: Sequence[Problem],
         policy: Policy,
         out: Path,
@@ -248,6 +248,6 @@ def _log_score(scores: tuple[float, ...] | None, aggregator: str) -> float:
     return -np.inf if not scores else log_score(scores, aggregator)
 
 
-def plain_settings(recipe: Recipe) -> dict[str, Any]:
+def plain_settings(recipe: SearchRecipe) -> dict[str, Any]:
     """The resolved settings, for `metrics.json`."""
     return asdict(recipe) | {"select": recipe.selector, "n": recipe.ns}

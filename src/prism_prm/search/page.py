@@ -12,7 +12,7 @@ from prism_prm.report import Report, label, looks, number, p_value, percent, sig
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
-from prism_prm.search.recipe import Recipe
+from prism_prm.search.recipe import SearchRecipe
 from prism_prm.statistics import Comparison, compare_means
 from prism_prm.types import Ints
 
@@ -32,7 +32,7 @@ def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str,
 
 
 def make_report(
-    recipe: Recipe, task: str, points: Sequence[Point], pools: Sequence[GradedPool], clusters: Ints
+    recipe: SearchRecipe, task: str, points: Sequence[Point], pools: Sequence[GradedPool], clusters: Ints
 ) -> Report:
     """The page and its metrics."""
     found = differences(points, clusters)
@@ -55,7 +55,7 @@ def make_report(
     return report
 
 
-def _introduction(recipe: Recipe) -> str:
+def _introduction(recipe: SearchRecipe) -> str:
     search = recipe.search
     method = METHODS[search.method]
     text = f"**{search.method}**: {method.about}. Steps are sampled at temperature {search.sampling.temperature:g}. "
@@ -143,7 +143,7 @@ def _counts(pools: Sequence[GradedPool]) -> dict[str, int]:
 
 
 def _metrics(
-    recipe: Recipe,
+    recipe: SearchRecipe,
     task: str,
     points: Sequence[Point],
     pools: Sequence[GradedPool],

@@ -15,7 +15,7 @@ from prism_prm.names import named_places
 from prism_prm.policies import Policy, open_policy
 from prism_prm.search.experiment import Experiment, Live, Point, no_live
 from prism_prm.search.page import make_report
-from prism_prm.search.recipe import Recipe
+from prism_prm.search.recipe import SearchRecipe
 from prism_prm.tasks import MathGrader, load_task
 from prism_prm.types import Bars, no_bars
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def search_task(
-    recipe: Recipe,
+    recipe: SearchRecipe,
     out: str | Path,
     *,
     prms: Mapping[str, Scorer | str | Path] | None = None,
@@ -79,7 +79,7 @@ def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any]) -> Scorer:
     return open_prm(prm, loading)
 
 
-def _open_policy(recipe: Recipe) -> Policy:
+def _open_policy(recipe: SearchRecipe) -> Policy:
     """A server is asked for log-probabilities only where the search needs them."""
     wanted = recipe.policy.log_likelihood or recipe.search.needs_log_likelihood
     return open_policy(replace(recipe.policy, log_likelihood=wanted))

@@ -16,7 +16,7 @@ from prism_prm.search.methods import SearchSettings, find_method
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class SearchRecipe:
     """One experiment: a policy, at most a few PRMs, a task, a method, and the sizes to run it at."""
 
     task: str = ""
@@ -63,7 +63,11 @@ class Recipe:
         return (1,) if self.search.method == "greedy" else tuple(sorted(set(self.n)))
 
 
-def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> Recipe:
+Recipe = SearchRecipe
+"""The name it had first."""
+
+
+def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> SearchRecipe:
     """A recipe file, then the options that were given ("search.method" → value), then `--set` assignments."""
     settings: dict[str, Any] = read_toml(path) if path is not None else {}
     for dotted, value in given.items():
@@ -73,4 +77,4 @@ def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: 
             for name in sections:
                 section = section.setdefault(name, {})
             section[key] = value
-    return from_mapping(Recipe, override(settings, assignments))
+    return from_mapping(SearchRecipe, override(settings, assignments))

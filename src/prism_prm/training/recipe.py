@@ -175,5 +175,15 @@ class Recipe:
 
 
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file with `--set` assignments applied; paths in it are relative to where you are."""
+    """A recipe for `train_prm`; paths in it are relative to where you are.
+
+    Args:
+        path: a TOML file.
+        assignments: settings to override, as `--set` takes them.
+
+    Example:
+        >>> recipe = load_recipe("recipe.toml", ["train.lr=2e-6"])
+        >>> recipe.train.lr
+        2e-06
+    """
     return from_mapping(Recipe, override(read_toml(path), assignments))

@@ -23,8 +23,7 @@ def make_data(recipe: Recipe, run: Path) -> None:
     """Make the run's trees and pairs from the recipe's inputs, unless they were made from just these before."""
     from prism_prm.data import Reader
     from prism_prm.data.inputs import find_sources
-    from prism_prm.pairs.build import Recipe as PairRecipe
-    from prism_prm.pairs.build import build_pairs
+    from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.problems import Exclusions, Splits
 
     settings, folder = recipe.data, data_folder(recipe, run)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.benchmarks.labelled import LABELLED
@@ -32,11 +33,20 @@ def find_benchmark(name: str) -> Benchmark:
     return _PLUGINS.find(name)
 
 
-def read_benchmark(name: str, data: Sequence[str | Path], split: str | None = None) -> ItemSet:
-    """A benchmark from `data`: files, folders (also a folder that has one named like the benchmark), or hub ids.
+def read_benchmark(name: str, data: str | Path | Sequence[str | Path] = (), split: str | None = None) -> ItemSet:
+    """The items of a benchmark.
 
-    Without `data` it comes from the hub. `split` chooses one of a folder that `prism pairs` has written.
+    Args:
+        name: prmbench, processbench, labelled, pairs, or one that an installed package adds.
+        data: files, folders (also a folder that has one named like the benchmark), or hub ids; default: the hub's.
+        split: for labelled and pairs, only this split of a folder that `build_pairs` has written.
+
+    Example:
+        >>> items = read_benchmark("labelled", ["labelled.jsonl"])
+        >>> len(items.items)
+        4
     """
+    data = as_places(data)
     benchmark = find_benchmark(name)
     if split is not None and not benchmark.has_splits:
         having = ", ".join(name for name, one in BENCHMARKS.items() if one.has_splits)
