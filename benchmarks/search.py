@@ -30,7 +30,7 @@ from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import Prm, init_prm
 from prism_prm.policies import Ask, Sampling, Written
 from prism_prm.policies.hf import HfPolicy, load_hf
-from prism_prm.scorer.session import Node, Session
+from prism_prm.scorer.session import Session, SessionNode
 from prism_prm.search import Found, SearchSettings, search_problems
 
 
@@ -68,7 +68,7 @@ class Stateless:
 class Rescoring(Session):
     """A session that keeps nothing: every new step is scored with all that comes before it."""
 
-    def extend(self, steps: Iterable[tuple[Node, str]]) -> list[Node]:
+    def extend(self, steps: Iterable[tuple[SessionNode, str]]) -> list[SessionNode]:
         """Score whole solutions, as plain sequences."""
         nodes = [self._child(parent, text) for parent, text in steps]
         distinct = {(node.parent, node.text): node for node in nodes}
@@ -77,10 +77,10 @@ class Rescoring(Session):
             node.log_odds = (float(torch.logit(torch.tensor(scores[-1], dtype=torch.float64))),)
         return [distinct[node.parent, node.text] for node in nodes]
 
-    def keep(self, nodes: Iterable[Node]) -> None:
+    def keep(self, nodes: Iterable[SessionNode]) -> None:
         """There is nothing to let go of."""
 
-    def drop(self, nodes: Iterable[Node]) -> None:
+    def drop(self, nodes: Iterable[SessionNode]) -> None:
         """There is nothing to let go of."""
 
 

@@ -17,15 +17,15 @@ import torch
 from _real_trees import Encoded, real_trees, score_sequences, small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import Prm
-from prism_prm.scorer.session import Node
+from prism_prm.scorer.session import SessionNode
 
 
 def search(
     prm: Prm, problems: list[str], texts: list[str], beams: int, steps: int
-) -> tuple[list[list[Node]], int, int]:
+) -> tuple[list[list[SessionNode]], int, int]:
     """The nodes of each iteration, and the most memory and tokens that the session held."""
     rng = random.Random(0)
-    iterations: list[list[Node]] = []
+    iterations: list[list[SessionNode]] = []
     memory = tokens = 0
     with prm.session(problems) as session:
         live = [root for root in session.roots for _ in range(beams)]
@@ -41,7 +41,7 @@ def search(
     return iterations, memory, tokens
 
 
-def prefixes(nodes: list[Node]) -> list[Encoded]:
+def prefixes(nodes: list[SessionNode]) -> list[Encoded]:
     """The whole sequences that the peer scores in one iteration."""
     return [tuple(token for node in beam.path() for token in node.ids) for beam in nodes]
 

@@ -77,7 +77,7 @@ from prism_prm import __version__, records
 if TYPE_CHECKING:
     from prism_prm.scorer import Prm
 def late():
-    from prism_prm.rerank.page import build
+    from prism_prm.rerank.report import build
 """
     assert set(own_imports(code)) == {"files", "__version__", "records", "scorer", "rerank"}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from prism_prm.lm.columns import SPARE, Columns
+from prism_prm.lm.kv_buffer import SPARE, Columns
 from prism_prm.lm.shared_attention import Grid, shared_attention
 
 CONTEXT_B = torch.tensor([2, 0, 2, 0, 0, 1, 2])

@@ -92,7 +92,7 @@ def rerank(
 def _show(results: Results) -> None:
     """The curves, and what could not be judged."""
     from prism_prm.report import percent
-    from prism_prm.rerank.page import TITLES, without_solution
+    from prism_prm.rerank.report import TITLES, without_solution
 
     rows = [
         [" · ".join(part for part in (curve.prm, TITLES[curve.method], curve.aggregator) if part)]

@@ -50,7 +50,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """One record, not decoded: JSON bytes, or an object from a table."""
 
     where: str
@@ -108,9 +108,9 @@ def _in_folder(folder: Path) -> list[Source]:
     return sources
 
 
-def rows(source: Source, advance: Advance = lambda _: None) -> Iterator[Row]:
+def rows(source: Source, advance: Advance = lambda _: None) -> Iterator[InputRow]:
     """The records of a source, as a stream."""
-    readers: dict[Kind, Callable[[Source, Advance], Iterator[Row]]] = {
+    readers: dict[Kind, Callable[[Source, Advance], Iterator[InputRow]]] = {
         "jsonl": _lines,
         "json": _json,
         "jsonl.gz": _gzip_lines,
@@ -125,22 +125,22 @@ def rows(source: Source, advance: Advance = lambda _: None) -> Iterator[Row]:
         raise DataError(f"{source.name}: the file is empty; was it downloaded completely?", reason="empty-file")
 
 
-def _lines(source: Source, advance: Advance) -> Iterator[Row]:
+def _lines(source: Source, advance: Advance) -> Iterator[InputRow]:
     with Path(source.name).open("rb") as file:
         for row in _file_lines(source.name, file):
             advance(len(row.data))
             yield row
 
 
-def _file_lines(name: str, file: Iterable[bytes]) -> Iterator[Row]:
+def _file_lines(name: str, file: Iterable[bytes]) -> Iterator[InputRow]:
     for number, line in enumerate(file, start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line.isspace():
-            yield Row(f"{name}:{number}", line, not line.endswith(b"\n"))
+            yield InputRow(f"{name}:{number}", line, not line.endswith(b"\n"))
 
 
-def _gzip_lines(source: Source, advance: Advance) -> Iterator[Row]:
+def _gzip_lines(source: Source, advance: Advance) -> Iterator[InputRow]:
     with Path(source.name).open("rb") as raw:
         done = 0
         try:
@@ -156,13 +156,13 @@ def _gzip_lines(source: Source, advance: Advance) -> Iterator[Row]:
             ) from error
 
 
-def _json(source: Source, advance: Advance) -> Iterator[Row]:
+def _json(source: Source, advance: Advance) -> Iterator[InputRow]:
     """An array of records; also one record, or lines of records in a file that is only named .json."""
     data = Path(source.name).read_bytes().removeprefix(b"\xef\xbb\xbf")
     advance(len(data))
     if data.lstrip()[:1] != b"[":
         if _is_json(data):
-            yield Row(f"{source.name}:1", data)
+            yield InputRow(f"{source.name}:1", data)
         else:
             yield from _file_lines(source.name, io.BytesIO(data))
         return
@@ -175,7 +175,7 @@ def _json(source: Source, advance: Advance) -> Iterator[Row]:
         text = bytes(record)
         start = data.index(text, at)
         line += data.count(b"\n", at, start)
-        yield Row(f"{source.name}:{line}", text)
+        yield InputRow(f"{source.name}:{line}", text)
         at = start + len(text)
         line += text.count(b"\n")
 
@@ -188,7 +188,7 @@ def _is_json(data: bytes) -> bool:
     return bool(data.strip())
 
 
-def _parquet(source: Source, advance: Advance) -> Iterator[Row]:
+def _parquet(source: Source, advance: Advance) -> Iterator[InputRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -198,7 +198,7 @@ def _parquet(source: Source, advance: Advance) -> Iterator[Row]:
             number = 0
             for batch in file.iter_batches(batch_size=256):
                 for record in batch.to_pylist():
-                    yield Row(f"{source.name}: row {number}", record)
+                    yield InputRow(f"{source.name}: row {number}", record)
                     number += 1
                 advance(size * batch.num_rows // max(1, file.metadata.num_rows))
     except pa.ArrowInvalid as error:
@@ -207,7 +207,7 @@ def _parquet(source: Source, advance: Advance) -> Iterator[Row]:
         ) from error
 
 
-def _hub(source: Source, advance: Advance) -> Iterator[Row]:  # noqa: ARG001
+def _hub(source: Source, advance: Advance) -> Iterator[InputRow]:  # noqa: ARG001
     """`owner/name`, `owner/name:split` or `owner/name:config:split`; without a split, all of them in turn."""
     from datasets import load_dataset
 
@@ -223,4 +223,4 @@ def _hub(source: Source, advance: Advance) -> Iterator[Row]:  # noqa: ARG001
         ) from error
     for part, records in {split: loaded}.items() if split else loaded.items():
         for number, record in enumerate(records):
-            yield Row(f"{name}:{part}: row {number}", record)
+            yield InputRow(f"{name}:{part}: row {number}", record)

@@ -13,7 +13,7 @@ import msgspec
 
 from prism_prm.data.draft import Draft
 from prism_prm.data.formats import Format, added_formats, detect, find_format
-from prism_prm.data.inputs import Row, Source, as_places, find_sources, rows
+from prism_prm.data.inputs import InputRow, Source, as_places, find_sources, rows
 from prism_prm.data.options import ReadOptions
 from prism_prm.errors import DataError
 from prism_prm.records import StepTree
@@ -84,7 +84,7 @@ class Reader:
     def _advance(self, size: int) -> None:
         self.report.bytes += size
 
-    def _detect(self, row: Row) -> Format:
+    def _detect(self, row: InputRow) -> Format:
         record = decode(row, dict[str, Any])
         if record.keys() >= TREE_TABLE_KEYS:
             from prism_prm.data import tree_table
@@ -98,7 +98,7 @@ class Reader:
             with_unlabelled=self.unlabelled,
         )
 
-    def _of_row(self, row: Row, format: Format) -> Iterator[Draft]:
+    def _of_row(self, row: InputRow, format: Format) -> Iterator[Draft]:
         record = decode(row, format.record)
         reason = format.drop_reason(record, self.options)
         drafts = [] if reason else format.read(record, self.options)
@@ -126,7 +126,7 @@ class Reader:
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-def decode(row: Row, type_: Any) -> Any:
+def decode(row: InputRow, type_: Any) -> Any:
     """The row as that type; what does not fit is said in the words of the user's file."""
     try:
         if isinstance(row.data, dict):

@@ -11,7 +11,7 @@ from prism_prm.errors import DataError
 from prism_prm.records import Origin
 
 
-class Node(msgspec.Struct):
+class TableNode(msgspec.Struct):
     text: str
     parent: int
     label: float | None
@@ -22,7 +22,7 @@ class Node(msgspec.Struct):
 class Record(msgspec.Struct):
     tree_id: int
     problem: str
-    nodes: list[Node]
+    nodes: list[TableNode]
     trunk: list[int]
     name: str = ""
     answer: str | None = None

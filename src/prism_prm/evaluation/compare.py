@@ -31,7 +31,7 @@ TESTED = ("fpr", "fnr", "precision", "f1", "negative_f1", "prm_score", "auroc", 
 
 
 @dataclass(frozen=True)
-class Run:
+class EvalRun:
     """The folder of one `prism eval`."""
 
     name: str
@@ -48,7 +48,7 @@ class Run:
         return float(self.metrics["benchmarks"][bench]["threshold"]["value"])
 
 
-def load_run(given: str) -> Run:
+def load_run(given: str) -> EvalRun:
     """A run from `FOLDER` or `NAME=FOLDER`."""
     name, place = split_name(given)
     folder = Path(place)
@@ -63,10 +63,10 @@ def load_run(given: str) -> Run:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({type(error).__name__}: {error})") from error
     if not benches:
         raise DataError(f"{path}: holds no benchmark")
-    return Run(name or own_name, folder, metrics)
+    return EvalRun(name or own_name, folder, metrics)
 
 
-def load_runs(given: Sequence[str]) -> list[Run]:
+def load_runs(given: Sequence[str]) -> list[EvalRun]:
     """Two or more runs, with names that tell them apart."""
     if len(given) < 2:
         raise ConfigError("give at least two runs to compare")
@@ -75,13 +75,15 @@ def load_runs(given: Sequence[str]) -> list[Run]:
     if len(set(names)) == len(names):
         return runs
     # Two runs of one PRM: the folder tells them apart.
-    runs = [Run(run.folder.name if names.count(run.name) > 1 else run.name, run.folder, run.metrics) for run in runs]
+    runs = [
+        EvalRun(run.folder.name if names.count(run.name) > 1 else run.name, run.folder, run.metrics) for run in runs
+    ]
     if len({run.name for run in runs}) < len(runs):
         raise ConfigError(f"runs have the same name ({', '.join(names)}); name them: NAME=FOLDER")
     return runs
 
 
-def shared_benches(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+def shared_benches(runs: Sequence[EvalRun]) -> tuple[list[str], list[str]]:
     """The benchmarks that all runs have, and those that only some have."""
     every = list(dict.fromkeys(bench for run in runs for bench in run.benches))
     shared = [bench for bench in every if all(bench in run.benches for run in runs)]
@@ -91,7 +93,7 @@ def shared_benches(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     return shared, [bench for bench in every if bench not in shared]
 
 
-def load_steps(runs: Sequence[Run], bench: str) -> dict[str, Steps]:
+def load_steps(runs: Sequence[EvalRun], bench: str) -> dict[str, Steps]:
     """The judged steps of every run, which must be the same steps with the same labels."""
     steps = {run.name: read_steps(steps_file(run.folder, bench)) for run in runs}
     first = runs[0].name
@@ -134,7 +136,7 @@ class Compared:
         return list(self.tables)
 
 
-def compare_bench(runs: Sequence[Run], bench: str, *, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Compared:
+def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Compared:
     """Measure all runs alike."""
     benchmark = find_benchmark(bench)
     steps = load_steps(runs, bench)
@@ -192,7 +194,7 @@ def compare_runs(
 
 
 def build_comparison(
-    runs: Sequence[Run], compared: Sequence[Compared], *, left_out: Sequence[str], rounds: bool
+    runs: Sequence[EvalRun], compared: Sequence[Compared], *, left_out: Sequence[str], rounds: bool
 ) -> Report:
     """The report; the first run is what the others are compared with. With `rounds`, runs are rounds in order."""
     names = [run.name for run in runs]

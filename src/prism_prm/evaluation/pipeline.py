@@ -133,7 +133,7 @@ class _Scores:
         return steps, {}
 
     def _scored(self, items: ItemSet) -> Path:
-        from prism_prm.scorer.open import open_prm
+        from prism_prm.scorer.load import open_prm
 
         assert self.prm is not None, "one of the three is given"
         self.prm = scorer = open_prm(self.prm, self.loading)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prism_prm.lm.columns import Columns
+from prism_prm.lm.kv_buffer import Columns
 from prism_prm.lm.tree_attention import tree_attention
 
 NAME = "prism_shared"

@@ -24,11 +24,11 @@ from prism_prm.data.forest import Forest
 from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
-from prism_prm.pairs.columns import PairColumns, Small, annotated_columns, lookahead_columns
 from prism_prm.pairs.negatives import OtherProblems, add_perturbed
 from prism_prm.pairs.problems import Exclusions, Splits
 from prism_prm.pairs.settings import PairSettings
 from prism_prm.pairs.summary import PairCounts, TreeCounts
+from prism_prm.pairs.vectorised import PairColumns, Small, annotated_columns, lookahead_columns
 from prism_prm.records import PAIR_KINDS, PairKind
 from prism_prm.tables import PAIRS, pair_writer, tree_table, tree_writer
 from prism_prm.types import Advance, Ints, ignore

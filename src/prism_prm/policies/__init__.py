@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prism_prm.policies.base import Ask, Policy, PolicyError, Sampling, Written, node_key, write_steps
-from prism_prm.policies.open import POLICIES, PolicySettings, open_policy
+from prism_prm.policies.load import POLICIES, PolicySettings, open_policy
 from prism_prm.policies.prompts import Prompting
 
 __all__ = [

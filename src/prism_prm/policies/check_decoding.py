@@ -15,7 +15,7 @@ import torch
 from prism_prm.errors import ModelError, first_sentence
 from prism_prm.lm.attention import SHARED, attention_windows
 from prism_prm.lm.miniature import VOCABULARY, config_key, miniature
-from prism_prm.policies.decode import Context, Decoder, Row
+from prism_prm.policies.decode import Context, Decoder, DecodeRow
 
 BOUND = 1e-3
 """Largest difference of a step's log-likelihood: norms and softmaxes in 32 bits make about 1e-5."""
@@ -44,20 +44,20 @@ def _fault(model: Any) -> str:
         windows = attention_windows(small.base_model)
         draw = np.random.default_rng(0)
         contexts = [Context(tuple(draw.integers(3, VOCABULARY, length).tolist()), None, 0) for length in (20, 31)]
-        rows = [Row(context, key, TOKENS) for key, context in enumerate((contexts[0], *contexts))]
+        rows = [DecodeRow(context, key, TOKENS) for key, context in enumerate((contexts[0], *contexts))]
         for _ in range(2):
             Decoder(small, windows).run(contexts, rows, lambda _: False, temperature=1.0)
             off = max(abs(row.log_likelihood - _plain(small, row.context.ids, row.tokens)) for row in rows)
             if not off <= BOUND:
                 return f"a step of {TOKENS} tokens has another log-likelihood than in a plain sequence, by {off:.2g}"
             contexts = [_continued(row) for row in rows]
-            rows = [Row(context, key, TOKENS) for key, context in enumerate((contexts[0], *contexts))]
+            rows = [DecodeRow(context, key, TOKENS) for key, context in enumerate((contexts[0], *contexts))]
     except Exception as error:
         return f"it fails ({first_sentence(error)})"
     return ""
 
 
-def _continued(row: Row) -> Context:
+def _continued(row: DecodeRow) -> Context:
     """The text with what was written; the last token has no key/values yet."""
     ids = (*row.context.ids, *row.tokens)
     return Context(ids, row.kept, len(ids) - 1)

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from prism_prm.errors import ModelError
-from prism_prm.lm.columns import Columns
+from prism_prm.lm.kv_buffer import Columns
 from prism_prm.lm.shared_attention import Grid
-from prism_prm.policies.choose import choose, noise
-from prism_prm.policies.kept import Kept
+from prism_prm.policies.kv_cache import Kept
+from prism_prm.policies.sampling import choose, noise
 
 SHRINK_AT = 0.75
 """What is done is taken out once at most this share is still of use: doing so copies the key/values of the rest."""
@@ -38,7 +38,7 @@ class Context:
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class DecodeRow:
     """One continuation of a context."""
 
     context: Context
@@ -51,7 +51,7 @@ class Row:
     """Key/values of the context and of all tokens written but the last."""
 
 
-IsOver = Callable[[Row], bool]
+IsOver = Callable[[DecodeRow], bool]
 """Whether a row's step is over, asked after each token."""
 
 
@@ -68,7 +68,7 @@ class Decoder:
         """For contexts: -inf where a column is padding, else 0; the columns' positions; how long each is."""
 
     @torch.inference_mode()
-    def run(self, contexts: Sequence[Context], rows: Sequence[Row], is_over: IsOver, **sampling: float) -> None:
+    def run(self, contexts: Sequence[Context], rows: Sequence[DecodeRow], is_over: IsOver, **sampling: float) -> None:
         """Write the rows to their ends; contexts and rows keep their key/values."""
         logits_CV = self._read_contexts(contexts)
         active, present = list(rows), list(contexts)
@@ -177,7 +177,7 @@ class Decoder:
         position_C1 = position_C1.clamp(max=self.model.config.max_position_embeddings - 1)  # of rows that are done
         return self._forward(ids_B1, position_C1[grid.context_B], masks, self.own, grid=grid)
 
-    def _shrink_contexts(self, active: Sequence[Row], present: list[Context]) -> list[Context]:
+    def _shrink_contexts(self, active: Sequence[DecodeRow], present: list[Context]) -> list[Context]:
         """Let go of contexts that no row continues any more, if they are many."""
         wanted = {row.context for row in active}
         if len(wanted) > SHRINK_AT * len(present):
@@ -189,7 +189,7 @@ class Decoder:
         self.length_C = self.length_C[rows]
         return [present[i] for i in chosen]
 
-    def _lay_out(self, rows: Sequence[Row], contexts: Sequence[Context]) -> Grid:
+    def _lay_out(self, rows: Sequence[DecodeRow], contexts: Sequence[Context]) -> Grid:
         """A slot for every row beside the others of its context."""
         number = {context: i for i, context in enumerate(contexts)}
         taken = [0] * len(contexts)
@@ -201,7 +201,7 @@ class Decoder:
         place_B2 = torch.tensor(places, device=self.length_C.device)
         return Grid(self.shared, max(taken), place_B2[:, 0], place_B2[:, 1])
 
-    def _kept(self, i: int, row: Row) -> Kept:
+    def _kept(self, i: int, row: DecodeRow) -> Kept:
         written = len(row.tokens) - 1  # the last one has not gone through the model
         if not written:
             assert row.context.kept is not None, "contexts are read first"

@@ -17,8 +17,8 @@ from prism_prm.lm.load import language_model, local_folder
 from prism_prm.lm.memory import halving
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
 from prism_prm.policies.check_decoding import check_decoding
-from prism_prm.policies.decode import Context, Decoder, Row
-from prism_prm.policies.kept import Kept, common_prefix
+from prism_prm.policies.decode import Context, Decoder, DecodeRow
+from prism_prm.policies.kv_cache import Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
 
 SHARE_OF_MEMORY = 0.25
@@ -109,13 +109,13 @@ class HfPolicy:
         if batch:
             yield batch
 
-    def _run(self, asks: Sequence[Ask], contexts: dict[str, Context], sampling: Sampling) -> list[Row]:
+    def _run(self, asks: Sequence[Ask], contexts: dict[str, Context], sampling: Sampling) -> list[DecodeRow]:
         """One continuation per ask, all together."""
         rows = []
         for ask in asks:
             context = contexts[ask.text]
             key = None if ask.greedy or sampling.temperature == 0 else ask.key
-            rows.append(Row(context, key, min(ask.max_tokens, self.context - len(context.ids))))
+            rows.append(DecodeRow(context, key, min(ask.max_tokens, self.context - len(context.ids))))
         distinct = list(dict.fromkeys(row.context for row in rows))
         Decoder(self.model, self.windows).run(
             distinct, rows, lambda row: self._is_over(row, sampling.stop),
@@ -124,7 +124,7 @@ class HfPolicy:
         self.num_read += sum(len(context.ids) - context.shared for context in distinct)
         return rows
 
-    def _is_over(self, row: Row, stop: str) -> bool:
+    def _is_over(self, row: DecodeRow, stop: str) -> bool:
         token = row.tokens[-1]
         if token in self.end_ids:
             return True
@@ -139,12 +139,12 @@ class HfPolicy:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
-    def _text(self, row: Row) -> str:
+    def _text(self, row: DecodeRow) -> str:
         before = row.context.ids[-TAIL:]
         head, whole = self._decode(before), self._decode([*before, *row.tokens])
         return whole[len(head) :] if whole.startswith(head) else self._decode(row.tokens)
 
-    def _written(self, row: Row, stop: str) -> Written:
+    def _written(self, row: DecodeRow, stop: str) -> Written:
         ended = row.tokens[-1] in self.end_ids
         text, stopped = cut_at_stop(self._text(row), stop)
         ending: Ending = "stop" if stopped else "end" if ended else "cut"

@@ -28,7 +28,7 @@ from prism_prm.lm.attention import (
 )
 from prism_prm.packing import PackedBatch, Row, collate
 from prism_prm.prms.base import Family
-from prism_prm.prms.halves import Halves
+from prism_prm.prms.split_backbone import Halves
 
 
 class PrmModule(nn.Module):
@@ -49,7 +49,7 @@ class PrmModule(nn.Module):
         """Where it was loaded from; peft writes it into adapters as their base model."""
         self._no_split_modules = backbone._no_split_modules  # read by FSDP's and device maps' wrapping policies
         self.halves: Halves | None = None
-        """The backbone in two parts, where the lower one's output is kept (see prms/halves.py)."""
+        """The backbone in two parts, where the lower one's output is kept (see prms/split_backbone.py)."""
 
     @property
     def backbone(self) -> Any:

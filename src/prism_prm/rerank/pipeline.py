@@ -16,7 +16,7 @@ from prism_prm.pools import Pool, read_pool
 from prism_prm.rerank.curves import check_ns, compute_curves
 from prism_prm.rerank.expectation import NUM_DRAWS
 from prism_prm.rerank.grading import GradedPool, grade_pool, with_task
-from prism_prm.rerank.page import make_report
+from prism_prm.rerank.report import make_report
 from prism_prm.rerank.results import Results
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
@@ -147,7 +147,7 @@ def _collect_scores(
     bars: Bars,
 ) -> dict[str, StepScores]:
     """PRM → scores: those in the pool, those made before, and those to make now."""
-    from prism_prm.scorer.open import open_prm
+    from prism_prm.scorer.load import open_prm
     from prism_prm.scorer.table import write_scores
 
     found: dict[str, StepScores] = {}

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prism_prm.scorer.open import init_prm, load_prm
+    from prism_prm.scorer.load import init_prm, load_prm
     from prism_prm.scorer.prm import PRM, Prm
     from prism_prm.scorer.protocol import Scorer
     from prism_prm.scorer.results import TreeScores
@@ -21,8 +21,8 @@ _OWNERS = {
     "Prm": "prm",
     "Scorer": "protocol",
     "TreeScores": "results",
-    "init_prm": "open",
-    "load_prm": "open",
+    "init_prm": "load",
+    "load_prm": "load",
 }
 
 

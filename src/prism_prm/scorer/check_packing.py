@@ -23,7 +23,7 @@ from prism_prm.lm.attention import ATTENTION, FLEX_BLOCK
 from prism_prm.lm.miniature import VOCABULARY, config_key, miniature
 from prism_prm.packing import EncodedTree, collate, pack, read_index
 from prism_prm.prms.module import PrmModule
-from prism_prm.scorer.session import Node
+from prism_prm.scorer.session import SessionNode
 from prism_prm.scorer.step_batch import Growth, run_growth
 
 BOUND = 1e-4
@@ -34,14 +34,14 @@ _FAITHFUL = "such as Qwen2, Qwen3, Llama, Mistral or Gemma 3"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PackingVerdict:
     """How an architecture fails; "" where it does not."""
 
     packed: str
     session: str
 
 
-_VERDICTS: dict[str, Verdict] = {}
+_VERDICTS: dict[str, PackingVerdict] = {}
 """What was found out in this process, by the miniature's config."""
 
 
@@ -69,11 +69,11 @@ def _remedy(module: PrmModule) -> str:
     return f"Take a model of another architecture, {_FAITHFUL}."
 
 
-def _verdict(module: PrmModule) -> Verdict:
+def _verdict(module: PrmModule) -> PackingVerdict:
     key = config_key(module.backbone)
     if key not in _VERDICTS:
         packed = _fault(module, module.config._attn_implementation, _packed_states)
-        _VERDICTS[key] = Verdict(packed, packed or _fault(module, ATTENTION["sdpa"], _grown_states))
+        _VERDICTS[key] = PackingVerdict(packed, packed or _fault(module, ATTENTION["sdpa"], _grown_states))
     return _VERDICTS[key]
 
 
@@ -151,15 +151,18 @@ def _packed_states(module: PrmModule, trees: list[EncodedTree]) -> list[Tensor]:
 
 def _grown_states(module: PrmModule, trees: list[EncodedTree]) -> list[Tensor]:
     """The trees grown together, level by level."""
-    roots = [Node(i, None, "", tree.prompt, 0, len(tree.prompt) - 1, -1) for i, tree in enumerate(trees)]
+    roots = [SessionNode(i, None, "", tree.prompt, 0, len(tree.prompt) - 1, -1) for i, tree in enumerate(trees)]
     run_growth(module, [Growth([root]) for root in roots])
-    grown: list[dict[int, Node]] = [{-1: root} for root in roots]
-    states: dict[Node, Tensor] = {}
+    grown: list[dict[int, SessionNode]] = [{-1: root} for root in roots]
+    states: dict[SessionNode, Tensor] = {}
     while len(states) < len(_PARENTS) * len(trees):
         batch = []
         for tree, nodes in zip(trees, grown, strict=True):
             level = [n for n, parent in enumerate(tree.parents) if n not in nodes and parent in nodes]
-            new = {n: Node(0, nodes[tree.parents[n]], "", tree.ids[n], tree.starts[n], tree.reads[n], 0) for n in level}
+            new = {
+                n: SessionNode(0, nodes[tree.parents[n]], "", tree.ids[n], tree.starts[n], tree.reads[n], 0)
+                for n in level
+            }
             nodes |= new
             batch.append(Growth(list(new.values())))
         ends_RH = run_growth(module, batch)

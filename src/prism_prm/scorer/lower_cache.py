@@ -32,8 +32,8 @@ from torch import Tensor
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.packing import PackedBatch, Row, batch_rows
-from prism_prm.prms.halves import divide
 from prism_prm.prms.module import PrmModule
+from prism_prm.prms.split_backbone import divide
 from prism_prm.scorer.model_hash import hash_lower
 
 log = logging.getLogger(__name__)

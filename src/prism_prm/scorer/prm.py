@@ -28,7 +28,7 @@ from prism_prm.scorer.protocol import Solution, as_trees
 from prism_prm.scorer.results import TreeScores
 from prism_prm.scorer.run import pair_cost, run_rows
 from prism_prm.scorer.settings import OnTooLong
-from prism_prm.scorer.too_long import Item, check_choice, fit
+from prism_prm.scorer.too_long import PackItem, check_choice, fit
 
 if TYPE_CHECKING:
     from prism_prm.scorer.session import Session
@@ -81,7 +81,7 @@ class PRM:
             >>> prm.outputs
             ('correct',)
         """
-        from prism_prm.scorer.open import load_prm
+        from prism_prm.scorer.load import load_prm
 
         return load_prm(name, **options)
 
@@ -189,12 +189,12 @@ class PRM:
         with self.scoring():
             self.cache.fill(self._rows(items), self.token_budget)
 
-    def _rows(self, items: Sequence[Item]) -> list[Row]:
+    def _rows(self, items: Sequence[PackItem]) -> list[Row]:
         trees, groups = [item.tree for item in items], [item.groups for item in items]
         return pack(trees, self.token_budget, groups, pair_cost=pair_cost(self.module))
 
     def _score_portion(self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
-        items: list[Item] = []
+        items: list[PackItem] = []
         too_long: list[tuple[int, ...]] = []
         for i, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
             fitting, long = fit(tree, i, wanted, self.family, self.context, self.on_too_long)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class SessionNode:
     """A step of a session, or a problem itself (a root). Its scores stay after it was dropped."""
 
     problem: int
     """Which of the session's problems."""
-    parent: Node | None
+    parent: SessionNode | None
     text: str
     ids: tuple[int, ...]
     """The tokens that it adds to its parent's."""
@@ -61,10 +61,10 @@ class Node:
         """P(the step is right)."""
         return float(sigmoid(np.asarray(self.log_odds[0])))
 
-    def path(self) -> list[Node]:
+    def path(self) -> list[SessionNode]:
         """The nodes from the root to here."""
-        nodes: list[Node] = []
-        node: Node | None = self
+        nodes: list[SessionNode] = []
+        node: SessionNode | None = self
         while node is not None:
             nodes.append(node)
             node = node.parent
@@ -83,11 +83,11 @@ class Session:
         self.problems = list(problems)
         self.roots = [self._root(i, problem) for i, problem in enumerate(self.problems)]
         """One node per problem, to be extended by first steps."""
-        self._alive: set[Node] = set(self.roots)
+        self._alive: set[SessionNode] = set(self.roots)
 
-    def _root(self, index: int, problem: str) -> Node:
+    def _root(self, index: int, problem: str) -> SessionNode:
         ids = tuple(self.prm.family.prompt_ids(problem))
-        return Node(index, None, "", ids, 0, len(ids) - 1, -1)
+        return SessionNode(index, None, "", ids, 0, len(ids) - 1, -1)
 
     def __enter__(self) -> Session:
         return self
@@ -104,13 +104,13 @@ class Session:
             node.handles = 0
         self._alive.clear()
 
-    def extend(self, steps: Iterable[tuple[Node, str]]) -> list[Node]:
+    def extend(self, steps: Iterable[tuple[SessionNode, str]]) -> list[SessionNode]:
         """Score one more step after each given node; the new nodes come in the order given.
 
         Equal steps after one node are computed once and share their node (see `fork`). All problems go through the
         model together, in batches of the PRM's token budget.
         """
-        new: dict[tuple[Node, str], Node] = {}
+        new: dict[tuple[SessionNode, str], SessionNode] = {}
         nodes = []
         for parent, text in steps:
             if parent not in self._alive or parent.handles == 0:
@@ -131,20 +131,20 @@ class Session:
             node.parent.needed_by += 1
         return nodes
 
-    def _child(self, parent: Node, text: str) -> Node:
+    def _child(self, parent: SessionNode, text: str) -> SessionNode:
         depth = parent.depth + 1
         try:
             ids, read = self.prm.family.step_ids(text, depth)
         except DataError as error:
             raise DataError(f"{_name_step(parent.problem, depth)}: {error}", reason=error.reason) from None
-        return Node(parent.problem, parent, text, tuple(ids), parent.start + len(parent.ids), read, depth)
+        return SessionNode(parent.problem, parent, text, tuple(ids), parent.start + len(parent.ids), read, depth)
 
-    def _score_whole(self, node: Node) -> tuple[float, ...]:
+    def _score_whole(self, node: SessionNode) -> tuple[float, ...]:
         chain = StepTree.chain(self.problems[node.problem], node.steps(), tree_id=node.problem)
         (scores,) = self.prm.score_trees([chain], [[node.depth]])
         return tuple(scores.log_odds_NO[-1].tolist())
 
-    def _compute(self, nodes: Sequence[Node]) -> None:
+    def _compute(self, nodes: Sequence[SessionNode]) -> None:
         """Run new nodes, and first the prompts of problems that were not touched before."""
         roots = {node.problem: self.roots[node.problem] for node in nodes}
         prompts = [root for root in roots.values() if root.keys_values is None and root.ids]
@@ -155,9 +155,9 @@ class Session:
                 for node, values in self._run(part):
                     node.log_odds = values
 
-    def _run(self, batch: Sequence[Growth]) -> list[tuple[Node, tuple[float, ...]]]:
+    def _run(self, batch: Sequence[Growth]) -> list[tuple[SessionNode, tuple[float, ...]]]:
         """The nodes of a batch and what is read at their ends."""
-        found: list[tuple[Node, tuple[float, ...]]] = []
+        found: list[tuple[SessionNode, tuple[float, ...]]] = []
         for some, log_odds_RO in halving(batch, lambda some: run_growth(self.prm.module, some), _name):
             nodes = [node for growth in some for node in growth.new]
             if nodes[0].parent is not None:  # what is read at the end of a prompt is nobody's score
@@ -165,19 +165,19 @@ class Session:
             found += zip(nodes, map(tuple, log_odds_RO.tolist()), strict=True)
         return found
 
-    def _batches(self, nodes: Sequence[Node]) -> list[list[Growth]]:
+    def _batches(self, nodes: Sequence[SessionNode]) -> list[list[Growth]]:
         """New nodes by problem, in batches."""
-        by_problem: dict[int, list[Node]] = {}
+        by_problem: dict[int, list[SessionNode]] = {}
         for node in nodes:
             by_problem.setdefault(node.problem, []).append(node)
         return in_batches([Growth(some) for some in by_problem.values()], self.prm.token_budget)
 
-    def fork(self, node: Node) -> Node:
+    def fork(self, node: SessionNode) -> SessionNode:
         """The same node for one more beam; free. It must then be dropped once more."""
         node.handles += 1
         return node
 
-    def drop(self, nodes: Iterable[Node]) -> None:
+    def drop(self, nodes: Iterable[SessionNode]) -> None:
         """Let go of beams: what no other beam needs is freed."""
         for node in nodes:
             if node.handles == 0:
@@ -185,7 +185,7 @@ class Session:
             node.handles -= 1
             self._free(node)
 
-    def keep(self, nodes: Iterable[Node]) -> None:
+    def keep(self, nodes: Iterable[SessionNode]) -> None:
         """Let go of everything but these beams and the roots; a node given twice counts as two beams."""
         wanted = Counter(nodes)
         if dead := wanted.keys() - self._alive:
@@ -197,7 +197,7 @@ class Session:
         for node in sorted(self._alive - roots, key=lambda node: -node.depth):
             self._free(node)
 
-    def _free(self, node: Node | None) -> None:
+    def _free(self, node: SessionNode | None) -> None:
         while node is not None and node in self._alive and not node.handles and not node.needed_by:
             node.keys_values = None
             self._alive.discard(node)

@@ -19,13 +19,13 @@ from torch import Tensor
 from prism_prm.prms.module import PrmModule
 
 if TYPE_CHECKING:
-    from prism_prm.scorer.session import Node
+    from prism_prm.scorer.session import SessionNode
 
 
 class Growth:
     """New nodes of one problem, and the kept nodes that they stand on."""
 
-    def __init__(self, new: Sequence[Node]) -> None:
+    def __init__(self, new: Sequence[SessionNode]) -> None:
         self.new = list(new)
         ancestors = {ancestor for node in new for ancestor in node.path()[:-1]}
         self.kept = [node for node in _depth_first(ancestors) if node.ids]
@@ -69,11 +69,11 @@ def in_batches(growths: Sequence[Growth], token_budget: int) -> list[list[Growth
     return batches
 
 
-def _depth_first(nodes: set[Node]) -> list[Node]:
-    children: dict[Node | None, list[Node]] = {}
+def _depth_first(nodes: set[SessionNode]) -> list[SessionNode]:
+    children: dict[SessionNode | None, list[SessionNode]] = {}
     for node in nodes:
         children.setdefault(node.parent, []).append(node)
-    order: list[Node] = []
+    order: list[SessionNode] = []
     stack = list(children.get(None, ()))
     while stack:
         node = stack.pop()
@@ -97,8 +97,8 @@ class _Layout:
 
 
 def _lay_out(growth: Growth) -> _Layout:
-    starts: dict[Node, int] = {}
-    ends: dict[Node, int] = {}
+    starts: dict[SessionNode, int] = {}
+    ends: dict[SessionNode, int] = {}
     at = 0
     for node in growth.kept:
         starts[node], at = at, at + len(node.ids)
@@ -121,7 +121,7 @@ def _lay_out(growth: Growth) -> _Layout:
     )
 
 
-def _positions(node: Node) -> np.ndarray:
+def _positions(node: SessionNode) -> np.ndarray:
     return np.arange(node.start, node.start + len(node.ids))
 
 

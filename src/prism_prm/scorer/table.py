@@ -18,7 +18,7 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
-from prism_prm.scorer.open import open_prm
+from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.prm import PRM
 from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.results import TreeScores, sigmoid

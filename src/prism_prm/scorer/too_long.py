@@ -13,7 +13,7 @@ from prism_prm.scorer.settings import OnTooLong
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PackItem:
     """Something to pack: an encoded tree, the nodes to read, and whose scores these are."""
 
     tree: EncodedTree
@@ -31,7 +31,7 @@ def check_choice(choice: str) -> None:
 
 def fit(
     tree: StepTree, index: int, nodes: Sequence[int], family: Layout, context: int, choice: OnTooLong
-) -> tuple[list[Item], list[int]]:
+) -> tuple[list[PackItem], list[int]]:
     """Items whose every path fits the context, and the nodes that were too long."""
     encoded = encode_tree(tree, family)
     long = [node for node in nodes if encoded.path_tokens(node) > context]
@@ -44,7 +44,7 @@ def fit(
         )
     left_out = set(long)
     groups = [(node,) for node in nodes if node not in left_out]
-    items = [Item(encoded, groups, index)] if groups else []
+    items = [PackItem(encoded, groups, index)] if groups else []
     if choice == "drop-left-steps":
         items += _shortened(tree, index, long, encoded, family, context)
     return items, long
@@ -52,7 +52,7 @@ def fit(
 
 def _shortened(
     tree: StepTree, index: int, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
-) -> Iterator[Item]:
+) -> Iterator[PackItem]:
     """For each node the longest end of its path that fits, laid out as a solution of its own."""
     ends = _fitting_ends(tree, long, encoded, family, context)
     for node in long:
@@ -63,7 +63,7 @@ def _shortened(
                 "tokens",
                 reason="too-long",
             )
-        yield Item(end, [(len(end.ids) - 1,)], index, node)
+        yield PackItem(end, [(len(end.ids) - 1,)], index, node)
 
 
 def _fitting_ends(

@@ -14,7 +14,7 @@ from prism_prm.records import unique_names
 from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
 from prism_prm.search.results import Found, found
 from prism_prm.search.scoring import Scoring
-from prism_prm.search.tree import Node, Spent, child, root
+from prism_prm.search.tree import SearchNode, Spent, child, root
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -44,9 +44,9 @@ class _Running:
     search: Search
     wish: Expand
     spent: Spent = field(default_factory=Spent)
-    alive: list[Node] = field(default_factory=list)
+    alive: list[SearchNode] = field(default_factory=list)
     """Nodes that hold memory of the policy or the PRM."""
-    finished: list[Node] = field(default_factory=list)
+    finished: list[SearchNode] = field(default_factory=list)
 
 
 def problem_keys(problems: Sequence[str]) -> list[str]:
@@ -102,7 +102,7 @@ class Engine:
         search = self.method.run(start, self.settings)
         return _Running(index, key, search, next(search), alive=[start])
 
-    def _round(self, active: Sequence[_Running], scoring: Scoring) -> dict[_Running, list[Node]]:
+    def _round(self, active: Sequence[_Running], scoring: Scoring) -> dict[_Running, list[SearchNode]]:
         """Answer every problem's wish; the solutions of those that are done."""
         self._let_go(active, scoring)
         grown = self._write(active)
@@ -114,7 +114,7 @@ class Engine:
             if running.wish.scored
         ]
         scoring.score_steps(new)
-        done: dict[_Running, list[Node]] = {}
+        done: dict[_Running, list[SearchNode]] = {}
         for running, children in zip(active, grown, strict=True):
             flat = [node for some in children for node in some]
             running.alive += flat
@@ -144,7 +144,7 @@ class Engine:
         """The new children of every wish."""
         settings = self.settings
         asks: list[Ask] = []
-        places: list[tuple[_Running, Node, int]] = []
+        places: list[tuple[_Running, SearchNode, int]] = []
         for running in active:
             wish = running.wish
             for node, count in zip(wish.nodes, wish.counts, strict=True):
@@ -170,7 +170,7 @@ class Engine:
         written = iter(write_steps(self.policy, able, self.settings.sampling))
         return [next(written) if ask.max_tokens > 0 else Written("", "cut", 0, 0.0) for ask in asks]
 
-    def _note(self, nodes: Sequence[Node], spent: Spent) -> None:
+    def _note(self, nodes: Sequence[SearchNode], spent: Spent) -> None:
         self.state.num_done += 1
         self.state.spent.prm_tokens += spent.prm_tokens
         for node in nodes:

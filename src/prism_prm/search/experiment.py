@@ -17,7 +17,7 @@ from prism_prm.pools import Pool, PoolProblem, write_pool
 from prism_prm.records import StepTree
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
-from prism_prm.rerank.page import without_solution
+from prism_prm.rerank.report import without_solution
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.resume import Journal

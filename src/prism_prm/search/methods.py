@@ -16,7 +16,7 @@ import numpy as np
 from prism_prm.aggregate import check_aggregator
 from prism_prm.errors import ConfigError
 from prism_prm.policies import Sampling, node_key
-from prism_prm.search.tree import Node, merge
+from prism_prm.search.tree import SearchNode, merge
 
 RANKED = ("beam", "dvts")
 """Methods that rank candidates, by PRM score and likelihood."""
@@ -81,34 +81,34 @@ class SearchSettings:
 class Expand:
     """A wish: `counts[i]` more samples of the next step after `nodes[i]`."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[SearchNode, ...]
     counts: tuple[int, ...]
     greedy: bool = False
     scored: bool = True
     """Whether the PRM is to score the new steps."""
-    keep: tuple[Node, ...] = ()
+    keep: tuple[SearchNode, ...] = ()
     """Other nodes that will be expanded later; all else is let go."""
-    shown: tuple[Node, ...] = ()
+    shown: tuple[SearchNode, ...] = ()
     """What else there is to show, beside solutions found before and the new nodes, if the budget ends here."""
 
 
-Children = list[list[Node]]
+Children = list[list[SearchNode]]
 """For each node of a wish its new children."""
-Search = Generator[Expand, Children, Sequence[Node]]
+Search = Generator[Expand, Children, Sequence[SearchNode]]
 """Yields wishes, is sent children, returns the solutions in order."""
 
 
-def sample(start: Node, settings: SearchSettings) -> Search:
+def sample(start: SearchNode, settings: SearchSettings) -> Search:
     """n solutions, in the order of their first steps."""
     return (yield from _write_out(start, settings.n, settings, greedy=False))
 
 
-def greedy(start: Node, settings: SearchSettings) -> Search:
+def greedy(start: SearchNode, settings: SearchSettings) -> Search:
     """The one solution of the likeliest tokens."""
     return (yield from _write_out(start, 1, settings, greedy=True))
 
 
-def _write_out(start: Node, n: int, settings: SearchSettings, *, greedy: bool) -> Search:
+def _write_out(start: SearchNode, n: int, settings: SearchSettings, *, greedy: bool) -> Search:
     # Scores decide nothing on the way, so whole solutions are scored at the end, packed as one tree.
     (leaves,) = yield Expand((start,), (n,), greedy=greedy, scored=False)
     for _ in range(settings.max_steps - 1):
@@ -121,15 +121,15 @@ def _write_out(start: Node, n: int, settings: SearchSettings, *, greedy: bool) -
     return leaves
 
 
-def beam(start: Node, settings: SearchSettings) -> Search:
+def beam(start: SearchNode, settings: SearchSettings) -> Search:
     """PRM-guided beam search: the finished beams, best first.
 
     Each round every kept beam is expanded, equal candidates are merged, and the best `width` candidates are kept. A
     kept candidate whose solution is finished stays in the result and holds its place, so fewer beams go on; the search
     is over when no beam does.
     """
-    finished: list[tuple[float, Node]] = []
-    beams: tuple[Node, ...] = (start,)
+    finished: list[tuple[float, SearchNode]] = []
+    beams: tuple[SearchNode, ...] = (start,)
     fan = settings.n
     for depth in range(settings.max_steps):
         grown = yield Expand(beams, (fan,) * len(beams), scored=settings.prm_weight > 0)
@@ -146,15 +146,15 @@ def beam(start: Node, settings: SearchSettings) -> Search:
 
 
 def best(
-    candidates: Sequence[Node], ends: Mapping[Node, Node], count: int, settings: SearchSettings
-) -> list[tuple[float, Node]]:
+    candidates: Sequence[SearchNode], ends: Mapping[SearchNode, SearchNode], count: int, settings: SearchSettings
+) -> list[tuple[float, SearchNode]]:
     """The `count` candidates of the highest value, each with it; the earlier of equals first."""
     values = [value(node, ends.get(node, node), settings) for node in candidates]
     order = sorted(range(len(candidates)), key=lambda i: (-values[i], i))
     return [(values[i], candidates[i]) for i in order[:count]]
 
 
-def value(node: Node, end: Node, settings: SearchSettings) -> float:
+def value(node: SearchNode, end: SearchNode, settings: SearchSettings) -> float:
     """What a candidate is ranked by; `end` is where looking ahead from it led."""
     weight = settings.prm_weight
     total = 0.0
@@ -167,7 +167,9 @@ def value(node: Node, end: Node, settings: SearchSettings) -> float:
     return total
 
 
-def look_ahead(candidates: Sequence[Node], settings: SearchSettings) -> Generator[Expand, Children, dict[Node, Node]]:
+def look_ahead(
+    candidates: Sequence[SearchNode], settings: SearchSettings
+) -> Generator[Expand, Children, dict[SearchNode, SearchNode]]:
     """Candidate → the node that at most `lookahead` greedy steps lead to; it is ranked by where it leads.
 
     What is written on the way is thrown away, unless the budget ends there: then it is how far each candidate came.
@@ -186,7 +188,7 @@ def look_ahead(candidates: Sequence[Node], settings: SearchSettings) -> Generato
     return ends
 
 
-def dvts(start: Node, settings: SearchSettings) -> Search:
+def dvts(start: SearchNode, settings: SearchSettings) -> Search:
     """Diverse verifier tree search: separate trees, so that one convincing early error cannot win them all.
 
     Gives the end of each tree, in their order; a tree keeps the best of `expand` children each round.
@@ -195,7 +197,7 @@ def dvts(start: Node, settings: SearchSettings) -> Search:
     scored = settings.prm_weight > 0
     (first,) = yield Expand((start,), (fan * width,), scored=scored)
     groups = [first[i * fan : (i + 1) * fan] for i in range(width)]
-    heads: list[Node] = []
+    heads: list[SearchNode] = []
     for depth in range(1, settings.max_steps + 1):
         last = depth == settings.max_steps
         candidates = [node for group in groups for node in group]
@@ -214,14 +216,14 @@ EDGE = 1e-6
 """Scores are held this far from 0 and 1, where their log-odds would be infinite."""
 
 
-def particle(start: Node, settings: SearchSettings) -> Search:
+def particle(start: SearchNode, settings: SearchSettings) -> Search:
     """Particle filtering: n partial solutions, resampled after every step in proportion to softmax(logit(score)).
 
     Good partial solutions are copied and bad ones die out, but by chance and not by rank, so that the search keeps
     exploring where the PRM is unsure. A finished particle stays as it is and takes part in the resampling. Gives the n
     particles at the end; a solution that several of them share is there several times.
     """
-    from prism_prm.policies.choose import noise  # it needs torch, for which the settings above should not wait
+    from prism_prm.policies.sampling import noise  # it needs torch, for which the settings above should not wait
 
     (particles,) = yield Expand((start,), (settings.n,))
     for depth in range(1, settings.max_steps):
@@ -262,7 +264,7 @@ def resample(weights: Sequence[float], number: float) -> list[int]:
 class Method:
     """A way to search."""
 
-    run: Callable[[Node, SearchSettings], Search]
+    run: Callable[[SearchNode, SearchSettings], Search]
     about: str
     needs_prm: bool = True
     independent: bool = False

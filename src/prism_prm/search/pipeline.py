@@ -14,8 +14,8 @@ from prism_prm.files import write_text
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, open_policy
 from prism_prm.search.experiment import Experiment, Live, Point, no_live
-from prism_prm.search.page import make_report
 from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.report import make_report
 from prism_prm.tasks import MathGrader, load_task
 from prism_prm.types import Bars, no_bars
 
@@ -74,7 +74,7 @@ def search_task(
 
 
 def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any]) -> Scorer:
-    from prism_prm.scorer.open import open_prm
+    from prism_prm.scorer.load import open_prm
 
     return open_prm(prm, loading)
 

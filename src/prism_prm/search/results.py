@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prism_prm.pools import Solution
-from prism_prm.search.tree import Node, Spent
+from prism_prm.search.tree import SearchNode, Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Found:
     prm_tokens: int
 
 
-def found(problem: int, nodes: Sequence[Node], spent: Spent) -> Found:
+def found(problem: int, nodes: Sequence[SearchNode], spent: Spent) -> Found:
     """The record of a problem's solutions, in their order."""
     solutions = []
     for node in nodes:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.records import Step, StepTree
-from prism_prm.search.tree import Node, Spent
+from prism_prm.search.tree import SearchNode, Spent
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -36,7 +36,7 @@ class Scoring:
         """The session's node of a problem."""
         return None if self.session is None else self.session.roots[problem]
 
-    def keep(self, nodes: Iterable[Node]) -> None:
+    def keep(self, nodes: Iterable[SearchNode]) -> None:
         """Free the key/values of all other nodes."""
         if self.session is not None:
             roots = set(self.session.roots)
@@ -48,7 +48,7 @@ class Scoring:
             self.session.drop([self.session.roots[problem]])
         return Spent(prm_tokens=self._tokens.pop(problem, 0))
 
-    def score_steps(self, new: Sequence[tuple[int, Node]]) -> None:
+    def score_steps(self, new: Sequence[tuple[int, SearchNode]]) -> None:
         """Score new steps of (problem, node); a step after one that could not be scored has no score either."""
         if self.session is None or self.prm is None:
             return
@@ -71,11 +71,11 @@ class Scoring:
                 self._tokens.setdefault(problem, self.session.roots[problem].num_tokens)
                 self._tokens[problem] += one.num_tokens
 
-    def score_solutions(self, solutions: Mapping[int, Sequence[Node]]) -> None:
+    def score_solutions(self, solutions: Mapping[int, Sequence[SearchNode]]) -> None:
         """Score what has no scores yet: the solutions of a problem as one packed tree."""
         if self.prm is None:
             return
-        trees: list[tuple[int, StepTree, list[Node]]] = []
+        trees: list[tuple[int, StepTree, list[SearchNode]]] = []
         for problem, nodes in solutions.items():
             wanted = [node for leaf in nodes for node in leaf.nodes() if node.probability is None]
             if wanted:
@@ -88,9 +88,9 @@ class Scoring:
                 node.probability, node.log_odds = probability, tuple(log_odds)
             self._tokens[problem] = self._tokens.get(problem, 0) + self.prm.count_tokens(tree)
 
-    def _tree(self, prm: Scorer, problem: int, leaves: Sequence[Node]) -> tuple[StepTree, list[Node]]:
+    def _tree(self, prm: Scorer, problem: int, leaves: Sequence[SearchNode]) -> tuple[StepTree, list[SearchNode]]:
         """The steps of some solutions as a tree, and the node of each; from a step that cannot be scored on, none."""
-        number: dict[Node, int] = {}
+        number: dict[SearchNode, int] = {}
         parents: list[int] = []
         for leaf in leaves:
             before = -1

@@ -25,10 +25,10 @@ class Spent:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class SearchNode:
     """A step, or the problem itself (the root). A path from the root is a partial solution."""
 
-    parent: Node | None
+    parent: SearchNode | None
     path: tuple[int, ...]
     """Child numbers from the root to here: names the noise the step was sampled with."""
     written: Written
@@ -58,10 +58,10 @@ class Node:
         """Whether there is nothing to add: the solution ended, or was cut."""
         return self.written.ending != "stop"
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[SearchNode]:
         """The steps from the first to here that say something."""
-        found: list[Node] = []
-        node: Node | None = self
+        found: list[SearchNode] = []
+        node: SearchNode | None = self
         while node is not None and node.parent is not None:
             if node.step:
                 found.append(node)
@@ -88,12 +88,12 @@ class Node:
         return -math.inf if values is None else log_score(values, how)
 
 
-def root(prompt: str) -> Node:
+def root(prompt: str) -> SearchNode:
     """A problem before its first step."""
-    return Node(None, (), Written("", "stop", 0, 0.0), prompt, 0, 0.0)
+    return SearchNode(None, (), Written("", "stop", 0, 0.0), prompt, 0, 0.0)
 
 
-def child(parent: Node, number: int, written: Written) -> Node:
+def child(parent: SearchNode, number: int, written: Written) -> SearchNode:
     """One more step after a node."""
     total = None
     if parent.log_likelihood is not None and written.log_likelihood is not None:
@@ -101,10 +101,10 @@ def child(parent: Node, number: int, written: Written) -> Node:
     # The state is the node's alone, so that letting go of it frees the policy's memory.
     kept, plain = written.state, replace(written, state=None)
     num_tokens = parent.num_tokens + written.num_tokens
-    return Node(parent, (*parent.path, number), plain, parent.text + written.text, num_tokens, total, state=kept)
+    return SearchNode(parent, (*parent.path, number), plain, parent.text + written.text, num_tokens, total, state=kept)
 
 
-def merge(nodes: Sequence[Node]) -> list[Node]:
+def merge(nodes: Sequence[SearchNode]) -> list[SearchNode]:
     """Nodes with the same text under the same parent are one candidate: the first of them."""
     return list({(id(node.parent), node.written.text, node.written.ending): node for node in reversed(nodes)}.values())[
         ::-1

@@ -26,12 +26,12 @@ from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.run import pair_cost
 from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import RowLimits, batch_maker, too_long
-from prism_prm.training.claim import claimed
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
 from prism_prm.training.model import check_cache, count, prepare, release_memory, save_trained
 from prism_prm.training.recipe import Recipe, load_recipe
+from prism_prm.training.run_folder import claimed
 from prism_prm.training.source import TRAIN, data_folder, make_data
 from prism_prm.training.validation import Validation, best_round
 from prism_prm.types import Bars, Say, no_bars, silent
