@@ -163,6 +163,23 @@ def test_examples_run(
     assert found.failed == 0, "".join(report)
 
 
+PAGE = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.DOTALL))
+"""The code of the page that shows the API."""
+
+
+def test_the_page_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(workplace)
+    names: dict[str, Any] = {}
+    exec(compile(PAGE, "docs/api.md", "exec"), names)
+    assert names["run"]["best"].startswith("run")
+    assert capsys.readouterr().out.splitlines()[-1] == "1.0", "two of three answers are right"
+
+
+def test_the_page_names_every_command() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `prism (\w+)` \| `(\w+)\(", page, re.MULTILINE)) == VERBS
+
+
 OUTSIDE = """
 from pathlib import Path
 from typing import assert_type
@@ -231,11 +248,11 @@ def test_outside_code_is_checked_against_real_types(tmp_path: Path, monkeypatch:
     from mypy import api
 
     wrong = 'from prism_prm import load_prm, rerank_pools\nload_prm("my-prm").score(1, ["a"])\n'
-    for name, text in {"outside.py": OUTSIDE, "wrong.py": wrong, "mypy.ini": MYPY}.items():
+    for name, text in {"page.py": PAGE, "outside.py": OUTSIDE, "wrong.py": wrong, "mypy.ini": MYPY}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
     monkeypatch.chdir(tmp_path)
-    out, err, _ = api.run(["--config-file", "mypy.ini", "outside.py", "wrong.py"])
+    out, err, _ = api.run(["--config-file", "mypy.ini", "page.py", "outside.py", "wrong.py"])
     assert err == ""
     first, second = [line for line in out.splitlines() if ": error: " in line]
     assert first.startswith('wrong.py:1: error: Module "prism_prm" has no attribute "rerank_pools"')
