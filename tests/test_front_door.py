@@ -145,8 +145,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., P
 
 
 @pytest.mark.parametrize(("name", "function"), documented(), ids=[name for name, _ in documented()])
-def test_examples_run(
-    name: str, function: Callable[..., Any], workplace: Path, monkeypatch: pytest.MonkeyPatch
+def test_examples_run_and_show_nothing(
+    name: str,
+    function: Callable[..., Any],
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """With all public names at hand, in a folder of its own that has the files they name."""
     here = workplace / name
@@ -161,6 +165,7 @@ def test_examples_run(
     found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
     assert found.attempted > 0 or name in TOO_LONG
     assert found.failed == 0, "".join(report)
+    assert capfd.readouterr() == ("", "")
 
 
 PAGE = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.DOTALL))
