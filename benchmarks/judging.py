@@ -1,7 +1,7 @@
 """Judge 4,000 answers with workers on all cores, against the same judging one answer after the other.
 
 With PRISM_DATA the answers are those of the pool of 100 MATH-500 problems × 40 solutions; without it, as many are made
-up. The peer is a plain loop over the same function of math-verify in one process, without any time limit. Against it:
+up. The peer is a plain loop over the same function in one process, without any time limit. Against it:
 the same calls in killable workers, each with its time limit; and `Judge`, which also compares plain numbers without
 algebra and judges equal answers once. Every round starts fresh processes on all sides, since both parsers and algebra
 keep caches; the start is part of the time.
@@ -102,7 +102,7 @@ def main() -> None:
 
         return kept
 
-    peer = "a loop over math-verify, no time limit"
+    peer = "a serial loop, no time limit"
     alternatives = {peer: in_a_loop, f"killable workers, {available_cores()} cores": in_workers, "Judge": with_judge}
     seconds = side_by_side(
         {name: keep(name, run) for name, run in alternatives.items()}, repeats=arguments.repeats, beside=arguments.busy

@@ -48,7 +48,7 @@ def test_a_problem_without_an_answer_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_unknown_task_names_the_known() -> None:
-    with pytest.raises(ConfigError, match="neither a file nor one of math-500"):
+    with pytest.raises(ConfigError, match=r"Unknown task 'math-501'\. Known: math-500, .*; or a file of problems"):
         load_task("math-501")
 
 

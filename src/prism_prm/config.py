@@ -1,13 +1,19 @@
 """Settings from TOML: typed, documented beside their owner, and closed to unknown keys.
 
 A section is a frozen dataclass; `from_mapping` fills it (nested sections too), `override` applies `--set a.b=value`,
-and `to_toml` writes the resolved settings back so that they can be saved with a run.
+and `to_toml` writes the resolved settings back so that they can be saved with a run. `settings_of` reads what a class
+says about its settings: the options of commands and the tables of the docs are made from it.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
+import inspect
+import json
 import re
+import textwrap
 import tomllib
 import types
 import typing
@@ -79,6 +85,59 @@ def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> 
         raise ConfigError(
             f"Wrong setting{f' in [{where}]' if where else ''}: {message}{_known_values(cls, message)}"
         ) from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """What a settings class says about one of its fields."""
+
+    name: str
+    """With its sections before it: "search.sampling.top_p"."""
+    hint: Any
+    default: Any
+    """`dataclasses.MISSING` where it must be given."""
+    text: str
+    """The string below the field."""
+
+
+@functools.cache
+def settings_of(cls: type) -> dict[str, Setting]:
+    """Dotted name → setting: all of a dataclass and of its sections, in their order."""
+    assert dataclasses.is_dataclass(cls), f"{cls} is no settings class"
+    hints, texts, sections = typing.get_type_hints(cls), _field_texts(cls), _sections(cls)
+    found: dict[str, Setting] = {}
+    for field in dataclasses.fields(cls):
+        if field.name in sections:
+            below = settings_of(sections[field.name]).values()
+            parts = [dataclasses.replace(setting, name=f"{field.name}.{setting.name}") for setting in below]
+        else:
+            made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            parts = [Setting(field.name, hints[field.name], made, texts.get(field.name, ""))]
+        found |= {setting.name: setting for setting in parts}
+    return found
+
+
+def _field_texts(cls: type) -> dict[str, str]:
+    """Field → the string literal below it; Python keeps it in the source alone."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for line, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(line.target)] = " ".join(str(below.value.value).split())
+    return found
+
+
+def settings_table(cls: type) -> str:
+    """The settings of a class for the docs: a Markdown table of names, defaults and meanings."""
+    rows = [f"| `{name}` | {_shown(setting.default)} | {setting.text} |" for name, setting in settings_of(cls).items()]
+    return "\n".join(["| setting | default | |", "|---|---|---|", *rows]) + "\n"
+
+
+def _shown(default: Any) -> str:
+    if default is dataclasses.MISSING:
+        return "must be given"
+    return "none" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
 
 
 def to_toml(config: Any) -> str:

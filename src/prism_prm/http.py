@@ -39,9 +39,9 @@ class Patience:
     """How long to put up with a server."""
 
     timeout: float = 300.0
-    """Seconds for one whole answer."""
+    """Seconds to wait for one whole answer of the server."""
     retries: int = 5
-    """How often a request that failed is sent again."""
+    """How often a failed request is sent again."""
     backoff: float = 1.0
     """Seconds before the first retry; twice as many before each further one."""
 

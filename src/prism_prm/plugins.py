@@ -1,33 +1,125 @@
-"""Values that other packages add: each names one in an entry point, and it is loaded when it is asked for."""
+"""Values that others add: an installed package names them in entry points, a user names a file and the value in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.metadata import entry_points
-from typing import TypeVar
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 from prism_prm.errors import ConfigError
 
 T = TypeVar("T")
 
 
-def find(name: str, own: Mapping[str, T], kind: type[T], group: str) -> T:
-    """The value of that name: one of ours, or the one that an installed package names in the entry points `group`."""
-    what = kind.__name__.lower()
-    added = {entry.name: entry for entry in entry_points(group=group)}
-    if name in own and name in added:
-        raise ConfigError(f"Two {what}s are called {name!r}: ours and {added[name].value}; give that one another name.")
-    if name in own:
-        return own[name]
-    if name not in added:
-        raise ConfigError(f"Unknown {what}s {[name]}. Known: {', '.join(dict.fromkeys([*own, *sorted(added)]))}.")
-    entry = added[name]
+@dataclass(frozen=True)
+class Plugins(Generic[T]):
+    """All values of one kind: ours, and those of installed packages, which are loaded when they are asked for."""
+
+    what: str
+    """What one of them is called in messages: `benchmark`."""
+    own: Mapping[str, T]
+    group: str
+    """The entry points in which other packages name theirs."""
+    wanted: str
+    """What a value must be, in words: `a Benchmark`."""
+    fits: Callable[[Any], bool]
+    """Whether a value is that."""
+    also: str = ""
+    """What can be named beside the known ones, in words."""
+
+    def names(self) -> list[str]:
+        """All that are known; none of another package is loaded for it."""
+        return list(dict.fromkeys([*self.own, *sorted(entry.name for entry in entry_points(group=self.group))]))
+
+    def find(self, name: str) -> T:
+        """The value of that name."""
+        entries = {entry.value: entry for entry in entry_points(group=self.group) if entry.name == name}
+        places = [*["ours"] * (name in self.own), *entries]
+        if len(places) > 1:
+            raise self._error(
+                f"The {self.what} {name!r} is there {len(places)} times: {', '.join(places)}. Rename or uninstall one."
+            )
+        if name in self.own:
+            return self.own[name]
+        if not entries:
+            raise self._error(f"Unknown {self.what} {name!r}.")
+        return self._load(*entries.values())
+
+    def added(self) -> dict[str, T]:
+        """All of other packages, loaded."""
+        return {name: self.find(name) for name in self.names() if name not in self.own}
+
+    def from_file(self, name: str) -> tuple[T, str]:
+        """The value of `my_file.py:Name` and the file's SHA-256; it runs the code of the file."""
+        file, _, value = name.rpartition(":")
+        if not file:
+            raise ConfigError(f"{name} is a file; say which {self.what} in it, e.g. {name}:Mine.")
+        module, sha256 = _run(Path(file), f"The {self.what} {name!r}")
+        if not hasattr(module, value):
+            there = [key for key, one in vars(module).items() if not key.startswith("_") and self.fits(one)]
+            raise ConfigError(
+                f"{file} has no {value!r}. What it has of {self.wanted}: {', '.join(there) or 'nothing'}."
+            )
+        return self._checked(getattr(module, value), name, name), sha256
+
+    def _load(self, entry: EntryPoint) -> T:
+        try:
+            found = entry.load()
+        except Exception as error:  # another package's code may raise anything
+            raise self._error(
+                f"The {self.what} {entry.name!r} cannot be loaded from {entry.value}: {_said(error)}. "
+                "Mend or uninstall that package."
+            ) from error
+        return self._checked(found, entry.name, entry.value)
+
+    def _checked(self, found: Any, name: str, place: str) -> T:
+        if not self.fits(found):
+            what = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+            raise self._error(f"The {self.what} {name!r}: {place} is {what}, not {self.wanted}.")
+        value: T = found
+        return value
+
+    def _error(self, message: str) -> ConfigError:
+        return ConfigError(f"{message} Known: {', '.join(self.names())}{self.also}.")
+
+
+def is_in_file(name: str) -> bool:
+    """Whether a name is that of a file and a value in it: `my_file.py:Name`."""
+    return name.endswith(".py") or name.rpartition(":")[0].endswith(".py")
+
+
+def sha256_of(value: type) -> str:
+    """The SHA-256 of the file that a class is loaded from."""
+    file = getattr(sys.modules[value.__module__], "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise ConfigError(f"{value.__module__}:{value.__name__} has no file of its own; install its package unpacked.")
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _run(file: Path, who: str) -> tuple[ModuleType, str]:
+    """The module that a file is, and the hash of just the code that ran; a file that has not changed runs once."""
     try:
-        found = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"The {what} {name!r} cannot be loaded from {entry.value}: {error}. Mend or uninstall that package."
-        ) from error
-    if not isinstance(found, kind):
-        raise ConfigError(f"The {what} {name!r}: {entry.value} is of type {type(found).__name__}, not {kind.__name__}.")
-    return found
+        code = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{who}: {file} cannot be read ({error.strerror}); give the path of that file.") from None
+    sha256 = hashlib.sha256(code).hexdigest()
+    name = f"prism_prm_file_{file.stem}_{sha256[:16]}"
+    if name not in sys.modules:
+        module = ModuleType(name)
+        module.__file__ = str(file)
+        sys.modules[name] = module  # dataclasses and others look their module up there
+        try:
+            exec(compile(code, str(file), "exec"), vars(module))
+        except Exception as error:
+            del sys.modules[name]
+            raise ConfigError(f"{who} cannot be loaded: {_said(error)}. Mend {file}.") from error
+    return sys.modules[name], sha256
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

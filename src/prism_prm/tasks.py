@@ -18,10 +18,12 @@ from typing import Any, Protocol
 from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
 from prism_prm.answers.extract import after_hashes, last_boxed
 from prism_prm.answers.judge import Key
-from prism_prm.answers.numerals import normalise, numeral
+from prism_prm.answers.latex import normalise
+from prism_prm.answers.numerals import numeral
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
+from prism_prm.plugins import Plugins
 from prism_prm.types import Advance, ignore
 
 
@@ -52,7 +54,7 @@ class Grader(Protocol):
 
 
 class MathGrader:
-    """Grades final answers with math-verify in killable workers; use as a context manager, or call `close`."""
+    """Grades final answers, with algebra in killable workers; use as a context manager, or call `close`."""
 
     def __init__(
         self, *, methods: Sequence[str] = tuple(EXTRACTORS), workers: int | None = None, seconds: float = 5.0
@@ -95,8 +97,8 @@ class MathGrader:
 class TaskSource:
     """Where a known task comes from and what is special about it."""
 
-    hub: str
-    """`owner/name[:config]:split`"""
+    place: str
+    """`owner/name[:config]:split` on the hub, or a file."""
     about: str
     tolerance: float = 0.0
     subsample: int | None = None
@@ -113,6 +115,10 @@ TASKS: dict[str, TaskSource] = {
     "olympiadbench": TaskSource("math-ai/olympiadbench:test", "675 olympiad problems in English, text only"),
 }
 """Minerva's references are rounded to two or three digits, so numbers within 1 % are right there."""
+_PLUGINS = Plugins(
+    "task", TASKS, "prism_prm.tasks", "a TaskSource", lambda found: isinstance(found, TaskSource),
+    also="; or a file of problems",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,7 @@ class Task:
 def load_task(name: str, source: str | Path | None = None) -> Task:
     """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems.
 
+    Installed packages may add tasks (docs/plugins.md).
     Hyphens in a task's name may be left out: `math500` is `math-500`.
 
     Args:
@@ -137,11 +144,11 @@ def load_task(name: str, source: str | Path | None = None) -> Task:
         >>> task.problems[0].answer
         '3'
     """
-    name = next((task for task in TASKS if task.replace("-", "") == name.lower().replace("-", "")), name)
-    known = TASKS.get(name)
-    if known is None and source is None and not Path(name).exists():
-        raise ConfigError(f"Unknown task {name!r}: neither a file nor one of {', '.join(TASKS)}.")
-    where = source or (known.hub if known else name)
+    names = _PLUGINS.names()
+    name = next((task for task in names if task.replace("-", "") == name.lower().replace("-", "")), name)
+    its_own = name not in names and (source is not None or Path(name).exists())
+    known = None if its_own else _PLUGINS.find(name)
+    where = source or (known.place if known else name)
     problems = list(read_problems(where, tolerance=known.tolerance if known else 0.0))
     if known and known.subsample:
         problems = subsample(problems, known.subsample)

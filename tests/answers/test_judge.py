@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from prism_prm.answers import Judge, Verdict
+from prism_prm.answers import Judge, Verdict, normalise
 from prism_prm.answers.judge import Key
 
 HUGE_MATRIX = (
     r"\begin{pmatrix}" + r"\\".join("&".join(f"x_{i}^{j}" for j in range(11)) for i in range(11)) + r"\end{pmatrix}"
 )
-HANGING = ["9^{9^{9^9}}", r"\det" + HUGE_MATRIX, r"\sum_{k=1}^{10^{12}} \sin(k!)", "{" * 900]
+HANGING = ["9^{9^{9^9}}", r"\det" + HUGE_MATRIX, r"\sum_{k=1}^{10^{12}} \sin(k!)"]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,9 @@ def test_a_hanging_answer_votes_as_text(judge: Judge) -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
-@pytest.mark.parametrize("answer", [r"\frac{1}{" * 50, "\\left(" * 100, "}", "\\", "\0", "\ud800", "", "$" * 99])
+@pytest.mark.parametrize(
+    "answer", [r"\frac{1}{" * 50, "\\left(" * 100, "}", "\\", "\0", "\ud800", "", "$" * 99, "{" * 900]
+)
 def test_broken_latex_is_wrong_but_does_no_harm(judge: Judge, answer: str) -> None:
     (verdict,) = judge.judge([("x+1", answer)])
     assert not verdict.correct
@@ -55,6 +60,67 @@ def test_broken_latex_is_wrong_but_does_no_harm(judge: Judge, answer: str) -> No
 def test_a_megabyte_is_compared_as_text(judge: Judge) -> None:
     long = "1+" * 500_000 + "1"
     assert judge.judge([("12", long), (long, long)]) == [Verdict(False, "too long"), Verdict(True, "too long")]
+
+
+@pytest.mark.parametrize("value", [True, False, 12, 1.5, float("nan"), float("inf"), [1, 2], {"a": 1}, b"x"], ids=repr)
+def test_what_is_no_text_is_judged_as_what_it_prints(judge: Judge, value: object) -> None:
+    assert judge.judge([(value, str(value)), (str(value), value), (value, "17")]) == [
+        Verdict(True), Verdict(True), Verdict(False),
+    ]  # fmt: skip
+    assert judge.keys([value]) == judge.keys([str(value)])
+
+
+JUNK = [
+    r"\boxed{", "{", "}", "$", r"\(", r"\text{", "\\", r"\\", "^{", r"^{\prime ", "1 ", "1,", r"1\,", "(", "**",
+    r"\left.", r"\\[1", " ", "{,}", "1{ ", r"\pm", "x=", "|", "-", "e", "1:",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_200_kb_of_anything_are_compared_at_once(judge: Judge, junk: str) -> None:
+    # Were reading any of these quadratic, it would take hours and the test run would not end.
+    long = junk * (200_000 // len(junk))
+    assert judge.judge([("12", long)]) == [Verdict(False, "too long")]
+    assert judge.keys([long])[0].status == "too long"
+
+
+def test_hostile_answers_are_wrong_and_reported_at_worst(judge: Judge) -> None:
+    """Just short enough to be read; those of one sign hang the parser."""
+    hostile = [junk * (1_900 // len(junk)) for junk in JUNK]
+    verdicts = judge.judge([("x+1", answer) for answer in hostile])
+    assert not any(verdict.correct for verdict in verdicts)
+    assert {verdict.status for verdict in verdicts} <= {"ok", "timeout", "error"}
+    assert judge.judge([("2x", "x+x")]) == [Verdict(True)]
+
+
+PIECES = [
+    r"\\", r"\,", r"\!", r"\left", r"\right", "(", ")", "[", "]", "{", "}", r"\{", r"\}", "1", "23", "x", "ab",
+    ",", " ", "^", "_", "'", "-", "+", "=", "<", r"\le", r"\frac", r"\sqrt", r"\pi", r"\text{cm}", r"\text{ or }",
+    r"\begin{pmatrix}", r"\end{pmatrix}", r"\$", "$", ":", "!", ".", r"\cup", r"\in", r"\infty", "π", "≤",
+    "dollars", "e", "&", r"\pm", "%",
+]  # fmt: skip
+SOUP = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+@settings(max_examples=400, derandomize=True, deadline=None)
+@given(SOUP)
+def test_normalising_twice_changes_nothing(text: str) -> None:
+    assert normalise(normalise(text)) == normalise(text)
+
+
+def test_any_soup_of_latex_is_judged(judge: Judge) -> None:
+    found: list[str] = []
+
+    @settings(max_examples=300, derandomize=True, database=None, deadline=None)
+    @given(SOUP)
+    def collect(text: str) -> None:
+        found.append(text)
+
+    collect()
+    verdicts = judge.judge([(text, text) for text in found] + list(itertools.pairwise(found)))
+    assert all(verdict.correct for verdict in verdicts[: len(found)])
+    assert {verdict.status for verdict in verdicts} <= {"ok", "timeout", "error"}
+    assert all(key.key for key in judge.keys(found))
 
 
 def test_results_do_not_depend_on_the_number_of_workers() -> None:

@@ -110,7 +110,7 @@ def test_search(memorising_policy: Path, tmp_path: Path, place: Path) -> None:
         assert [point["prm"] for point in json.loads((out / "metrics.json").read_text())["points"]] == names
         assert all(name in shown and name in legends(out) for name in names)
     assert all(path.is_relative_to(place) for path in files_in(tmp_path) - before)
-    assert len(files_in(place / "best-of-n" / "scores")) == len(names), "a table for each"
+    assert len(files_in(place / "best-of-n" / "pools")) == len(names) + 1, "a pool for each, and one without scores"
 
 
 def test_tables_and_bars_show_brackets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,7 @@ def test_guided_search_solves_what_it_says(out: Path) -> None:
     assert np.mean(shares) > 0.4, "an answer at random is right one time in five"
     for name, by_n in found.items():
         for n, share in by_n.items():
-            (kept,) = out.glob(f"seed-0/scores/{name}-*/beam-{n}.json")
-            outcome = json.loads(kept.read_text())
+            outcome = json.loads((out / "seed-0" / "guided" / f"{name}-beam-{n}.json").read_text())["result"]
             assert len(outcome) == demo_settings(quick=True).world.pool_problems
             assert share == pytest.approx(np.mean(outcome))
 

@@ -119,7 +119,7 @@ def test_predictions_compare_and_theory(tmp_path: Path, data: Path) -> None:
     ("arguments", "message"),
     [
         (["--bench", "prmbench"], "give one of --prm, --scores and --predictions; got none"),
-        (["--bench", "nope", "--prm", "x"], "Unknown benchmarks"),
+        (["--bench", "nope", "--prm", "x"], "Unknown benchmark 'nope'"),
         (["--bench", "prmbench,processbench", "--scores", "x"], "--scores is one file, so give one --bench"),
         (["--bench", "prmbench", "--prm", "x", "--threshold", "fpr=0.1"], "neither a number such as 0.5 nor tpr=0.95"),
     ],

@@ -116,7 +116,7 @@ def test_settings_are_checked(given: dict[str, Any], message: str) -> None:
 
 
 def test_unknown_benchmarks_and_missing_data() -> None:
-    with pytest.raises(ConfigError, match=r"Unknown benchmarks \['prmbanch'\]. Known: prmbench, processbench"):
+    with pytest.raises(ConfigError, match=r"Unknown benchmark 'prmbanch'. Known: prmbench, processbench"):
         read_benchmark("prmbanch", ["x"])
     with pytest.raises(ConfigError, match="--bench labelled needs --data"):
         read_benchmark("labelled", [])

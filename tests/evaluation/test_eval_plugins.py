@@ -10,19 +10,11 @@ import pytest
 from eval_helpers import write_jsonl
 from test_eval_cli import metrics, output, prism
 
+from installing import install
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks import BENCHMARKS, Benchmark, find_benchmark
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
-
-
-def install(site: Path, module: str, code: str, entry_points: str) -> None:
-    """What `pip install` leaves behind: a module, and its distribution's metadata."""
-    (site / f"{module}.py").write_text(code, encoding="utf-8")
-    about = site / f"{module}-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(entry_points)
 
 
 @pytest.fixture
@@ -36,8 +28,7 @@ def test_the_benchmark_of_the_docs(site: Path) -> None:
     section = PAGE.read_text(encoding="utf-8").split("## A benchmark of your own\n")[1].split("\n## ")[0]
     code, toml = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)[0] for kind in ("python", "toml"))
     assert "[project.entry-points." in toml
-    header = toml.replace("project.entry-points.", "").replace('"prism_prm.benchmarks"', "prism_prm.benchmarks")
-    install(site, "my_package", code, header.replace('"', ""))
+    install(site, "my_package", {"my_package.py": code}, toml)
 
     rows = [
         {"id": f"q{i}", "topic": f"t{i % 2}", "problem": f"What is {i}?", "steps": ["a", "b"], "right": [True, i < 3]}
@@ -66,17 +57,17 @@ def test_the_benchmark_of_the_docs(site: Path) -> None:
 
 def test_what_is_wrong_with_an_entry_point_is_said(site: Path) -> None:
     entries = "[prism_prm.benchmarks]\npairs = my_package:ONE\none = my_package:ONE\ntwo = my_package:TWO\n"
-    install(site, "my_package", "ONE = 1\n", f"{entries}three = no_such_package:THREE\n")
-    with pytest.raises(ConfigError, match="Two benchmarks are called 'pairs': ours and my_package:ONE"):
-        find_benchmark("pairs")
-    with pytest.raises(ConfigError, match="my_package:ONE is of type int, not Benchmark"):
-        find_benchmark("one")
-    with pytest.raises(ConfigError, match=r"cannot be loaded from my_package:TWO: .*no attribute 'TWO'"):
-        find_benchmark("two")
-    with pytest.raises(ConfigError, match="cannot be loaded from no_such_package:THREE: No module named"):
-        find_benchmark("three")
-    with pytest.raises(ConfigError, match=r"Unknown benchmarks .'four'.. Known: prmbench, .*, pairs, one, three, two"):
-        find_benchmark("four")
+    install(site, "my_package", {"my_package.py": "ONE = 1\n"}, f"{entries}three = no_such_package:THREE\n")
+    known = r".* Known: prmbench, processbench, labelled, pairs, one, three, two\.$"
+    for name, message in [
+        ("pairs", "The benchmark 'pairs' is there 2 times: ours, my_package:ONE"),
+        ("one", "my_package:ONE is of type int, not a Benchmark"),
+        ("two", "cannot be loaded from my_package:TWO: AttributeError: .*no attribute 'TWO'"),
+        ("three", "cannot be loaded from no_such_package:THREE: ModuleNotFoundError: No module named"),
+        ("four", "Unknown benchmark 'four'."),
+    ]:
+        with pytest.raises(ConfigError, match=message + known):
+            find_benchmark(name)
 
 
 def test_ours_are_found_without_any() -> None:

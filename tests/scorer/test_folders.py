@@ -167,7 +167,9 @@ def test_refusals(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
     lm = tiny_lm("llama")
     with pytest.raises(PrismError, match=r"cannot tell its PRM family.*qwen, token-classification, math-shepherd"):
         load_prm(lm)
-    with pytest.raises(PrismError, match="'nope' is not a PRM family"):
+    with pytest.raises(
+        PrismError, match=r"Unknown family 'nope'\. Known: qwen, .*, reasoneval; or one of your own: my_file.py:Mine"
+    ):
         init_prm(lm, family="nope")
     with pytest.raises(PrismError, match="no such model folder"):
         load_prm(tmp_path / "missing")
@@ -213,7 +215,7 @@ def test_a_damaged_card_is_named(tiny_lm: Callable[..., Path], tmp_path: Path) -
     init_prm(tiny_lm("llama"), family="token-classification").save(tmp_path / "prm")
     for content, message in [
         ("{", "prism.json"),
-        ('{"family": "qwan"}', "'qwan' is not a PRM family"),
+        ('{"family": "qwan"}', "prism.json: Unknown family 'qwan'. Known: qwen"),
         ('{"family": "qwen", "treshold": 1}', r"unknown keys \['treshold'\]"),
         ('{"family": "token-classification", "threshold": "high"}', "prism.json.*threshold"),
         ('{"family": "token-classification", "settings": {"sep": "x"}}', r"Unknown settings \['sep'\]"),

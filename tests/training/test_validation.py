@@ -12,9 +12,8 @@ import pytest
 from some_pairs import random_examples
 
 from prism_prm.errors import DataError
-from prism_prm.pairs.examples import as_one_tree
+from prism_prm.pairs.examples import Split, as_one_tree
 from prism_prm.training.recipe import ValidationSettings
-from prism_prm.training.source import Split
 from prism_prm.training.validation import Validation
 
 Tiny = Callable[..., Any]

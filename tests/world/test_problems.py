@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from prism_prm.errors import ConfigError, DataError
+from prism_prm.resume import content_key
 from prism_prm.world.problems import Problem, ProblemSettings, all_problems, draw_problems
-from prism_prm.world.settings import WORLDS, content_key, world_settings
+from prism_prm.world.settings import WORLDS, world_settings
 
 
 def test_a_problem_and_its_solution() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prism_prm.answers.numerals import normalise, numeral, plain_key, same_number, text_key, word
+from prism_prm.answers.latex import normalise
+from prism_prm.answers.numerals import plain_key, same_plainly, text_key
 from prism_prm.answers.workers import Call, Workers
 from prism_prm.types import Advance, ignore
 
@@ -55,25 +56,32 @@ class Judge:
 
     def judge(
         self,
-        pairs: Sequence[tuple[str, str | None]],
+        pairs: Sequence[tuple[object, object | None]],
         tolerances: Sequence[float] | None = None,
         advance: Advance = ignore,
     ) -> list[Verdict]:
-        """The verdict on every (reference, answer); `tolerances` are relative, for numbers, one per pair."""
+        """The verdict on every (reference, answer); `tolerances` are relative, for numbers, one per pair.
+
+        What is no text (`true` or 12 in a file) is taken for the text it prints as; None is no answer.
+        """
         verdicts: list[Verdict | None] = []
         calls: list[Call] = []
-        for (reference, answer), tolerance in zip(pairs, tolerances or [0.0] * len(pairs), strict=True):
-            verdicts.append(_plain_verdict(reference, answer, tolerance))
-            calls.append(("equivalent", (normalise(reference), normalise(answer or ""), tolerance)))
+        texts = [(str(reference), None if answer is None else str(answer)) for reference, answer in pairs]
+        for (reference, answer), tolerance in zip(texts, tolerances or [0.0] * len(pairs), strict=True):
+            verdict = _plain_verdict(reference, answer, tolerance)
+            spellings = ("", "") if verdict else (normalise(reference), normalise(answer or ""))
+            verdicts.append(verdict)
+            calls.append(("equivalent", (*spellings, tolerance)))
         found = self._run(calls, verdicts, advance)
         return [
             verdict or Verdict(bool(value), status) for verdict, (value, status) in zip(verdicts, found, strict=True)
         ]
 
-    def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
+    def keys(self, answers: Sequence[object | None], advance: Advance = ignore) -> list[Key]:
         """The key of every answer."""
-        keys = [_plain_key(answer) for answer in answers]
-        spellings = [normalise(answer or "") for answer in answers]
+        texts = [None if answer is None else str(answer) for answer in answers]
+        keys = [_plain_key(text) for text in texts]
+        spellings = [normalise(text or "") for text in texts]
         found = self._run([("key", (spelling,)) for spelling in spellings], keys, advance)
         return [
             key or Key(value if status == "ok" else text_key(spelling), status)
@@ -98,13 +106,8 @@ def _plain_verdict(reference: str, answer: str | None, tolerance: float) -> Verd
         return Verdict(False, "no answer")
     if max(len(reference), len(answer)) > MAX_LENGTH:
         return Verdict(text_key(reference) == text_key(answer), "too long")
-    expected, found = normalise(reference), normalise(answer)
-    if expected == found:
-        return Verdict(True)
-    expected_number, found_number = numeral(expected), numeral(found)
-    if expected_number and found_number:
-        return Verdict(same_number(expected_number, found_number, tolerance))
-    return Verdict(True) if word(expected) and word(expected) == word(found) else None
+    same = same_plainly(normalise(reference), normalise(answer), tolerance)
+    return Verdict(same) if same is not None else None
 
 
 def _plain_key(answer: str | None) -> Key | None:

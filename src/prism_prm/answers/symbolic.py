@@ -1,25 +1,21 @@
-"""The algebra, with math-verify; meant to run inside a worker that can be killed, since any of it can hang.
+"""Compare answers with algebra; meant to run inside a worker that can be killed, since any of it can hang.
 
 `equivalent` says whether an answer is right where a reference is asked for. `key` spells an answer so that equal
-answers get equal spellings: grouping by it is symmetric and transitive by construction, which math-verify's own
-relation is not.
+answers get equal spellings: grouping by it is symmetric and transitive by construction, which judging is not (`1,2` is
+right for `(1,2)` and for `2,1`).
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import logging
-from fractions import Fraction
-from typing import Any
+from prism_prm.answers.forms import Form, Group, Leaf, Named, Table, read
+from prism_prm.answers.formulas import NotAFormulaError, parse
+from prism_prm.answers.latex import normalise, split
+from prism_prm.answers.numerals import KEY_DIGITS, Numeral, numeral, plain_key, same_number, same_plainly, text_key
+from prism_prm.answers.units import split_unit
+from prism_prm.answers.values import key_of_value, real_value
 
-from prism_prm.answers.numerals import KEY_DIGITS, number_key, text_key
-
-_POINTS = 3
-"""Formulas with unknowns are the same answer if they agree at this many fixed points."""
-_PRECISION = 25
-_IMAGINARY = "i"
-"""math-verify reads the imaginary unit as an unknown of this name."""
+_EXACT = 30
+"""Formulas are the same answer, and not just one in a vote, if they agree to this many digits."""
 
 
 def warm_up() -> None:
@@ -27,175 +23,159 @@ def warm_up() -> None:
     equivalent("x+1", "1+x")
 
 
-@functools.lru_cache(maxsize=256)
-def _parse(answer: str) -> list[Any]:
-    from math_verify import parse
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off; ours is on
-    return list(parse(f"\\boxed{{{answer}}}", parsing_timeout=None))
-
-
 def equivalent(reference: str, answer: str, tolerance: float = 0.0) -> bool:
-    """Whether math-verify takes `answer` for `reference`, or both have one key, or are numbers within `tolerance`."""
-    from math_verify import verify
-
-    gold, found = _parse(reference), _parse(answer)
-    if verify(gold, found, timeout_seconds=None) or key(reference) == key(answer):
-        return True
-    if not (tolerance and gold and found):
-        return False
-    expected, got = _real(gold[0]), _real(found[0])
-    return expected is not None and got is not None and abs(expected - got) <= tolerance * abs(expected)
-
-
-def _real(value: Any) -> float | None:
-    """The value of an expression without unknowns, where it is a real number."""
-    from sympy import Expr
-
-    if not isinstance(value, Expr) or value.free_symbols:
-        return None
-    number = value.doit().evalf(_PRECISION)
-    return float(number) if number.is_real else None
+    """Whether an answer is right; `tolerance` is relative, for the numbers in it."""
+    reference, answer = normalise(reference), normalise(answer)
+    plain = same_plainly(reference, answer, tolerance)
+    return _same(read(reference), read(answer), tolerance) if plain is None else plain
 
 
 def key(answer: str) -> str:
-    """A spelling that equal answers share; the normalised text where the answer is no mathematics we can read."""
-    parsed = _parse(answer)
-    if not parsed or isinstance(parsed[0], str):
-        return text_key(answer)
-    return _key(_last_side(parsed[0]))
+    """A spelling that equal answers share; the text itself where the answer is no mathematics we can read."""
+    answer = normalise(answer)
+    return plain_key(answer) or _key(read(answer), KEY_DIGITS)
 
 
-def _last_side(value: Any) -> Any:
-    """What an answer like `x = 5`, `f(x) = 5` or `2 + 3 = 5` comes to; an equation proper (`x + y = 5`) stays."""
-    from sympy import And, Eq, Symbol
-    from sympy.core.function import AppliedUndef
+def _same(a: Form, b: Form, tolerance: float) -> bool:
+    """Whether `b` is right where `a` is asked for."""
+    if (isinstance(a, Named) and _is_equation(b)) or (isinstance(b, Named) and _is_equation(a)):
+        return _key(_equation(a), _EXACT) == _key(_equation(b), _EXACT)
+    a, b = _value(a), _value(b)
+    if isinstance(a, Leaf) and isinstance(b, Leaf):
+        return _same_leaf(a, b, tolerance)
+    if isinstance(a, Table) and isinstance(b, Table):
+        shapes = [(table.name, [len(row) for row in table.rows]) for table in (a, b)]
+        return shapes[0] == shapes[1] and all(
+            _same(cell, other, tolerance)
+            for row, others in zip(a.rows, b.rows, strict=True)
+            for cell, other in zip(row, others, strict=True)
+        )
+    if isinstance(a, Group) and isinstance(b, Group):
+        return _same_group(a, b, tolerance)
+    return _key(a, _EXACT) == _key(b, _EXACT)
 
+
+def _is_equation(form: Form) -> bool:
+    return isinstance(form, Leaf) and len(split(form.text, "=")) > 1
+
+
+def _equation(form: Form) -> Form:
+    """`y = 2x`, which is the value 2x else, as an equation like `y - 2x = 0`."""
+    return Leaf(f"{form.name}={form.value.text}") if isinstance(form, Named) and isinstance(form.value, Leaf) else form
+
+
+def _value(form: Form) -> Form:
+    """Without its name; a set of one thing is that thing."""
     while True:
-        equations = value.args if isinstance(value, And) else [value]
-        if not all(isinstance(equation, Eq) for equation in equations):
-            return value
-        if not isinstance(equations[0].lhs, Symbol | AppliedUndef) and value.free_symbols:
-            return value
-        value = equations[-1].rhs
+        if isinstance(form, Named):
+            form = form.value
+        elif isinstance(form, Group) and form.brackets in ("", "{}") and len(form.parts) == 1:
+            form = form.parts[0]
+        else:
+            return form
 
 
-def _key(value: Any) -> str:
-    import sympy
-    from sympy.core.relational import Relational
-    from sympy.logic.boolalg import Boolean
-
-    if isinstance(value, sympy.Symbol):  # first, since sympy also takes a symbol for a condition
-        return str(value.name).lower()
-    if isinstance(value, sympy.MatrixBase):
-        rows = ("&".join(_key(entry) for entry in value.row(i)) for i in range(value.rows))
-        return "[" + ";".join(rows) + "]"
-    if isinstance(value, sympy.FiniteSet):
-        return _set_key(list(value.args))
-    if isinstance(value, sympy.Interval):
-        left, right = "(" if value.left_open else "[", ")" if value.right_open else "]"
-        return f"{left}{_key(value.start)},{_key(value.end)}{right}"
-    if isinstance(value, sympy.Tuple | tuple | list):
-        return "(" + ",".join(_key(entry) for entry in value) + ")"
-    if isinstance(value, sympy.Union):
-        return "∪".join(sorted(_key(part) for part in value.args))
-    if isinstance(value, sympy.Eq):
-        return _equation_key(value)
-    if isinstance(value, Relational | Boolean) or type(value).__name__ == "And":
-        return _condition_key(value)
-    if isinstance(value, sympy.Expr):
-        return _expression_key(value)
-    return str(sympy.srepr(value))
+def _same_group(a: Group, b: Group, tolerance: float) -> bool:
+    """By order in tuples and intervals, in any order in sets and bare lists; a bare list may stand for either."""
+    kinds = {a.brackets, b.brackets}
+    if kinds <= {"", "{}"} or kinds == {"∪"}:
+        return _same_set(_members(a), _members(b), tolerance)
+    may_differ = {"", "()", "[]"} if len(a.parts) > 2 else {"", "()"}
+    if len(a.parts) != len(b.parts) or (len(kinds) > 1 and not (kinds <= may_differ and _in_order(a) and _in_order(b))):
+        return False
+    return all(_same(x, y, tolerance) for x, y in zip(a.parts, b.parts, strict=True))
 
 
-def _set_key(elements: list[Any]) -> str:
+def _members(group: Group) -> list[Form]:
+    """The parts of a set or list: without their names, unless these tell them apart; in braces, each once."""
+    names = [part.name for part in group.parts if isinstance(part, Named)]
+    parts = list(group.parts) if len(set(names)) > 1 else [_value(part) for part in group.parts]
+    return list({_key(part, _EXACT): part for part in parts}.values()) if group.brackets == "{}" else parts
+
+
+def _in_order(group: Group) -> bool:
+    """Whether names, if there are any, come in their own order: `x=1, y=2` is (1,2), while `y=1, x=2` is not."""
+    names = [part.name for part in group.parts if isinstance(part, Named)]
+    return names == sorted(names)
+
+
+def _same_set(a: list[Form], b: list[Form], tolerance: float) -> bool:
+    if len(a) != len(b):
+        return False
+    rest = list(b)
+    for part in a:
+        found = next((i for i, other in enumerate(rest) if _same_member(part, other, tolerance)), None)
+        if found is None:
+            return False
+        del rest[found]
+    return True
+
+
+def _same_member(a: Form, b: Form, tolerance: float) -> bool:
+    if isinstance(a, Named) and isinstance(b, Named) and a.name != b.name:
+        return False
+    return _same(a, b, tolerance)
+
+
+def _same_leaf(a: Leaf, b: Leaf, tolerance: float) -> bool:
+    plain = same_plainly(a.text, b.text, tolerance)
+    if plain is not None:
+        return plain
+    sides_a, sides_b = split(a.text, "="), split(b.text, "=")
+    if len(sides_b) > 1 == len(sides_a) and not (sides_b[-1] == "0" and _has_digit(sides_b[0])):  # a + b = 25 for 25 …
+        return _same(a, read(sides_b[-1]), tolerance)
+    if len(sides_a) > 1 == len(sides_b) and not _has_digit(sides_a[0]):  # … and 25 for it
+        return _same(read(sides_a[-1]), b, tolerance)
+    if _key(a, _EXACT) == _key(b, _EXACT):
+        return True
+    expected, found = _number(a.text), _number(b.text)
+    return expected is not None and found is not None and same_number(expected, found, tolerance)
+
+
+def _has_digit(text: str) -> bool:
+    return any(character.isdigit() for character in text)
+
+
+def _number(text: str) -> Numeral | None:
+    """The real number that a text comes to."""
+    text, _ = split_unit(text)
+    if plain := numeral(text):
+        return plain
+    try:
+        value = real_value(parse(text))
+    except (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError):
+        return None
+    return Numeral(value) if value is not None else None
+
+
+def _key(form: Form, digits: int) -> str:
+    form = _value(form)
+    if isinstance(form, Leaf):
+        return _leaf_key(form.text, digits)
+    if isinstance(form, Table):
+        rows = ("&".join(_key(cell, digits) for cell in row) for row in form.rows)
+        return ("" if form.name == "matrix" else form.name) + "[" + ";".join(rows) + "]"
+    assert isinstance(form, Group), "only a name stands outside the other forms"
+    if form.brackets == ":":
+        return ":".join(_key(part, digits) for part in form.parts)
+    if form.brackets == "∪":
+        return "∪".join(sorted(_key(part, digits) for part in form.parts))
+    if form.brackets in ("", "{}"):
+        return _set_key(form, digits)
+    return form.brackets[0] + ",".join(_key(part, digits) for part in form.parts) + form.brackets[1]
+
+
+def _set_key(group: Group, digits: int) -> str:
     """Elements in any order; `x=1, x=2` is the set of 1 and 2, while `x=1, y=2` keeps its names."""
-    import sympy
-
-    names = {element.lhs for element in elements if isinstance(element, sympy.Eq)}
-    if len(names) == 1 and all(isinstance(element, sympy.Eq) for element in elements):
-        elements = [element.rhs for element in elements]
-    keys = sorted({_key(element) for element in elements})
+    keys = sorted((f"{part.name}=" if isinstance(part, Named) else "") + _key(part, digits) for part in _members(group))
     return keys[0] if len(keys) == 1 else "{" + ",".join(keys) + "}"
 
 
-def _condition_key(condition: Any) -> str:
-    """An inequality in one unknown is the set that it describes."""
-    import sympy
-
-    if len(condition.free_symbols) == 1:
-        try:
-            return _key(condition.as_set())
-        except (NotImplementedError, AttributeError, TypeError, ValueError):
-            pass
-    return str(sympy.srepr(condition))
-
-
-def _equation_key(equation: Any) -> str:
-    """An assignment is its name and value; any other equation is its zero set, whatever factor stands before it."""
-    import sympy
-
-    if isinstance(equation.lhs, sympy.Symbol):
-        return f"{equation.lhs.name}={_key(equation.rhs)}"
-    values = _values(equation.lhs - equation.rhs)
-    if values is None or not values[0]:
-        return str(sympy.srepr(equation))
-    return "0=" + _spell([value / values[0] for value in values])
-
-
-def _expression_key(expression: Any) -> str:
-    import sympy
-
-    expression = expression.doit()
-    if isinstance(expression, sympy.Rational):
-        return number_key(Fraction(int(expression.p), int(expression.q)))
-    values = _values(expression)
-    if values is None:
-        return str(sympy.srepr(expression))
-    unknowns = sorted(symbol.name for symbol in expression.free_symbols if symbol.name != _IMAGINARY)
-    return ",".join(unknowns) + "→" + _spell(values) if unknowns else _spell(values[:1])
-
-
-def _values(expression: Any) -> list[complex] | None:
-    """The expression at fixed points of its unknowns, each told from its name alone; None where it has no value."""
-    values = []
-    for point in range(_POINTS):
-        at = {symbol: _coordinate(symbol.name, point) for symbol in expression.free_symbols}
-        try:
-            values.append(complex(expression.evalf(_PRECISION, subs=at)))
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return values
-
-
-def _coordinate(name: str, point: int) -> Any:
-    """A number of size 0.5 to 1.5 with no pattern; negative at the first point, so that |x| is not x."""
-    import sympy
-
-    if name == _IMAGINARY:
-        return sympy.I
-    seed = hashlib.blake2b(f"{name}/{point}".encode(), digest_size=4).digest()
-    size = sympy.Rational(int.from_bytes(seed, "big"), 2**32) + sympy.Rational(1, 2)
-    return -size if point == 0 else size
-
-
-def _spell(values: list[complex]) -> str:
-    return ";".join(
-        f"{_spell_real(value.real)}+{_spell_real(value.imag)}i" if _is_complex(value) else _spell_real(value.real)
-        for value in values
-    )
-
-
-def _is_complex(value: complex) -> bool:
-    """Whether the imaginary part is more than rounding."""
-    return abs(value.imag) > 1e-12 * max(1.0, abs(value.real))
-
-
-def _spell_real(value: float) -> str:
-    """As `number_key` would, so that sqrt(4) votes with 2."""
-    if value in (float("inf"), float("-inf")) or value != value:
-        return str(value)
-    nearest = round(value)
-    if abs(value - nearest) <= 1e-12 * max(1.0, abs(value)):
-        return str(nearest)
-    return number_key(Fraction(f"{value:.{KEY_DIGITS - 1}e}"))
+def _leaf_key(text: str, digits: int) -> str:
+    if plain := plain_key(text, digits):
+        return plain
+    quantity, _ = split_unit(text)
+    try:
+        return key_of_value(parse(quantity), digits)
+    except (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError):  # sympy raises any of these
+        return text_key(quantity)

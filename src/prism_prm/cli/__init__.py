@@ -10,6 +10,7 @@ import typer
 
 from prism_prm import __version__
 from prism_prm.cli import compare, demo, evaluate, export, margins, pairs, rerank, score, search, theory, train
+from prism_prm.cli.options import SettingsCommand
 from prism_prm.cli.processes import check_alone
 from prism_prm.cli.threads import settle_waiting
 from prism_prm.cli.ui import alone_in_its_folder
@@ -43,16 +44,16 @@ def _options(
     check_alone(context.invoked_subcommand or "")
 
 
-app.command(epilog=pairs.EXAMPLES)(alone_in_its_folder(pairs.pairs))
+app.command(epilog=pairs.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(pairs.pairs))
 app.command(epilog=export.EXAMPLES)(export.export)
-app.command(epilog=score.EXAMPLES)(score.score)
-app.command(epilog=margins.EXAMPLES)(margins.margins)
+app.command(epilog=score.EXAMPLES, cls=SettingsCommand)(score.score)
+app.command(epilog=margins.EXAMPLES, cls=SettingsCommand)(margins.margins)
 app.command(epilog=train.EXAMPLES)(train.train)
-app.command("eval", epilog=evaluate.EXAMPLES)(alone_in_its_folder(evaluate.evaluate))
+app.command("eval", epilog=evaluate.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(evaluate.evaluate))
 app.command(epilog=compare.EXAMPLES)(alone_in_its_folder(compare.compare))
 app.command(epilog=theory.EXAMPLES)(alone_in_its_folder(theory.theory))
-app.command(epilog=rerank.EXAMPLES)(alone_in_its_folder(rerank.rerank))
-app.command(epilog=search.EXAMPLES)(alone_in_its_folder(search.search))
+app.command(epilog=rerank.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(rerank.rerank))
+app.command(epilog=search.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(search.search))
 app.command(epilog=demo.EXAMPLES)(alone_in_its_folder(demo.demo))
 
 

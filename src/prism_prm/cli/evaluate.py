@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, Store, TokenBudget
+from prism_prm.cli.options import FITTING, LOADING, Options, Store, with_settings
 from prism_prm.cli.ui import print_table, progress, say
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
+    from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
 Examples
@@ -34,7 +36,18 @@ Examples
 """
 
 
+MEASURING = ("holdout", "redundancy_threshold", "num_draws", "seed")
+LOADED = ("family", "dtype", "device", "token_budget", "context", "on_too_long", "cache", "cache_gb")
+
+
+@with_settings(
+    settings=Options(
+        "prism_prm.evaluation.evaluate:EvalSettings", {"Measuring": MEASURING}, names={"num_draws": "--draws"}
+    ),
+    loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}),
+)
 def evaluate(
+    *,
     bench: Annotated[
         str,
         typer.Option(
@@ -74,24 +87,12 @@ def evaluate(
             "prm: the one saved with --prm, which training chose."
         ),
     ] = "0.5",
-    holdout: Annotated[float, typer.Option(help="Share of problems held out for --threshold tpr=….")] = 0.2,
-    redundancy_threshold: Annotated[
-        float, typer.Option(help="For PRMs with a redundancy score: redundant above this (PRMBench NR and NCL).")
-    ] = 0.15,
+    settings: EvalSettings,
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most so many items of each class or split, chosen by --seed.")
     ] = None,
-    draws: Annotated[int, typer.Option(help="Bootstrap draws of problems.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the draws, the held-out problems and --limit.")] = 0,
-    family: Family = None,
-    dtype: DType = None,
-    device: Device = None,
-    token_budget: TokenBudget = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Longest path in tokens; the model's own.")] = None,
-    on_too_long: FitContext = "error",
+    loading: LoadSettings,
     store: Store = None,
-    cache: Cache = None,
-    cache_gb: CacheGb = 50.0,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.
 
@@ -102,15 +103,11 @@ def evaluate(
     from prism_prm.report import PAGE
 
     threshold = _saved_threshold(prm) if threshold == "prm" else threshold
-    settings = _settings(threshold, holdout, redundancy_threshold, draws, seed)
-    loading: dict[str, Any] = {
-        "family": family, "dtype": dtype, "device": device, "token_budget": token_budget, "context": context,
-        "on_too_long": on_too_long, "cache": cache, "cache_gb": cache_gb,
-    }  # fmt: skip
+    settings = replace(settings, **_threshold(threshold))
     evaluations = evaluate_prm(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
-        limit=limit, settings=settings, store=store, loading=loading, bars=progress, say=say,
+        limit=limit, settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
     )  # fmt: skip
     for evaluation in evaluations.values():
         _print(evaluation)
@@ -129,20 +126,16 @@ def _saved_threshold(prm: str | None) -> str:
     return str(card.threshold)
 
 
-def _settings(threshold: str, holdout: float, redundancy_threshold: float, draws: int, seed: int) -> EvalSettings:
-    from prism_prm.evaluation.evaluate import EvalSettings
-
-    key, _, value = threshold.rpartition("=")
+def _threshold(text: str) -> dict[str, Any]:
+    """The setting that --threshold fills."""
+    key, _, value = text.rpartition("=")
     try:
         number = float(value)
     except ValueError:
         number = float("nan")
     if key not in ("", "tpr") or number != number:
-        raise ConfigError(f"--threshold {threshold!r} is neither a number such as 0.5 nor tpr=0.95, nor prm")
-    common: dict[str, Any] = {
-        "holdout": holdout, "redundancy_threshold": redundancy_threshold, "num_draws": draws, "seed": seed
-    }  # fmt: skip
-    return EvalSettings(target_tpr=number, **common) if key else EvalSettings(threshold=number, **common)
+        raise ConfigError(f"--threshold {text!r} is neither a number such as 0.5 nor tpr=0.95, nor prm")
+    return {"target_tpr" if key else "threshold": number}
 
 
 def _print(evaluation: Evaluation) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, Family, FitContext, Store, TokenBudget
+from prism_prm.cli.options import FITTING, LOADING, Options, Store, with_settings
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import print_table, progress, say
 from prism_prm.resume import locked_file
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
 Examples
@@ -25,19 +28,18 @@ Examples
 """
 
 
+LOADED = ("family", "dtype", "device", "token_budget", "on_too_long", "cache", "cache_gb")
+
+
+@with_settings(loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}))
 def margins(
+    *,
     pairs: Annotated[Path, typer.Argument(help="A folder that `prism pairs` has written.")],
     prm: Annotated[str, typer.Option(help="Folder or hub id of the PRM to score with.")],
     out: Annotated[Path, typer.Option(dir_okay=False, help="The table to write (Parquet), by pair id and model hash.")],
     split: Annotated[str | None, typer.Option(help="Only pairs of this split. Default: all.")] = None,
-    family: Family = None,
-    dtype: DType = None,
-    device: Device = None,
-    token_budget: TokenBudget = None,
-    on_too_long: FitContext = "error",
+    loading: LoadSettings,
     store: Store = None,
-    cache: Cache = None,
-    cache_gb: CacheGb = 50.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print bins, drops and histogram as JSON.")] = False,
 ) -> None:
     """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.
@@ -47,12 +49,11 @@ def margins(
     """
     from prism_prm.training.margins import measure_margins
 
-    with share_of_work(device) as (share, own_device), locked_file(out) if share.rank == 0 else nullcontext():
-        loading: dict[str, Any] = {
-            "family": family, "dtype": dtype, "device": own_device, "token_budget": token_budget,
-            "on_too_long": on_too_long, "cache": cache, "cache_gb": cache_gb,
-        }  # fmt: skip
-        found = measure_margins(prm, pairs, out, split=split, store=store, share=share, loading=loading, bars=progress)
+    with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():
+        found = measure_margins(
+            prm, pairs, out, split=split, store=store, share=share, loading=asdict(replace(loading, device=own)),
+            bars=progress,
+        )  # fmt: skip
     if share.rank == 0:
         _show(found.margin_N, found.kind_N, out, as_json)
 

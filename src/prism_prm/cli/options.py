@@ -1,24 +1,27 @@
-"""Options that several commands have."""
+"""Options of commands, made from the settings they fill: name, type, default and help stand in the settings alone.
+
+A command takes its settings as parameters, and `with_settings` says which fields of them are options. Their classes are
+imported when a command is chosen, so that `prism --help` imports none of them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU where there is one.")]
-DType = Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32; float32 on a CPU.")]
-Family = Annotated[str | None, typer.Option(help="The PRM's family, where its folder does not say it.")]
-FitContext = Annotated[
-    Literal["error", "drop-left-steps"],
-    typer.Option("--on-too-long", help="A step whose path exceeds the context: stop, or leave out the earliest steps."),
-]
-TokenBudget = Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass.")]
-Cache = Annotated[
-    Path | None,
-    typer.Option(help="Keep what the PRM's frozen layers make of texts here: PRMs that share them are then quick."),
-]
+from prism_prm.config import Setting, settings_of
+from prism_prm.errors import ConfigError
+
 Store = Annotated[
     Path | None,
     typer.Option(
@@ -26,6 +29,138 @@ Store = Annotated[
         "PRM has scored is not scored again.",
     ),
 ]
-CacheGb = Annotated[
-    float, typer.Option(min=0, help="Room for --cache in GB; when it is full, the rest is computed each time.")
-]
+
+LOADING = "prism_prm.scorer.settings:LoadSettings"
+FITTING = Literal["error", "drop-left-steps"]
+"""What can become of a step that exceeds the context where every step needs a score."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Which settings of a class are options, and in what an option departs from its setting."""
+
+    source: str
+    """Where the class is: "module:Class"."""
+    panels: Mapping[str, Sequence[str]]
+    """Panel of the help → the settings in it, by dotted name; "" is where the command's own options are."""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Setting → its option, where that is not called like the field."""
+    parse: Mapping[str, Callable[[str], Any]] = dataclasses.field(default_factory=dict)
+    """Setting → what makes its value of the option's text."""
+    narrowed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Setting → its type in this command, which does not take all values."""
+    as_given: bool = False
+    """Hand over what was given, by dotted name, for a recipe file to lie beneath; else the settings themselves."""
+
+    @property
+    def cls(self) -> type:
+        """The settings class, imported."""
+        module, _, name = self.source.partition(":")
+        found: type = getattr(importlib.import_module(module), name)
+        return found
+
+    def parameters(self, prefix: str) -> list[inspect.Parameter]:
+        """The options as typer reads them from a signature."""
+        known = settings_of(self.cls)
+        return [self._parameter(prefix, known[name], panel) for panel, names in self.panels.items() for name in names]
+
+    def _parameter(self, prefix: str, setting: Setting, panel: str) -> inspect.Parameter:
+        default = setting.default
+        if setting.name in self.parse and isinstance(default, tuple):
+            default = ",".join(map(str, default))
+        default = None if default in ("", (), dataclasses.MISSING) else default
+        kind = str if setting.name in self.parse else self.narrowed.get(setting.name) or _kind(setting.hint)
+        flag = self.names.get(setting.name) or _flag(setting.name, kind)
+        option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None)
+        hint = Annotated[kind | None, option] if default is None else Annotated[kind, option]
+        return _keyword(_place(prefix, setting.name), hint, default)
+
+    def collect(self, prefix: str, values: dict[str, Any], was_given: Callable[[str], bool]) -> Any:
+        """Take the options of these settings out of `values`, and make the settings."""
+        given: dict[str, Any] = {}
+        for name in (name for names in self.panels.values() for name in names):
+            place = _place(prefix, name)
+            value = values.pop(place)
+            if was_given(place):
+                given[name] = self.parse[name](value) if name in self.parse else value
+        return given if self.as_given else self.cls(**given)
+
+
+def _place(prefix: str, name: str) -> str:
+    """The parameter of a setting, beside those of other classes."""
+    return f"{prefix}__{name.replace('.', '__')}"
+
+
+def _flag(name: str, kind: Any) -> str:
+    word = name.rpartition(".")[2].replace("_", "-")
+    return f"--{word}/--no-{word}" if kind is bool else f"--{word}"
+
+
+def _kind(hint: Any) -> Any:
+    """The type of an option: a tuple is an option that may be given several times, None one that is not given."""
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    (kind,) = [choice for choice in choices if choice is not types.NoneType]
+    return types.GenericAlias(list, typing.get_args(kind)[:1]) if typing.get_origin(kind) is tuple else kind
+
+
+def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers between commas, of the option -n."""
+    for word in words(text) or (text,):
+        if not word.isdecimal():
+            raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
+    return tuple(map(int, words(text)))
+
+
+def with_settings(**settings: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The command, whose parameters of these names become options."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(context: typer.Context, **values: Any) -> None:
+            def was_given(name: str) -> bool:
+                return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+            made = {name: options.collect(name, values, was_given) for name, options in settings.items()}
+            command(**values, **made)
+
+        def signature(*, whole: bool) -> inspect.Signature:
+            parameters = [_keyword("context", typer.Context)]
+            for name, parameter in inspect.signature(command).parameters.items():
+                if name not in settings:
+                    parameters.append(_keyword(name, hints[name], parameter.default))
+                elif whole:
+                    parameters += settings[name].parameters(name)
+            return inspect.Signature(parameters)
+
+        run.__annotations__ = {name: hint for name, hint in command.__annotations__.items() if name not in settings}
+        hints = typing.get_type_hints(run, include_extras=True)
+        vars(run).update(__signature__=signature(whole=False), signature=signature)
+        return run
+
+    return decorate
+
+
+class SettingsCommand(TyperCommand):
+    """A command `with_settings`: it gets their options when it is chosen."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the arguments, with all options of the command."""
+        command = vars(self.callback)["__wrapped__"]
+
+        @functools.wraps(command)
+        def whole(**values: Any) -> None:
+            command(**values)
+
+        vars(whole)["__signature__"] = command.signature(whole=True)
+        app = typer.Typer(add_completion=False, rich_markup_mode=self.rich_markup_mode)
+        app.command(self.name, epilog=self.epilog)(whole)
+        return typer.main.get_command(app).make_context(info_name, args, parent, **extra)

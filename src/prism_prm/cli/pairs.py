@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prism_prm.cli.options import Options, with_settings
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prism_prm.data import Reader
+    from prism_prm.data import Reader, ReadOptions
+    from prism_prm.pairs import PairSettings
 
 READING, PAIRING, ABLATIONS = "Reading", "Pairing", "Ablations (what the paper argues against)"
 
@@ -26,11 +28,46 @@ A data set of the hub: `prism pairs trl-lib/math_shepherd:train --out pairs`
 Go on past bad lines, keep the summary: `prism pairs FILE --on-bad-record skip --out pairs --json > summary.json`
 """
 
-Format = Literal["auto", "prm800k", "math-shepherd", "stepwise", "process-labels", "prmbench"]
-Keep = Literal["keep", "drop"]
+
+def _lookahead(text: str) -> int | str:
+    if text in ("all", "none"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--lookahead {text} is not all, none or a number from 1")
+    return int(text)
 
 
+def _reasons(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(reason.strip() for reason in text.split(","))
+
+
+FIELDS_READING = (
+    "neutral", "drop_finish", "quality_control", "screening", "split_steps", "trust_solutions", "on_bad_record",
+)  # fmt: skip
+FIELDS_PAIRING = (
+    "lookahead", "min_gap", "max_gap", "audit", "max_per_position", "positive_above", "negative_below",
+)  # fmt: skip
+
+
+@with_settings(
+    reading=Options(
+        "prism_prm.data.options:ReadOptions",
+        {READING: FIELDS_READING},
+        names={"split_steps": "--split-steps", "trust_solutions": "--trust-solutions"},
+        parse={"drop_finish": _reasons},
+    ),
+    pairing=Options(
+        "prism_prm.pairs.settings:PairSettings",
+        {PAIRING: FIELDS_PAIRING, ABLATIONS: ("random", "perturbed"), "": ("seed",)},
+        names={
+            "audit": "--lookahead-audit", "max_per_position": "--max-pairs-per-position",
+            "random": "--random-negatives", "perturbed": "--perturbed-negatives",
+        },
+        parse={"lookahead": _lookahead},
+    ),
+)  # fmt: skip
 def pairs(
+    *,
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -40,47 +77,15 @@ def pairs(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for trees.parquet, pairs.parquet and summary.json.")],
-    format: Annotated[Format, typer.Option(help="What the records look like.", rich_help_panel=READING)] = "auto",
-    neutral: Annotated[
-        Literal["drop", "negative", "positive"],
-        typer.Option(help="What PRM800K's neutral rating (0) says about a step.", rich_help_panel=READING),
-    ] = "drop",
-    drop_finish: Annotated[
+    format: Annotated[
         str,
         typer.Option(
-            help="PRM800K finish reasons to leave out, by commas, or 'none' "
-            "(solution, found_error, give_up, bad_problem).",
+            help="What the records look like: auto, prm800k, math-shepherd, stepwise, process-labels, prmbench, or one "
+            "that an installed package adds.",
             rich_help_panel=READING,
         ),
-    ] = "bad_problem",
-    quality_control: Annotated[
-        Keep, typer.Option(help="PRM800K records that checked labellers.", rich_help_panel=READING)
-    ] = "keep",
-    screening: Annotated[
-        Keep, typer.Option(help="PRM800K records that selected labellers.", rich_help_panel=READING)
-    ] = "keep",
-    split_steps: Annotated[
-        bool,
-        typer.Option(
-            "--split-steps",
-            help="Also read records with a problem and a plain solution, cutting the solution into steps.",
-            rich_help_panel=READING,
-        ),
-    ] = False,
-    trust_solutions: Annotated[
-        bool,
-        typer.Option(
-            "--trust-solutions",
-            help="With --split-steps: label every step as right (for reference solutions).",
-            rich_help_panel=READING,
-        ),
-    ] = False,
-    on_bad_record: Annotated[
-        Literal["fail", "skip"],
-        typer.Option(
-            help="Stop at a record that cannot be read, or leave it out and count it.", rich_help_panel=READING
-        ),
-    ] = "fail",
+    ] = "auto",
+    reading: ReadOptions,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
@@ -102,39 +107,7 @@ def pairs(
             help="Split by problem, e.g. train=0.9,test=0.1.", metavar="NAME=SHARE,...", rich_help_panel=READING
         ),
     ] = None,
-    lookahead: Annotated[
-        str,
-        typer.Option(
-            help="Later steps that become negatives of each position: all, none, or how many.",
-            metavar="all|none|N",
-            rich_help_panel=PAIRING,
-        ),
-    ] = "all",
-    min_gap: Annotated[int, typer.Option(help="They stand at least so much later,", rich_help_panel=PAIRING)] = 1,
-    max_gap: Annotated[int | None, typer.Option(help="and at most so much.", rich_help_panel=PAIRING)] = None,
-    lookahead_audit: Annotated[
-        Literal["drop", "keep", "off"],
-        typer.Option(
-            help="Later steps that may be right already: drop them, only count them, or do not look.",
-            rich_help_panel=PAIRING,
-        ),
-    ] = "drop",
-    max_pairs_per_position: Annotated[
-        int | None, typer.Option(help="Annotated pairs per position, at most.", rich_help_panel=PAIRING)
-    ] = None,
-    positive_above: Annotated[
-        float, typer.Option(help="A step is right if its label is above this,", rich_help_panel=PAIRING)
-    ] = 0.5,
-    negative_below: Annotated[
-        float, typer.Option(help="and wrong if its label is below this.", rich_help_panel=PAIRING)
-    ] = 0.5,
-    random_negatives: Annotated[
-        int, typer.Option(help="Negatives per position from other problems.", rich_help_panel=ABLATIONS)
-    ] = 0,
-    perturbed_negatives: Annotated[
-        int, typer.Option(help="Negatives per position with a number or sign changed.", rich_help_panel=ABLATIONS)
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="For splits and every choice among pairs.")] = 0,
+    pairing: PairSettings,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Turn labelled solutions into matched pairs of a right and a wrong step (docs/data.md).
@@ -143,35 +116,13 @@ def pairs(
     models rated; **lookahead** pairs take later steps of the same solution, which come too early, as the wrong ones.
     """
     from prism_prm.cli.ui import progress
-    from prism_prm.data import Reader, ReadOptions
-    from prism_prm.pairs import PairSettings
+    from prism_prm.data import Reader
     from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.problems import Exclusions, Splits
 
-    settings = PairSettings(
-        lookahead=_lookahead(lookahead),
-        min_gap=min_gap,
-        max_gap=max_gap,
-        audit=lookahead_audit,
-        max_per_position=max_pairs_per_position,
-        random=random_negatives,
-        perturbed=perturbed_negatives,
-        positive_above=positive_above,
-        negative_below=negative_below,
-        seed=seed,
-    )
-    options = ReadOptions(
-        neutral=neutral,
-        drop_finish=() if drop_finish == "none" else tuple(reason.strip() for reason in drop_finish.split(",")),
-        quality_control=quality_control,
-        screening=screening,
-        split_steps=split_steps,
-        trust_solutions=trust_solutions,
-        on_bad_record=on_bad_record,
-    )
-    splits = Splits.parse(split, seed) if split else None
-    reader = Reader(inputs, format=format, options=options)
-    recipe = PairRecipe(settings, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
+    splits = Splits.parse(split, pairing.seed) if split else None
+    reader = Reader(inputs, format=format, options=reading)
+    recipe = PairRecipe(pairing, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
     with progress("Reading and pairing", _total_bytes(reader), unit="bytes") as advance:
         summary = build_pairs(reader, out, recipe, advance=advance)
     if json:
@@ -180,14 +131,6 @@ def pairs(
         typer.echo(encoder.dumps(summary, indent=2, ensure_ascii=False))
     else:
         _show(summary, out)
-
-
-def _lookahead(text: str) -> int | Literal["all", "none"]:
-    if text in ("all", "none"):
-        return text  # type: ignore[return-value]
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--lookahead {text} is not all, none or a number from 1")
-    return int(text)
 
 
 def _total_bytes(reader: Reader) -> int | None:

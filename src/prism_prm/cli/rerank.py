@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import Cache, CacheGb, Device, DType, Store, TokenBudget
+from prism_prm.cli.options import LOADING, Options, Store, numbers, with_settings, words
 from prism_prm.cli.ui import print_table, progress, say
-from prism_prm.errors import ConfigError
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
+    from prism_prm.rerank.pipeline import RerankSettings
     from prism_prm.rerank.results import Results
+    from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
 **Examples**
@@ -36,7 +38,20 @@ EXAMPLES = """
 """
 
 
+LOADED = ("family", "dtype", "device", "device_map", "token_budget", "on_too_long", "cache", "cache_gb")
+
+
+@with_settings(
+    settings=Options(
+        "prism_prm.rerank.pipeline:RerankSettings",
+        {"Selecting": ("aggregators", "ns", "num_draws", "seed"), "Answers": ("extract", "workers", "time_limit")},
+        names={"ns": "-n", "num_draws": "--draws"},
+        parse={"aggregators": words, "ns": numbers, "extract": words},
+    ),
+    loading=Options(LOADING, {"PRM": LOADED}),
+)
 def rerank(
+    *,
     pool: Annotated[
         list[str], typer.Argument(help="Pool of solutions: .jsonl, .json, .parquet, a folder, or a hub data set.")
     ],
@@ -55,72 +70,23 @@ def rerank(
         typer.Option(help="Take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool."),
     ] = None,
     task_data: Annotated[str | None, typer.Option(help="Local file of --task; default: the hub.")] = None,
-    aggregators: Annotated[
-        str, typer.Option(help="How step scores become a solution's score; the first is drawn in the main figure.")
-    ] = "last,min,product,mean,soft-min",
-    n: Annotated[
-        str | None, typer.Option("-n", help="Numbers of solutions, e.g. 1,4,16; default 1, 2, 4, … N.")
-    ] = None,
-    extract: Annotated[
-        str, typer.Option(help="Ways to find the answer in a solution, surest first.")
-    ] = "boxed,####,answer is,last number",
-    draws: Annotated[int, typer.Option(min=1, help="Draws per problem for the votes.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of these draws.")] = 0,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that judge answers; default: all cores.")
-    ] = None,
-    family: Annotated[str | None, typer.Option(help="Family of the PRMs, where their folder does not say it.")] = None,
-    dtype: DType = None,
-    device: Device = None,
-    device_map: Annotated[str | None, typer.Option(help="'auto' spreads the model over all GPUs.")] = None,
-    token_budget: TokenBudget = None,
-    on_too_long: Annotated[
-        Literal["error", "drop-left-steps", "skip"],
-        typer.Option(
-            help="A solution longer than the PRM's context: stop, score its steps without the earliest, or no score."
-        ),
-    ] = "error",
+    settings: RerankSettings,
+    loading: LoadSettings,
     store: Store = None,
-    cache: Cache = None,
-    cache_gb: CacheGb = 50.0,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="CPU seconds for one comparison of answers.")] = 5.0,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
 
     Interrupted, the same command goes on where it was: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
-    from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
+    from prism_prm.rerank.pipeline import rerank_pool
 
-    settings = RerankSettings(
-        aggregators=tuple(_words(aggregators)),
-        ns=tuple(_whole(word) for word in _words(n)) if n else None,
-        extract=tuple(_words(extract)),
-        num_draws=draws,
-        seed=seed,
-        workers=workers,
-        time_limit=time_limit,
-    )
-    loading: dict[str, Any] = {
-        "family": family, "dtype": dtype, "device": device, "device_map": device_map, "on_too_long": on_too_long,
-        "token_budget": token_budget, "cache": cache, "cache_gb": cache_gb,
-    }  # fmt: skip
     results = rerank_pool(
         pool, out, prms=named_places(prm or []), scores=named_places(scores or []), task=task, task_data=task_data,
-        settings=settings, store=store, loading=loading, bars=progress, say=say,
+        settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
     )  # fmt: skip
     _show(results)
     say(f"Report: {out / PAGE}")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _whole(word: str) -> int:
-    if not word.isdecimal():
-        raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
-    return int(word)
 
 
 def _show(results: Results) -> None:

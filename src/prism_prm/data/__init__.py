@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from prism_prm.data.draft import Draft
 from prism_prm.data.formats import FORMATS, Format
 from prism_prm.data.options import ReadOptions
 from prism_prm.data.reader import Reader, ReadReport, read_trees
 
-__all__ = ["FORMATS", "Format", "ReadOptions", "ReadReport", "Reader", "read_trees"]
+__all__ = ["FORMATS", "Draft", "Format", "ReadOptions", "ReadReport", "Reader", "read_trees"]

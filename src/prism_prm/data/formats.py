@@ -10,6 +10,7 @@ from prism_prm.data import math_shepherd, prm800k, prmbench, process_labels, sol
 from prism_prm.data.draft import Draft
 from prism_prm.data.options import ReadOptions
 from prism_prm.errors import DataError
+from prism_prm.plugins import Plugins
 
 
 def _never(record: Any, options: ReadOptions) -> str | None:  # noqa: ARG001
@@ -43,6 +44,28 @@ FORMATS: dict[str, tuple[Format, ...]] = {
 }
 """Format name → its variants, in the order in which they are tried."""
 
+
+def _is_reader(found: Any) -> bool:
+    variants = found if isinstance(found, tuple) else (found,)
+    return bool(variants) and all(isinstance(variant, Format) for variant in variants)
+
+
+_PLUGINS: Plugins[Any] = Plugins(
+    "format", FORMATS, "prism_prm.readers", "a Format (or a tuple of them)", _is_reader, also="; or auto"
+)
+
+
+def find_format(name: str) -> tuple[Format, ...]:
+    """The variants of one of FORMATS, or of one that an installed package adds."""
+    found = _PLUGINS.find(name)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def added_formats() -> list[Format]:
+    """All variants of all formats that installed packages add."""
+    return [variant for name in _PLUGINS.added() for variant in find_format(name)]
+
+
 SOLUTIONS = tuple(Format("solutions", solutions.Record, keys, solutions.read) for keys in solutions.KEYS)
 """Plain solutions, tried after all others and only when the user asks for splitting into steps."""
 
@@ -54,26 +77,38 @@ UNLABELLED = (
 
 
 def detect(
-    keys: Iterable[str], *, wanted: str = "auto", with_solutions: bool = False, with_unlabelled: bool = False
+    keys: Iterable[str],
+    *,
+    wanted: tuple[Format, ...] | None = None,
+    added: Callable[[], Iterable[Format]] = added_formats,
+    with_solutions: bool = False,
+    with_unlabelled: bool = False,
 ) -> Format:
-    """The format of a record with these keys; `wanted` is a name in FORMATS or "auto"."""
+    """The format of a record with these keys: of the wanted variants, or of all; `added` gives those not ours.
+
+    Those of installed packages are tried after all of ours, and loaded only then.
+    """
     keys = set(keys)
     every = [variant for variants in FORMATS.values() for variant in variants] + list(UNLABELLED) * with_unlabelled
     fitting = [variant for variant in (*every, *(SOLUTIONS * with_solutions)) if variant.keys <= keys]
-    if wanted == "auto":
+    if wanted is None:
+        others = [] if fitting else list(added())
+        fitting += [variant for variant in others if variant.keys <= keys]
         if fitting:
             return fitting[0]
         raise DataError(
             f"a record with the fields {sorted(keys)} is in no known format.{_hint(keys, with_solutions)} "
-            f"Known: {describe_formats(every)}.",
+            f"Known: {describe_formats([*every, *others])}.",
             reason="wrong-format",
         )
-    for variant in FORMATS[wanted]:
+    for variant in wanted:
         if variant.keys <= keys:
             return variant
-    needed = " or ".join(str(sorted(variant.keys)) for variant in FORMATS[wanted])
+    needed = " or ".join(str(sorted(variant.keys)) for variant in wanted)
     other = f" It looks like {fitting[0].name}: give --format {fitting[0].name}." if fitting else ""
-    raise DataError(f"a {wanted} record needs the fields {needed}; found {sorted(keys)}.{other}", reason="wrong-format")
+    raise DataError(
+        f"a {wanted[0].name} record needs the fields {needed}; found {sorted(keys)}.{other}", reason="wrong-format"
+    )
 
 
 def _hint(keys: set[str], with_solutions: bool) -> str:

@@ -23,20 +23,22 @@ class ReadOptions:
     """The choices; the defaults are those of `prism pairs`."""
 
     neutral: Neutral = "drop"
-    """PRM800K's rating 0: no label, wrong, or right."""
+    """What PRM800K's neutral rating (0) says about a step: nothing, wrong, or right."""
     drop_finish: tuple[str, ...] = ("bad_problem",)
-    """PRM800K finish reasons (FINISH_REASONS) whose records are dropped."""
+    """PRM800K finish reasons whose records are left out: solution, found_error, give_up, bad_problem. The option
+    takes them with commas between, or none."""
     quality_control: Keep = "keep"
-    """PRM800K records made to check labellers."""
+    """Whether to keep the PRM800K records that checked labellers."""
     screening: Keep = "keep"
-    """PRM800K records made to select labellers."""
+    """Whether to keep the PRM800K records that selected labellers."""
     split_steps: bool = False
-    """Read records that hold a problem and a plain solution text, cutting the text into steps."""
+    """Also read records with a problem and a plain solution, and cut the solution into steps."""
     trust_solutions: bool = False
-    """Label every step of such a plain solution as right (for reference solutions)."""
+    """Label every step of a plain solution as right, as for reference solutions."""
     split: str | None = None
-    """Of a `trees.parquet`: only the trees of this split."""
+    """Read only the trees of this split of a `trees.parquet`."""
     on_bad_record: OnBadRecord = "fail"
+    """Stop at a record that cannot be read, or leave it out and count it."""
 
     def __post_init__(self) -> None:
         unknown = [reason for reason in self.drop_finish if reason not in FINISH_REASONS]

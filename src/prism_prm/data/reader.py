@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from prism_prm.data.draft import Draft
-from prism_prm.data.formats import FORMATS, Format, detect
+from prism_prm.data.formats import Format, added_formats, detect, find_format
 from prism_prm.data.inputs import Row, Source, as_places, find_sources, rows
 from prism_prm.data.options import ReadOptions
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import DataError
 from prism_prm.records import StepTree
 
 TREE_TABLE_KEYS = frozenset({"tree_id", "nodes", "trunk"})
@@ -52,9 +53,9 @@ class Reader:
         options: ReadOptions | None = None,
         unlabelled: bool = False,
     ) -> None:
-        if format != "auto" and format not in FORMATS:
-            raise ConfigError(f"Unknown format {format!r}. Known: auto, {', '.join(FORMATS)}.")
         self.format = format
+        self._wanted = None if format == "auto" else find_format(format)
+        self._added = cache(added_formats)
         self.unlabelled = unlabelled
         self.options = options or ReadOptions()
         self.sources = find_sources(inputs)
@@ -91,7 +92,8 @@ class Reader:
             return tree_table.FORMAT
         return detect(
             record,
-            wanted=self.format,
+            wanted=self._wanted,
+            added=self._added,
             with_solutions=self.options.split_steps,
             with_unlabelled=self.unlabelled,
         )

@@ -28,15 +28,17 @@ class EvalSettings:
     """How steps are judged and how sure we are of the result."""
 
     threshold: float = 0.5
-    """A step is good iff its score is above this."""
+    """A step is good if its score is above this."""
     target_tpr: float | None = None
     """Choose the threshold instead: the highest that keeps this share of the right steps of held-out problems."""
     holdout: float = 0.2
-    """The share of problems held out to choose it; they are not measured."""
+    """The share of problems held out to choose a threshold; they are not measured."""
     redundancy_threshold: float = REDUNDANCY_THRESHOLD
-    """A step is redundant above this, where a PRM says so and the benchmark asks for it."""
+    """For PRMs with a redundancy score: a step is redundant above this (PRMBench NR and NCL)."""
     num_draws: int = NUM_DRAWS
+    """How many bootstrap draws of problems the intervals rest on."""
     seed: int = SEED
+    """The seed of the draws and of every choice of problems."""
 
     def __post_init__(self) -> None:
         for name in ("threshold", "redundancy_threshold"):

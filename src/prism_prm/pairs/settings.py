@@ -15,24 +15,25 @@ class PairSettings:
     """The rules of pairing; the defaults are those of `prism pairs`."""
 
     lookahead: int | Literal["all", "none"] = "all"
-    """How many later trunk steps become negatives of a position."""
+    """How many later steps become negatives of each position: all, none, or a number."""
     min_gap: int = 1
-    """How many steps later such a negative stands at least,"""
+    """A lookahead negative stands at least this many steps later."""
     max_gap: int | None = None
-    """and at most."""
+    """A lookahead negative stands at most this many steps later. By default there is no limit."""
     audit: Audit = "drop"
-    """What happens to lookahead negatives that may be legitimate at the earlier point."""
+    """What to do with later steps that may be right already: drop them, keep and count them, or do not look (off)."""
     max_per_position: int | None = None
-    """How many annotated pairs a position gives at most."""
+    """The most annotated pairs that a position gives. By default there is no limit."""
     random: int = 0
-    """Negatives per position from other problems (an ablation)."""
+    """Negatives per position from other problems, an ablation."""
     perturbed: int = 0
-    """Negatives per position with a number or a sign changed (an ablation)."""
+    """Negatives per position with a number or a sign changed, an ablation."""
     positive_above: float = 0.5
-    """A step is positive if its label is above this,"""
+    """A step is right if its label is above this."""
     negative_below: float = 0.5
-    """and negative if its label is below this."""
+    """A step is wrong if its label is below this."""
     seed: int = 0
+    """The seed of splits and of every choice among pairs."""
 
     def __post_init__(self) -> None:
         _require(isinstance(self.lookahead, str) or self.lookahead > 0, "lookahead", self.lookahead, "all, none or ≥ 1")
@@ -40,6 +41,7 @@ class PairSettings:
         _require(self.max_gap is None or self.max_gap >= self.min_gap, "max_gap", self.max_gap, "≥ min_gap")
         _require(self.max_per_position is None or self.max_per_position >= 1, "max_per_position",
                  self.max_per_position, "≥ 1")  # fmt: skip
+        _require(self.seed >= 0, "seed", self.seed, "≥ 0")
         _require(self.random >= 0, "random", self.random, "≥ 0")
         _require(self.perturbed >= 0, "perturbed", self.perturbed, "≥ 0")
         _require(0 <= self.negative_below <= self.positive_above <= 1, "negative_below", self.negative_below,

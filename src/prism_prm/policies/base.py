@@ -30,15 +30,15 @@ class Sampling:
     """How steps are sampled."""
 
     temperature: float = 0.8
-    """0 is greedy."""
+    """The temperature of sampling; 0 is greedy."""
     top_p: float = 1.0
     """Sample from the likeliest tokens that together have this probability."""
     max_step_tokens: int = 512
-    """A step that is longer ends its solution, which counts as cut."""
+    """A step with more tokens than this ends its solution, which counts as cut."""
     max_tokens: int = 2048
-    """The same for a whole solution."""
+    """A solution with more tokens than this is cut."""
     stop: str = "\n\n"
-    """What stands between two steps."""
+    """The text between two steps."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:

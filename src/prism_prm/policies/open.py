@@ -18,22 +18,23 @@ class PolicySettings:
     """How a policy is reached and asked."""
 
     name: str = ""
-    """`hf:<id or folder>` or `openai:<base url>`."""
+    """Who writes the steps: `hf:ID_OR_FOLDER` of a model, or `openai:BASE_URL` of a server."""
     prompting: Prompting = field(default_factory=Prompting)
     dtype: str | None = None
-    """Of a local model; default: its own on a GPU, float32 on a CPU."""
+    """The precision of a local model. By default its own on a GPU and float32 on a CPU."""
     device: str | None = None
+    """Where a local model runs. By default a GPU where there is one."""
     token_budget: int | None = None
-    """Tokens of one batch of a local model."""
+    """Tokens per batch of a local model."""
     model: str | None = None
-    """Which of a server's models; default: the only one."""
+    """Which of the server's models to use. By default its only one."""
     tokenizer: str | None = None
-    """Whose chat template a server's model has: hub id or folder; default: the model's own name."""
+    """Hub id or folder of the tokenizer whose chat template to apply. By default the served model's."""
     concurrency: int = 16
-    """Requests to a server at a time."""
+    """How many requests to send to the server at a time."""
     patience: Patience = field(default_factory=Patience)
     log_likelihood: bool = False
-    """Whether log-probabilities are needed."""
+    """Ask for log-probabilities, which a search sets itself where it needs them."""
 
 
 def _open_hf(place: str, settings: PolicySettings) -> Policy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from prism_prm.errors import ConfigError
 
@@ -15,11 +15,12 @@ class Prompting:
     """How a problem is asked."""
 
     system: str = ""
-    """The system turn; "" leaves it to the template."""
+    """The system turn of the prompt. By default the chat template decides."""
     user: str = MARK
-    """The user turn; {problem} stands for the problem."""
-    template: str = "auto"
-    """"auto": the tokenizer's chat template where it has one; "none": the user turn alone, as plain text."""
+    """The user turn of the prompt; `{problem}` stands for the problem."""
+    template: Literal["auto", "none"] = "auto"
+    """With auto, the tokenizer's chat template is applied where it has one. With none, problems are sent as plain
+    text."""
 
     def __post_init__(self) -> None:
         if MARK not in self.user:

@@ -23,8 +23,9 @@ STEPS_REMEMBERED = 16384
 class TextEncoder:
     """A tokenizer as the families use it: text never turns into control tokens, and tokens are found by their text."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, new_tokens: tuple[str, ...] = ()) -> None:
         self.tokenizer = tokenizer
+        self._new_tokens = new_tokens
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.plain = lru_cache(maxsize=STEPS_REMEMBERED)(self._plain)
 
@@ -52,9 +53,11 @@ class TextEncoder:
         """The id of the one token that `text` is."""
         ids = self.layout(text)
         if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+            # Where init_prm adds the token, it is not init_prm that misses it.
+            adding = ", or make the PRM with init_prm, which adds this token" if text in self._new_tokens else ""
             raise ModelError(
-                f"{text!r} is not one token of this tokenizer (it gives {ids}); the PRM's family does not fit its "
-                "tokenizer. Name another family, or make the PRM with init_prm, which adds the tokens it needs."
+                f"{text!r} is not one token of this tokenizer (it gives {ids}), so the family does not fit it. Name "
+                f"another family (token-classification needs no token of its own){adding}."
             )
         return ids[0]
 
@@ -67,6 +70,9 @@ class Family(ABC):
     """One way to lay out a problem and its steps, and to read a head."""
 
     name: ClassVar[str]
+    """As it is named in prism.json and for --family; for a family of another package or a file, that sets it."""
+    sha256: ClassVar[str] = ""
+    """Of the file in which a family that is not ours is written: what decides its scores, as the weights do."""
     outputs: ClassVar[tuple[str, ...]] = ("correct",)
     """Names of the log-odds; the first is that the step is right."""
     head_name: ClassVar[str]
@@ -90,7 +96,7 @@ class Family(ABC):
         unknown = sorted(set(settings or {}) - set(self.settings))
         if unknown:
             raise ConfigError(f"Unknown settings {unknown} of family {self.name!r}. Known: {sorted(self.settings)}.")
-        self.text = TextEncoder(tokenizer)
+        self.text = TextEncoder(tokenizer, self.new_tokens)
         self.compat = compat
         """Reproduce the published code's quirk, where it has one."""
         self.chosen = {**self.settings, **(settings or {})}

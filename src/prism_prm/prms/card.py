@@ -12,7 +12,8 @@ import msgspec
 
 from prism_prm.errors import ModelError
 from prism_prm.files import write_text
-from prism_prm.prms import FAMILIES, Family
+from prism_prm.plugins import is_in_file
+from prism_prm.prms import FAMILIES, Family, family_names
 
 CARD_FILE = "prism.json"
 README = "README.md"
@@ -35,9 +36,14 @@ class Card:
     """How step scores make one score of a solution."""
     frozen_layers: int = 0
     """How many lowest layers training left as the backbone had them: what they make of texts can be kept on disc."""
+    family_sha256: str = ""
+    """Of the file in which a family that is not ours is written; left out of prism.json where it is ours."""
 
     def write(self, folder: Path) -> None:
-        write_text(folder / CARD_FILE, json.dumps(asdict(self), indent=2) + "\n")
+        said = asdict(self)
+        if not self.family_sha256:
+            del said["family_sha256"]
+        write_text(folder / CARD_FILE, json.dumps(said, indent=2) + "\n")
 
 
 def read_card(folder: Path) -> Card | None:
@@ -51,23 +57,23 @@ def read_card(folder: Path) -> Card | None:
         if unknown:
             raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
         card = msgspec.convert(found, Card)
-        card = replace(card, aggregator=_FORMER.get(card.aggregator, card.aggregator))
+        return replace(card, aggregator=_FORMER.get(card.aggregator, card.aggregator))
     except (ValueError, msgspec.ValidationError, TypeError) as error:
         raise ModelError(f"{path}: {error}") from None
-    check_family(card.family)
-    return card
 
 
 def model_card(card: Card) -> str:
     """The README of a PRM folder."""
-    outputs = ", ".join(FAMILIES[card.family].outputs)
+    ours = FAMILIES.get(card.family)
+    outputs = f", outputs {', '.join(ours.outputs)}" if ours else ""
+    naming = f", family={card.family!r}" if is_in_file(card.family) else ""
     return (
         "---\nlibrary_name: prism-prm\npipeline_tag: token-classification\ntags: [process-reward-model]\n---\n\n"
         "# A process reward model\n\n"
-        f"It scores each step of a solution; family `{card.family}`, outputs {outputs}. A step "
+        f"It scores each step of a solution; family `{card.family}`{outputs}. A step "
         f"counts as right iff its probability is above {card.threshold}; a solution's score is the "
         f"`{card.aggregator}` of its steps'.\n\n"
-        "```python\nfrom prism_prm import load_prm\n\nprm = load_prm('.')\nprm.score(problem, steps)\n```\n"
+        f"```python\nfrom prism_prm import load_prm\n\nprm = load_prm('.'{naming})\nprm.score(problem, steps)\n```\n"
     )
 
 
@@ -87,12 +93,6 @@ def known_settings(name: str, family: type[Family]) -> Mapping[str, str] | None:
     return found[0] if found else None
 
 
-def check_family(name: str) -> None:
-    """An error that lists the families, unless `name` is one."""
-    if name not in FAMILIES:
-        raise ModelError(f"{name!r} is not a PRM family. Families: {', '.join(FAMILIES)}.")
-
-
 def recognise(name: str, config: Any) -> str:
     """The family of a published PRM: by its id (or a folder of that name), then by its architecture."""
     for family in FAMILIES.values():
@@ -106,6 +106,6 @@ def recognise(name: str, config: Any) -> str:
         return "token-classification"
     raise ModelError(
         f"{name}: cannot tell its PRM family from its name or its architecture {found}. Name one of: "
-        f"{', '.join(FAMILIES)} (family=… in Python, --family on the command line). init_prm makes a new PRM "
+        f"{', '.join(family_names())} (family=… in Python, --family on the command line). init_prm makes a new PRM "
         "from a language model."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prism_prm.errors import ModelError
+from prism_prm.errors import ConfigError, ModelError
 from prism_prm.files import whole_folder
 from prism_prm.lm.attention import check_attention
 from prism_prm.lm.load import (
@@ -24,10 +25,13 @@ from prism_prm.lm.load import (
     read_weights,
     readable,
 )
-from prism_prm.prms import FAMILIES
+from prism_prm.plugins import is_in_file
+from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, README, Card, check_family, known_settings, read_card, recognise
+from prism_prm.prms.card import CARD_FILE, README, Card, known_settings, read_card, recognise
 from prism_prm.prms.module import PrmModule
+
+log = logging.getLogger(__name__)
 
 
 def prm_folder(name: str | Path) -> str | Path:
@@ -66,8 +70,8 @@ def load_folder(
     check_pickled(folder, allow_pickle=allow_pickle)
     with readable(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    card = find_card(name, folder, config, family, settings, compat)
-    laid_out = FAMILIES[card.family](
+    card, kind = find_card(name, folder, config, family, settings, compat)
+    laid_out = kind(
         load_tokenizer(folder, trust_remote_code=trust_remote_code), compat=card.compat, settings=card.settings
     )
     with torch.device("meta"):
@@ -91,20 +95,39 @@ def find_card(
     family: str | None = None,
     settings: Mapping[str, str] | None = None,
     compat: bool | None = None,
-) -> Card:
-    """prism.json first, then what is known of published models; arguments override both."""
+) -> tuple[Card, type[Family]]:
+    """prism.json first, then what is known of published models; arguments override both. And the family of it."""
     card = read_card(folder)
     if card is None:
-        if family is None:
-            family = recognise(name, config)
-        check_family(family)
-        known = known_settings(name, FAMILIES[family]) or {}
-        card = Card(family, {**known, **(settings or {})}, aggregator=FAMILIES[family].aggregator)
-    elif family is not None and family != card.family:
-        raise ModelError(f"{folder}: its prism.json says family {card.family!r}, not {family!r}")
-    elif settings:
-        card = replace(card, settings={**card.settings, **settings})
-    return card if compat is None else replace(card, compat=compat)
+        kind = find_family(family or recognise(name, config))
+        card = Card(kind.name, known_settings(name, kind) or {}, aggregator=kind.aggregator)
+    else:
+        kind = _family_of(card, folder, family)
+    card = replace(card, settings={**card.settings, **(settings or {})}, family_sha256=kind.sha256)
+    return card if compat is None else replace(card, compat=compat), kind
+
+
+def _family_of(card: Card, folder: Path, named: str | None) -> type[Family]:
+    """The family that a card names; code in a file is run only where the user names it, too."""
+    where = folder / CARD_FILE
+    if named is None and is_in_file(card.family):
+        raise ConfigError(
+            f"{where}: the family is {card.family}, a file of its author's (SHA-256 {card.family_sha256}). Code in a "
+            f"file runs only if you name it: give --family {card.family} (family=… in Python), with the path to it."
+        )
+    try:
+        kind = find_family(named or card.family)
+    except ConfigError as error:
+        raise error if named else ConfigError(f"{where}: {error}") from None
+    if kind.name != card.family:
+        raise ModelError(f"{folder}: its {CARD_FILE} says family {card.family!r}, not {kind.name!r}")
+    if kind.sha256 != card.family_sha256:
+        then, now = (sha256[:12] or "none" for sha256 in (card.family_sha256, kind.sha256))
+        log.warning(
+            "%s: the code of family %s has changed since this PRM was saved (SHA-256 %s…, now %s…): "
+            "its scores may differ", folder, card.family, then, now,
+        )  # fmt: skip
+    return kind
 
 
 def load_head(folder: Path, head: nn.Module, family: Family, backbone: Any, *, allow_pickle: bool) -> None:

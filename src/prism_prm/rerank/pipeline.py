@@ -36,21 +36,25 @@ class RerankSettings:
     aggregators: tuple[str, ...] = tuple(AGGREGATORS)
     """How step scores become a solution's score; the first is drawn in the main figure."""
     ns: tuple[int, ...] | None = None
-    """Numbers of solutions; default 1, 2, 4, … N."""
+    """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[str, ...] = tuple(EXTRACTORS)
-    """Ways to find the answer in a solution, surest first."""
+    """The ways to find the answer in a solution, surest first."""
     num_draws: int = NUM_DRAWS
-    """Draws per problem for the votes."""
+    """How many draws per problem the votes rest on."""
     seed: int = 0
-    """Seed of these draws."""
+    """The seed of these draws."""
     workers: int | None = None
-    """Processes that judge answers; default: all cores."""
+    """How many processes judge answers. By default one per core."""
     time_limit: float = 5.0
-    """CPU seconds for one comparison of answers."""
+    """The CPU seconds that one comparison of answers may take."""
 
     def __post_init__(self) -> None:
         for how in self.aggregators:
             check_aggregator(how)
+        for name, least in (("num_draws", 1), ("workers", 1), ("time_limit", 0.1)):
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name} = {value} must be {least} or more")
 
 
 def rerank_pool(

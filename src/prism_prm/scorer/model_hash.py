@@ -18,6 +18,8 @@ def hash_model(module: PrmModule, family: Family) -> str:
     config = plain_config(module.config)
     config |= dict.fromkeys(family.config_extras)  # written with the head, which the weights below show
     facts = {"family": family.name, "settings": family.chosen, "compat": family.compat, "config": config}
+    if family.sha256:
+        facts["code"] = family.sha256
     texts = json.dumps(facts, sort_keys=True, default=str), tokenizer_text(family.text.tokenizer)
     return hash_tensors(texts, module.state_dict().items())
 

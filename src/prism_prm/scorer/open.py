@@ -14,16 +14,16 @@ from prism_prm.lm.adapter import base_of, is_adapter, merge_adapter
 from prism_prm.lm.attention import check_attention
 from prism_prm.lm.device import pick_device, pick_dtype
 from prism_prm.lm.load import language_model, local_folder
-from prism_prm.prms import FAMILIES
+from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, Card, check_family
+from prism_prm.prms.card import CARD_FILE, Card
 from prism_prm.prms.folder import load_folder, prm_folder
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.prm import Prm
 from prism_prm.scorer.protocol import Scorer
-from prism_prm.scorer.too_long import OnTooLong
+from prism_prm.scorer.settings import LoadSettings, OnTooLong
 
 
 def load_prm(
@@ -49,7 +49,8 @@ def load_prm(
 
     Args:
         name: folder or hub id of a PRM, or of a LoRA adapter of one; of a `prism train` run: its best round.
-        family: how it is read, where neither prism.json nor its name or architecture says so.
+        family: how it is read, where neither prism.json nor its name or architecture says so; `my_file.py:Mine` runs
+            that file for a family of your own.
         settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
         adapter: folder of a LoRA adapter (peft) to merge into it.
         compat: reproduce the published code's quirk, where the family has one.
@@ -70,6 +71,7 @@ def load_prm(
         >>> len(prm.score("What is 2 + 3 * 4?", ["3 * 4 = 12.", "2 + 12 = 15."]))
         2
     """
+    LoadSettings(token_budget=token_budget, context=context, cache_gb=cache_gb)  # refuses what is out of range
     if device is not None and device_map is not None:
         raise ConfigError("give device or device_map, not both")
     name = prm_folder(name)
@@ -129,6 +131,7 @@ def init_prm(
 ) -> Prm:
     """A fresh PRM on any causal language model: a hub id, a folder, or a folder with one GGUF file.
 
+    `family` is a name or a class of your own: `my_file.py:Mine`, which runs that file.
     Its head is random (drawn with `seed`), save in families that read the language model's own output layer. Tokens
     that the family's layout needs are added to the tokenizer, with the mean of all embeddings.
 
@@ -150,8 +153,7 @@ def init_prm(
         >>> prm = init_prm("my-lm", family="token-classification", seed=1)
         >>> prm.save_pretrained("fresh-prm")
     """
-    check_family(family)
-    kind = FAMILIES[family]
+    kind = find_family(family)
     kernel = check_attention(attn)
     target = pick_device(device)
     folder = local_folder(str(backbone), allow_pickle=allow_pickle)
@@ -167,7 +169,7 @@ def init_prm(
     head = _fresh_head(laid_out, model, seed)
     module = PrmModule(body, head.to(next(body.parameters()).dtype), laid_out).to(target).eval()
     check_packing(module)
-    card = Card(family, laid_out.chosen, aggregator=laid_out.aggregator)
+    card = Card(kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256)
     return Prm(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
 
 

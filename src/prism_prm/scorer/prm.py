@@ -27,7 +27,8 @@ from prism_prm.scorer.model_hash import hash_model
 from prism_prm.scorer.protocol import Solution, as_trees
 from prism_prm.scorer.results import TreeScores
 from prism_prm.scorer.run import pair_cost, run_rows
-from prism_prm.scorer.too_long import Item, OnTooLong, check_choice, fit
+from prism_prm.scorer.settings import OnTooLong
+from prism_prm.scorer.too_long import Item, check_choice, fit
 
 if TYPE_CHECKING:
     from prism_prm.scorer.session import Session

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.packing import EncodedTree, Group, Layout, describe, encode_tree
 from prism_prm.records import ROOT, Step, StepTree
-
-OnTooLong = Literal["error", "drop-left-steps", "skip"]
+from prism_prm.scorer.settings import OnTooLong
 
 
 @dataclass(frozen=True, slots=True)

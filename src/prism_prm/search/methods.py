@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from prism_prm.aggregate import check_aggregator
 from prism_prm.errors import ConfigError
 from prism_prm.policies import Sampling, node_key
-from prism_prm.policies.choose import noise
 from prism_prm.search.tree import Node, merge
 
 RANKED = ("beam", "dvts")
@@ -26,24 +26,27 @@ RANKED = ("beam", "dvts")
 class SearchSettings:
     """What all methods share, and the few knobs that some have."""
 
-    method: str = "beam"
+    method: Literal["sample", "greedy", "best-of-n", "beam", "dvts", "particle"] = "beam"
+    """How to search; docs/search.md describes the methods."""
     n: int = 16
-    """Solutions sampled, or candidates per round of a tree search: the scale of the search."""
+    """How many solutions to sample, or candidates per round of a tree search. `prism search` goes by its own n."""
     expand: int = 4
-    """beam, dvts: samples per kept beam, so that n // expand beams are kept."""
+    """For beam and dvts: samples per kept beam, so that n/expand beams are kept."""
     lookahead: int = 0
-    """beam, dvts: greedy steps written ahead of each candidate; the candidate is ranked by the score at their end."""
+    """For beam and dvts: write this many greedy steps ahead of a candidate, and rank it by the score at their end."""
     prm_weight: float = 1.0
-    """beam, dvts: rank by prm_weight · log PRM score + (1 − prm_weight) · log-likelihood of the policy."""
+    """For beam and dvts: rank by weight · log score + (1 − weight) · log-likelihood. 1 is the PRM alone, 0 the policy's
+    likelihood alone."""
     resample_temperature: float = 1.0
-    """particle: resample by softmax(logit(score) / this)."""
+    """For particle: resample by softmax(logit(score) / this)."""
     aggregator: str = "last"
-    """How step scores become a path's score."""
+    """How step scores become a path's score: last, min, product, mean or soft-min."""
     max_steps: int = 40
-    """A solution with more steps is cut."""
+    """A solution with more steps than this is cut."""
     max_policy_tokens: int | None = None
-    """Stop a problem's search when the policy has written so many tokens for it, and take what there is."""
+    """Stop a problem when the policy has written this many tokens for it, and take what there is."""
     seed: int = 0
+    """The seed of all sampling."""
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
@@ -218,6 +221,8 @@ def particle(start: Node, settings: SearchSettings) -> Search:
     exploring where the PRM is unsure. A finished particle stays as it is and takes part in the resampling. Gives the n
     particles at the end; a solution that several of them share is there several times.
     """
+    from prism_prm.policies.choose import noise  # it needs torch, for which the settings above should not wait
+
     (particles,) = yield Expand((start,), (settings.n,))
     for depth in range(1, settings.max_steps):
         if all(node.is_finished for node in particles):

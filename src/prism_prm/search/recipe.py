@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prism_prm.config import from_mapping, override, read_toml
 from prism_prm.errors import ConfigError
@@ -20,19 +20,20 @@ class SearchRecipe:
     """One experiment: a policy, at most a few PRMs, a task, a method, and the sizes to run it at."""
 
     task: str = ""
-    """A known task (math-500, aime-2024, …) or a file of problems with answers."""
+    """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
     task_data: str | None = None
-    """Local file of a known task; default: the hub."""
+    """The local file of a known task. By default it comes from the hub."""
     limit: int | None = None
-    """Only the first so many problems."""
+    """Use only this many problems, from the first on."""
     n: tuple[int, ...] = (16,)
-    """Sizes of the search; `search.n` is not used."""
-    select: str | None = None
-    """How solutions become one answer; default: weighted with a PRM, majority without."""
+    """How many solutions to sample, or candidates per round of a tree search. Several sizes are run one after the other
+    (`-n 4,16,64`)."""
+    select: Literal["argmax", "majority", "weighted"] | None = None
+    """How solutions become one answer. By default weighted with a PRM and majority without."""
     prm: tuple[str, ...] = ()
-    """Folder or hub id of a PRM, or NAME=place; several are compared."""
+    """Folder or hub id of a PRM, or NAME=place. Several PRMs are compared."""
     at_once: int = AT_ONCE
-    """Problems searched side by side."""
+    """How many problems are searched side by side."""
     policy: PolicySettings = field(default_factory=PolicySettings)
     search: SearchSettings = field(default_factory=SearchSettings)
 

@@ -43,6 +43,7 @@ class TrainSettings:
     """Section [train]: how the objective is minimised. Every round starts with a fresh optimiser and schedule."""
 
     lr: float = 1e-6
+    """The highest learning rate."""
     epochs: int = 1
     """Passes over the pairs of a round."""
     pairs_per_update: int = 64
@@ -55,8 +56,11 @@ class TrainSettings:
     warmup: float = 0.03
     """Share of a round's updates in which the learning rate rises from 0."""
     weight_decay: float = 0.0
+    """The weight decay of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """The decay rates of AdamW's two averages."""
     eps: float = 1e-8
+    """What AdamW adds to its denominator."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm; 0 leaves them alone."""
     pack: Packing = "tree"
@@ -70,6 +74,7 @@ class TrainSettings:
     checkpoint_every: int = 100
     """Updates between checkpoints."""
     keep_checkpoints: int = 1
+    """How many checkpoints are kept."""
 
     def __post_init__(self) -> None:
         for key in ("lr", "epochs", "pairs_per_update", "max_pairs_per_tree_per_update", "row_tokens",

@@ -32,6 +32,7 @@ class DataSettings:
     folder: str | None = None
     """Instead of inputs: a folder that `prism pairs` has written (the rest of this section does not apply then)."""
     format: str = "auto"
+    """The format of the records; auto finds it by their keys."""
     exclude: tuple[str, ...] = ()
     """Files whose problems must not be trained on."""
     split: dict[str, float] = field(default_factory=lambda: {"train": 0.95, "validation": 0.05})
@@ -55,7 +56,8 @@ class BaseSettings:
     backbone: str | None = None
     """Instead of a PRM: a causal language model (hub id, folder, folder with a GGUF file) that gets a fresh head."""
     family: str | None = None
-    """The PRM's family where it is not known from its folder; with a backbone: the family to make (default qwen)."""
+    """The PRM's family where it is not known from its folder; with a backbone: the family to make (default qwen).
+    One of your own is `my_file.py:Mine`, which runs that file."""
     layers: int | None = None
     """With a backbone: use only this many of its lowest layers; default: all."""
 
@@ -71,9 +73,13 @@ class Lora:
     """Section [hardware.lora]: train low-rank adapters (peft) instead of the weights; each round merges them."""
 
     r: int = 16
+    """The rank of the adapters."""
     alpha: float = 32
+    """The adapters' output is scaled by alpha / r."""
     dropout: float = 0.0
+    """The share of the adapters' input that is dropped in training."""
     targets: tuple[str, ...] = TARGETS
+    """The names of the layers that get adapters."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,11 @@ class HardwareSettings:
     save_dtype: Literal["float32", "bfloat16", "float64"] | None = None
     """Of the saved PRM folders; default: dtype. Each round starts from the folder of the one before."""
     mixed_precision: Literal["no", "bf16"] = "no"
+    """With bf16 the arithmetic is 16-bit while the weights stay as they are."""
     attn: Literal["sdpa", "flex"] = "sdpa"
+    """The attention kernel; flex puts several trees into a row and needs a GPU."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass, to save memory."""
     frozen_layers: int = 0
     """The embedding and this many lowest layers stay as they are."""
     cache: str | None = None
@@ -128,6 +137,7 @@ class ValidationSettings:
     threshold: float | None = None
     """Saved with every PRM: a step counts as right above it. Default: the validation threshold that reaches `tpr`."""
     tpr: float = 0.9
+    """The share of right steps that the saved threshold keeps."""
     aggregator: str = "min"
     """Saved with every PRM: how step scores become a solution's score."""
 
@@ -150,6 +160,7 @@ class Recipe:
     lookahead_ratio: float | None = None
     """At most this many lookahead pairs per annotated pair in a round, chosen by the seed; default: all."""
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    """Where training curves are logged."""
     objective: Objective = field(default_factory=Objective)
     curriculum: Curriculum = field(default_factory=Curriculum)
     train: TrainSettings = field(default_factory=TrainSettings)

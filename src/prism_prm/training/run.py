@@ -328,11 +328,10 @@ class Run:
 
     def _load(self, place: Path | str) -> Prm:
         hardware = self.recipe.hardware
-        family = self.recipe.base.family if isinstance(place, str) else None
         kept = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
         return load_prm(
-            place, family=family, dtype=hardware.dtype, device=self.accelerator.device, attn=hardware.attn,
-            token_budget=hardware.score_tokens, cache=kept,
+            place, family=self.recipe.base.family, dtype=hardware.dtype, device=self.accelerator.device,
+            attn=hardware.attn, token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
 
     def _store(self, prm: Prm) -> ScoreStore:

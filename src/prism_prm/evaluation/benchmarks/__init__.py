@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prism_prm import plugins
 from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
@@ -14,8 +13,9 @@ from prism_prm.evaluation.benchmarks.labelled import LABELLED
 from prism_prm.evaluation.benchmarks.pair_folders import PAIRS
 from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH
 from prism_prm.evaluation.benchmarks.processbench import PROCESSBENCH
+from prism_prm.plugins import Plugins
 
-__all__ = ["BENCHMARKS", "ENTRY_POINTS", "Benchmark", "Item", "ItemSet", "find_benchmark", "read_benchmark"]
+__all__ = ["BENCHMARKS", "Benchmark", "Item", "ItemSet", "find_benchmark", "read_benchmark"]
 
 BENCHMARKS: dict[str, Benchmark] = {
     "prmbench": PRMBENCH,
@@ -23,13 +23,14 @@ BENCHMARKS: dict[str, Benchmark] = {
     "labelled": LABELLED,
     "pairs": PAIRS,
 }
-ENTRY_POINTS = "prism_prm.benchmarks"
-"""The group of entry points in which other packages name theirs."""
+_PLUGINS = Plugins(
+    "benchmark", BENCHMARKS, "prism_prm.benchmarks", "a Benchmark", lambda found: isinstance(found, Benchmark)
+)
 
 
 def find_benchmark(name: str) -> Benchmark:
     """One of BENCHMARKS, or one that an installed package adds."""
-    return plugins.find(name, BENCHMARKS, Benchmark, ENTRY_POINTS)
+    return _PLUGINS.find(name)
 
 
 def read_benchmark(name: str, data: str | Path | Sequence[str | Path] = (), split: str | None = None) -> ItemSet:
