@@ -145,8 +145,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., P
 
 
 @pytest.mark.parametrize(("name", "function"), documented(), ids=[name for name, _ in documented()])
-def test_examples_run(
-    name: str, function: Callable[..., Any], workplace: Path, monkeypatch: pytest.MonkeyPatch
+def test_examples_run_and_show_nothing(
+    name: str,
+    function: Callable[..., Any],
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """With all public names at hand, in a folder of its own that has the files they name."""
     here = workplace / name
@@ -161,6 +165,24 @@ def test_examples_run(
     found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
     assert found.attempted > 0 or name in TOO_LONG
     assert found.failed == 0, "".join(report)
+    assert capfd.readouterr() == ("", "")
+
+
+PAGE = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.DOTALL))
+"""The code of the page that shows the API."""
+
+
+def test_the_page_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(workplace)
+    names: dict[str, Any] = {}
+    exec(compile(PAGE, "docs/api.md", "exec"), names)
+    assert names["run"]["best"].startswith("run")
+    assert capsys.readouterr().out.splitlines()[-1] == "1.0", "two of three answers are right"
+
+
+def test_the_page_names_every_command() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `prism (\w+)` \| `(\w+)\(", page, re.MULTILINE)) == VERBS
 
 
 OUTSIDE = """
@@ -231,11 +253,11 @@ def test_outside_code_is_checked_against_real_types(tmp_path: Path, monkeypatch:
     from mypy import api
 
     wrong = 'from prism_prm import load_prm, rerank_pools\nload_prm("my-prm").score(1, ["a"])\n'
-    for name, text in {"outside.py": OUTSIDE, "wrong.py": wrong, "mypy.ini": MYPY}.items():
+    for name, text in {"page.py": PAGE, "outside.py": OUTSIDE, "wrong.py": wrong, "mypy.ini": MYPY}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
     monkeypatch.chdir(tmp_path)
-    out, err, _ = api.run(["--config-file", "mypy.ini", "outside.py", "wrong.py"])
+    out, err, _ = api.run(["--config-file", "mypy.ini", "page.py", "outside.py", "wrong.py"])
     assert err == ""
     first, second = [line for line in out.splitlines() if ": error: " in line]
     assert first.startswith('wrong.py:1: error: Module "prism_prm" has no attribute "rerank_pools"')
