@@ -18,7 +18,7 @@ from pathlib import Path
 from _side_by_side import conclude, median, options, side_by_side
 from prism_prm.data import Reader
 from prism_prm.pairs import PairSettings
-from prism_prm.pairs.build import Recipe, build_pairs
+from prism_prm.pairs.build import PairRecipe, build_pairs
 from prism_prm.pairs.settings import Audit
 
 COPIES = 20
@@ -28,8 +28,8 @@ PEAK_MEMORY = """
 import sys
 from prism_prm.data import Reader
 from prism_prm.pairs import PairSettings
-from prism_prm.pairs.build import Recipe, build_pairs
-build_pairs(Reader([sys.argv[1]]), sys.argv[2], Recipe(PairSettings(audit=sys.argv[3])))
+from prism_prm.pairs.build import PairRecipe, build_pairs
+build_pairs(Reader([sys.argv[1]]), sys.argv[2], PairRecipe(PairSettings(audit=sys.argv[3])))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 """Linux's own high-water mark: that of `getrusage` would begin with the memory of the process that started this one."""
@@ -44,7 +44,7 @@ def json_pass(file: Path) -> None:
 
 def build(file: Path, out: Path, audit: Audit) -> int:
     """The whole of `prism pairs --lookahead all`; returns the number of pairs."""
-    summary = build_pairs(Reader([file]), out, Recipe(PairSettings(audit=audit)))
+    summary = build_pairs(Reader([file]), out, PairRecipe(PairSettings(audit=audit)))
     return int(summary["pairs"]["total"])
 
 

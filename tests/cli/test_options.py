@@ -21,7 +21,7 @@ from prism_prm.rerank import SELECTORS
 from prism_prm.scorer import load_prm
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.search import METHODS, SearchSettings
-from prism_prm.search.recipe import Recipe
+from prism_prm.search.recipe import SearchRecipe
 
 GENERATED = ("pairs", "score", "margins", "eval", "rerank", "search")
 
@@ -153,7 +153,7 @@ def test_loading_refuses_what_is_out_of_range(wrong: dict[str, Any]) -> None:
 
 def test_choices_are_those_that_there_are() -> None:
     assert get_args(settings_of(SearchSettings)["method"].hint) == tuple(METHODS)
-    assert set(get_args(get_args(settings_of(Recipe)["select"].hint)[0])) == set(SELECTORS)
+    assert set(get_args(get_args(settings_of(SearchRecipe)["select"].hint)[0])) == set(SELECTORS)
 
 
 @pytest.mark.parametrize(

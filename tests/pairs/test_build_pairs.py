@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prism_prm import annotated_pairs, lookahead_pairs
 from prism_prm.data import Reader
 from prism_prm.pairs import PairSettings, build
-from prism_prm.pairs.build import Recipe, build_pairs
+from prism_prm.pairs.build import PairRecipe, build_pairs
 from prism_prm.pairs.problems import Exclusions, Splits
 from prism_prm.records import Step, StepTree
 from prism_prm.tables import PAIRS, TREES, iter_pairs, iter_trees, write_trees
@@ -26,7 +26,7 @@ TREES_20 = [
 ]
 
 
-def run(folder: Path, trees: list[StepTree], recipe: Recipe) -> dict[str, object]:
+def run(folder: Path, trees: list[StepTree], recipe: PairRecipe) -> dict[str, object]:
     write_trees(folder / "in.parquet", trees)
     return build_pairs(Reader([folder / "in.parquet"]), folder / "out", recipe)
 
@@ -37,7 +37,7 @@ def test_files_hold_what_the_rules_say(trees: list[StepTree], audit: str, chunk:
     rules = PairSettings(audit=audit)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as name, mock.patch.object(build, "CHUNK_NODES", chunk):
         folder = Path(name)
-        summary = run(folder, trees, Recipe(rules))
+        summary = run(folder, trees, PairRecipe(rules))
         assert list(iter_trees(folder / "out")) == trees
         expected = [
             (p.tree_id, p.position, p.chosen, p.rejected, p.rejected_tree, p.kind)
@@ -54,7 +54,7 @@ def test_files_hold_what_the_rules_say(trees: list[StepTree], audit: str, chunk:
 
 
 def test_splits_never_cut_a_problem(tmp_path: Path) -> None:
-    summary = run(tmp_path, TREES_20, Recipe(PairSettings(random=1), Splits.parse("train=0.5,test=0.5")))
+    summary = run(tmp_path, TREES_20, PairRecipe(PairSettings(random=1), Splits.parse("train=0.5,test=0.5")))
     table = pq.read_table(tmp_path / "out" / "trees.parquet")
     splits: dict[str, set[str]] = {}
     for problem, split in zip(table["problem"].to_pylist(), table["split"].to_pylist(), strict=True):
@@ -71,7 +71,7 @@ def test_splits_never_cut_a_problem(tmp_path: Path) -> None:
 
 
 def test_ablation_kinds(tmp_path: Path) -> None:
-    summary = run(tmp_path, TREES_20, Recipe(PairSettings(lookahead="none", random=2, perturbed=1)))
+    summary = run(tmp_path, TREES_20, PairRecipe(PairSettings(lookahead="none", random=2, perturbed=1)))
     assert summary["pairs"] == {"annotated": 0, "lookahead": 0, "random": 160, "perturbed": 80, "total": 240}
     trees = {tree.tree_id: tree for tree in iter_trees(tmp_path / "out")}
     for pair in iter_pairs(tmp_path / "out"):
@@ -87,7 +87,7 @@ def test_ablation_kinds(tmp_path: Path) -> None:
 
 
 def test_chunks_change_nothing(tmp_path: Path) -> None:
-    recipe = Recipe(PairSettings(lookahead=1, random=1, perturbed=1, audit="off"), Splits.parse("a=0.5,b=0.5"))
+    recipe = PairRecipe(PairSettings(lookahead=1, random=1, perturbed=1, audit="off"), Splits.parse("a=0.5,b=0.5"))
     tables = []
     for chunk in (1, 7, 16384):
         with mock.patch.object(build, "CHUNK_NODES", chunk):
@@ -99,7 +99,7 @@ def test_chunks_change_nothing(tmp_path: Path) -> None:
 def test_excluded_trees_are_counted_and_ids_stay_ordinals(tmp_path: Path) -> None:
     exclusions = Exclusions()
     exclusions.add("problem number 0", "bench.jsonl")
-    summary = run(tmp_path, TREES_20, Recipe(exclusions=exclusions))
+    summary = run(tmp_path, TREES_20, PairRecipe(exclusions=exclusions))
     assert summary["trees"] == 18
     assert summary["excluded_trees"] == {"bench.jsonl": {"same_problem": 2}}
     assert [tree.tree_id for tree in iter_trees(tmp_path / "out")] == list(range(18))
@@ -113,34 +113,34 @@ def test_shares(tmp_path: Path) -> None:
         StepTree.chain("p", [Step("a", 1.0, 1.0), Step("b", None, 0.0)], tree_id=3, ended=False),
         StepTree.chain("p", [Step("a", None, None)], tree_id=4, ended=None),
     ]
-    summary = run(tmp_path, trees, Recipe())
+    summary = run(tmp_path, trees, PairRecipe())
     assert summary["positive_step_share"] == {"rated": 5 / 7, "trunk": 6 / 9}
     assert (summary["solved_share"], summary["model_solved_share"]) == (2 / 4, 1 / 4)
     assert summary["ratings"] == {"-1": 1, "0": 1, "1": 5, "none": 2}
     assert summary["origins"] == {"human": 1, "model": 8}
-    unknown = run(tmp_path, trees[4:], Recipe())
+    unknown = run(tmp_path, trees[4:], PairRecipe())
     assert (unknown["solved_share"], unknown["positive_step_share"]) == (None, {"rated": None, "trunk": 0.0})
 
 
 def test_a_failed_write_leaves_the_old_files(tmp_path: Path) -> None:
-    run(tmp_path, TREES_20, Recipe())
+    run(tmp_path, TREES_20, PairRecipe())
     (tmp_path / "out" / "notes.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     with (
         mock.patch.object(build, "_write_random", side_effect=OSError("disk full")),
         pytest.raises(OSError, match="disk"),
     ):
-        run(tmp_path, TREES_20[:3], Recipe())
+        run(tmp_path, TREES_20[:3], PairRecipe())
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
 def test_counts_on_prm800k(real_data: Path, tmp_path: Path) -> None:
     file = real_data / "prm800k" / "phase1_train.jsonl"
-    summary = build_pairs(Reader([file]), tmp_path, Recipe(PairSettings(audit="off")))
+    summary = build_pairs(Reader([file]), tmp_path, PairRecipe(PairSettings(audit="off")))
     assert (summary["trees"], summary["positions"]) == (942, 15311)
     assert summary["pairs"] == {"annotated": 26621, "lookahead": 209749, "random": 0, "perturbed": 0, "total": 236370}
     assert summary["dropped_pairs"]["annotated"]["same_text"] == 16
     assert summary["ratings"] == {"-1": 19656, "0": 10234, "1": 18782, "none": 822 + 2341}
-    audited = build_pairs(Reader([file]), tmp_path, Recipe(PairSettings(audit="keep")))
+    audited = build_pairs(Reader([file]), tmp_path, PairRecipe(PairSettings(audit="keep")))
     assert audited["pairs"]["lookahead"] == 209749
     assert sum(audited["audit_marks"].values()) > 100_000

@@ -13,7 +13,7 @@ from worlds import FakePolicy, FakePrm, OnlyScorer
 from prism_prm.policies import PolicySettings
 from prism_prm.search import METHODS, SearchSettings, search_problems
 from prism_prm.search.experiment import Experiment
-from prism_prm.search.recipe import Recipe
+from prism_prm.search.recipe import SearchRecipe
 from prism_prm.tasks import MathGrader, Problem
 
 NAMES = {
@@ -51,7 +51,7 @@ def _silent(*_: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("method", ["beam", "best-of-n"])
 def test_an_experiment_needs_only_a_scorer(method: str, tmp_path: Path) -> None:
-    recipe = Recipe(
+    recipe = SearchRecipe(
         task="t", n=(32,), select="argmax", prm=("fake",), policy=PolicySettings("hf:fake"),
         search=SearchSettings(method, expand=16),
     )  # fmt: skip

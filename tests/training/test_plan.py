@@ -166,10 +166,10 @@ def test_share_evens_the_load() -> None:
 def test_independent_pairs_of_prm800k(real_data: Path, tmp_path: Path) -> None:
     """Trees of very different sizes: the four with more pairs than there are updates must come twice in some."""
     from prism_prm.data import Reader
-    from prism_prm.pairs.build import Recipe, build_pairs
+    from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.settings import PairSettings
 
-    build_pairs(Reader([real_data / "prm800k" / "phase1_train.jsonl"]), tmp_path, Recipe(PairSettings()))
+    build_pairs(Reader([real_data / "prm800k" / "phase1_train.jsonl"]), tmp_path, PairRecipe(PairSettings()))
     trees = read_pairs(tmp_path)["tree_id"].to_numpy()
     updates = plan_updates(trees, per_update=64, per_tree=1, seed=(0, 0))
     too_many = sum(size > len(updates) for size in Counter(trees.tolist()).values())

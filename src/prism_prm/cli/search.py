@@ -58,7 +58,7 @@ PANELS = {
 
 @with_settings(
     given=Options(
-        "prism_prm.search.recipe:Recipe",
+        "prism_prm.search.recipe:SearchRecipe",
         PANELS,
         names={"policy.name": "--policy", "n": "-n", "search.max_policy_tokens": "--budget"},
         parse={"n": numbers},

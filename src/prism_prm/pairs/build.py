@@ -111,10 +111,6 @@ class PairRecipe:
         return self.split_names.index(self.splits.split_of(problem)) if self.splits else 0
 
 
-Recipe = PairRecipe
-"""The name it had first."""
-
-
 def build_pairs(
     inputs: Reader | str | Path | Sequence[str | Path],
     out: str | Path,

@@ -63,10 +63,6 @@ class SearchRecipe:
         return (1,) if self.search.method == "greedy" else tuple(sorted(set(self.n)))
 
 
-Recipe = SearchRecipe
-"""The name it had first."""
-
-
 def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> SearchRecipe:
     """A recipe file, then the options that were given ("search.method" → value), then `--set` assignments."""
     settings: dict[str, Any] = read_toml(path) if path is not None else {}
