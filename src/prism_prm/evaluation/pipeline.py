@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks import ItemSet, find_benchmark, read_benchmark
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
@@ -74,7 +73,7 @@ def evaluate_prm(
     attach = _Scores(prm, scores, predictions, out, store, loading, bars)
     evaluations = {}
     for one in benches:
-        items = read_benchmark(one, as_places(data), split)
+        items = read_benchmark(one, data, split)
         items = items.some(limit, settings.seed) if limit else items
         items = items.checked_against([Path(file) for file in trained_on]) if trained_on else items
         say(f"{items.described()}, from {len(items.files)} files")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.benchmarks.labelled import LABELLED
@@ -46,7 +45,7 @@ def read_benchmark(name: str, data: str | Path | Sequence[str | Path] = (), spli
         >>> len(items.items)
         4
     """
-    data = as_places(data)
+    data = [data] if isinstance(data, str | Path) else data
     benchmark = find_benchmark(name)
     if split is not None and not benchmark.has_splits:
         having = ", ".join(name for name, one in BENCHMARKS.items() if one.has_splits)
