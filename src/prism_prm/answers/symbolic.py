@@ -77,26 +77,32 @@ def _value(form: Form) -> Form:
 
 def _same_group(a: Group, b: Group, tolerance: float) -> bool:
     """By order in tuples and intervals, in any order in sets and bare lists; a bare list may stand for either."""
-    kinds = {a.brackets, b.brackets}
-    if kinds <= {"", "{}"} or kinds == {"∪"}:
-        return _same_set(_members(a), _members(b), tolerance)
+    kinds, names_a, names_b = {a.brackets, b.brackets}, _names(a), _names(b)
+    if kinds == {"∪"} or (kinds <= {"", "{}"} and bool(names_a) == bool(names_b)):
+        return sorted(names_a) == sorted(names_b) and _same_set(_members(a), _members(b), tolerance)
     may_differ = {"", "()", "[]"} if len(a.parts) > 2 else {"", "()"}
-    if len(a.parts) != len(b.parts) or (len(kinds) > 1 and not (kinds <= may_differ and _in_order(a) and _in_order(b))):
+    if len(a.parts) != len(b.parts) or (len(kinds) > 1 and not kinds <= may_differ):
+        return False
+    if names_a != sorted(names_a) or names_b != sorted(names_b):  # x=1, y=2 is (1,2); y=1, x=2 is not
+        return False
+    if bool(names_a) != bool(names_b) and _is_named(a) and _is_named(b):  # a=2, x=3 is not a=2, a=3
         return False
     return all(_same(x, y, tolerance) for x, y in zip(a.parts, b.parts, strict=True))
 
 
+def _is_named(group: Group) -> bool:
+    return any(isinstance(part, Named) for part in group.parts)
+
+
+def _names(group: Group) -> list[str]:
+    """The names of the parts, if they tell them apart: of `x=1, y=2`, not of `x=1, x=2`."""
+    names = [part.name for part in group.parts if isinstance(part, Named)]
+    return names if len(set(names)) > 1 else []
+
+
 def _members(group: Group) -> list[Form]:
-    """The parts of a set or list: without their names, unless these tell them apart; in braces, each once."""
-    names = [part.name for part in group.parts if isinstance(part, Named)]
-    parts = list(group.parts) if len(set(names)) > 1 else [_value(part) for part in group.parts]
-    return list({_key(part, _EXACT): part for part in parts}.values()) if group.brackets == "{}" else parts
-
-
-def _in_order(group: Group) -> bool:
-    """Whether names, if there are any, come in their own order: `x=1, y=2` is (1,2), while `y=1, x=2` is not."""
-    names = [part.name for part in group.parts if isinstance(part, Named)]
-    return names == sorted(names)
+    """The parts of a set or list; in braces, each once."""
+    return list({_key(part, _EXACT): part for part in group.parts}.values() if group.brackets == "{}" else group.parts)
 
 
 def _same_set(a: list[Form], b: list[Form], tolerance: float) -> bool:
@@ -112,9 +118,8 @@ def _same_set(a: list[Form], b: list[Form], tolerance: float) -> bool:
 
 
 def _same_member(a: Form, b: Form, tolerance: float) -> bool:
-    if isinstance(a, Named) and isinstance(b, Named) and a.name != b.name:
-        return False
-    return _same(a, b, tolerance)
+    has_other_name = isinstance(a, Named) and isinstance(b, Named) and a.name != b.name
+    return not has_other_name and _same(a, b, tolerance)
 
 
 def _same_leaf(a: Leaf, b: Leaf, tolerance: float) -> bool:
@@ -167,7 +172,11 @@ def _key(form: Form, digits: int) -> str:
 
 def _set_key(group: Group, digits: int) -> str:
     """Elements in any order; `x=1, x=2` is the set of 1 and 2, while `x=1, y=2` keeps its names."""
-    keys = sorted((f"{part.name}=" if isinstance(part, Named) else "") + _key(part, digits) for part in _members(group))
+    with_names = bool(_names(group))
+    keys = sorted(
+        (f"{part.name}=" if with_names and isinstance(part, Named) else "") + _key(part, digits)
+        for part in _members(group)
+    )
     return keys[0] if len(keys) == 1 else "{" + ",".join(keys) + "}"
 
 
