@@ -66,7 +66,7 @@ def normalise(answer: str) -> str:
         text = pattern.sub(new, text)
     text = _TEXT.sub(_tidy_text, text)
     for _ in range(_MAX_WRAPPINGS):
-        bare = text.strip().rstrip(".,;").rstrip()
+        bare = text.strip().rstrip(".,; ")
         if wrapped := _WRAPPED.fullmatch(bare):
             bare = wrapped[wrapped.lastindex or 0]
         elif bare.startswith("{") and closing(bare) == len(bare) - 1:
