@@ -78,6 +78,15 @@ def test_models_with_few_words_or_positions_are_tried_as_well(config: Any) -> No
     check_session(module)
 
 
+@pytest.mark.parametrize(("hidden", "heads", "groups"), [(192, 3, 3), (48, 3, 1), (36, 6, 2), (24, 2, 2), (16, 1, 1)])
+def test_any_number_of_heads_is_tried(hidden: int, heads: int, groups: int) -> None:
+    """Three heads, say, do not divide a miniature's hidden size."""
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": groups}
+    module = unread(Qwen2Config(**sizes, intermediate_size=48, num_hidden_layers=2, vocab_size=50))
+    check_packing(module)
+    check_session(module)
+
+
 def test_a_miniature_has_every_kind_of_layer_and_small_windows() -> None:
     small = small_config(Gemma3TextConfig())
     assert small.layer_types == [*["sliding_attention"] * 3, "full_attention"]

@@ -20,17 +20,26 @@ VOCABULARY = 64
 CONTEXT = 128
 """Positions that it has at least."""
 _MOST_LAYERS = 4
-_RENAMED = ("vocab_size", "max_position_embeddings", "num_hidden_layers", "num_key_value_heads")
+_RENAMED = (
+    "hidden_size",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+    "num_hidden_layers",
+    "num_key_value_heads",
+)
 
 _SIZES: dict[str, int] = {
-    "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
-    "num_attention_heads": 4, "head_dim": 16, "rotary_dim": 8,
+    "intermediate_size": 96, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
+    "head_dim": 16, "rotary_dim": 8,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
     "topk_group": 1, "first_k_dense_replace": 1,
     "q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 16, "qk_head_dim": 24,
     "v_head_dim": 12,
 }  # fmt: skip
 """What a config's sizes are cut to, where it has them and they are larger; different ones stay different."""
+_HIDDEN_SIZE, _MOST_HEADS = 64, 4
+"""Of every miniature, also of a smaller model: heads must have an even size, whatever their number."""
 _IS_WINDOW = re.compile(r"(^|_)window(_size)?$")
 _DROPPED = ("quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
@@ -42,6 +51,8 @@ def small_config(config: Any) -> Any:
     for key, size in _SIZES.items():
         if isinstance(given.get(names[key]), int):
             given[names[key]] = min(size, given[names[key]])
+    given[names["hidden_size"]] = _HIDDEN_SIZE
+    given[names["num_attention_heads"]] = _heads(config.num_attention_heads)
     if isinstance(groups := given.get(names["num_key_value_heads"]), int):
         given[names["num_key_value_heads"]] = _groups(config.num_attention_heads, groups)
     given[names["vocab_size"]] = VOCABULARY
@@ -61,9 +72,14 @@ def small_config(config: Any) -> Any:
     return made
 
 
+def _heads(heads: int) -> int:
+    """Heads of the miniature: a number that divides its hidden size."""
+    return _MOST_HEADS if heads >= _MOST_HEADS else 2 if heads > 1 else 1
+
+
 def _groups(heads: int, groups: int) -> int:
     """Key/value heads of the miniature: one, some or all of its heads, as in the model."""
-    small = min(_SIZES["num_attention_heads"], heads)
+    small = _heads(heads)
     return 1 if groups == 1 or (small < 4 and groups < heads) else small if groups == heads else small // 2
 
 
