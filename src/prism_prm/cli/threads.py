@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-SPIN_COUNT = "1000"
+SPIN_COUNT = "10000"
 """How often a thread of libgomp, the OpenMP that torch brings, looks for more work before it sleeps.
 
 Its own default of 300,000 keeps a core for milliseconds after each of thousands of small operations. On a machine with
