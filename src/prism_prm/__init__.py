@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from prism_prm.theory_report.closed_forms import VerifierSettings as VerifierSettings
     from prism_prm.theory_report.pipeline import report_theory as report_theory
     from prism_prm.training.margins import measure_margins as measure_margins
+    from prism_prm.training.pipeline import train_prm as train_prm
     from prism_prm.training.recipe import Recipe as Recipe
     from prism_prm.training.recipe import load_recipe as load_recipe
-    from prism_prm.training.run import train_prm as train_prm
     from prism_prm.world.examples import example_folder as example_folder
     from prism_prm.world.examples import example_prm as example_prm
 
@@ -123,7 +123,7 @@ _EXPORTS = {
     "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.plain_solutions",
     "steps_from_predictions": "prism_prm.evaluation.scores",
-    "train_prm": "prism_prm.training.run",
+    "train_prm": "prism_prm.training.pipeline",
     "weighted_vote": "prism_prm.rerank",
 }
 """Public name → the module that owns it; type checkers read the imports above, which say the same."""

@@ -26,7 +26,7 @@ from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree, unique_names
-from prism_prm.tasks import Problem, problem_of
+from prism_prm.tasks import TaskProblem, problem_of
 from prism_prm.types import Advance, ignore
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
@@ -52,7 +52,7 @@ class Solution:
 class PoolProblem:
     """A problem and its solutions; one without any (nothing was found) counts as not solved."""
 
-    problem: Problem
+    problem: TaskProblem
     solutions: tuple[Solution, ...]
 
 

@@ -28,7 +28,7 @@ from prism_prm.types import Advance, ignore
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TaskProblem:
     """A problem and what is known about its answer."""
 
     text: str
@@ -46,7 +46,7 @@ class Grader(Protocol):
     def extract(self, text: str) -> Extraction:
         """The answer in a solution, and how it was found."""
 
-    def judge(self, answers: Sequence[tuple[Problem, str | None]], advance: Advance = ignore) -> list[Verdict]:
+    def judge(self, answers: Sequence[tuple[TaskProblem, str | None]], advance: Advance = ignore) -> list[Verdict]:
         """Whether each answer is right."""
 
     def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
@@ -80,7 +80,7 @@ class MathGrader:
         """The answer in a solution, and how it was found."""
         return extract_answer(text, self.methods)
 
-    def judge(self, answers: Sequence[tuple[Problem, str | None]], advance: Advance = ignore) -> list[Verdict]:
+    def judge(self, answers: Sequence[tuple[TaskProblem, str | None]], advance: Advance = ignore) -> list[Verdict]:
         """Whether each answer is right; every problem must have a reference answer."""
         pairs = []
         for problem, answer in answers:
@@ -126,7 +126,7 @@ class Task:
     """A named list of problems, each with its answer."""
 
     name: str
-    problems: tuple[Problem, ...]
+    problems: tuple[TaskProblem, ...]
 
 
 def load_task(name: str, source: str | Path | None = None) -> Task:
@@ -160,7 +160,7 @@ _ANSWER_FIELDS = ("answer", "final_answer", "expected_answer", "ground_truth")
 _NAME_FIELDS = ("name", "unique_id", "id", "idx", "problem_id")
 
 
-def read_problems(source: str | Path, *, tolerance: float = 0.0) -> Iterator[Problem]:
+def read_problems(source: str | Path, *, tolerance: float = 0.0) -> Iterator[TaskProblem]:
     """The problems of a file, folder or hub data set; each must have an answer."""
     for found in find_sources([source]):
         for row in rows(found):
@@ -176,7 +176,7 @@ def read_problems(source: str | Path, *, tolerance: float = 0.0) -> Iterator[Pro
             yield problem
 
 
-def problem_of(record: Mapping[str, Any], tolerance: float = 0.0) -> Problem:
+def problem_of(record: Mapping[str, Any], tolerance: float = 0.0) -> TaskProblem:
     """The problem in a record, under the names that data sets use."""
     text = next((value for field in _PROBLEM_FIELDS if (value := record.get(field))), None)
     if not isinstance(text, str) or not text.strip():
@@ -188,7 +188,7 @@ def problem_of(record: Mapping[str, Any], tolerance: float = 0.0) -> Problem:
     if number and number.value:
         tolerance = float(str(error)) / abs(float(number.value))
     tolerance = float(record.get("tolerance") or tolerance)
-    return Problem(text, answer, name, str(record.get("level") or ""), tolerance)
+    return TaskProblem(text, answer, name, str(record.get("level") or ""), tolerance)
 
 
 def _answer_of(record: Mapping[str, Any]) -> str | None:
@@ -203,7 +203,7 @@ def _answer_of(record: Mapping[str, Any]) -> str | None:
     return (after_hashes(answer) or answer).strip()
 
 
-def subsample(problems: Sequence[Problem], size: int) -> list[Problem]:
+def subsample(problems: Sequence[TaskProblem], size: int) -> list[TaskProblem]:
     """`size` problems in their order, each level in proportion to its share; which ones depends on their text alone."""
     if size >= len(problems):
         return list(problems)
@@ -218,6 +218,6 @@ def subsample(problems: Sequence[Problem], size: int) -> list[Problem]:
     return [problems[i] for i in sorted(chosen)]
 
 
-def _lot(problem: Problem) -> bytes:
+def _lot(problem: TaskProblem) -> bytes:
     """A random-looking rank that neither a seed nor the order of a file can change."""
     return hashlib.blake2b(problem.text.strip().encode(), digest_size=8).digest()

@@ -7,13 +7,13 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.rerank.curves import Curve, compute_curves
 from prism_prm.rerank.grading import Grade, GradedPool
-from prism_prm.tasks import Problem
+from prism_prm.tasks import TaskProblem
 
 
 def graded_pool(*problems: str) -> GradedPool:
     """A pool from words whose letters are answers; "a" is right, "-" is none."""
     entries = tuple(
-        PoolProblem(Problem(f"{i}", "a"), tuple(Solution((c,), c) for c in word)) for i, word in enumerate(problems)
+        PoolProblem(TaskProblem(f"{i}", "a"), tuple(Solution((c,), c) for c in word)) for i, word in enumerate(problems)
     )
     grades = tuple(tuple(Grade(c, "boxed", c == "a", "abcd".find(c), "ok") for c in word) for word in problems)
     return GradedPool(Pool(entries), grades)

@@ -11,7 +11,7 @@ from prism_prm.errors import DataError
 from prism_prm.packing import EncodedTree, Layout, encode_tree
 from prism_prm.prms import FAMILIES
 from prism_prm.records import Step, StepTree
-from prism_prm.scorer.too_long import fit
+from prism_prm.scorer.whole_trees import fit
 from tiny import FAMILY_MODELS, MODELS
 
 

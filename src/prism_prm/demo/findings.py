@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.demo.arms import ARMS
-from prism_prm.demo.measure import (
+from prism_prm.demo.numbers import (
     AGGREGATORS,
     StepNumbers,
     at_n,

@@ -25,8 +25,7 @@ import pyarrow.parquet as pq
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import ROOT, StepTree
-from prism_prm.scorer.protocol import Scorer
-from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.protocol import Scorer, TreeScores
 from prism_prm.types import Advance, ignore
 
 PORTION = 64
@@ -104,7 +103,7 @@ class ScoreStore:
         self.identity = scorer.identity()
         self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
         self._files: set[str] = set()
-        self._filed = _Scores.none(len(scorer.outputs))
+        self._filed = _FiledScores.none(len(scorer.outputs))
         """Everything in the folder, sorted by key."""
         self._look()
 
@@ -166,7 +165,9 @@ class ScoreStore:
         """Take in the files that are new, ours and those of other processes; of equal keys the first stays."""
         new = [path for path in sorted(self.folder.glob("*.parquet")) if path.name not in self._files]
         if new:
-            self._filed = _Scores.joined([self._filed, *(_Scores.in_file(path, self.scorer.outputs) for path in new)])
+            self._filed = _FiledScores.joined(
+                [self._filed, *(_FiledScores.in_file(path, self.scorer.outputs) for path in new)]
+            )
             self._files.update(path.name for path in new)
 
     def _write(self, portion: _Portion, scores: Sequence[TreeScores]) -> None:
@@ -174,13 +175,13 @@ class ScoreStore:
         log_odds_NO = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
         too_long_N = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows]).astype(bool)
         assert np.isfinite(log_odds_NO[~too_long_N]).all(), "a score is a number, unless its path was too long"
-        _Scores(portion.keys_N, log_odds_NO, too_long_N).write(self.folder / portion.name, self.scorer.outputs)
+        _FiledScores(portion.keys_N, log_odds_NO, too_long_N).write(self.folder / portion.name, self.scorer.outputs)
 
     def _read(self, portion: _Portion) -> Iterator[TreeScores]:
         """A portion's scores: from its own file where it has one, so that a repeated run reads the same bits."""
         path = self.folder / portion.name
         if path.exists():
-            found = _Scores.in_file(path, self.scorer.outputs)
+            found = _FiledScores.in_file(path, self.scorer.outputs)
         else:
             found = self._filed.take(self._filed.places(portion.keys_N))
         start = 0
@@ -210,7 +211,7 @@ class _Portion:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scores:
+class _FiledScores:
     """Scores by key, as columns."""
 
     keys_N: np.ndarray
@@ -218,11 +219,11 @@ class _Scores:
     too_long_N: np.ndarray
 
     @classmethod
-    def none(cls, outputs: int) -> _Scores:
+    def none(cls, outputs: int) -> _FiledScores:
         return cls(np.empty(0, _KEYS), np.empty((0, outputs)), np.empty(0, bool))
 
     @classmethod
-    def joined(cls, parts: Sequence[_Scores]) -> _Scores:
+    def joined(cls, parts: Sequence[_FiledScores]) -> _FiledScores:
         """All of them sorted by key."""
         keys_N, first_N = np.unique(np.concatenate([part.keys_N for part in parts]), return_index=True)
         log_odds_NO = np.concatenate([part.log_odds_NO for part in parts])
@@ -235,12 +236,12 @@ class _Scores:
         at_N = np.minimum(np.searchsorted(self.keys_N, keys_N), len(self.keys_N) - 1)
         return np.where(self.keys_N[at_N] == keys_N, at_N, -1)
 
-    def take(self, places_N: np.ndarray) -> _Scores:
+    def take(self, places_N: np.ndarray) -> _FiledScores:
         assert (places_N >= 0).all(), "requests are filled before they are read"
-        return _Scores(self.keys_N[places_N], self.log_odds_NO[places_N], self.too_long_N[places_N])
+        return _FiledScores(self.keys_N[places_N], self.log_odds_NO[places_N], self.too_long_N[places_N])
 
     @classmethod
-    def in_file(cls, path: Path, outputs: Sequence[str]) -> _Scores:
+    def in_file(cls, path: Path, outputs: Sequence[str]) -> _FiledScores:
         try:
             table = pq.read_table(path)
             keys_N = np.frombuffer(b"".join(table["key"].to_pylist()), _KEYS)

@@ -223,7 +223,7 @@ def particle(start: SearchNode, settings: SearchSettings) -> Search:
     exploring where the PRM is unsure. A finished particle stays as it is and takes part in the resampling. Gives the n
     particles at the end; a solution that several of them share is there several times.
     """
-    from prism_prm.policies.sampling import noise  # it needs torch, for which the settings above should not wait
+    from prism_prm.policies.next_token import noise  # it needs torch, for which the settings above should not wait
 
     (particles,) = yield Expand((start,), (settings.n,))
     for depth in range(1, settings.max_steps):
