@@ -104,8 +104,8 @@ def rerank_pool(
         1.0
         >>> results.curve("best-of-n", "mine", "min").ns
         (1, 2, 3)
-        >>> [(chosen.name, chosen.answer) for chosen in results.selections if chosen.rule == "best-of-n"]
-        SELECTED_EXAMPLE
+        >>> [chosen.answer for chosen in results.selections if chosen.rule == "majority"]
+        ['3', '7']
     """
     settings, out = settings or RerankSettings(), Path(out)
     found, title = _read(pool, bars)
