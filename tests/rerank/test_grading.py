@@ -57,9 +57,19 @@ def test_without_a_reference_the_pools_own_word_counts() -> None:
     with MathGrader(workers=1) as grader:
         graded = grade_pool(Pool((PoolProblem(TaskProblem("q"), solutions),)), grader)
         assert [grade.correct for grade in graded.grades[0]] == [True, False]
-        unknown = Pool((PoolProblem(TaskProblem("q"), (*solutions, Solution(("c",), "c"))),))
-        with pytest.raises(DataError, match="1 of 1 problems have no `answer`"):
-            grade_pool(unknown, grader)
+        assert graded.measured == (0,)
+        entries = (
+            PoolProblem(TaskProblem("q"), (*solutions, Solution(("c",), "c"))),
+            PoolProblem(TaskProblem("r", "1"), ()),
+        )
+        unknown = grade_pool(Pool(entries), grader)
+        assert [grade.correct for grade in unknown.grades[0]] == [None, None, None], "not a word on the third"
+        assert [grade.group for grade in unknown.grades[0]] == [0, 1, -1]
+        assert (unknown.measured, unknown.num_unmeasured) == ((1,), 1)
+        by_word = grade_pool(
+            Pool((PoolProblem(TaskProblem("q"), solutions), PoolProblem(TaskProblem("r"), ()))), grader
+        )
+        assert by_word.measured == (0, 1), "a problem without a solution is not solved"
 
 
 def test_answers_can_come_from_a_task() -> None:

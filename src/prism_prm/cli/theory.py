@@ -36,9 +36,18 @@ def theory(
     ] = None,
     scores: Annotated[Path | None, typer.Option(help="Scores of the pool's solutions, if it holds none.")] = None,
     aggregator: Annotated[
-        str, typer.Option(help="From step scores to a solution's: last, min, product, mean, soft-min.")
-    ] = "min",
-    threshold: Annotated[float, typer.Option(help="A solution is accepted above this.")] = 0.5,
+        str | None,
+        typer.Option(
+            help="From step scores to a solution's: last, min, product, mean, soft-min. Scores without a card: min.",
+            show_default="the PRM's card",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="A solution is accepted above this. Scores without a card: 0.5.", show_default="the PRM's card"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""

@@ -24,6 +24,7 @@ from prism_prm.world.perturb import PERTURBATIONS
 
 TPR = 0.9
 AGGREGATORS = ("min", "product")
+"""Measured for all PRMs, beside each one's own."""
 NUM_DRAWS = 200
 """Draws per problem for the votes."""
 
@@ -67,7 +68,8 @@ def measure_steps(steps: Steps) -> StepNumbers:
 def measure_pool(result: SeedResult, graded: GradedPool, *, far: bool = False) -> list[Curve]:
     """Best-of-N and votes of every PRM, on the same draws."""
     scores = {name: (scored.far_pool if far else scored.pool) or () for name, scored in result.scored.items()}
-    return compute_curves(graded, scores, aggregators=AGGREGATORS, num_draws=NUM_DRAWS, seed=result.seed)
+    hows = dict.fromkeys([*AGGREGATORS, *(scored.aggregator.value for scored in result.scored.values())])
+    return compute_curves(graded, scores, aggregators=list(hows), num_draws=NUM_DRAWS, seed=result.seed)
 
 
 def grade(result: SeedResult, *, far: bool = False) -> GradedPool:

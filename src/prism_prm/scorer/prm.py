@@ -121,12 +121,13 @@ class PRM:
         """
         return [scores.probability.tolist() for scores in self.score_trees(as_trees(solutions), progress=progress)]
 
-    def solution_score(self, problem: str, steps: Sequence[str]) -> float:
+    def solution_score(self, problem: str, steps: Sequence[str], how: str | None = None) -> float:
         """One score of a whole solution: its steps' scores put together as the PRM's card says (`card.aggregator`).
 
         Args:
             problem: the problem's text.
             steps: the texts of the steps, in order.
+            how: another aggregator than the card's: last, min, product, mean or soft-min.
 
         Example:
             >>> prm = load_prm("my-prm")
@@ -135,7 +136,9 @@ class PRM:
             >>> 0 < prm.solution_score("1 + 2?", ["Add.", "3"]) < min(prm.score("1 + 2?", ["Add.", "3"]))
             True
         """
-        return solution_score(self.score(problem, steps), self.card.aggregator)
+        how = self.card.aggregator if how is None else how
+        check_aggregator(how)
+        return solution_score(self.score(problem, steps), how)
 
     def score_trees(
         self,
@@ -226,8 +229,6 @@ class PRM:
             >>> load_prm("new-prm").card.aggregator
             'mean'
         """
-        if aggregator is not None:
-            check_aggregator(aggregator)
         card = replace(
             self.card,
             threshold=self.card.threshold if threshold is None else threshold,

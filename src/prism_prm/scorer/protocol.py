@@ -133,7 +133,10 @@ class StepSession(Protocol[StepT]):
 
 
 class Scorer(Protocol):
-    """Scores the steps of solutions."""
+    """Scores the steps of solutions.
+
+    One that has a `card`, too, as a `PRM` has, says with its `aggregator` and `threshold` how its scores are best used.
+    """
 
     @property
     def outputs(self) -> tuple[str, ...]:

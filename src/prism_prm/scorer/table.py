@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prism_prm.chosen import CardValues, card_values
 from prism_prm.data import Reader, ReadOptions
 from prism_prm.data.inputs import TREE_TABLE, as_places
 from prism_prm.errors import ConfigError, DataError
@@ -27,6 +29,7 @@ from prism_prm.tables import iter_trees, scores_schema
 from prism_prm.types import Bars, Say, no_bars, silent
 
 _TOO_LONG = b"prism_prm.too_long"
+_CARD = b"prism_prm.card"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,15 @@ def read_scores(path: str | Path) -> pa.Table:
     if missing:
         raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
     return table
+
+
+def card_of_scores(path: str | Path) -> CardValues | None:
+    """What the card of the PRM that made a scores table said then; None where the table does not know."""
+    said = (pq.read_metadata(path).metadata or {}).get(_CARD)
+    try:
+        return None if said is None else msgspec.json.decode(said, type=CardValues)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path}: what it says of its PRM's card cannot be read ({error}); score again") from error
 
 
 def write_scores(
@@ -202,7 +214,11 @@ def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) 
             scores = list(store.read(some))
             writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, store.identity))
             too_long += sum(len(found.too_long) for found in scores)
-        writer.add_key_value_metadata({KEY: job, _TOO_LONG: str(too_long)})
+        card = card_values(store.scorer)
+        about: dict[str | bytes, str | bytes] = {KEY: job, _TOO_LONG: str(too_long)}
+        if card is not None:
+            about[_CARD] = msgspec.json.encode(card)
+        writer.add_key_value_metadata(about)
 
 
 def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:

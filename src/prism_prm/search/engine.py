@@ -6,9 +6,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from prism_prm.chosen import card_values, choose_aggregator
 from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
 from prism_prm.records import unique_names
 from prism_prm.search.found import Found, found
@@ -68,7 +69,7 @@ class Engine:
     ) -> None:
         self.policy = policy
         self.prm = prm
-        self.settings = settings
+        self.settings = replace(settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value)
         self.method = find_method(settings, prm is not None)
         self.at_once = at_once
         self.watch = watch

@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from prism_prm.aggregate import check_aggregator
+from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
+from prism_prm.config import SHOWN
 from prism_prm.errors import ConfigError
 from prism_prm.policies import Sampling, node_key
 from prism_prm.search.tree import SearchNode, merge
@@ -39,8 +40,8 @@ class SearchSettings:
     likelihood alone."""
     resample_temperature: float = 1.0
     """For particle: resample by softmax(logit(score) / this)."""
-    aggregator: str = "last"
-    """How step scores become a path's score: last, min, product, mean or soft-min."""
+    aggregator: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
+    """How step scores become a path's score: last, min, product, mean or soft-min. By default each PRM's own."""
     max_steps: int = 40
     """A solution with more steps than this is cut."""
     max_policy_tokens: int | None = None
@@ -50,7 +51,8 @@ class SearchSettings:
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
-        check_aggregator(self.aggregator)
+        if self.aggregator is not None:
+            check_aggregator(self.aggregator)
         for name in ("n", "expand", "max_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be 1 or more")
@@ -70,6 +72,11 @@ class SearchSettings:
     def width(self) -> int:
         """Beams that are kept."""
         return max(1, self.n // self.fan)
+
+    @property
+    def how(self) -> str:
+        """The aggregator; an engine has put that of its PRM's card here where none was given."""
+        return self.aggregator or DEFAULT_AGGREGATOR
 
     @property
     def needs_log_likelihood(self) -> bool:
@@ -160,7 +167,7 @@ def value(node: SearchNode, end: SearchNode, settings: SearchSettings) -> float:
     total = 0.0
     # A weight of 0 leaves its part out altogether: 0 · −inf is not a number.
     if weight > 0:
-        total += weight * end.log_score(settings.aggregator)
+        total += weight * end.log_score(settings.how)
     if weight < 1:
         assert node.log_likelihood is not None, "the policy says how likely its steps are"
         total += (1 - weight) * node.log_likelihood
@@ -230,7 +237,7 @@ def particle(start: SearchNode, settings: SearchSettings) -> Search:
         if all(node.is_finished for node in particles):
             break
         if len(particles) > 1:
-            weights = resampling_weights([node.log_score(settings.aggregator) for node in particles], settings)
+            weights = resampling_weights([node.log_score(settings.how) for node in particles], settings)
             number = noise(node_key(settings.seed, start.text, (-1, depth))).random()
             particles = [particles[i] for i in resample(weights, float(number))]
         going = tuple(dict.fromkeys(node for node in particles if not node.is_finished))

@@ -118,6 +118,8 @@ class Benchmark:
     """Whether it can be a folder of `prism pairs`, with splits to choose from."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Groups whose items are in no total → what these are called; predictions may leave them out."""
+    threshold: float | None = None
+    """Where its rules judge every PRM; None leaves it to each PRM's card."""
     by_redundancy: tuple[str, ...] = ()
     """Groups whose steps are judged by their redundancy score, where a PRM has one."""
     measure: Callable[[Measurer], Tables] = lambda _: {}
