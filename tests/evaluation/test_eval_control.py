@@ -169,9 +169,9 @@ def test_the_report_begins_with_the_finding(tmp_path: Path) -> None:
     ]
     at = found["at_fnr"]
     assert found["finding"] in markdown
-    for text in ("base shifted to other's FNR", "base shifted to other's FPR", "Is other more than base shifted?"):
+    for text in ("base shifted to the same FNR", "base shifted to the same FPR", "Is other more than base shifted?"):
         assert text in markdown
-        assert text.replace("'", "&#39;") in (tmp_path / "cmp" / "report.html").read_text()
+        assert text in (tmp_path / "cmp" / "report.html").read_text()
     fpr, difference = at["metrics"]["fpr"], at["differences"]["fpr"]
     assert fpr["low"] < fpr["value"] < fpr["high"]
     assert (

@@ -165,8 +165,8 @@ def add_control(report: Report, control: Control, first: Table) -> None:
         )
     shifts = [_number_with_interval(shifted.shift) for shifted in control.at.values()]
     rows.append(["shift of log-odds", "0", *shifts, *[NO_DATA] * (1 + len(MATCHES))])
-    moved_to = [f"{base} shifted to {name}'s {match.upper()}" for match in control.at]
-    minus = [f"{name} minus {base} at this {match.upper()}" for match in control.at]
+    moved_to = [f"{base} shifted to the same {match.upper()}" for match in control.at]
+    minus = [f"difference at the same {match.upper()}" for match in control.at]
     report.table(["metric", base, *moved_to, name, *minus], rows, caption=f"Is {name} more than {base} shifted?")
     if control.num_fixed:
         report.text(
