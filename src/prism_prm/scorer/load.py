@@ -16,7 +16,7 @@ from prism_prm.lm.device import pick_device, pick_dtype
 from prism_prm.lm.load import language_model, local_folder
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, Card
+from prism_prm.prms.card import CARD_FILE, Card, hub_id
 from prism_prm.prms.folder import load_folder, prm_folder
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.check_packing import check_packing
@@ -169,7 +169,9 @@ def init_prm(
     head = _fresh_head(laid_out, model, seed)
     module = PrmModule(body, head.to(next(body.parameters()).dtype), laid_out).to(target).eval()
     check_packing(module)
-    card = Card(kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256)
+    card = Card(
+        kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256, base_model=hub_id(backbone)
+    )
     return PRM(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
 
 

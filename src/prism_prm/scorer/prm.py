@@ -16,9 +16,10 @@ from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.errors import DataError
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import Card, model_card
+from prism_prm.prms.card import Card
 from prism_prm.prms.folder import push_folder, save_folder
 from prism_prm.prms.module import PrmModule, hash_model
+from prism_prm.prms.readme import model_card
 from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.scorer.protocol import Solution, TreeScores, as_trees
@@ -234,7 +235,8 @@ class PRM:
             threshold=self.card.threshold if threshold is None else threshold,
             aggregator=self.card.aggregator if aggregator is None else aggregator,
         )
-        save_folder(Path(folder), self.module, self.family, card, state, readme or model_card(card))
+        readme = readme or model_card(card, self.family.architecture(self.module.config))
+        save_folder(Path(folder), self.module, self.family, card, state, readme)
         self.card = card
 
     save_pretrained = save
