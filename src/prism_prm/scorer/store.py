@@ -4,15 +4,19 @@ A score is filed under its key, a hash of who scored (the scorer's identity: wei
 context, what becomes of long paths) and of what was read: the problem and every step up to the scored one. Other texts,
 another model or other settings have other keys, so an old score is never taken for a new one.
 
-Work is done in portions of trees. A portion is scored whole and becomes one file, named by its keys: it is there whole
-or not at all, a run that was killed repeats at most one portion per process, and repeats it bit for bit. Several
-processes may fill one store.
+A key is scored once and has one value: equal steps of one piece of work are scored where they come first, and what
+other work has filed is not scored again.
+
+Work is done in portions of trees. What a portion adds becomes one file, named by its keys: it is there whole or not at
+all, a run that was killed repeats at most one portion per process, and repeats it bit for bit. Several processes may
+fill one store.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -130,13 +134,16 @@ class ScoreStore:
         Every process of a `Share` calls this with the same requests, scores its share, and returns when all is there.
         """
         share = share or Share()
+        self._look()
         portions = list(self._portions(requests))
         is_there = [self._has(one) for one in portions]
+        missing = self._missing(portions)
         share.wait()  # or a fast process's new portions would look like an earlier run's to a slow one
-        for number, one in enumerate(portions):
-            if not is_there[number] and number % share.world == share.rank:
-                trees, nodes = zip(*((request.tree, request.nodes) for request in one.requests), strict=True)
-                self._write(one, self.scorer.score_trees(trees, nodes))
+        for number, (one, rest) in enumerate(zip(portions, missing, strict=True)):
+            if len(rest.keys_N) and number % share.world == share.rank:
+                some = [request for request in rest.requests if request.nodes]
+                found = self.scorer.score_trees([one.tree for one in some], [one.nodes for one in some])
+                self._write(_Portion(some, rest.keys_N), found)
             advance(len(one.requests))
         share.wait()
         self._look()
@@ -149,9 +156,10 @@ class ScoreStore:
 
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
         """File scores that were made elsewhere, in a session say; what is there already stays."""
-        one = _Portion.of(self.identity, requests)
-        if requests and not self._has(one):
-            self._write(one, scores)
+        self._look()
+        [rest] = self._missing([_Portion.of(self.identity, requests)])
+        if len(rest.keys_N):
+            self._write(rest, scores)
             self._look()
 
     def _portions(self, requests: Sequence[Request]) -> Iterator[_Portion]:
@@ -159,7 +167,16 @@ class ScoreStore:
             yield _Portion.of(self.identity, requests[start : start + self.portion])
 
     def _has(self, portion: _Portion) -> bool:
-        return (self.folder / portion.name).exists() or bool((self._filed.places(portion.keys_N) >= 0).all())
+        return bool((self._filed.places(portion.keys_N) >= 0).all())
+
+    def _missing(self, portions: Sequence[_Portion]) -> list[_Portion]:
+        """What each portion adds: its keys that are neither filed nor in an earlier place of the same work."""
+        keys_N = np.concatenate([np.empty(0, _KEYS), *(one.keys_N for one in portions)])
+        first_N = np.zeros(len(keys_N), bool)
+        first_N[np.unique(keys_N, return_index=True)[1]] = True
+        wanted_N = first_N & (self._filed.places(keys_N) < 0)
+        parts = _parts(wanted_N, [len(one.keys_N) for one in portions])
+        return [one.only(part_N) for one, part_N in zip(portions, parts, strict=True)]
 
     def _look(self) -> None:
         """Take in the files that are new, ours and those of other processes; of equal keys the first stays."""
@@ -178,12 +195,7 @@ class ScoreStore:
         _FiledScores(portion.keys_N, log_odds_NO, too_long_N).write(self.folder / portion.name, self.scorer.outputs)
 
     def _read(self, portion: _Portion) -> Iterator[TreeScores]:
-        """A portion's scores: from its own file where it has one, so that a repeated run reads the same bits."""
-        path = self.folder / portion.name
-        if path.exists():
-            found = _FiledScores.in_file(path, self.scorer.outputs)
-        else:
-            found = self._filed.take(self._filed.places(portion.keys_N))
+        found = self._filed.take(self._filed.places(portion.keys_N))
         start = 0
         for request in portion.requests:
             nodes, here = np.array(request.nodes, np.int64), slice(start, start + len(request.nodes))
@@ -205,9 +217,23 @@ class _Portion:
         keys = b"".join(key for request in requests for key in keys_of(identity, request))
         return cls(requests, np.frombuffer(keys, _KEYS))
 
+    def only(self, wanted_N: np.ndarray) -> _Portion:
+        """The same requests for some of their nodes, perhaps for none."""
+        parts = _parts(wanted_N, [len(request.nodes) for request in self.requests])
+        requests = [
+            Request(request.tree, tuple(itertools.compress(request.nodes, part_N)))
+            for request, part_N in zip(self.requests, parts, strict=True)
+        ]
+        return _Portion(requests, self.keys_N[wanted_N])
+
     @property
     def name(self) -> str:
         return f"{hashlib.blake2b(self.keys_N.tobytes(), digest_size=16).hexdigest()}.parquet"
+
+
+def _parts(values_N: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """The values cut into parts of these sizes."""
+    return [values_N[start:end] for start, end in itertools.pairwise(itertools.accumulate(sizes, initial=0))]
 
 
 @dataclass(frozen=True, slots=True)
