@@ -91,7 +91,7 @@ def test_the_threshold_is_the_cards_unless_the_benchmark_has_a_rule(tmp_path: Pa
     """A table of scores knows what the card said; predictions have no card."""
     shutil.copytree(prm, tmp_path / "prm")
     set_threshold(tmp_path / "prm", 0.375)
-    rows = [{"id": str(i), "problem": f"{i}?", "steps": ["a", "b"], "labels": [True, i % 2 == 0]} for i in range(4)]
+    rows = [{"prompt": f"{i}?", "completions": ["a", "b"], "labels": [True, i % 2 == 0]} for i in range(4)]
     labelled = write_jsonl(tmp_path / "labelled.jsonl", rows)
     common = ["eval", "--data", labelled, "--draws", 100, "--bench", "labelled"]
 
@@ -105,7 +105,7 @@ def test_the_threshold_is_the_cards_unless_the_benchmark_has_a_rule(tmp_path: Pa
     table = (tmp_path / "out" / "labelled.scores.parquet").rename(tmp_path / "table.parquet")
     assert threshold("--scores", table) == (0.375, "from the PRM's card")
     assert threshold("--scores", table, "--threshold", 0.25) == (0.25, "as given")
-    predictions = write_jsonl(tmp_path / "p.jsonl", [{"id": str(i), "scores": [0.9, 0.4]} for i in range(4)])
+    predictions = write_jsonl(tmp_path / "p.jsonl", [{"id": f"tree-{i}", "scores": [0.9, 0.4]} for i in range(4)])
     assert threshold("--predictions", predictions) == (0.5, "the default, as no card says")
     common = ["eval", "--data", data, "--draws", 100, "--bench", "processbench"]
     assert threshold("--prm", tmp_path / "prm", bench="processbench") == (0.5, "the benchmark's rule")

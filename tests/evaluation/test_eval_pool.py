@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from test_eval_cli import metrics, output, prism
 
 from prism_prm.chosen import Choice
 from prism_prm.errors import DataError, PrismError
+from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
+from prism_prm.scorer import init_prm
 from prism_prm.theory_report.scored_pool import JudgedPool, predict
 
 MIN, HALF = Choice("min", "as given"), Choice(0.5, "as given")
@@ -66,6 +69,24 @@ def test_a_problem_with_fewer_solutions_takes_all_it_has() -> None:
     assert found.num_smaller == 1
     assert found.predicted == ((0.5 + 1) / 2, (0.75 + 1) / 2)
     assert [point.value for point in found.measured] == [0.75, 1.0]
+
+
+def test_a_table_of_scores_says_what_the_card_of_its_prm_says(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
+    """And a pool with scores of its own has no card."""
+    solutions = [{"steps": [f"\\boxed{{{k}}}"], "scores": [0.9]} for k in range(2)]
+    rows = [{"problem": f"{i}?", "answer": "0", "solutions": solutions} for i in "ab"]
+    pool = write_jsonl(tmp_path / "pool.jsonl", rows)
+    prm = init_prm(tiny_lm("qwen2"), family="qwen")
+    prm.save(tmp_path / "prm", threshold=0.25)
+    rerank_pool(pool, tmp_path / "out", prms={"mine": prm}, settings=RerankSettings(workers=1, num_draws=10))
+    used = {}
+    for name, more in {"table": ["--scores", tmp_path / "out" / "scores" / "mine.parquet"], "pool": []}.items():
+        output(prism("theory", "--out", tmp_path / name, "--no-simulate", "--pool", pool, *more))
+        found = metrics(tmp_path / name)["pool"]
+        used[name] = (found["aggregator"]["value"], found["threshold"]["value"], found["threshold"]["origin"])
+    assert used == {
+        "table": ("product", 0.25, "from the PRM's card"), "pool": ("min", 0.5, "the default, as no card says")
+    }  # fmt: skip
 
 
 def test_theory_reads_and_grades_a_pool(tmp_path: Path) -> None:

@@ -206,7 +206,9 @@ def test_one_small_problem_does_not_cut_the_curves(pool: Path, tmp_path: Path) -
     assert metrics["problems_with_fewer_solutions_than_n"] == {"2": 1, "4": 1, "5": 1}
     values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
     assert values["oracle", 2] == pytest.approx((4 * 0.9 + 1) / 5)
-    note = "The problems have 1 to 5 solutions. At each n, a problem with fewer takes all it has: 1 at n = 2"
+    note = (
+        "The problems have 1 to 5 solutions. At each n, a problem with fewer takes all it has: 1 at n = 2, 1 at n = 4"
+    )
     assert note in output
     assert note in (out / "report.md").read_text()
 

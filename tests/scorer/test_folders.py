@@ -215,6 +215,7 @@ def test_a_damaged_card_is_named(tiny_lm: Callable[..., Path], tmp_path: Path) -
     init_prm(tiny_lm("llama"), family="token-classification").save(tmp_path / "prm")
     for content, message in [
         ("{", "prism.json"),
+        ("[]", "prism.json"),
         ('{"family": "qwan"}', "prism.json: Unknown family 'qwan'. Known: qwen"),
         ('{"family": "qwen", "treshold": 1}', r"unknown keys \['treshold'\]"),
         ('{"family": "token-classification", "threshold": "high"}', "prism.json.*threshold"),

@@ -65,7 +65,7 @@ def read_card(folder: Path) -> Card | None:
         unknown = sorted(set(found) - set(Card.__slots__))
         if unknown:
             raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
-        if found.get("aggregator") in _FORMER:
+        if isinstance(found, dict) and found.get("aggregator") in _FORMER:
             found["aggregator"] = _FORMER[found["aggregator"]]
         return msgspec.convert(found, Card)
     except (ConfigError, ValueError, msgspec.ValidationError, TypeError) as error:

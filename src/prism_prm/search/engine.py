@@ -33,7 +33,7 @@ class Watch:
     spent: Spent = field(default_factory=Spent)
     seconds: float = 0.0
     best: float = math.nan
-    """The highest P(right) of a finished solution's last step so far."""
+    """The highest score of a finished solution so far."""
 
 
 @dataclass(eq=False, slots=True)
@@ -175,7 +175,6 @@ class Engine:
         self.state.num_done += 1
         self.state.spent.prm_tokens += spent.prm_tokens
         for node in nodes:
-            steps = node.nodes()
-            value = steps[-1].probability if steps else None
-            if value is not None and not value <= self.state.best:
-                self.state.best = value
+            if node.probabilities() is not None:
+                score = math.exp(node.log_score(self.settings.how))
+                self.state.best = score if math.isnan(self.state.best) else max(self.state.best, score)
