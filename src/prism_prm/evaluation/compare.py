@@ -169,6 +169,8 @@ def compare_runs(
 ) -> Report:
     """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
 
+    The report opens with whether each PRM is more than the first one with only its level moved.
+
     Args:
         runs: folders of `evaluate_prm`, or NAME=FOLDER; all on the same items, and the first is the base.
         out: folder for the report.
