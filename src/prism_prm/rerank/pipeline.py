@@ -39,6 +39,9 @@ class RerankSettings:
     """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[str, ...] = tuple(EXTRACTORS)
     """The ways to find the answer in a solution, surest first."""
+    answer_field: str | None = None
+    """The field that holds the reference answer: in the pool, or with a task in its file. By default `answer`,
+    `final_answer`, `expected_answer` or `ground_truth`."""
     num_draws: int = NUM_DRAWS
     """How many draws per problem the votes rest on."""
     seed: int = 0
@@ -97,8 +100,9 @@ def rerank_pool(
         (1, 2, 3)
     """
     settings, out = settings or RerankSettings(), Path(out)
-    found, title = _read(pool, bars)
-    found = with_task(found, load_task(task, task_data)) if task else found
+    found, title = _read(pool, settings.answer_field, with_answers=task is None, bars=bars)
+    if task:
+        found = with_task(found, load_task(task, task_data, answer_field=settings.answer_field))
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
     step_scores = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars)
@@ -114,13 +118,16 @@ def rerank_pool(
     return results
 
 
-def _read(pool: Pool | str | Path | Sequence[str | Path], bars: Bars) -> tuple[Pool, str]:
+def _read(
+    pool: Pool | str | Path | Sequence[str | Path], answer_field: str | None, *, with_answers: bool, bars: Bars
+) -> tuple[Pool, str]:
     """The pool, and the report's title."""
     if isinstance(pool, Pool):
         return pool, "Re-ranking"
     places = as_places(pool)
     with bars("reading", total_size(find_sources(places)), unit="bytes") as advance:
-        return read_pool(places, advance), f"Re-ranking {', '.join(Path(place).name for place in places)}"
+        found = read_pool(places, advance, answer_field=answer_field, with_answers=with_answers)
+    return found, f"Re-ranking {', '.join(Path(place).name for place in places)}"
 
 
 def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say) -> tuple[GradedPool, str]:

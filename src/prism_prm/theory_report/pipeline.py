@@ -23,6 +23,7 @@ def report_theory(
     scores: str | Path | None = None,
     aggregator: str = "min",
     threshold: float = 0.5,
+    answer_field: str | None = None,
 ) -> Report:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores; write a report.
 
@@ -35,6 +36,7 @@ def report_theory(
         scores: a table of the pool's scores, if it holds none.
         aggregator: from step scores to a solution's.
         threshold: a solution is accepted above this.
+        answer_field: the field of the pool that holds the reference answer, where that is not called `answer`.
 
     Example:
         >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
@@ -51,6 +53,9 @@ def report_theory(
     if runs:
         add_runs(report, [str(run) for run in runs], seed=settings.seed)
     if pool:
-        add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed)
+        add_pool(
+            report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed,
+            answer_field=answer_field,
+        )  # fmt: skip
     report.write(out)
     return report

@@ -117,12 +117,13 @@ def add_pool(
     aggregator: str,
     threshold: float,
     seed: int = 0,
+    answer_field: str | None = None,
 ) -> None:
     """Read, grade and judge a pool, and add what theory says of it."""
     check_aggregator(aggregator)
     if not 0 <= threshold <= 1:
         raise ConfigError(f"threshold {threshold} is not in [0, 1]")
-    pool = read_pool(inputs)
+    pool = read_pool(inputs, answer_field=answer_field)
     found = _scores(pool, scores)
     with MathGrader() as grader:
         graded = grade_pool(pool, grader)
