@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class PoolProblem:
 
     problem: Problem
     solutions: tuple[Solution, ...]
+    where: str = field(default="", compare=False, repr=False)
+    """Where it was read, for messages: `file:line`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Pool:
             for k, solution in enumerate(entry.solutions):
                 if solution.steps:
                     name = f"{named}#{k}"
-                    trees.append(StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=name))
+                    tree = StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=name)
+                    trees.append(replace(tree, where=entry.where))
                 number += 1
         return trees
 
@@ -126,7 +129,7 @@ def _entries(
 ) -> Iterator[PoolProblem]:
     for row in rows(source, advance):
         try:
-            yield read(decode(row, dict[str, Any]))
+            yield replace(read(decode(row, dict[str, Any])), where=row.where)
         except DataError as error:
             raise DataError(f"{row.where}: {error}", reason=error.reason) from error
 
@@ -135,13 +138,13 @@ def pool_problem(
     record: Mapping[str, Any], *, answer_field: str | None = None, with_answer: bool = True
 ) -> PoolProblem:
     """A record of a pool."""
-    field = next((field for field in POOL_FIELDS if isinstance(record.get(field), list)), None)
-    if field is None:
+    listed = next((name for name in POOL_FIELDS if isinstance(record.get(name), list)), None)
+    if listed is None:
         raise DataError(
             f"no list of solutions in any of the fields {', '.join(POOL_FIELDS)}; found {sorted(record)}",
             reason="missing-field",
         )
-    given = record[field]
+    given = record[listed]
     scores = _scores_beside(record, len(given))
     solutions = []
     for k, item in enumerate(given):
@@ -189,7 +192,7 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
     elif not isinstance(item, dict):
         raise DataError(f"expected a text, a list of steps or an object, found {type(item).__name__}")
     given = msgspec.convert(item, _Given)
-    text = next((item[field] for field in _TEXT_FIELDS if isinstance(item.get(field), str)), None)
+    text = next((item[name] for name in _TEXT_FIELDS if isinstance(item.get(name), str)), None)
     if text is None and given.steps is None:
         raise DataError(f"neither `steps` nor a text in any of the fields {', '.join(_TEXT_FIELDS)}")
     steps = tuple(split_steps(text or "")) if given.steps is None else tuple(given.steps)

@@ -202,7 +202,11 @@ class PRM:
             too_long.append(tuple(long))
         if any(too_long):
             done = "left unscored" if self.on_too_long == "skip" else "scored without their earliest steps"
-            log.warning("%d steps exceed the context of %d tokens: %s", sum(map(len, too_long)), self.context, done)
+            first = next(describe(tree, long[0]) for tree, long in zip(trees, too_long, strict=True) if long)
+            log.warning(
+                "%d steps exceed the context of %d tokens: %s; the first: %s",
+                sum(map(len, too_long)), self.context, done, first,
+            )  # fmt: skip
 
         def owner(item: int, node: int) -> tuple[int, int]:
             stands_for = items[item].is_node
