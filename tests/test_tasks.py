@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from prism_prm.answers import extract_answer
+from prism_prm.data.problem_records import problem_of
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.tasks import TASKS, MathGrader, TaskProblem, load_task, problem_of, subsample
+from prism_prm.tasks import TASKS, MathGrader, TaskProblem, load_task, subsample
 
 FILES = {
     "math-500": ("math500/test.jsonl", 500), "math-500-100": ("math500/test.jsonl", 100),
@@ -43,7 +44,7 @@ def test_your_own_file(tmp_path: Path) -> None:
 def test_a_problem_without_an_answer_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"problem": "1+1?", "answer": 2}\n{"problem": "1+2?"}\n')
-    with pytest.raises(DataError, match=r"mine.jsonl:2: no answer"):
+    with pytest.raises(DataError, match=r"mine.jsonl:2: no reference answer"):
         load_task(str(path))
 
 

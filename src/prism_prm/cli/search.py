@@ -45,7 +45,7 @@ PANELS = {
         "policy.prompting.template",
     ),
     "PRM": ("prm",),
-    "Task": ("task", "task_data", "limit"),
+    "Task": ("task", "task_data", "answer_field", "limit"),
     "Search": (
         "search.method", "select", "n", "search.expand", "search.lookahead", "search.prm_weight", "search.aggregator",
         "search.max_steps", "search.sampling.max_tokens", "search.max_policy_tokens", "search.seed", "at_once",

@@ -35,6 +35,9 @@ def theory(
         list[str] | None, typer.Option(help="A pool of solutions: measure p, α and β on it and predict Best-of-N.")
     ] = None,
     scores: Annotated[Path | None, typer.Option(help="Scores of the pool's solutions, if it holds none.")] = None,
+    answer_field: Annotated[
+        str | None, typer.Option(help="Field of the pool with the reference answer, where not called `answer`.")
+    ] = None,
     aggregator: Annotated[
         str | None,
         typer.Option(
@@ -59,6 +62,6 @@ def theory(
     with console().status("playing out Best-of-N" + (", training small networks" if simulate else "")):
         report_theory(
             out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
-            threshold=threshold,
+            threshold=threshold, answer_field=answer_field,
         )  # fmt: skip
     typer.echo(out / PAGE)

@@ -111,6 +111,7 @@ class Reader:
                 continue
             if format.unique_names:
                 self._seen.add(draft.name)
+            draft.where = row.where
             yield draft
 
     def _bad(self, error: DataError) -> None:
@@ -136,6 +137,8 @@ def decode(row: InputRow, type_: Any) -> Any:
     except msgspec.ValidationError as error:
         reason = "missing-field" if "missing required field" in str(error) else "wrong-type"
         raise DataError(f"{error}; correct the record, or is it in another format?", reason=reason) from error
+    except RecursionError:
+        raise DataError("nested too deeply to be read; is this data?", reason="too-deep") from None
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error}); convert the file to UTF-8", reason="not-utf8") from error
     except msgspec.DecodeError as error:

@@ -44,6 +44,9 @@ class RerankSettings:
     """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[str, ...] = tuple(EXTRACTORS)
     """The ways to find the answer in a solution, surest first."""
+    answer_field: str | None = None
+    """The field that holds the reference answer: in the pool, or with a task in its file. By default `answer`,
+    `final_answer`, `expected_answer` or `ground_truth`."""
     num_draws: int = NUM_DRAWS
     """How many draws per problem the votes rest on."""
     seed: int = 0
@@ -108,8 +111,9 @@ def rerank_pool(
         ['3', '7']
     """
     settings, out = settings or RerankSettings(), Path(out)
-    found, title = _read(pool, bars)
-    found = with_task(found, load_task(task, task_data)) if task else found
+    found, title = _read(pool, settings.answer_field, with_answers=task is None, bars=bars)
+    if task:
+        found = with_task(found, load_task(task, task_data, answer_field=settings.answer_field))
     largest([len(entry.solutions) for entry in found.problems])
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
@@ -137,13 +141,16 @@ def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice
     return Choice(settings.aggregators[0], GIVEN) if settings.aggregators else choose_aggregator(None, card)
 
 
-def _read(pool: Pool | str | Path | Sequence[str | Path], bars: Bars) -> tuple[Pool, str]:
+def _read(
+    pool: Pool | str | Path | Sequence[str | Path], answer_field: str | None, *, with_answers: bool, bars: Bars
+) -> tuple[Pool, str]:
     """The pool, and the report's title."""
     if isinstance(pool, Pool):
         return pool, "Re-ranking"
     places = as_places(pool)
     with bars("reading", total_size(find_sources(places)), unit="bytes") as advance:
-        return read_pool(places, advance), f"Re-ranking {', '.join(Path(place).name for place in places)}"
+        found = read_pool(places, advance, answer_field=answer_field, with_answers=with_answers)
+    return found, f"Re-ranking {', '.join(Path(place).name for place in places)}"
 
 
 def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say) -> tuple[GradedPool, str]:

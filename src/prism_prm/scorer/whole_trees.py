@@ -60,7 +60,11 @@ def score_portion(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[
     items, too_long = fit_all(prm, trees, nodes)
     if any(too_long):
         done = "left unscored" if prm.on_too_long == "skip" else "scored without their earliest steps"
-        log.warning("%d steps exceed the context of %d tokens: %s", sum(map(len, too_long)), prm.context, done)
+        first = next(describe(tree, long[0]) for tree, long in zip(trees, too_long, strict=True) if long)
+        log.warning(
+            "%d steps exceed the context of %d tokens: %s; the first: %s",
+            sum(map(len, too_long)), prm.context, done, first,
+        )  # fmt: skip
 
     def owner(item: int, node: int) -> tuple[int, int]:
         stands_for = items[item].is_node

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.config import read_settings
 from prism_prm.errors import ConfigError
 from prism_prm.policies import PolicySettings
 from prism_prm.rerank.select import SELECTORS
@@ -23,6 +23,9 @@ class SearchRecipe:
     """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
     task_data: str | None = None
     """The local file of a known task. By default it comes from the hub."""
+    answer_field: str | None = None
+    """The field of the task's file that holds the reference answer. By default `answer`, `final_answer`,
+    `expected_answer` or `ground_truth`."""
     limit: int | None = None
     """Use only this many problems, from the first on."""
     n: tuple[int, ...] = (16,)
@@ -65,12 +68,4 @@ class SearchRecipe:
 
 def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> SearchRecipe:
     """A recipe file, then the options that were given ("search.method" → value), then `--set` assignments."""
-    settings: dict[str, Any] = read_toml(path) if path is not None else {}
-    for dotted, value in given.items():
-        if value is not None:
-            *sections, key = dotted.split(".")
-            section = settings
-            for name in sections:
-                section = section.setdefault(name, {})
-            section[key] = value
-    return from_mapping(SearchRecipe, override(settings, assignments))
+    return read_settings(SearchRecipe, path, assignments, given)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from prism_prm.aggregate import check_aggregator
-from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.config import read_settings
 from prism_prm.curriculum import Curriculum
 from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import ConfigError
@@ -186,4 +186,4 @@ def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
         >>> recipe.train.lr
         2e-06
     """
-    return from_mapping(Recipe, override(read_toml(path), assignments))
+    return read_settings(Recipe, path, assignments)
