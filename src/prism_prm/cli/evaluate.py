@@ -89,7 +89,8 @@ def evaluate(
     ] = "0.5",
     settings: EvalSettings,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many items of each class or split, chosen by --seed.")
+        int | None,
+        typer.Option(min=1, max=10**9, help="At most so many items of each class or split, chosen by --seed."),
     ] = None,
     loading: LoadSettings,
     store: Store = None,
