@@ -97,6 +97,7 @@ def pairs(
         int,
         typer.Option(
             min=0,
+            max=10**6,
             help="For --exclude: so many words in a row in common count as the same problem; 0: whole problems only.",
             rich_help_panel=READING,
         ),

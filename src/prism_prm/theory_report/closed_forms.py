@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from prism_prm.errors import ConfigError
 from prism_prm.evaluation.display import draw_pair_accuracy
+from prism_prm.ranges import Count, Natural, Share, check
 from prism_prm.report import LOOKS, Report, count_axis, looks, number, percent, percent_axes
 from prism_prm.theory import centre_margin, selection, simulation
 
@@ -20,19 +20,18 @@ FIGURE_N = 2 ** np.arange(0, 11)
 class VerifierSettings:
     """The verifier the closed forms are shown for."""
 
-    p: float = 0.3
-    """Share of right solutions."""
-    alpha: float = 0.2
-    """FPR at the solution level."""
-    beta: float = 0.2
-    """FNR at the solution level."""
-    ns: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    seed: int = 0
+    p: Share = 0.3
+    """The share of right solutions."""
+    alpha: Share = 0.2
+    """The FPR of the verifier, on solutions."""
+    beta: Share = 0.2
+    """The FNR of the verifier, on solutions."""
+    ns: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
+    seed: Natural = 0
+    """The seed of everything random."""
 
     def __post_init__(self) -> None:
-        for name in ("p", "alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is not a share in [0, 1]")
+        check(self)
 
 
 def add_best_of_n(report: Report, settings: VerifierSettings) -> None:
