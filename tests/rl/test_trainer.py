@@ -201,14 +201,16 @@ from fakes import fake
 from prism_prm import PRMReward
 
 policy, out, per_process = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-texts = ["3 + 4 = 7\\n\\n#### 7", "1", "2\\n\\n3\\n\\n4 = 4", "12345\\n\\n#### 1", "a b\\n\\nc", "#### 5", "1\\n\\n\\n\\n22", "x = 1"]
+texts = ["3 + 4 = 7\\n\\n#### 7", "1", "2\\n\\n3\\n\\n4 = 4", "12345\\n\\n#### 1",
+         "a b\\n\\nc", "#### 5", "1\\n\\n\\n\\n22", "x = 1"]
 found = {}
 for credit in ("outcome", "process", "pure", "progress"):
     trainer = trainer_of(policy, out / "run", PRMReward(fake(by_length), "mean", gate=False), credit=credit,
-                         args={"per_device_train_batch_size": per_process})
+                         args={"per_device_train_batch_size": per_process, "num_generations": 8})
     rank, tokenizer = trainer.accelerator.process_index, trainer.processing_class
     own = texts[rank * per_process : (rank + 1) * per_process]
-    trainer._generate_single_turn = lambda *_, **__: ([tokenizer.encode(text) + [tokenizer.eos_token_id] for text in own], None)
+    ids = [tokenizer.encode(text) + [tokenizer.eos_token_id] for text in own]
+    trainer._generate_single_turn = lambda *_, **__: (ids, None)
     trainer.model.train()
     row = list(problems())[0]
     batch = trainer._generate_and_score_completions([dict(row) for _ in own])
@@ -221,7 +223,7 @@ if trainer.accelerator.is_main_process:
 
 
 def test_two_processes_give_the_same_advantages(memorising_policy: Path, tmp_path: Path) -> None:
-    """Groups of four; with two processes of four rows each process has one, with 8 rows in one process both."""
+    """A group of eight, in one process or spread over two."""
     script = tmp_path / "two.py"
     script.write_text(TWO, encoding="utf-8")
     folders = ":".join(map(str, (Path(__file__).parent, Path(__file__).parent.parent)))
