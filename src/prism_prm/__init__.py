@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from prism_prm.rerank.pipeline import RerankSettings as RerankSettings
     from prism_prm.rerank.pipeline import rerank_pool as rerank_pool
     from prism_prm.rl.reward import PRMReward as PRMReward
+    from prism_prm.rl.trainer import StepGRPOTrainer as StepGRPOTrainer
     from prism_prm.scorer import PRM as PRM
     from prism_prm.scorer import Prm as Prm
     from prism_prm.scorer import Scorer as Scorer
@@ -89,6 +90,7 @@ _EXPORTS = {
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
     "Step": "prism_prm.records",
+    "StepGRPOTrainer": "prism_prm.rl.trainer",
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
     "TreeScores": "prism_prm.scorer",
