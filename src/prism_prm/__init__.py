@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from prism_prm.rerank import weighted_vote as weighted_vote
     from prism_prm.rerank.pipeline import RerankSettings as RerankSettings
     from prism_prm.rerank.pipeline import rerank_pool as rerank_pool
+    from prism_prm.rl.reward import PRMReward as PRMReward
+    from prism_prm.rl.trainer import StepGRPOTrainer as StepGRPOTrainer
     from prism_prm.scorer import PRM as PRM
     from prism_prm.scorer import Prm as Prm
     from prism_prm.scorer import Scorer as Scorer
@@ -75,6 +77,7 @@ _EXPORTS = {
     "Judge": "prism_prm.answers",
     "ModelError": "prism_prm.errors",
     "PRM": "prism_prm.scorer",
+    "PRMReward": "prism_prm.rl.reward",
     "PairRecipe": "prism_prm.pairs.build",
     "PairSettings": "prism_prm.pairs",
     "PolicySettings": "prism_prm.policies",
@@ -89,6 +92,7 @@ _EXPORTS = {
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
     "Step": "prism_prm.records",
+    "StepGRPOTrainer": "prism_prm.rl.trainer",
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
     "TreeScores": "prism_prm.scorer",
