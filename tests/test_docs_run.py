@@ -1,4 +1,4 @@
-"""What the README and the tutorial tell people to type works, as it stands there; the quick demo's test runs it small."""
+"""What the README and the tutorial tell people to type works; the demo's test runs the tutorial on a small demo."""
 
 from __future__ import annotations
 
