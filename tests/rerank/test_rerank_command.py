@@ -258,6 +258,7 @@ def test_each_prm_can_have_a_family_of_its_own(
     ("given", "said"),
     [
         (["c=qwen"], "--family c=qwen: no PRM is called 'c'. PRMs: a, b."),
+        (["c=my.py:Mine"], "--family c=my.py:Mine: no PRM is called 'c'. PRMs: a, b."),
         (["qwen", "rlhflow"], "--family rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
         (["a=qwen", "a=rlhflow"], "--family a=rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
     ],
@@ -268,7 +269,10 @@ def test_a_family_that_fits_no_prm_or_comes_twice(given: list[str], said: str) -
     assert str(found.value) == said
 
 
-def test_families_of_prms() -> None:
+def test_families_of_prms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x=1").mkdir()
+    Path("x=1/my.py").touch()
     assert families_of(None, ["a", "b"]) == {}
     assert families_of(["b=skywork", "qwen"], ["a", "b"]) == {"a": "qwen", "b": "skywork"}
     assert families_of(["x=1/my.py:Mine"], ["a"]) == {"a": "x=1/my.py:Mine"}, "a file whose path has a ="

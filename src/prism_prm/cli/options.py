@@ -21,7 +21,6 @@ from typer.core import TyperCommand
 
 from prism_prm.config import Setting, settings_of
 from prism_prm.errors import ConfigError
-from prism_prm.plugins import is_in_file
 
 Store = Annotated[
     Path | None,
@@ -139,7 +138,7 @@ def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str,
         name, equals, family = text.partition("=")
         if equals and name in prms:
             named, known = {name: family}, own
-        elif equals and not is_in_file(text):
+        elif equals and not Path(text.rpartition(":")[0]).is_file():  # a file's path may have a = too
             raise ConfigError(f"--family {text}: no PRM is called {name!r}. PRMs: {', '.join(prms) or 'none'}.")
         else:
             named, known = dict.fromkeys(prms, text), for_all
