@@ -14,13 +14,13 @@ from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, count_smaller
 from prism_prm.rerank.grading import Grade, GradedPool
 from prism_prm.rerank.select import SELECTORS
-from prism_prm.tasks import Problem
+from prism_prm.tasks import TaskProblem
 
 
 def graded_pool(*problems: str) -> GradedPool:
     """A pool from words whose letters are answers; "a" is right, "-" is none."""
     entries = tuple(
-        PoolProblem(Problem(f"{i}", "a"), tuple(Solution((c,), c) for c in word)) for i, word in enumerate(problems)
+        PoolProblem(TaskProblem(f"{i}", "a"), tuple(Solution((c,), c) for c in word)) for i, word in enumerate(problems)
     )
     grades = tuple(tuple(Grade(c, "boxed", c == "a", "abcd".find(c), "ok") for c in word) for word in problems)
     return GradedPool(Pool(entries), grades)
@@ -148,7 +148,7 @@ def test_uneven_pools_equal_every_draw_written_out(words: list[str], random: Ran
 def test_problems_without_a_reference_are_not_measured() -> None:
     whole, half = graded_pool("ab", "b", "aab"), graded_pool("ab", "b", "aab")
     problems, grades = list(half.pool.problems), list(half.grades)
-    problems[1] = replace(problems[1], problem=Problem("1"))
+    problems[1] = replace(problems[1], problem=TaskProblem("1"))
     grades[1] = tuple(replace(grade, correct=None) for grade in grades[1])
     half = GradedPool(Pool(tuple(problems)), tuple(grades))
     assert (half.measured, half.num_unmeasured) == ((0, 2), 1)

@@ -79,6 +79,18 @@ def test_without_a_prm(pool: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_answers_under_a_name_of_your_own(pool: Path, tmp_path: Path) -> None:
+    renamed = [{"gold" if key == "answer" else key: value for key, value in record.items()} for record in RECORDS]
+    gold, problems = tmp_path / "gold.jsonl", tmp_path / "problems.jsonl"
+    gold.write_text("".join(json.dumps(record) + "\n" for record in renamed))
+    problems.write_text("".join(json.dumps({"problem": r["problem"], "gold": r["gold"]}) + "\n" for r in renamed))
+    run(pool, "--out", tmp_path / "plain", "--workers", 1)
+    run(gold, "--out", tmp_path / "gold", "--workers", 1, "--answer-field", "gold")
+    run(gold, "--task", problems, "--out", tmp_path / "task", "--workers", 1, "--answer-field", "gold")
+    expected = metrics_of(tmp_path / "plain")["curves"]
+    assert metrics_of(tmp_path / "gold")["curves"] == metrics_of(tmp_path / "task")["curves"] == expected
+
+
 def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
     """As a search leaves them whose budget was too small for them."""
     with pool.open("a") as file:

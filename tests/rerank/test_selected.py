@@ -13,7 +13,7 @@ from prism_prm.chosen import Choice
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.rerank.grading import Grade, GradedPool
 from prism_prm.rerank.selected import Selection, select_solutions, write_selected
-from prism_prm.tasks import Problem
+from prism_prm.tasks import TaskProblem
 
 WORDS = ("bba", "ab-", "--", "")
 """The answers of four problems' solutions; "-" is none."""
@@ -22,7 +22,9 @@ SCORES = [[0.4, 0.4, 0.9], [0.3, 0.2, 0.8], [0.5, None]]
 
 def graded(*, reference: str | None = "a") -> GradedPool:
     entries = tuple(
-        PoolProblem(Problem(f"{word}?", reference, name=f"p{i}"), tuple(Solution((f"step {c}", c), c) for c in word))
+        PoolProblem(
+            TaskProblem(f"{word}?", reference, name=f"p{i}"), tuple(Solution((f"step {c}", c), c) for c in word)
+        )
         for i, word in enumerate(WORDS)
     )
     grades = tuple(

@@ -16,6 +16,7 @@ from prism_prm import PrismError, init_prm, load_prm
 from prism_prm.aggregate import log_score
 from prism_prm.answers import extract_answer
 from prism_prm.cli import app, main
+from prism_prm.errors import DataError
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import scores_by_prm
 from prism_prm.scorer.store import ScoreStore
@@ -224,6 +225,17 @@ def test_other_settings_need_another_folder_and_more_problems_do_not(command: li
         run([*command, "--method", "sample", "-n", "2", "--limit", "2", "--seed", "5"])
     out = run([*command, "--method", "sample", "-n", "2", "--limit", "3"])
     assert len((out / "journal" / "n2.jsonl").read_text().splitlines()) == 1 + 3, "one more problem is one more line"
+
+
+def test_answers_under_a_name_of_your_own(command: list[str], task: Path, tmp_path: Path) -> None:
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text(task.read_text().replace('"answer"', '"gold"'))
+    command[command.index(str(task))] = str(gold)
+    with pytest.raises(DataError, match=r"gold\.jsonl:1: no reference answer .*--answer-field gold"):
+        CliRunner().invoke(app, [*command, "--method", "greedy"], catch_exceptions=False)
+    out = run([*command, "--method", "greedy", "--limit", "2", "--answer-field", "gold"])
+    answers = [json.loads(line)["gold"] for line in gold.read_text().splitlines()]
+    assert [entry.problem.answer for entry in read_pool(out / "pools" / "n1.jsonl").problems] == answers[:2]
 
 
 def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:

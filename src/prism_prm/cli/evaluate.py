@@ -90,7 +90,8 @@ def evaluate(
     ] = None,
     settings: EvalSettings,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many items of each class or split, chosen by --seed.")
+        int | None,
+        typer.Option(min=1, max=10**9, help="At most so many items of each class or split, chosen by --seed."),
     ] = None,
     loading: LoadSettings,
     store: Store = None,

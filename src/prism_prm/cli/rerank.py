@@ -44,7 +44,10 @@ LOADED = ("family", "dtype", "device", "device_map", "token_budget", "on_too_lon
 @with_settings(
     settings=Options(
         "prism_prm.rerank.pipeline:RerankSettings",
-        {"Selecting": ("aggregators", "ns", "num_draws", "seed"), "Answers": ("extract", "workers", "time_limit")},
+        {
+            "Selecting": ("aggregators", "ns", "num_draws", "seed"),
+            "Answers": ("answer_field", "extract", "workers", "time_limit"),
+        },
         names={"ns": "-n", "num_draws": "--draws"},
         parse={"aggregators": words, "ns": numbers, "extract": words},
     ),

@@ -9,7 +9,7 @@ import numpy as np
 
 from prism_prm.chosen import Choice
 from prism_prm.demo.arms import ARMS
-from prism_prm.demo.measure import (
+from prism_prm.demo.numbers import (
     StepNumbers,
     at_n,
     find_curve,

@@ -10,9 +10,8 @@ import numpy as np
 
 from prism_prm.demo.arms import ARMS
 from prism_prm.demo.findings import SUMMARY, Findings, cell, reference_ns, summary, title_of
-from prism_prm.demo.measure import at_n, differences, find_curve, plain
+from prism_prm.demo.numbers import at_n, differences, find_curve, plain, predicted_best_of_n
 from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
-from prism_prm.demo.theory import predicted_best_of_n
 from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes, signed_percent
 from prism_prm.rerank.curves import Curve
 from prism_prm.statistics import over_seeds

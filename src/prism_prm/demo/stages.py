@@ -88,8 +88,10 @@ class SeedResult:
 
     seed: int
     world: World
+    prms: dict[str, Path]
+    """Folders of the base PRM and of every arm that was trained."""
     scored: dict[str, Scored]
-    """The base PRM and every arm."""
+    """What each of them said."""
     rounds: dict[str, dict[str, Any]]
     """For every arm the validation of its rounds, as run.json has it."""
     failed: dict[str, str]
@@ -120,18 +122,19 @@ class SeedRun:
         settings = self.settings
         world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
+        prms = {BASE: base}
         scored = {BASE: self._scored(BASE, base, world)}
         rounds: dict[str, dict[str, Any]] = {}
         failed: dict[str, str] = {}
         for name in settings.names:
             try:
-                folder, rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
+                prms[name], rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
             except DataError as error:
                 failed[name] = str(error)
                 self.say(f"{name}: not trained. {error}")
                 continue
-            scored[name] = self._scored(name, folder, world)
-        return SeedResult(self.seed, world, scored, rounds, failed)
+            scored[name] = self._scored(name, prms[name], world)
+        return SeedResult(self.seed, world, prms, scored, rounds, failed)
 
     def _recipe(self, arm: Arm, world: World, base: Path) -> dict[str, Any]:
         return arm.recipe(world.trees(arm.trees), base, self.settings.arms, self.seed)

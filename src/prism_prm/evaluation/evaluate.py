@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from prism_prm.evaluation.benchmarks import Benchmark, ItemSet, find_benchmark
 from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, PairTable, SubsetResult, intervals, measure_pairs
+from prism_prm.ranges import Natural, Range, Share, check
 from prism_prm.statistics import NUM_DRAWS, SEED
 from prism_prm.types import Bools
 
@@ -29,31 +30,22 @@ NUM_HISTOGRAM_BINS = 25
 class EvalSettings:
     """How steps are judged and how sure we are of the result."""
 
-    threshold: float | Literal["prm"] | None = field(default=None, metadata={SHOWN: "the PRM's card"})
+    threshold: Share | Literal["prm"] | None = field(default=None, metadata={SHOWN: "the PRM's card"})
     """A step is good if its score is above this. By default the threshold of the PRM's card, but 0.5 for PRMBench and
     ProcessBench, whose rules say so; "prm" takes the card's for them, too."""
-    target_tpr: float | None = None
+    target_tpr: Annotated[float, Range(above=0, most=1)] | None = None
     """Choose the threshold instead: the highest that keeps this share of the right steps of held-out problems."""
-    holdout: float = 0.2
+    holdout: Annotated[float, Range(above=0, below=1)] = 0.2
     """The share of problems held out to choose a threshold; they are not measured."""
-    redundancy_threshold: float = REDUNDANCY_THRESHOLD
+    redundancy_threshold: Share = REDUNDANCY_THRESHOLD
     """For PRMs with a redundancy score: a step is redundant above this (PRMBench NR and NCL)."""
-    num_draws: int = NUM_DRAWS
+    num_draws: Annotated[int, Range(100)] = NUM_DRAWS
     """How many bootstrap draws of problems the intervals rest on."""
-    seed: int = SEED
+    seed: Natural = SEED
     """The seed of the draws and of every choice of problems."""
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "redundancy_threshold"):
-            value = getattr(self, name)
-            if value not in (None, "prm") and not (isinstance(value, int | float) and 0 <= value <= 1):
-                raise ConfigError(f"{name} {value} is not in [0, 1]")
-        if self.target_tpr is not None and not 0 < self.target_tpr <= 1:
-            raise ConfigError(f"a TPR of {self.target_tpr} cannot be aimed at; give a number in (0, 1]")
-        if not 0 < self.holdout < 1:
-            raise ConfigError(f"holdout {self.holdout} is not between 0 and 1")
-        if self.num_draws < 100:
-            raise ConfigError(f"{self.num_draws} bootstrap draws are too few for a 95 % interval; give at least 100")
+        check(self)
 
 
 @dataclass(frozen=True)

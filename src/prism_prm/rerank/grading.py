@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -123,4 +123,4 @@ def with_task(pool: Pool, task: Task) -> Pool:
             f"(the first: {missing[0][:60]!r}). Choose another task.",
             reason="unknown-problem",
         )
-    return Pool(tuple(PoolProblem(known[entry.problem.text.strip()], entry.solutions) for entry in pool.problems))
+    return Pool(tuple(replace(entry, problem=known[entry.problem.text.strip()]) for entry in pool.problems))

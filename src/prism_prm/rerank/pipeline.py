@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from prism_prm.aggregate import AGGREGATORS, check_aggregator
 from prism_prm.answers import EXTRACTORS
@@ -15,6 +15,7 @@ from prism_prm.data.inputs import as_places, find_sources, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
+from prism_prm.ranges import Count, Natural, Range, check
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
 from prism_prm.rerank.grading import GradedPool, grade_pool, with_task
@@ -40,28 +41,28 @@ class RerankSettings:
     aggregators: tuple[str, ...] | None = field(default=None, metadata={SHOWN: "all, first that of the PRM's card"})
     """How step scores become a solution's score: last, min, product, mean, soft-min. The first selects and is drawn in
     the main figures. By default each PRM's own does, and all are measured."""
-    ns: tuple[int, ...] | None = None
+    ns: tuple[Count, ...] | None = None
     """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[str, ...] = tuple(EXTRACTORS)
     """The ways to find the answer in a solution, surest first."""
-    num_draws: int = NUM_DRAWS
+    answer_field: str | None = None
+    """The field that holds the reference answer: in the pool, or with a task in its file. By default `answer`,
+    `final_answer`, `expected_answer` or `ground_truth`."""
+    num_draws: Count = NUM_DRAWS
     """How many draws per problem the votes rest on."""
-    seed: int = 0
+    seed: Natural = 0
     """The seed of these draws."""
-    workers: int | None = None
+    workers: Count | None = None
     """How many processes judge answers. By default one per core."""
-    time_limit: float = 5.0
+    time_limit: Annotated[float, Range(0.1)] = 5.0
     """The CPU seconds that one comparison of answers may take."""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.aggregators == ():
             raise ConfigError(f"no aggregator is named. Known: {', '.join(AGGREGATORS)}.")
         for how in self.aggregators or ():
             check_aggregator(how)
-        for name, least in (("num_draws", 1), ("workers", 1), ("time_limit", 0.1)):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name} = {value} must be {least} or more")
 
 
 def rerank_pool(
@@ -108,8 +109,9 @@ def rerank_pool(
         ['3', '7']
     """
     settings, out = settings or RerankSettings(), Path(out)
-    found, title = _read(pool, bars)
-    found = with_task(found, load_task(task, task_data)) if task else found
+    found, title = _read(pool, settings.answer_field, with_answers=task is None, bars=bars)
+    if task:
+        found = with_task(found, load_task(task, task_data, answer_field=settings.answer_field))
     largest([len(entry.solutions) for entry in found.problems])
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
@@ -137,13 +139,16 @@ def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice
     return Choice(settings.aggregators[0], GIVEN) if settings.aggregators else choose_aggregator(None, card)
 
 
-def _read(pool: Pool | str | Path | Sequence[str | Path], bars: Bars) -> tuple[Pool, str]:
+def _read(
+    pool: Pool | str | Path | Sequence[str | Path], answer_field: str | None, *, with_answers: bool, bars: Bars
+) -> tuple[Pool, str]:
     """The pool, and the report's title."""
     if isinstance(pool, Pool):
         return pool, "Re-ranking"
     places = as_places(pool)
     with bars("reading", total_size(find_sources(places)), unit="bytes") as advance:
-        return read_pool(places, advance), f"Re-ranking {', '.join(Path(place).name for place in places)}"
+        found = read_pool(places, advance, answer_field=answer_field, with_answers=with_answers)
+    return found, f"Re-ranking {', '.join(Path(place).name for place in places)}"
 
 
 def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say) -> tuple[GradedPool, str]:

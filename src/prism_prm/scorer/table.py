@@ -22,9 +22,9 @@ from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
 from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.protocol import Scorer
-from prism_prm.scorer.results import TreeScores, sigmoid
+from prism_prm.scorer.protocol import Scorer, TreeScores, sigmoid
 from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
+from prism_prm.scorer.whole_trees import memory_estimate
 from prism_prm.tables import iter_trees, scores_schema
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -172,8 +172,8 @@ def score_files(
         bars, say = no_bars, silent
     trees = _read_trees(as_places(inputs), format, options or ReadOptions(), say)
     scorer = open_prm(prm, loading)
-    if isinstance(scorer, PRM) and scorer.memory_estimate() > 10**9:
-        say(f"needs about {scorer.memory_estimate() / 1e9:.1f} GB of memory per process (an estimate)")
+    if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
+        say(f"needs about {size / 1e9:.1f} GB of memory per process (an estimate)")
     with bars("scoring", len(trees), unit="trees") as advance:
         report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance)
     if report.too_long:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from prism_prm.chosen import card_values, choose_aggregator
 from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
 from prism_prm.records import unique_names
+from prism_prm.search.found import Found, found
 from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
-from prism_prm.search.results import Found, found
 from prism_prm.search.scoring import Scoring
 from prism_prm.search.tree import SearchNode, Spent, child, root
 

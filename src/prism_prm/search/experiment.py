@@ -22,14 +22,14 @@ from prism_prm.rerank.report import without_solution
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.resume import Journal
-from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
+from prism_prm.search.found import Done, Found
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.results import Done, Found
 from prism_prm.statistics import Interval, mean_interval, number_clusters
-from prism_prm.tasks import Grader, Problem
+from prism_prm.tasks import Grader, TaskProblem
 from prism_prm.types import Bars, Floats, no_bars
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Experiment:
     def __init__(
         self,
         recipe: SearchRecipe,
-        problems: Sequence[Problem],
+        problems: Sequence[TaskProblem],
         policy: Policy,
         out: Path,
         *,

@@ -24,6 +24,7 @@ def report_theory(
     scores: str | Path | None = None,
     aggregator: str | None = None,
     threshold: float | None = None,
+    answer_field: str | None = None,
 ) -> Report:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores; write a report.
 
@@ -36,6 +37,7 @@ def report_theory(
         scores: a table of the pool's scores, if it holds none.
         aggregator: from step scores to a solution's; default: as the card of the PRM that made `scores` says, else min.
         threshold: a solution is accepted above this; default: as that card says, else 0.5.
+        answer_field: the field of the pool that holds the reference answer, where that is not called `answer`.
 
     Example:
         >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
@@ -56,6 +58,9 @@ def report_theory(
     if runs:
         add_runs(report, [str(run) for run in runs], seed=settings.seed)
     if pool:
-        add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed)
+        add_pool(
+            report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed,
+            answer_field=answer_field,
+        )  # fmt: skip
     report.write(out)
     return report

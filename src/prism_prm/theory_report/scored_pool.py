@@ -127,9 +127,10 @@ def add_pool(
     aggregator: str | None,
     threshold: float | None,
     seed: int = 0,
+    answer_field: str | None = None,
 ) -> None:
     """Read, grade and judge a pool, and add what theory says of it."""
-    pool = read_pool(inputs)
+    pool = read_pool(inputs, answer_field=answer_field)
     found, card = _scores(pool, scores)
     with MathGrader() as grader:
         graded = grade_pool(pool, grader)

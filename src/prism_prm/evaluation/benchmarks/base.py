@@ -13,7 +13,7 @@ import xxhash
 from prism_prm.errors import DataError
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Tables
-from prism_prm.pairs.problems import Exclusions, normalise_problem
+from prism_prm.pairs.same_problem import Exclusions, normalise_problem
 from prism_prm.records import StepTree
 from prism_prm.report import Report
 from prism_prm.statistics import NUM_DRAWS, SEED
