@@ -159,7 +159,8 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
         if known is not None:
             say(f"Grades: taken from {out / SOLUTIONS}")
             return known, graded_as
-        with bars("judging", 2 * len(pool.solutions), unit="comparisons") as advance:
+        referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.answer is not None)
+        with bars("judging", len(pool.solutions) + referenced, unit="comparisons") as advance:
             graded = grade_pool(pool, grader, advance)
     write_solutions(out / SOLUTIONS, graded, graded_as)
     return graded, graded_as
