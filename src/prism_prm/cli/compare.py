@@ -22,8 +22,8 @@ def compare(
     runs: Annotated[list[str], typer.Argument(help="Folders of `prism eval`, or NAME=FOLDER; the first is the base.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the report.")],
     rounds: Annotated[bool, typer.Option(help="The runs are rounds of a curriculum, in this order.")] = False,
-    draws: Annotated[int, typer.Option(min=100, help="Bootstrap draws of problems.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    draws: Annotated[int, typer.Option(min=100, max=10**6, help="Bootstrap draws of problems.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
 ) -> None:
     """Put PRMs side by side: rates, classes, splits, rounds, and paired differences with p-values.
 

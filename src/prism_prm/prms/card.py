@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
-from prism_prm.errors import ModelError
+from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
+from prism_prm.chosen import DEFAULT_THRESHOLD
+from prism_prm.errors import ConfigError, ModelError
 from prism_prm.files import write_text
 from prism_prm.prms import FAMILIES, Family, family_names
 from prism_prm.prms.readme import model_card
@@ -32,16 +34,21 @@ class Card:
     """Settings of the family's layout; see `Family.settings`."""
     compat: bool = False
     """Reproduce the published code's quirk, where it has one."""
-    threshold: float = 0.5
-    """A step counts as right iff its probability is above this."""
-    aggregator: str = "min"
-    """How step scores make one score of a solution."""
+    threshold: float = DEFAULT_THRESHOLD
+    """A step counts as right iff its probability is above this; what commands judge by unless told otherwise."""
+    aggregator: str = DEFAULT_AGGREGATOR
+    """How step scores make one score of a solution; what commands select by unless told otherwise."""
     frozen_layers: int = 0
     """How many lowest layers training left as the backbone had them: what they make of texts can be kept on disc."""
     family_sha256: str = ""
     """Of the file in which a family that is not ours is written; left out of prism.json where it is ours."""
     base_model: str = ""
     """The hub id of the model that this one was made from; left out of prism.json where it is not known."""
+
+    def __post_init__(self) -> None:
+        check_aggregator(self.aggregator)
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"threshold {self.threshold} is not in [0, 1]")
 
     def write(self, folder: Path) -> None:
         said = {key: value for key, value in asdict(self).items() if value or key not in _ONLY_WHERE_KNOWN}
@@ -58,9 +65,10 @@ def read_card(folder: Path) -> Card | None:
         unknown = sorted(set(found) - set(Card.__slots__))
         if unknown:
             raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
-        card = msgspec.convert(found, Card)
-        return replace(card, aggregator=_FORMER.get(card.aggregator, card.aggregator))
-    except (ValueError, msgspec.ValidationError, TypeError) as error:
+        if isinstance(found, dict) and found.get("aggregator") in _FORMER:
+            found["aggregator"] = _FORMER[found["aggregator"]]
+        return msgspec.convert(found, Card)
+    except (ConfigError, ValueError, msgspec.ValidationError, TypeError) as error:
         raise ModelError(f"{path}: {error}") from None
 
 

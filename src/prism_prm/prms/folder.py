@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prism_prm.errors import ConfigError, ModelError
+from prism_prm.errors import ConfigError, ModelError, first_sentence
 from prism_prm.files import whole_folder
 from prism_prm.lm.attention import check_attention
 from prism_prm.lm.load import (
@@ -185,3 +185,18 @@ def save_folder(
         family.text.tokenizer.save_pretrained(aside)
         card.write(aside)
         (aside / README).write_text(readme, encoding="utf-8")
+
+
+def push_folder(folder: Path, repo_id: str, *, private: bool, message: str, token: str | None, api: Any) -> str:
+    """Put a folder on the Hugging Face hub; gives the address of the commit."""
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    api = api or HfApi(token=token)
+    try:
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message))
+    except (httpx.HTTPError, HFValidationError, OSError) as error:
+        said = first_sentence(error)
+        raise ModelError(f"{repo_id}: the hub did not take it ({said}); `hf auth login` logs in") from error
