@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prism_prm.data.problem_records import Problem, problem_of
+from prism_prm.data.problem_records import TaskProblem, problem_of
 from prism_prm.errors import DataError
 from prism_prm.pools import read_pool
 from prism_prm.tasks import load_task
@@ -91,13 +91,13 @@ def test_bad_solutions_say_where_and_what(tmp_path: Path, change: dict[str, Any]
 
 
 def test_what_data_sets_do_write_is_taken() -> None:
-    assert problem_of(GOOD | {"tolerance": "1e-2"}) == Problem("q", "1", tolerance=0.01)
-    assert problem_of(GOOD | {"tolerance": None, "error": "", "level": None}) == Problem("q", "1")
-    assert problem_of(GOOD | {"answer": [1, "$2$", 3.0]}) == Problem("q", "1, 2, 3")
-    assert problem_of(GOOD | {"id": 7.0}) == Problem("q", "1", "7")
-    assert problem_of(GOOD | {"answer": " "}) == Problem("q")
+    assert problem_of(GOOD | {"tolerance": "1e-2"}) == TaskProblem("q", "1", tolerance=0.01)
+    assert problem_of(GOOD | {"tolerance": None, "error": "", "level": None}) == TaskProblem("q", "1")
+    assert problem_of(GOOD | {"answer": [1, "$2$", 3.0]}) == TaskProblem("q", "1, 2, 3")
+    assert problem_of(GOOD | {"id": 7.0}) == TaskProblem("q", "1", "7")
+    assert problem_of(GOOD | {"answer": " "}) == TaskProblem("q")
     huge = 10**40
-    assert problem_of(GOOD | {"answer": huge, "id": huge}) == Problem("q", str(huge), str(huge))
+    assert problem_of(GOOD | {"answer": huge, "id": huge}) == TaskProblem("q", str(huge), str(huge))
 
 
 @pytest.mark.parametrize("field", ["gold", "target", "reference_answer", "gt", "my_own"])

@@ -24,7 +24,7 @@ import msgspec
 
 from prism_prm.data.inputs import Source, find_sources, rows
 from prism_prm.data.plain_solutions import POOL_FIELDS, split_steps
-from prism_prm.data.problem_records import Problem, no_answer, problem_of, seems_to_have_an_answer
+from prism_prm.data.problem_records import TaskProblem, no_answer, problem_of, seems_to_have_an_answer
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
@@ -56,7 +56,7 @@ class Solution:
 class PoolProblem:
     """A problem and its solutions; one without any (nothing was found) counts as not solved."""
 
-    problem: Problem
+    problem: TaskProblem
     solutions: tuple[Solution, ...]
     where: str = field(default="", compare=False, repr=False)
     """Where it was read, for messages: `file:line`."""

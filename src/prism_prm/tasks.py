@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
 from prism_prm.answers.judge import Key
 from prism_prm.data.inputs import find_sources, rows
-from prism_prm.data.problem_records import Problem as Problem
+from prism_prm.data.problem_records import TaskProblem as TaskProblem
 from prism_prm.data.problem_records import no_answer, problem_of
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
@@ -32,7 +32,7 @@ class Grader(Protocol):
     def extract(self, text: str) -> Extraction:
         """The answer in a solution, and how it was found."""
 
-    def judge(self, answers: Sequence[tuple[Problem, str | None]], advance: Advance = ignore) -> list[Verdict]:
+    def judge(self, answers: Sequence[tuple[TaskProblem, str | None]], advance: Advance = ignore) -> list[Verdict]:
         """Whether each answer is right."""
 
     def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
@@ -66,7 +66,7 @@ class MathGrader:
         """The answer in a solution, and how it was found."""
         return extract_answer(text, self.methods)
 
-    def judge(self, answers: Sequence[tuple[Problem, str | None]], advance: Advance = ignore) -> list[Verdict]:
+    def judge(self, answers: Sequence[tuple[TaskProblem, str | None]], advance: Advance = ignore) -> list[Verdict]:
         """Whether each answer is right; every problem must have a reference answer."""
         pairs = []
         for problem, answer in answers:
@@ -112,7 +112,7 @@ class Task:
     """A named list of problems, each with its answer."""
 
     name: str
-    problems: tuple[Problem, ...]
+    problems: tuple[TaskProblem, ...]
 
 
 def load_task(name: str, source: str | Path | None = None, *, answer_field: str | None = None) -> Task:
@@ -142,7 +142,9 @@ def load_task(name: str, source: str | Path | None = None, *, answer_field: str 
     return Task(name if known else Path(name).stem, tuple(problems))
 
 
-def read_problems(source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None) -> Iterator[Problem]:
+def read_problems(
+    source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None
+) -> Iterator[TaskProblem]:
     """The problems of a file, folder or hub data set; each must have an answer."""
     for found in find_sources([source]):
         for row in rows(found):
@@ -156,7 +158,7 @@ def read_problems(source: str | Path, *, tolerance: float = 0.0, answer_field: s
             yield problem
 
 
-def subsample(problems: Sequence[Problem], size: int) -> list[Problem]:
+def subsample(problems: Sequence[TaskProblem], size: int) -> list[TaskProblem]:
     """`size` problems in their order, each level in proportion to its share; which ones depends on their text alone."""
     if size >= len(problems):
         return list(problems)
@@ -171,6 +173,6 @@ def subsample(problems: Sequence[Problem], size: int) -> list[Problem]:
     return [problems[i] for i in sorted(chosen)]
 
 
-def _lot(problem: Problem) -> bytes:
+def _lot(problem: TaskProblem) -> bytes:
     """A random-looking rank that neither a seed nor the order of a file can change."""
     return hashlib.blake2b(problem.text.strip().encode(), digest_size=8).digest()

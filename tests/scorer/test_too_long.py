@@ -17,7 +17,7 @@ from prism_prm.packing import EncodedTree, Layout, encode_tree
 from prism_prm.pools import read_pool
 from prism_prm.prms import FAMILIES
 from prism_prm.records import Step, StepTree
-from prism_prm.scorer.too_long import fit
+from prism_prm.scorer.whole_trees import fit
 from prism_prm.tables import iter_trees, write_trees
 from tiny import FAMILY_MODELS, MODELS
 

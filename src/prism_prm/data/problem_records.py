@@ -23,7 +23,7 @@ _PERHAPS_ANSWERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TaskProblem:
     """A problem and what is known about its answer."""
 
     text: str
@@ -41,7 +41,7 @@ def problem_of(
     *,
     answer_field: str | None = None,
     with_answer: bool = True,
-) -> Problem:
+) -> TaskProblem:
     """The problem in a record; its answer under `answer_field` alone, if that is given, or none at all."""
     field, text = _first(record, PROBLEM_FIELDS)
     if text is None:
@@ -54,7 +54,7 @@ def problem_of(
     answer = _answer_of(record, answer_field) if with_answer else None
     name = _word(*_first(record, _NAME_FIELDS))
     tolerance = _tolerance_of(record, answer, tolerance)
-    return Problem(text, answer, name, _word("level", record.get("level")), tolerance)
+    return TaskProblem(text, answer, name, _word("level", record.get("level")), tolerance)
 
 
 def no_answer(record: Mapping[str, Any]) -> DataError:

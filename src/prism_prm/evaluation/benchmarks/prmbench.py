@@ -216,6 +216,7 @@ PRMBENCH = Benchmark(
     read_prmbench,
     hub="hitsmy/PRMBench_Preview",
     aside={TWINS: "correct twins"},
+    threshold=0.5,
     by_redundancy=GROUPS["simplicity"],
     measure=measure_prmbench,
     shows_groups=False,
