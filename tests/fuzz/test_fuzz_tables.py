@@ -1,4 +1,4 @@
-"""Parquet tables, score stores, journals and the JSON files of folders, torn and with other content than they should have."""
+"""Parquet tables, score stores, journals and the JSON files of folders, torn and with other content than is right."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
-from test_fuzz_files import POOLS
 
 from prism_prm.data import Reader
 from prism_prm.evaluation.compare import load_run
 from prism_prm.evaluation.judged_steps import read_steps
-from prism_prm.lm.adapter import base_of
 from prism_prm.pools import read_pool
 from prism_prm.prms.card import read_card
 from prism_prm.records import StepPair, StepTree
 from prism_prm.resume import Journal, is_made_for, once
-from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.scorer.table import read_scores, scores_of_trees, table_of_trees
 from prism_prm.tables import check_split, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
@@ -57,7 +55,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     pq.write_table(table_of_trees(TREES, scores, ("correct",), "m"), folder / "scores.parquet")
     ScoreStore(folder / "store", Lengths()).score([Request.all_of(tree) for tree in TREES])
     (filed,) = (folder / "store").rglob("*.parquet")
-    pq.write_table(pa.Table.from_pylist(POOLS[:1]), folder / "pool.parquet")
+    pq.write_table(pa.Table.from_pylist(SAMPLED), folder / "pool.parquet")
     steps = pa.table({
         "item": pa.array(["x", "x"]).dictionary_encode(), "group": pa.array(["g", "g"]).dictionary_encode(),
         "cluster": [0, 0], "contaminated": pa.array([-1, -1], pa.int8()), "parent": [-1, 0],
@@ -68,6 +66,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {**found, "store": filed.read_bytes()}
 
 
+SAMPLED = [{"problem": "p", "answer": "1", "solutions": [{"steps": ["a", "b"], "scores": [0.5, 1.0], "tokens": 3}]}] * 2
 FRESH = itertools.count()
 
 
@@ -111,7 +110,8 @@ def test_torn_tables(tables: dict[str, bytes], tmp_path_factory: pytest.TempPath
 columns = ("tree_id", "name", "problem", "nodes", "trunk", "split", "source", "key", "correct", "too_long", "chosen",
            "answer", "solutions", "item", "log_odds", "parent", "node_id", "content_hash")  # fmt: skip
 arrays = st.sampled_from([
-    pa.array([1, 2]), pa.array(["a", "b"]), pa.array([None, None]), pa.array([[1], []]), pa.array([{"text": "a"}, None]),
+    pa.array([1, 2]), pa.array(["a", "b"]), pa.array([None, None]), pa.array([[1], []]),
+    pa.array([{"text": "a"}, None]),
     pa.array([1.5, float("nan")]), pa.array([b"\xff", b"a" * 16]), pa.array(["a", None]).dictionary_encode(),
     pa.array([True, None]), pa.array([2**62, -1]), pa.array([[{"text": None}], None]), pa.array([["a"], [None]]),
     pa.array([0, 0], pa.timestamp("s")), pa.array([{"correct": "x"}, {"correct": None}]),
@@ -146,17 +146,12 @@ class Done(msgspec.Struct):
 
 
 LINES = [{"made_with": {"a": 1, "b": [1, 2]}}, {"key": "x", "record": {"text": "t", "scores": [0.5], "n": 3}}]
-
-
-@fuzz(
-    0.05,
-    data=torn(
-        st.lists(mutated(LINES) | st.sampled_from(LINES), max_size=3).map(
-            lambda found: b"".join(as_json(line) + b"\n" for line in found)
-        )
-    )
-    | anything,
+journals = st.lists(mutated(LINES) | st.sampled_from(LINES), max_size=3).map(
+    lambda found: b"".join(as_json(line) + b"\n" for line in found)
 )
+
+
+@fuzz(0.05, data=journals | torn(journals) | anything)
 def test_journals(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "journal.jsonl"
     path.write_bytes(data)
@@ -185,19 +180,17 @@ CARDS = [
     }
 ]
 METRICS = [{"run": {"name": "x"}, "benchmarks": {"prmbench": {"threshold": {"value": 0.5}}}}]
-ADAPTERS = [{"base_model_name_or_path": "x", "peft_type": "LORA", "r": 8}]
 
 
 def json_file(records: Sequence[Any]) -> st.SearchStrategy[bytes]:
     return mutated(records).map(as_json) | torn(mutated(records).map(as_json)) | anything
 
 
-@fuzz(0.04, card=json_file(CARDS), metrics=json_file(METRICS), adapter=json_file(ADAPTERS))
-def test_json_of_folders(tmp_path_factory: pytest.TempPathFactory, card: bytes, metrics: bytes, adapter: bytes) -> None:
+@fuzz(0.04, card=json_file(CARDS), metrics=json_file(METRICS))
+def test_json_of_folders(tmp_path_factory: pytest.TempPathFactory, card: bytes, metrics: bytes) -> None:
     folder = tmp_path_factory.getbasetemp()
     (folder / "prism.json").write_bytes(card)
     (folder / "metrics.json").write_bytes(metrics)
-    (folder / "adapter_config.json").write_bytes(adapter)
     found = survives("cards", lambda: read_card(folder))
     assert found is None or isinstance(found.family, str)
 
@@ -206,4 +199,3 @@ def test_json_of_folders(tmp_path_factory: pytest.TempPathFactory, card: bytes, 
         return [run.threshold(bench) for bench in run.benches]
 
     survives("metrics", thresholds)
-    survives("adapters", lambda: base_of(folder))

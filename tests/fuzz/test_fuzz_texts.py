@@ -10,6 +10,7 @@ import httpx
 import pytest
 from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
+from prism_prm.pairs.problems import Splits
 
 from prism_prm.answers import Judge, extract_answer
 from prism_prm.answers.forms import read as read_form
@@ -21,18 +22,18 @@ from prism_prm.data.inputs import find_sources
 from prism_prm.data.plain_solutions import split_steps
 from prism_prm.http import Patience, Server
 from prism_prm.names import file_name, named_places, split_name
-from prism_prm.pairs.problems import Splits
 from prism_prm.policies.base import Ask, Sampling
 from prism_prm.policies.openai import OpenAiPolicy, _names
 
 PIECES = (
-    "1", "2", "-3", "0.5", "1,000", "11,\\! 111", "x", "y^2", "\\frac", "\\frac{1}{2}", "\\sqrt{2}", "\\sqrt[", "{", "}", "(", ")",
-    "[", "]", "\\left(", "\\right)", "\\{", "\\}", "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\boxed{", "\\boxed", "\\fbox{3}", "####",
-    "#### 7", "The answer is ", "answer: ", "=", "<", "\\le", ",", ";", ".", ":", "%", "\\%", "^\\circ", "\\text{ cm}", "cm", "12:30",
-    "pm", "\\begin{pmatrix}", "\\end{pmatrix}", "\\\\", "&", "\\cup", "\\infty", "\\pi", "e", "i", "\\pm", "!", "^", "_", "\\", "|",
-    "Step 1:", "- ", "1. ", "```", "~~~", "\n", "\n\n", " ", "\t", "\x00", "\u2028", "½", "²", "−", "∞", "π", "٣", "Ⅳ", "十", "\ud800",
-    "é", "👍", "\\overline{3}", "0.\\dot{3}", "1 \\frac12", "million", "1e5", "1e999", "9" * 400, "(" * 300, "{" * 300,
-    "\\frac{" * 100, "-" * 200, "\\text{" * 60, "^" * 200, "\\begin{a}" * 40,
+    "1", "2", "-3", "0.5", "1,000", "11,\\! 111", "x", "y^2", "\\frac", "\\frac{1}{2}", "\\sqrt{2}", "\\sqrt[", "{",
+    "}", "(", ")", "[", "]", "\\left(", "\\right)", "\\{", "\\}", "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\boxed{",
+    "\\boxed", "\\fbox{3}", "####", "#### 7", "The answer is ", "answer: ", "=", "<", "\\le", ",", ";", ".", ":", "%",
+    "\\%", "^\\circ", "\\text{ cm}", "cm", "12:30", "pm", "\\begin{pmatrix}", "\\end{pmatrix}", "\\\\", "&", "\\cup",
+    "\\infty", "\\pi", "e", "i", "\\pm", "!", "^", "_", "\\", "|", "Step 1:", "- ", "1. ", "```", "~~~", "\n", "\n\n",
+    " ", "\t", "\x00", "\u2028", "½", "²", "−", "∞", "π", "٣", "Ⅳ", "十", "\ud800", "é", "👍", "\\overline{3}",
+    "0.\\dot{3}", "1 \\frac12", "million", "1e5", "1e999", "9" * 400, "(" * 300, "{" * 300, "\\frac{" * 100,
+    "-" * 200, "\\text{" * 60, "^" * 200, "\\begin{a}" * 40,
 )  # fmt: skip
 texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=60)
 
@@ -92,22 +93,14 @@ def served() -> Iterator[tuple[OpenAiPolicy, list[httpx.Response]]]:
     policy.close()
 
 
-@fuzz(
-    0.06,
-    data=responses,
-    status=st.sampled_from((200,) * 8 + (204, 301, 400, 401, 429, 500, 599)),
-    headers=st.sampled_from(
-        (
-            {},
-            {},
-            {"Location": "http://[x"},
-            {"Location": "\x01"},
-            {"Retry-After": "nan"},
-            {"Retry-After": "-1"},
-            {"Content-Encoding": "gzip"},
-        )
-    ),
-)
+STATUSES = (*(200,) * 8, 204, 301, 400, 401, 429, 500, 599)
+HEADERS: tuple[dict[str, str], ...] = (
+    {}, {}, {"Location": "http://[x"}, {"Location": "\x01"}, {"Retry-After": "nan"}, {"Retry-After": "-1"},
+    {"Content-Encoding": "gzip"},
+)  # fmt: skip
+
+
+@fuzz(0.06, data=responses, status=st.sampled_from(STATUSES), headers=st.sampled_from(HEADERS))
 def test_servers(
     served: tuple[OpenAiPolicy, list[httpx.Response]], data: bytes, status: int, headers: dict[str, str]
 ) -> None:
@@ -129,9 +122,12 @@ def test_servers(
     survives("servers", lambda: server.together([server.ask("GET", "/models", _names)]))
 
 
-WORDS = ("1", "4,16", "a", "a=b", "=", "a=", "=b", ",", ".", "..", "/", "\x00", "\n", " ", "é", "x" * 300, "-1", "1e3", "²", "٣",
-         "train=0.9", "test=0.1", "nan", "inf", "a.b=1", "a..b=1", "a=[", "a=nan", "a={b=1}", "http://", "https://", "localhost", ":",
-         ":8000", "[::1]", "@", "#", "?", "%", "%zz", "\ud800", "~", "owner/name", "owner/name:split", "*", "\\")  # fmt: skip
+WORDS = (
+    "1", "4,16", "a", "a=b", "=", "a=", "=b", ",", ".", "..", "/", "\x00", "\n", " ", "é", "x" * 300, "-1", "1e3",
+    "²", "٣", "train=0.9", "test=0.1", "nan", "inf", "a.b=1", "a..b=1", "a=[", "a=nan", "a={b=1}", "http://",
+    "https://", "localhost", ":", ":8000", "[::1]", "@", "#", "?", "%", "%zz", "\ud800", "~", "owner/name",
+    "owner/name:split", "*", "\\",
+)  # fmt: skip
 typed = st.lists(st.sampled_from(WORDS), max_size=5).map("".join) | st.text(max_size=20)
 SMALL: dict[str, Callable[[str], Any]] = {
     "numbers": numbers,
