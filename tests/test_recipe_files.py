@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,6 +108,5 @@ def test_what_is_wrong_in_a_search_recipe_names_the_file(
 
 
 def test_without_a_file_none_is_named() -> None:
-    check: Callable[[], object] = lambda: read_recipe(None, {"policy.name": "hf:x"}, [])  # noqa: E731
     with pytest.raises(ConfigError, match=r"^no task"):
-        check()
+        read_recipe(None, {"policy.name": "hf:x"}, [])

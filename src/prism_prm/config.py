@@ -33,6 +33,10 @@ from prism_prm.ranges import accepted, fault
 T = TypeVar("T")
 
 
+SHOWN = "shown"
+"""In the metadata of a field: what help and docs say for its default, where that is decided later."""
+
+
 EXTENDS = "extends"
 """The key with which a file names another one that it changes; relative to its own folder."""
 
@@ -154,6 +158,8 @@ class Setting:
     """`dataclasses.MISSING` where it must be given."""
     text: str
     """The string below the field."""
+    shown: str = ""
+    """What is said for a default that is decided later."""
 
 
 @functools.cache
@@ -168,8 +174,8 @@ def settings_of(cls: type) -> dict[str, Setting]:
             parts = [dataclasses.replace(setting, name=f"{field.name}.{setting.name}") for setting in below]
         else:
             made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            accepts = accepted(cls)[field.name]
-            parts = [Setting(field.name, hints[field.name], accepts, made, texts.get(field.name, ""))]
+            accepts, shown = accepted(cls)[field.name], field.metadata.get(SHOWN, "")
+            parts = [Setting(field.name, hints[field.name], accepts, made, texts.get(field.name, ""), shown)]
         found |= {setting.name: setting for setting in parts}
     return found
 
@@ -187,7 +193,10 @@ def _field_texts(cls: type) -> dict[str, str]:
 
 def settings_table(cls: type) -> str:
     """The settings of a class for the docs: a Markdown table of names, defaults and meanings."""
-    rows = [f"| `{name}` | {_shown(setting.default)} | {setting.text} |" for name, setting in settings_of(cls).items()]
+    rows = [
+        f"| `{name}` | {setting.shown or _shown(setting.default)} | {setting.text} |"
+        for name, setting in settings_of(cls).items()
+    ]
     return "\n".join(["| setting | default | |", "|---|---|---|", *rows]) + "\n"
 
 

@@ -163,12 +163,13 @@ def _trees_of_batch(batch: Any, path: Path) -> Iterator[StepTree]:
     values = nodes.flatten()
     starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
     texts, parents, labels, ratings, origins = (values.field(field.name).to_pylist() for field in NODE)
-    names = ("tree_id", "problem", "trunk", "name", "answer", "ended")
+    names = ("tree_id", "problem", "trunk", "name", "answer", "ended", "source")
     for i, row in enumerate(zip(*(batch.column(name).to_pylist() for name in names), strict=True)):
-        tree_id, problem, trunk, name, answer, ended = row
+        tree_id, problem, trunk, name, answer, ended, source = row
         of = slice(starts[i], starts[i + 1])
         draft = Draft(
-            problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended
+            problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended,
+            f"{path} (from {source})" if source else str(path),
         )  # fmt: skip
         try:
             draft.check_links()

@@ -27,7 +27,8 @@ def compare(
 ) -> None:
     """Put PRMs side by side: rates, classes, splits, rounds, and paired differences with p-values.
 
-    All runs must be on the same items; differences are taken from the first run.
+    All runs must be on the same items; differences are taken from the first run. The report opens with a control: the
+    first run with only its level moved to another's FNR and FPR, which shows whether a change is more than that.
     """
     from prism_prm.evaluation.compare import compare_runs
     from prism_prm.report import PAGE

@@ -72,7 +72,8 @@ class Options:
         default = None if default in ("", (), dataclasses.MISSING) else default
         kind = str if setting.name in self.parse else self.narrowed.get(setting.name) or _kind(setting.hint)
         flag = self.names.get(setting.name) or _flag(setting.name, kind)
-        option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None)
+        shown = setting.shown or True
+        option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None, show_default=shown)
         hint = Annotated[kind | None, option] if default is None else Annotated[kind, option]
         return _keyword(_place(prefix, setting.name), hint, default)
 

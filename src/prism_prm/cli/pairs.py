@@ -119,7 +119,7 @@ def pairs(
     from prism_prm.cli.ui import progress
     from prism_prm.data import Reader
     from prism_prm.pairs.build import PairRecipe, build_pairs
-    from prism_prm.pairs.problems import Exclusions, Splits
+    from prism_prm.pairs.same_problem import Exclusions, Splits
 
     splits = Splits.parse(split, pairing.seed) if split else None
     reader = Reader(inputs, format=format, options=reading)

@@ -41,10 +41,25 @@ def theory(
         list[str] | None, typer.Option(help="A pool of solutions: measure p, α and β on it and predict Best-of-N.")
     ] = None,
     scores: Annotated[Path | None, typer.Option(help="Scores of the pool's solutions, if it holds none.")] = None,
+    answer_field: Annotated[
+        str | None, typer.Option(help="Field of the pool with the reference answer, where not called `answer`.")
+    ] = None,
     aggregator: Annotated[
-        str, typer.Option(help="From step scores to a solution's: last, min, product, mean, soft-min.")
-    ] = "min",
-    threshold: Annotated[float, typer.Option(min=0, max=1, help="A solution is accepted above this.")] = 0.5,
+        str | None,
+        typer.Option(
+            help="From step scores to a solution's: last, min, product, mean, soft-min. Scores without a card: min.",
+            show_default="the PRM's card",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="A solution is accepted above this. Scores without a card: 0.5.",
+            show_default="the PRM's card",
+        ),
+    ] = None,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""
     from prism_prm.report import PAGE
@@ -53,6 +68,6 @@ def theory(
     with console().status("playing out Best-of-N" + (", training small networks" if simulate else "")):
         report_theory(
             out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
-            threshold=threshold,
+            threshold=threshold, answer_field=answer_field,
         )  # fmt: skip
     typer.echo(out / PAGE)

@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from prism_prm.aggregate import check_aggregator
+from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
+from prism_prm.config import SHOWN
 from prism_prm.errors import ConfigError
 from prism_prm.policies import Sampling, node_key
 from prism_prm.ranges import Count, Natural, Positive, Share, check
@@ -40,8 +41,8 @@ class SearchSettings:
     likelihood alone."""
     resample_temperature: Positive = 1.0
     """For particle: resample by softmax(logit(score) / this)."""
-    aggregator: str = "last"
-    """How step scores become a path's score: last, min, product, mean or soft-min."""
+    aggregator: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
+    """How step scores become a path's score: last, min, product, mean or soft-min. By default each PRM's own."""
     max_steps: Count = 40
     """A solution with more steps than this is cut."""
     max_policy_tokens: Count | None = None
@@ -52,7 +53,8 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        check_aggregator(self.aggregator)
+        if self.aggregator is not None:
+            check_aggregator(self.aggregator)
         if self.lookahead and not self.prm_weight:
             raise ConfigError("looking ahead serves the PRM's score, to which prm_weight = 0 gives no weight")
 
@@ -65,6 +67,11 @@ class SearchSettings:
     def width(self) -> int:
         """Beams that are kept."""
         return max(1, self.n // self.fan)
+
+    @property
+    def how(self) -> str:
+        """The aggregator; an engine has put that of its PRM's card here where none was given."""
+        return self.aggregator or DEFAULT_AGGREGATOR
 
     @property
     def needs_log_likelihood(self) -> bool:
@@ -155,7 +162,7 @@ def value(node: SearchNode, end: SearchNode, settings: SearchSettings) -> float:
     total = 0.0
     # A weight of 0 leaves its part out altogether: 0 · −inf is not a number.
     if weight > 0:
-        total += weight * end.log_score(settings.aggregator)
+        total += weight * end.log_score(settings.how)
     if weight < 1:
         assert node.log_likelihood is not None, "the policy says how likely its steps are"
         total += (1 - weight) * node.log_likelihood
@@ -218,14 +225,14 @@ def particle(start: SearchNode, settings: SearchSettings) -> Search:
     exploring where the PRM is unsure. A finished particle stays as it is and takes part in the resampling. Gives the n
     particles at the end; a solution that several of them share is there several times.
     """
-    from prism_prm.policies.sampling import noise  # it needs torch, for which the settings above should not wait
+    from prism_prm.policies.next_token import noise  # it needs torch, for which the settings above should not wait
 
     (particles,) = yield Expand((start,), (settings.n,))
     for depth in range(1, settings.max_steps):
         if all(node.is_finished for node in particles):
             break
         if len(particles) > 1:
-            weights = resampling_weights([node.log_score(settings.aggregator) for node in particles], settings)
+            weights = resampling_weights([node.log_score(settings.how) for node in particles], settings)
             number = noise(node_key(settings.seed, start.text, (-1, depth))).random()
             particles = [particles[i] for i in resample(weights, float(number))]
         going = tuple(dict.fromkeys(node for node in particles if not node.is_finished))

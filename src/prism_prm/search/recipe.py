@@ -24,6 +24,9 @@ class SearchRecipe:
     """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
     task_data: str | None = None
     """The local file of a known task. By default it comes from the hub."""
+    answer_field: str | None = None
+    """The field of the task's file that holds the reference answer. By default `answer`, `final_answer`,
+    `expected_answer` or `ground_truth`."""
     limit: Count | None = None
     """Use only this many problems, from the first on."""
     n: tuple[Count, ...] = (16,)
