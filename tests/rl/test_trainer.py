@@ -154,8 +154,13 @@ def test_the_trainer_says_what_ends_a_completion(memorising_policy: Path, tmp_pa
 
 
 def test_one_prm_reward_is_needed(memorising_policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there are 0 among its 1 reward functions"):
+    with pytest.raises(ConfigError, match="there are 0 with a weight among its 1 reward functions"):
         trainer_of(memorising_policy, tmp_path, right_parity)
+    logged = PRMReward(fake(by_length), name="logged")
+    trainer = trainer_of(
+        memorising_policy, tmp_path, None, reward_funcs=[logged, reward()], args={"reward_weights": [0.0, 1.0]}
+    )
+    assert trainer._step_column == 1
     with pytest.raises(ConfigError, match="Unknown credit 'best'"):
         trainer_of(memorising_policy, tmp_path, reward(), credit="best")
 
