@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from prism_prm.cli import app
 from prism_prm.demo.arms import ARMS, Budget
 from prism_prm.demo.findings import find
-from prism_prm.demo.measure import differences, measure_steps
+from prism_prm.demo.numbers import differences, measure_steps
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
 from prism_prm.demo.stages import BASE, SeedRun, quietly

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from prism_prm import __version__
 from prism_prm.cli import compare, demo, evaluate, export, margins, pairs, rerank, score, search, theory, train
-from prism_prm.cli.options import SettingsCommand
+from prism_prm.cli.options import SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
 from prism_prm.cli.threads import settle_waiting
 from prism_prm.cli.ui import alone_in_its_folder
 from prism_prm.errors import PrismError
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""What typer raises for wrong words, be it its own or click's."""
 
 app = typer.Typer(
     name="prism",
@@ -51,7 +55,7 @@ app.command(epilog=margins.EXAMPLES, cls=SettingsCommand)(margins.margins)
 app.command(epilog=train.EXAMPLES)(train.train)
 app.command("eval", epilog=evaluate.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(evaluate.evaluate))
 app.command(epilog=compare.EXAMPLES)(alone_in_its_folder(compare.compare))
-app.command(epilog=theory.EXAMPLES)(alone_in_its_folder(theory.theory))
+app.command(epilog=theory.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(theory.theory))
 app.command(epilog=rerank.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(rerank.rerank))
 app.command(epilog=search.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(search.search))
 app.command(epilog=demo.EXAMPLES)(alone_in_its_folder(demo.demo))
@@ -61,12 +65,27 @@ def main() -> None:
     """Run the command line; an error the user can mend is printed plainly and ends with status 2."""
     settle_waiting(os.environ)
     try:
-        app()
+        refuse_empty(sys.argv[1:])
+        sys.exit(app(standalone_mode=len(sys.argv) == 1))  # without any words it shows its help by itself
+    except UsageError as error:
+        _end(_usage(error))
     except PrismError as error:
         _end(str(error))
     except OSError as error:  # a file in the way, a full disc, no permission
         where = "" if error.filename is None else f"{error.filename}: "
         _end(f"{where}{error.strerror or error}")
+
+
+def _usage(error: Any) -> str:
+    """A mistake in the words of a command as one line, like all others."""
+    said = error.format_message()
+    if flags := getattr(getattr(error, "param", None), "opts", None):
+        words = [word for given in sys.argv for word in given.split("=", 1)]
+        given = [(flag, value) for flag, value in itertools.pairwise(words) if flag in flags]
+        said = "{} {!r}: {}".format(*given[-1], error.message) if given and error.message else said
+    said = " ".join(said.split()).rstrip(".")
+    command = error.ctx.info_name if error.ctx and error.ctx.parent else ""
+    return f"{said}. See `{' '.join(filter(None, ('prism', command)))} --help`."
 
 
 def _end(message: str) -> NoReturn:

@@ -24,8 +24,8 @@ def demo(
     out: Annotated[
         Path, typer.Option(file_okay=False, help="Folder for everything that is made; what is there is reused.")
     ] = Path("prism-demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="How many worlds; several give intervals.")] = 1,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many worlds; several give intervals.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0, max=10**9, help="The first of them.")] = 0,
     full: Annotated[bool, typer.Option("--full", help="All ablations, and tests out of distribution.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A much smaller world: everything works, about a minute.")] = (
         False

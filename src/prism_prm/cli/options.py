@@ -20,7 +20,8 @@ import typer
 from typer.core import TyperCommand
 
 from prism_prm.config import Setting, settings_of
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, SettingError, shown
+from prism_prm.ranges import fault
 
 Store = Annotated[
     Path | None,
@@ -71,7 +72,8 @@ class Options:
         default = None if default in ("", (), dataclasses.MISSING) else default
         kind = str if setting.name in self.parse else self.narrowed.get(setting.name) or _kind(setting.hint)
         flag = self.names.get(setting.name) or _flag(setting.name, kind)
-        option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None)
+        shown = setting.shown or True
+        option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None, show_default=shown)
         hint = Annotated[kind | None, option] if default is None else Annotated[kind, option]
         return _keyword(_place(prefix, setting.name), hint, default)
 
@@ -83,7 +85,16 @@ class Options:
             value = values.pop(place)
             if was_given(place):
                 given[name] = self.parse[name](value) if name in self.parse else value
-        return given if self.as_given else self.cls(**given)
+                if reason := fault(given[name], settings_of(self.cls)[name].accepts):
+                    raise ConfigError(f"{self._option(name)} {shown(value)}: {reason}")
+        try:
+            return given if self.as_given else self.cls(**given)
+        except SettingError as error:
+            raise ConfigError(f"{self._option(error.name)} {shown(error.value)}: {error.reason}") from None
+
+    def _option(self, name: str) -> str:
+        """What a setting is called on the command line."""
+        return self.names.get(name) or _flag(name, None)
 
 
 def _place(prefix: str, name: str) -> str:
@@ -147,6 +158,17 @@ def with_settings(**settings: Options) -> Callable[[Callable[..., None]], Callab
         return run
 
     return decorate
+
+
+MAY_BE_EMPTY = ("--system",)
+"""Options whose text may be empty."""
+
+
+def refuse_empty(words: Sequence[str]) -> None:
+    """An empty word is a shell variable that is not set; as a path it would be the folder one is in."""
+    for before, word in zip(["", *words], words, strict=False):
+        if word == "" and before not in MAY_BE_EMPTY:
+            raise ConfigError(f'{before if before.startswith("-") else "an argument"} "": is empty; give a value')
 
 
 class SettingsCommand(TyperCommand):

@@ -51,7 +51,7 @@ FIELDS_PAIRING = (
 
 @with_settings(
     reading=Options(
-        "prism_prm.data.options:ReadOptions",
+        "prism_prm.data.read_options:ReadOptions",
         {READING: FIELDS_READING},
         names={"split_steps": "--split-steps", "trust_solutions": "--trust-solutions"},
         parse={"drop_finish": _reasons},
@@ -97,6 +97,7 @@ def pairs(
         int,
         typer.Option(
             min=0,
+            max=10**6,
             help="For --exclude: so many words in a row in common count as the same problem; 0: whole problems only.",
             rich_help_panel=READING,
         ),
@@ -118,7 +119,7 @@ def pairs(
     from prism_prm.cli.ui import progress
     from prism_prm.data import Reader
     from prism_prm.pairs.build import PairRecipe, build_pairs
-    from prism_prm.pairs.problems import Exclusions, Splits
+    from prism_prm.pairs.same_problem import Exclusions, Splits
 
     splits = Splits.parse(split, pairing.seed) if split else None
     reader = Reader(inputs, format=format, options=reading)

@@ -44,7 +44,10 @@ LOADED = ("family", "dtype", "device", "device_map", "token_budget", "on_too_lon
 @with_settings(
     settings=Options(
         "prism_prm.rerank.pipeline:RerankSettings",
-        {"Selecting": ("aggregators", "ns", "num_draws", "seed"), "Answers": ("extract", "workers", "time_limit")},
+        {
+            "Selecting": ("aggregators", "ns", "num_draws", "seed"),
+            "Answers": ("answer_field", "extract", "workers", "time_limit"),
+        },
         names={"ns": "-n", "num_draws": "--draws"},
         parse={"aggregators": words, "ns": numbers, "extract": words},
     ),
@@ -76,33 +79,36 @@ def rerank(
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
 
+    Writes selected.jsonl with what each rule selects from all solutions. A problem without a reference answer is
+    selected from, but not measured.
     Interrupted, the same command goes on where it was: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
-    from prism_prm.rerank.pipeline import rerank_pool
+    from prism_prm.rerank.pipeline import SELECTED, rerank_pool
 
     results = rerank_pool(
         pool, out, prms=named_places(prm or []), scores=named_places(scores or []), task=task, task_data=task_data,
         settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
     )  # fmt: skip
     _show(results)
-    say(f"Report: {out / PAGE}")
+    say(f"Selected: {out / SELECTED}   Report: {out / PAGE}")
 
 
 def _show(results: Results) -> None:
     """The curves, and what could not be judged."""
     from prism_prm.report import percent
-    from prism_prm.rerank.report import TITLES, without_solution
+    from prism_prm.rerank.report import TITLES, notes
 
     rows = [
         [" · ".join(part for part in (curve.prm, TITLES[curve.method], curve.aggregator) if part)]
         + [percent(point.value) for point in curve.points]
         for curve in results.curves
     ]
-    print_table("Expected accuracy (%)", ["selection", *(f"n={n}" for n in results.ns)], rows)
+    if rows:
+        print_table("Expected accuracy (%)", ["selection", *(f"n={n}" for n in results.ns)], rows)
     pool = results.graded.pool
-    if empty := without_solution(pool.num_empty, len(pool.problems)):
-        say(empty)
+    for note in notes(results):
+        say(note)
     guessed = results.graded.count("method")["last number"]
     failed = {status: count for status, count in results.graded.count("status").items() if status != "ok"}
     shown = [f"{count:,} {status}" for status, count in failed.items()]

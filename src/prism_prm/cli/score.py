@@ -39,7 +39,7 @@ ALL_OF_LOADING = (
 
 @with_settings(
     loading=Options(LOADING, {"PRM": ALL_OF_LOADING}),
-    reading=Options("prism_prm.data.options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
+    reading=Options("prism_prm.data.read_options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def score(
     *,
@@ -49,7 +49,7 @@ def score(
     format: Annotated[str, typer.Option(help="Format of the input; found by itself as a rule.")] = "auto",
     loading: LoadSettings,
     store: Store = None,
-    chunk: Annotated[int, typer.Option(min=1, help="Trees per part file: what a stop can cost.")] = 64,
+    chunk: Annotated[int, typer.Option(min=1, max=10**6, help="Trees per part file: what a stop can cost.")] = 64,
     reading: ReadOptions,
 ) -> None:
     """Score every step of solutions or trees with a PRM.

@@ -45,7 +45,7 @@ PANELS = {
         "policy.prompting.template",
     ),
     "PRM": ("prm",),
-    "Task": ("task", "task_data", "limit"),
+    "Task": ("task", "task_data", "answer_field", "limit"),
     "Search": (
         "search.method", "select", "n", "search.expand", "search.lookahead", "search.prm_weight", "search.aggregator",
         "search.max_steps", "search.sampling.max_tokens", "search.max_policy_tokens", "search.seed", "at_once",
@@ -76,7 +76,7 @@ def search(
     loading: LoadSettings,
     store: Store = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that judge answers.", rich_help_panel="Task")
+        int | None, typer.Option(min=1, max=1000, help="Processes that judge answers.", rich_help_panel="Task")
     ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting: search.sampling.top_p=0.95")
@@ -123,6 +123,7 @@ def _live(label: str, total: int, done: int) -> Iterator[Callable[[Watch], None]
 
 def _show(points: Sequence[Point]) -> None:
     from prism_prm.report import number, percent
+    from prism_prm.search.report import aggregators_used
 
     rows = [
         [
@@ -133,5 +134,7 @@ def _show(points: Sequence[Point]) -> None:
     ]  # fmt: skip
     headers = ["PRM", "n", "accuracy (%)", "oracle (%)", "policy tokens", "PRM tokens"]
     print_table("Solved, and tokens per problem", headers, rows)
+    if used := aggregators_used(points):
+        say(f"Aggregator: {used}")
     for note in filter(None, (point.empty_note() for point in points)):
         say(note)

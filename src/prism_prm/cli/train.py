@@ -45,7 +45,7 @@ def train(
     settings = load_recipe(recipe, assignments or [])
     from accelerate import Accelerator
 
-    from prism_prm.training.run import train_prm
+    from prism_prm.training.pipeline import train_prm
 
     if num_processes() > 1:
         join_processes()

@@ -14,6 +14,7 @@ from prism_prm import __version__
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
+from prism_prm.evaluation.control import Control, add_control, control_json, finding, make_controls, movable_scores
 from prism_prm.evaluation.evaluate import error_curve, histogram
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.measure import Measured, Tables, intervals
@@ -129,6 +130,8 @@ class Compared:
     """PRM → the steps that are in totals."""
     tables: dict[str, Tables]
     """PRM → table name → metrics."""
+    controls: dict[str, Control]
+    """PRM → the first one moved to its rates; none where the first has no level to move."""
 
     @property
     def runs(self) -> list[str]:
@@ -142,11 +145,16 @@ def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_D
     steps = load_steps(runs, bench)
     thresholds = {run.name: run.threshold(bench) for run in runs}
     redundancy = {run.name: float(run.metrics["settings"]["redundancy_threshold"]) for run in runs}
-    tables = {
-        name: benchmark.tables(own, thresholds[name], redundancy[name], num_draws, seed)[1]
-        for name, own in steps.items()
+    measured = {
+        name: benchmark.tables(own, thresholds[name], redundancy[name], num_draws, seed) for name, own in steps.items()
     }
-    return Compared(bench, thresholds, {name: benchmark.in_total(own) for name, own in steps.items()}, tables)
+    totals = {name: total for name, (total, _) in measured.items()}
+    first = runs[0].name
+    return Compared(
+        bench, thresholds, {name: total.steps for name, total in totals.items()},
+        {name: tables for name, (_, tables) in measured.items()},
+        make_controls(totals, movable_scores(benchmark, totals[first], redundancy[first])),
+    )  # fmt: skip
 
 
 def compare_runs(
@@ -160,6 +168,8 @@ def compare_runs(
     say: Say = silent,
 ) -> Report:
     """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
+
+    The report opens with whether each PRM is more than the first one with only its level moved.
 
     Args:
         runs: folders of `evaluate_prm`, or NAME=FOLDER; all on the same items, and the first is the base.
@@ -188,6 +198,8 @@ def compare_runs(
         with bars(f"comparing on {bench}", num_draws, unit="draws") as advance:
             compared.append(compare_bench(loaded, bench, num_draws=num_draws, seed=seed))
             advance(num_draws)
+        for line in _findings(compared[-1]):
+            say(line)
     report = build_comparison(loaded, compared, left_out=left_out, rounds=rounds)
     report.write(out)
     return report
@@ -200,6 +212,7 @@ def build_comparison(
     names = [run.name for run in runs]
     report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
     report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
+    report.text("\n".join(f"- {line}" for one in compared for line in _findings(one)))
     report.text(_introduction(names, left_out))
     for one in compared:
         _add_bench(report, one, rounds=rounds)
@@ -209,6 +222,16 @@ def build_comparison(
         "benchmarks": {one.bench: _as_json(one) for one in compared},
     }
     return report
+
+
+def _findings(one: Compared) -> list[str]:
+    """Per PRM whether it is more than the first one with its level moved."""
+    if not one.controls:
+        return [
+            f"{one.bench}: {one.runs[0]} has no level to move (only verdicts, or a threshold of 0 or 1), so whether a "
+            "change is more than a shift cannot be said."
+        ]
+    return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
 
 
 def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
@@ -233,6 +256,7 @@ def _as_json(one: Compared) -> dict[str, Any]:
             }
             for name in one.runs[1:]
         },
+        "control": {name: control_json(control) for name, control in one.controls.items()},
     }
 
 
@@ -240,6 +264,8 @@ def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
     parts = ", ".join(f"{name} {one.thresholds[name]:.4g}" for name in one.runs)
     report.text(f"## {one.bench}\n\nThresholds: {parts}.")
     _add_rates(report, one)
+    for control in one.controls.values():
+        add_control(report, control, one.tables[control.first]["steps"])
     _add_differences(report, one)
     _add_figures(report, one)
     if rounds:

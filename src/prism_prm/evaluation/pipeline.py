@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.chosen import CardValues, card_values
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks import ItemSet, find_benchmark, read_benchmark
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
@@ -69,6 +70,8 @@ def evaluate_prm(
     source = _source(benches, {"--prm": prm, "--scores": scores, "--predictions": predictions})
     for one in benches:
         find_benchmark(one)
+    if settings.threshold == "prm":
+        _check_card(prm, scores)
     called = check_name(name) if name else _short(source)
     attach = _Scores(prm, scores, predictions, out, store, loading, bars)
     evaluations = {}
@@ -79,7 +82,7 @@ def evaluate_prm(
         say(f"{items.described()}, from {len(items.files)} files")
         steps, notes = attach.to(items)
         with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
-            evaluations[one] = evaluate_steps(items, steps, settings, notes=notes)
+            evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
             advance(settings.num_draws)
     write_run(out, RunInfo(called, source, attach.model_hash), list(evaluations.values()), settings)
     return evaluations
@@ -97,6 +100,27 @@ def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
     if len(benches) > 1 and option != "--prm":
         raise ConfigError(f"{option} is one file, so give one --bench with it, not {', '.join(benches)}")
     return str(value) if isinstance(value, str | Path) else type(value).__name__
+
+
+def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> None:
+    """There must be a card to take a threshold from; looked up before the PRM is loaded."""
+    from prism_prm.lm.load import local_folder
+    from prism_prm.prms.card import CARD_FILE, read_card
+    from prism_prm.prms.folder import prm_folder
+    from prism_prm.scorer.table import card_of_scores, read_scores
+
+    lacking = ""
+    if isinstance(prm, str | Path):
+        has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
+        lacking = f", which {prm} lacks"
+    elif scores is not None:
+        read_scores(scores)
+        has_card = card_of_scores(scores) is not None
+        lacking = f", or scores of such a PRM, which {scores} does not say it has"
+    else:
+        has_card = card_values(prm) is not None
+    if not has_card:
+        raise ConfigError(f"--threshold prm needs a --prm with a {CARD_FILE}{lacking}; give a number instead")
 
 
 def _short(source: str) -> str:
@@ -121,13 +145,18 @@ class _Scores:
         self.prm, self.scores, self.predictions = prm, scores, predictions
         self.out, self.store, self.loading, self.bars = out, store, loading, bars
         self.model_hash = ""
+        self.card: CardValues | None = None
+        """What the card of the PRM says, once its scores are here."""
 
     def to(self, items: ItemSet) -> tuple[Steps, dict[str, int]]:
         """Their judged steps, and what there is to note about them."""
         if self.predictions is not None:
             return steps_from_predictions(items, self.predictions)
+        from prism_prm.scorer.table import card_of_scores
+
         path = self.scores if self.scores is not None else self._scored(items)
         steps, about = steps_from_table(items, path)
+        self.card = card_of_scores(path) if self.scores is not None else card_values(self.prm)
         self.model_hash = about["model_hash"]
         return steps, {}
 

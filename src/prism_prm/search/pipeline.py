@@ -61,7 +61,7 @@ def search_task(
     """
     out = Path(out)
     given = named_places(recipe.prm) if prms is None else prms
-    task = load_task(recipe.task, recipe.task_data)
+    task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
     write_text(out / "settings.toml", to_toml(recipe))
     opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
     with opened as who, MathGrader(workers=workers) as grader:
