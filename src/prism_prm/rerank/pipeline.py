@@ -94,7 +94,7 @@ def rerank_pool(
         task_data: local file of `task`; default: the hub.
         settings: aggregators, numbers of solutions, draws and the judging of answers.
         store: a folder of scores to reuse and add to.
-        loading: options of `load_prm`, for PRMs that are given by their place.
+        loading: options of `load_prm`, for PRMs that are given by their place; `family` may be a dict by PRMs' names.
         bars: makes progress bars; default: none are shown.
         say: hears what people may want to know.
 
@@ -191,7 +191,7 @@ def _collect_scores(
         found[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
     for name, prm in prms.items():
         table = out / "scores" / f"{file_name(name)}.parquet"
-        scorer = open_prm(prm, loading)
+        scorer = open_prm(prm, loading, name)
         with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
             write_scores(scorer, pool.trees(), table, store=store, advance=advance)
         found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
