@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from prism_prm import __version__
@@ -19,6 +19,7 @@ from prism_prm.evaluation.evaluate import error_curve, histogram
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.measure import Measured, Tables, intervals
 from prism_prm.evaluation.report import steps_file
+from prism_prm.foreign import read_json
 from prism_prm.names import split_name
 from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent
 from prism_prm.statistics import NUM_DRAWS, SEED
@@ -49,22 +50,40 @@ class EvalRun:
         return float(self.metrics["benchmarks"][bench]["threshold"]["value"])
 
 
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Threshold(msgspec.Struct):
+    value: float
+
+
+class _Benchmark(msgspec.Struct):
+    threshold: _Threshold
+
+
+class _Metrics(msgspec.Struct):
+    """What must be in metrics.json."""
+
+    run: _Named
+    benchmarks: dict[str, _Benchmark]
+
+
 def load_run(given: str) -> EvalRun:
     """A run from `FOLDER` or `NAME=FOLDER`."""
     name, place = split_name(given)
     folder = Path(place)
     path = folder / "metrics.json"
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
-        benches = metrics["benchmarks"]
-        own_name = metrics["run"]["name"]
+        metrics = read_json(path)
+        known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; give folders that `prism eval --out` wrote") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not the metrics of a `prism eval` ({type(error).__name__}: {error})") from error
-    if not benches:
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
+    if not known.benchmarks:
         raise DataError(f"{path}: holds no benchmark")
-    return EvalRun(name or own_name, folder, metrics)
+    return EvalRun(name or known.run.name, folder, metrics)
 
 
 def load_runs(given: Sequence[str]) -> list[EvalRun]:
