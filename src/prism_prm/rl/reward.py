@@ -24,7 +24,7 @@ from prism_prm.rl.credit import delta as differences
 from prism_prm.rl.packed import score_solutions
 from prism_prm.rl.spans import STOP, cut_steps
 from prism_prm.scorer.protocol import Scorer
-from prism_prm.tasks import Grader, MathGrader, Problem
+from prism_prm.tasks import Grader, MathGrader, TaskProblem
 from prism_prm.types import Floats
 
 log = logging.getLogger(__name__)
@@ -259,7 +259,7 @@ class PRMReward:
                 f"{self.reference!r}. Name the column with reference=."
             )
         asked = [
-            (Problem(problem, str(reference)), answer)
+            (TaskProblem(problem, str(reference)), answer)
             for problem, answer, reference in zip(problems, answers, references, strict=True)
         ]
         return [verdict.correct for verdict in self.grader.judge(asked)]
