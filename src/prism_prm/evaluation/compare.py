@@ -21,7 +21,7 @@ from prism_prm.evaluation.measure import Measured, Tables, intervals
 from prism_prm.evaluation.report import steps_file
 from prism_prm.foreign import read_json
 from prism_prm.names import split_name
-from prism_prm.report import LOOKS, NO_DATA, Report, looks, p_value, percent, signed_percent
+from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent
 from prism_prm.statistics import NUM_DRAWS, SEED
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -231,7 +231,7 @@ def build_comparison(
     names = [run.name for run in runs]
     report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
     report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
-    report.text("\n".join(f"- {line}" for one in compared for line in _findings(one)))
+    report.text("\n".join(f"- {escaped(line)}" for one in compared for line in _findings(one)))
     report.text(_introduction(names, left_out))
     for one in compared:
         _add_bench(report, one, rounds=rounds)
@@ -257,8 +257,8 @@ def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
     without = f" Not in all runs, and so left out: {', '.join(left_out)}." if left_out else ""
     return f"""
 All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
-**{names[0]}** are in percentage points and paired: the same problems are drawn for all, so what is hard for everybody
-cancels out. p is two-sided and not corrected for the number of comparisons.{without}
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so what is hard for
+everybody cancels out. p is two-sided and not corrected for the number of comparisons.{without}
 """
 
 
@@ -280,7 +280,7 @@ def _as_json(one: Compared) -> dict[str, Any]:
 
 
 def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
-    parts = ", ".join(f"{name} {one.thresholds[name]:.4g}" for name in one.runs)
+    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
     report.text(f"## {one.bench}\n\nThresholds: {parts}.")
     _add_rates(report, one)
     for control in one.controls.values():

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.errors import ConfigError
 from prism_prm.rl.completions import problem_text, reply_text
 from prism_prm.rl.credit import clip as clipped
@@ -153,12 +154,12 @@ class PRMReward:
     @property
     def aggregator(self) -> str:
         """How step scores make the score of a solution."""
-        return self._aggregator or str(getattr(getattr(self.scorer, "card", None), "aggregator", "min"))
+        return choose_aggregator(self._aggregator, card_values(self.scorer)).value
 
     @property
     def threshold(self) -> float:
         """Above it a step counts as right in what is logged: as the PRM's card says, else 0.5."""
-        return float(getattr(getattr(self.scorer, "card", None), "threshold", 0.5))
+        return choose_threshold(None, card_values(self.scorer)).value
 
     @property
     def grader(self) -> Grader:
