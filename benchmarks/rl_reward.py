@@ -1,13 +1,12 @@
 """Reward 16 × 8 real completions: packed trees against one sequence per completion.
 
-The completions are those of a real policy to problems of MATH-500 (`best_of_n/math500_pool_100.jsonl`). A causal PRM
-reads all steps of a completion in one pass, so the peer runs each completion once, after its whole prompt. It does so
-as TRL runs a reward model: all of a batch in one forward pass, padded to the longest. A kinder peer sorts by length and
-runs batches of our token budget. What trees save by themselves is the prompt, 7 times of 8, and common beginnings, so
-that the ratio hangs on the length of the prompt: it is measured as it is, and with `--prompt-tokens` more before it,
-as few-shot examples or a document would be.
+The completions are those of a real policy to problems of MATH-500 (`best_of_n/math500_pool_100.jsonl`), cut off at 256
+tokens. A causal PRM reads all steps of a completion in one pass, so the peer runs each completion once,
+after its prompt, in batches of the same token budget, sorted by length and right-padded, with causal attention and no
+mask. What trees save is the prompt, 7 times of 8, and common beginnings, so the ratio hangs on the prompt: by default
+1,000 words stand before each problem, as a document or examples would.
 
-Run: PRISM_DATA=… python benchmarks/rl_reward.py [--prompt-tokens 0] [--problems 16] [--completions 8]
+Run: PRISM_DATA=… python benchmarks/rl_reward.py [--prompt-words 1000] [--completion-tokens 256]
 """
 
 from __future__ import annotations
@@ -40,6 +39,12 @@ def real_completions(problems: int, completions: int) -> tuple[list[str], list[s
     return [problem for problem, _ in found], [text for _, text in found]
 
 
+def first_tokens(prm: PRM, text: str, count: int) -> str:
+    """The text up to where its first tokens end."""
+    spans = prm.tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+    return text[: spans[:count][-1][1]]
+
+
 def sequences(prm: PRM, problems: Sequence[str], texts: Sequence[str]) -> Sequences:
     """Each completion after its prompt."""
     found = []
@@ -62,27 +67,31 @@ def score_batch(prm: PRM, some: Sequences) -> list[list[float]]:
         ]
 
 
-def score_sorted(prm: PRM, every: Sequences) -> None:
-    """The kinder peer: batches of the token budget, sorted by length."""
-    left = sorted(every, key=lambda one: -len(one[0]))
-    while left:
-        size = max(1, prm.token_budget // len(left[0][0]))
-        score_batch(prm, left[:size])
-        left = left[size:]
+def score_sequences(prm: PRM, every: Sequences) -> list[list[float]]:
+    """The same for all, in batches of the token budget, sorted by length."""
+    order = sorted(range(len(every)), key=lambda i: -len(every[i][0]))
+    found: dict[int, list[float]] = {}
+    while order:
+        size = max(1, prm.token_budget // len(every[order[0]][0]))
+        some, order = order[:size], order[size:]
+        found |= dict(zip(some, score_batch(prm, [every[i] for i in some]), strict=True))
+    return [found[i] for i in range(len(every))]
 
 
 def main() -> None:
     parser = options(__doc__, repeats=3)
     parser.add_argument("--problems", type=int, default=16)
     parser.add_argument("--completions", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=0, help="more words before each problem")
+    parser.add_argument("--prompt-words", type=int, default=1000, help="words before each problem")
+    parser.add_argument("--completion-tokens", type=int, default=256, help="where completions are cut off")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     arguments = parser.parse_args()
 
     problems, texts = real_completions(arguments.problems, arguments.completions)
-    problems = ["so " * arguments.prompt_tokens + problem for problem in problems]
+    problems = ["so " * arguments.prompt_words + problem for problem in problems]
     prm = small_prm([*problems, *texts], hidden=arguments.hidden, layers=arguments.layers, context=32768)
+    texts = [first_tokens(prm, text, arguments.completion_tokens) for text in texts]
     reward = PRMReward(prm, "min", gate=False)
     every = sequences(prm, problems, texts)
     prompt = len(prm.encode_tree(StepTree.chain(problems[0], [])).prompt)
@@ -92,7 +101,7 @@ def main() -> None:
     print(f"at most {max(lengths)}")
 
     rewards = reward(prompts=problems, completions=texts)
-    expected = [min(own) for own in score_batch(prm, every)]
+    expected = [min(own) for own in score_sequences(prm, every)]
     differences = [abs((a or 0.0) - b) for a, b in zip(rewards, expected, strict=True)]
     print(f"largest difference of a reward: {max(differences):.1e}")
 
@@ -100,8 +109,7 @@ def main() -> None:
     seconds = side_by_side(
         {
             ours: lambda: reward(prompts=problems, completions=texts),
-            peer: lambda: score_batch(prm, every),
-            "the same, sorted by length": lambda: score_sorted(prm, every),
+            peer: lambda: score_sequences(prm, every),
         },
         repeats=arguments.repeats,
         beside=arguments.busy,
