@@ -17,7 +17,7 @@ from prism_prm.curriculum import Curriculum
 from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import ConfigError
 from prism_prm.losses import Objective
-from prism_prm.pairs.problems import Splits
+from prism_prm.pairs.same_problem import Splits
 from prism_prm.pairs.settings import PairSettings
 from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check
 from prism_prm.training.loop import TrainSettings
