@@ -122,8 +122,8 @@ def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> 
     """Fill the dataclass `cls`; an error names the key with its sections, the value, and what it must be."""
     _reject_unknown_keys(cls, settings, where)
     prefix = f"{where}." if where else ""
-    sections = _sections(cls)
-    for field in dataclasses.fields(cls):
+    sections, known = _sections(cls), accepted(cls)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         name, required = prefix + field.name, field.default is field.default_factory is dataclasses.MISSING
         if field.name not in settings:
             if required:
@@ -135,7 +135,7 @@ def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> 
             from_mapping(sections[field.name], value, name)
         elif field.name in sections:
             raise ConfigError(f"{name} = {shown(value)}: must be a section [{name}]")
-        elif reason := fault(value, accepted(cls)[field.name]):
+        elif reason := fault(value, known[field.name]):
             raise ConfigError(f"{name} = {shown(value)}: {reason}")
     try:
         return msgspec.convert(settings, type=cls)

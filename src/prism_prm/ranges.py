@@ -15,7 +15,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,21 +54,23 @@ NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 
 
-def check(settings: Any) -> None:
-    """Refuse a dataclass with a value that its field does not accept."""
-    for name, hint in accepted(type(settings)).items():
-        if reason := fault(getattr(settings, name), hint):
-            raise SettingError(name, getattr(settings, name), reason)
-
-
-@functools.cache
-def accepted(cls: type) -> dict[str, Any]:
+def _accepted(cls: Any) -> dict[str, Any]:
     """Field of a dataclass → its type with ranges; a text that is empty by default may be so."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         field.name: Annotated[hints[field.name], MAY_BE_EMPTY] if field.default == "" else hints[field.name]
         for field in dataclasses.fields(cls)
     }
+
+
+accepted: Callable[[type], dict[str, Any]] = functools.cache(_accepted)
+
+
+def check(settings: Any) -> None:
+    """Refuse a dataclass with a value that its field does not accept."""
+    for name, hint in accepted(type(settings)).items():
+        if reason := fault(getattr(settings, name), hint):
+            raise SettingError(name, getattr(settings, name), reason)
 
 
 def fault(value: Any, hint: Any) -> str:
@@ -123,9 +125,9 @@ def _plain_fault(value: Any, hint: Any) -> str:
     if hint is int:
         if not is_number or not isinstance(value, numbers.Integral):
             return "must be a whole number"
-        return "" if abs(value) < LARGEST else "is too large: whole numbers have 64 bits"
+        return "" if abs(int(value)) < LARGEST else "is too large: whole numbers have 64 bits"
     if hint is float:
-        return "" if is_number and abs(value) < math.inf else "must be a finite number"  # type: ignore[arg-type]
+        return "" if is_number and abs(value) < math.inf else "must be a finite number"
     if hint is str and not isinstance(value, str):
         return "must be a text"
     if hint is Path and not isinstance(value, str | Path):

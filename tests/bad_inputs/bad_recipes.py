@@ -69,11 +69,10 @@ def changed(name: str, dotted: str, value: Any, *words: str) -> Row:
     """The recipe with one key changed."""
     command = COMMANDS[name.split(".")[0]]
     change = partial(_write, name, dotted, value)
-    return Row(f"{name}: {dotted} = {shown(value)}", tuple(command), (name, *words), change)
+    return Row(f"{name}: {dotted} = {shown(value)}", tuple(command), words, change)
 
 
 PAIRED = [
-    ("train.toml", "data.pairs.max_gap", 0, "data.pairs.max_gap = 0"),
     ("train.toml", "data.pairs", {"min_gap": 3, "max_gap": 2}, "data.pairs.max_gap = 2", "min_gap"),
     ("train.toml", "data.pairs", {"negative_below": 0.9}, "data.pairs.negative_below = 0.9", "positive_above"),
     ("train.toml", "data.read.drop_finish", ["nonsense"], "nonsense", "found_error"),
@@ -91,22 +90,26 @@ PAIRED = [
     ("train.toml", "hardware.cache", "states", "hardware.cache", "frozen_layers"),
     ("train.toml", "hardware.frozen_layers", 3, "frozen_layers = 3", "2"),
     ("train.toml", "validation.aggregator", "nonsense", "nonsense", "min"),
+    ("search.toml", "search.aggregator", "nonsense", "nonsense", "min"),
+    ("search.toml", "search", {"lookahead": 1, "prm_weight": 0.0}, "prm_weight"),
+    ("search.toml", "n", [], "n = ()"),
+    ("search.toml", "prm", [], "--prm"),
+    ("search.toml", "policy.prompting.user", "no place", "no place", "{problem}"),
+]  # fmt: skip
+"""What no single type can say: settings that contradict each other."""
+
+NAMES: list[Any] = [
     ("train.toml", "base.family", "nonsense", "nonsense", "qwen"),
     ("train.toml", "data.format", "nonsense", "nonsense", "prm800k"),
     ("train.toml", "data.inputs", ["nowhere.jsonl"], "nowhere.jsonl"),
     ("train.toml", "data.exclude", ["nowhere.jsonl"], "nowhere.jsonl"),
     ("train.toml", "base.prm", "nowhere/there/prm", "nowhere/there/prm"),
-    ("search.toml", "search.aggregator", "nonsense", "nonsense", "min"),
-    ("search.toml", "search", {"lookahead": 1, "prm_weight": 0.0}, "prm_weight"),
-    ("search.toml", "n", [], "n = []"),
-    ("search.toml", "prm", [], "--prm"),
     ("search.toml", "prm", ["a=prm", "a=policy"], "'a'"),
     ("search.toml", "prm", ["=prm"], "''"),
     ("search.toml", "prm", ["a="], "a="),
     ("search.toml", "prm", ["nowhere/there/prm"], "nowhere/there/prm"),
     ("search.toml", "task", "nonsense", "nonsense", "gsm8k"),
     ("search.toml", "task_data", "nowhere.jsonl", "nowhere.jsonl"),
-    ("search.toml", "policy.prompting.user", "no place", "no place", "{problem}"),
     ("search.toml", "policy.name", "nonsense", "nonsense", "hf:"),
     ("search.toml", "policy.name", "hf:", "hf:"),
     ("search.toml", "policy.name", "hf:nowhere/there/lm", "nowhere/there/lm"),
@@ -117,7 +120,7 @@ PAIRED = [
     ("search.toml", "policy.device", "nonsense", "nonsense"),
     ("search.toml", "policy.dtype", "nonsense", "nonsense", "float32"),
 ]  # fmt: skip
-"""What no single type can say: settings that contradict each other, and names of nothing."""
+"""Names of nothing: the message says the name."""
 
 NOT_ALONE = {"curriculum.bins"}
 """Keys whose bad values are all written out above."""
@@ -129,12 +132,13 @@ def rows() -> Iterator[Row]:
         for dotted, setting in settings_of(cls).items():
             sections |= {".".join(dotted.split(".")[:i]) for i in range(1, dotted.count(".") + 1)}
             for value in () if dotted in NOT_ALONE else bad_values(setting.accepts):
-                yield changed(name, dotted, value, dotted.rpartition(".")[2], *_shown(value))
+                yield changed(name, dotted, value, name, dotted.rpartition(".")[2], *_shown(value))
         for section in sorted(sections):
             where = f"{section}." if section else ""
-            yield changed(name, f"{where}nonsense", 1, "nonsense", "Known")
-            yield from [changed(name, section, 3, section, "3")] if section else []
-    yield from (changed(name, dotted, value, *words) for name, dotted, value, *words in PAIRED)
+            yield changed(name, f"{where}nonsense", 1, name, "nonsense", "Known")
+            yield from [changed(name, section, 3, name, section, "3")] if section else []
+    yield from (changed(name, dotted, value, name, *words) for name, dotted, value, *words in PAIRED)
+    yield from (changed(name, dotted, value, *words) for name, dotted, value, *words in NAMES)
     for name, key in (
         ("train.toml", "data"),
         ("train.toml", "base"),
@@ -149,7 +153,7 @@ def rows() -> Iterator[Row]:
         ("hardware.frozen_layer", 1, "frozen_layers"),
     ]
     for dotted, value, meant in near:
-        yield changed("train.toml", dotted, value, f"Did you mean {meant}?")
+        yield changed("train.toml", dotted, value, "train.toml", f"Did you mean {meant}?")
     for assignment in ("train.lr", "=1", "train..lr=1", "seed.x=1", "train.lr=nan", "train.warp=9", "train=3"):
         command = (*COMMANDS["train"], "--set", assignment)
         yield Row(f"train --set {assignment}", command, ("--set", assignment))

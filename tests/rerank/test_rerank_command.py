@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from prism_prm import init_prm, load_prm
 from prism_prm.aggregate import log_score
 from prism_prm.cli import app, main
+from prism_prm.cli.options import families_of
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.names import named_places
 from prism_prm.pools import read_pool
@@ -330,3 +331,51 @@ def test_library_functions_are_public() -> None:
     assert prism_prm.weighted_vote(["1/2", "0.5", "3"], [0.3, 0.3, 0.5]).answer == "1/2"
     assert prism_prm.solution_score(np.array([0.5, 0.5]), "product") == 0.25
     assert prism_prm.extract_answer(r"\boxed{4}").answer == "4"
+
+
+@pytest.fixture(scope="module")
+def two_families(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """Name → folder and family of PRMs whose folders do not say which family they are of."""
+    root = tmp_path_factory.mktemp("families")
+    found = {}
+    for name, family in (("a", "qwen"), ("b", "token-classification")):
+        init_prm(tiny_lm("qwen2"), family=family).save(root / name)
+        (root / name / "prism.json").unlink()
+        found[name] = root / name, family
+    return found
+
+
+def test_each_prm_can_have_a_family_of_its_own(
+    two_families: dict[str, tuple[Path, str]], pool: Path, tmp_path: Path
+) -> None:
+    named = [word for name, (folder, _) in two_families.items() for word in ("--prm", f"{name}={folder}")]
+    families = [word for name, (_, family) in two_families.items() for word in ("--family", f"{name}={family}")]
+    run(pool, *named, *families, "--out", tmp_path / "out", "--workers", 1, "--aggregators", "min")
+    for name, (folder, family) in two_families.items():
+        found = pq.read_table(tmp_path / "out" / "scores" / f"{name}.parquet")
+        assert set(found["model_hash"].to_pylist()) == {load_prm(folder, family=family).identity()}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["c=qwen"], "--family c=qwen: no PRM is called 'c'. PRMs: a, b."),
+        (["c=my.py:Mine"], "--family c=my.py:Mine: no PRM is called 'c'. PRMs: a, b."),
+        (["qwen", "rlhflow"], "--family rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
+        (["a=qwen", "a=rlhflow"], "--family a=rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
+    ],
+)
+def test_a_family_that_fits_no_prm_or_comes_twice(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        families_of(given, ["a", "b"])
+    assert str(found.value) == said
+
+
+def test_families_of_prms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x=1").mkdir()
+    Path("x=1/my.py").touch()
+    assert families_of(None, ["a", "b"]) == {}
+    assert families_of(["b=skywork", "qwen"], ["a", "b"]) == {"a": "qwen", "b": "skywork"}
+    assert families_of(["x=1/my.py:Mine"], ["a"]) == {"a": "x=1/my.py:Mine"}, "a file whose path has a ="
+    assert families_of(["a=x=1/my.py:Mine"], ["a", "b"]) == {"a": "x=1/my.py:Mine"}

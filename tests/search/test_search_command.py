@@ -19,6 +19,7 @@ from prism_prm.cli import app, main
 from prism_prm.errors import DataError
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import scores_by_prm
+from prism_prm.scorer import load as scorer_load
 from prism_prm.scorer.store import ScoreStore
 from prism_prm.search import Engine
 from prism_prm.world.problems import draw_problems
@@ -274,3 +275,19 @@ def test_an_error_ends_with_status_2(
         main()
     assert caught.value.code == 2
     assert "'nowhere' is no policy" in capsys.readouterr().err
+
+
+def test_each_prm_is_opened_with_its_own_family(
+    command: list[str], prms: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, Any] = {}
+
+    def load_prm(place: str, *, family: str | None, **options: Any) -> Any:
+        opened[Path(place).name] = family
+        return load(place, **options)
+
+    load = scorer_load.load_prm
+    monkeypatch.setattr(scorer_load, "load_prm", load_prm)
+    named = ["--prm", f"a={prms[0]}", "--prm", f"b={prms[1]}", "--family", "skywork", "--family", "b=rlhflow"]
+    run([*command, *named, "--method", "best-of-n", "-n", "1", "--limit", "1"])
+    assert opened == {"first": "skywork", "second": "rlhflow"}

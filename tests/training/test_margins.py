@@ -83,7 +83,8 @@ def test_scores_are_taken_over_only_if_all_that_decides_them_is_the_same(
     for what, (other_prm, other) in others.items():
         found = scores(other_prm, other)
         assert scored, what
-        np.testing.assert_array_equal(found, scores(other_prm, other, f"fresh {what}"), err_msg=what)
+        # A step that is the same keeps its score, which was rounded beside other steps; a wrong one would be far off.
+        np.testing.assert_allclose(found, scores(other_prm, other, f"fresh {what}"), rtol=1e-12, err_msg=what)
 
 
 def test_margins_follow_their_pairs(tmp_path: Path, tiny_prm: Tiny) -> None:

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,16 @@ Store = Annotated[
     typer.Option(
         help="A folder of scores to reuse and add to, shared by score, margins, eval, rerank and search: a step that a "
         "PRM has scored is not scored again.",
+    ),
+]
+
+Families = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--family",
+        help="The PRMs' family, where their folders do not name it, or NAME=FAMILY for the PRM of that name; "
+        "my_file.py:Mine is a class in a file of yours. Give it several times for several PRMs.",
+        rich_help_panel="PRM",
     ),
 ]
 
@@ -129,6 +139,24 @@ def numbers(text: str) -> tuple[int, ...]:
         if not word.isdecimal():
             raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
     return tuple(map(int, words(text)))
+
+
+def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str, str]:
+    """PRM → its family, of the option --family: `FAMILY` is that of all PRMs, `NAME=FAMILY` that of one."""
+    own: dict[str, str] = {}
+    for_all: dict[str, str] = {}
+    for text in given or ():
+        name, equals, family = text.partition("=")
+        if equals and name in prms:
+            named, known = {name: family}, own
+        elif equals and not Path(text.rpartition(":")[0]).is_file():  # a file's path may have a = too
+            raise ConfigError(f"--family {text}: no PRM is called {name!r}. PRMs: {', '.join(prms) or 'none'}.")
+        else:
+            named, known = dict.fromkeys(prms, text), for_all
+        if twice := next((name for name in named if name in known), None):
+            raise ConfigError(f"--family {text}: the PRM {twice!r} has the family {known[twice]!r} already; give one")
+        known |= named
+    return for_all | own
 
 
 def with_settings(**settings: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:

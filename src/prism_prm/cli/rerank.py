@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, numbers, with_settings, words
+from prism_prm.cli.options import LOADING, Families, Options, Store, families_of, numbers, with_settings, words
 from prism_prm.cli.ui import print_table, progress, say
 from prism_prm.names import named_places
 
@@ -32,13 +32,17 @@ EXAMPLES = """
 
   `prism rerank pool.jsonl --prm base=prms/base --prm prism=prms/prism --out rerank`
 
+- PRMs of two families, whose folders do not name them:
+
+  `prism rerank pool.jsonl --prm a=prms/a --prm b=prms/b --family a=qwen --family b=rlhflow --out rerank`
+
 **A pool** has one record per problem, whose solutions are texts, lists of steps, or objects with more about them:
 
 `{"problem": "…", "answer": "12", "solutions": ["a text", ["two", "steps"], {"text": "…", "answer": "12"}]}`
 """
 
 
-LOADED = ("family", "dtype", "device", "device_map", "token_budget", "on_too_long", "cache", "cache_gb")
+LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache", "cache_gb")
 
 
 @with_settings(
@@ -74,6 +78,7 @@ def rerank(
     ] = None,
     task_data: Annotated[str | None, typer.Option(help="Local file of --task; default: the hub.")] = None,
     settings: RerankSettings,
+    family: Families = None,
     loading: LoadSettings,
     store: Store = None,
 ) -> None:
@@ -86,9 +91,11 @@ def rerank(
     from prism_prm.report import PAGE
     from prism_prm.rerank.pipeline import SELECTED, rerank_pool
 
+    prms = named_places(prm or [])
+    how = asdict(loading) | {"family": families_of(family, prms)}
     results = rerank_pool(
-        pool, out, prms=named_places(prm or []), scores=named_places(scores or []), task=task, task_data=task_data,
-        settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
+        pool, out, prms=prms, scores=named_places(scores or []), task=task, task_data=task_data,
+        settings=settings, store=store, loading=how, bars=progress, say=say,
     )  # fmt: skip
     _show(results)
     say(f"Selected: {out / SELECTED}   Report: {out / PAGE}")

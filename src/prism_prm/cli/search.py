@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, numbers, with_settings
+from prism_prm.cli.options import LOADING, Families, Options, Store, families_of, numbers, with_settings
 from prism_prm.cli.ui import console, print_table, progress, say
+from prism_prm.names import named_places
 
 if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
@@ -64,7 +65,7 @@ PANELS = {
         parse={"n": numbers},
         as_given=True,
     ),
-    loading=Options(LOADING, {"PRM": ("family",), "Models that run here": ("dtype", "device")}),
+    loading=Options(LOADING, {"Models that run here": ("dtype", "device")}),
 )
 def search(
     *,
@@ -73,6 +74,7 @@ def search(
     ],
     recipe: Annotated[Path | None, typer.Option(help="TOML file of settings; options override it.")] = None,
     given: dict[str, Any],
+    family: Families = None,
     loading: LoadSettings,
     store: Store = None,
     workers: Annotated[
@@ -94,6 +96,7 @@ def search(
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])
     how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
+    how["family"] = families_of(family, named_places(chosen.prm))
     points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live)
     _show(points)
     say(f"Pools: {out / 'pools'}   Report: {out / PAGE}")

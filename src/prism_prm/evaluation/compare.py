@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from prism_prm import __version__
@@ -19,8 +19,9 @@ from prism_prm.evaluation.evaluate import error_curve, histogram
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.measure import Measured, Tables, intervals
 from prism_prm.evaluation.report import steps_file
+from prism_prm.foreign import read_json
 from prism_prm.names import split_name
-from prism_prm.report import LOOKS, NO_DATA, Report, looks, p_value, percent, signed_percent
+from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent
 from prism_prm.statistics import NUM_DRAWS, SEED
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -49,22 +50,40 @@ class EvalRun:
         return float(self.metrics["benchmarks"][bench]["threshold"]["value"])
 
 
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Threshold(msgspec.Struct):
+    value: float
+
+
+class _Benchmark(msgspec.Struct):
+    threshold: _Threshold
+
+
+class _Metrics(msgspec.Struct):
+    """What must be in metrics.json."""
+
+    run: _Named
+    benchmarks: dict[str, _Benchmark]
+
+
 def load_run(given: str) -> EvalRun:
     """A run from `FOLDER` or `NAME=FOLDER`."""
     name, place = split_name(given)
     folder = Path(place)
     path = folder / "metrics.json"
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
-        benches = metrics["benchmarks"]
-        own_name = metrics["run"]["name"]
+        metrics = read_json(path)
+        known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; give folders that `prism eval --out` wrote") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not the metrics of a `prism eval` ({type(error).__name__}: {error})") from error
-    if not benches:
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
+    if not known.benchmarks:
         raise DataError(f"{path}: holds no benchmark")
-    return EvalRun(name or own_name, folder, metrics)
+    return EvalRun(name or known.run.name, folder, metrics)
 
 
 def load_runs(given: Sequence[str]) -> list[EvalRun]:
@@ -212,7 +231,7 @@ def build_comparison(
     names = [run.name for run in runs]
     report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
     report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
-    report.text("\n".join(f"- {line}" for one in compared for line in _findings(one)))
+    report.text("\n".join(f"- {escaped(line)}" for one in compared for line in _findings(one)))
     report.text(_introduction(names, left_out))
     for one in compared:
         _add_bench(report, one, rounds=rounds)
@@ -238,8 +257,8 @@ def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
     without = f" Not in all runs, and so left out: {', '.join(left_out)}." if left_out else ""
     return f"""
 All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
-**{names[0]}** are in percentage points and paired: the same problems are drawn for all, so what is hard for everybody
-cancels out. p is two-sided and not corrected for the number of comparisons.{without}
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so what is hard for
+everybody cancels out. p is two-sided and not corrected for the number of comparisons.{without}
 """
 
 
@@ -261,7 +280,7 @@ def _as_json(one: Compared) -> dict[str, Any]:
 
 
 def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
-    parts = ", ".join(f"{name} {one.thresholds[name]:.4g}" for name in one.runs)
+    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
     report.text(f"## {one.bench}\n\nThresholds: {parts}.")
     _add_rates(report, one)
     for control in one.controls.values():

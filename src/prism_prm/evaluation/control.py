@@ -19,7 +19,7 @@ from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import Benchmark
 from prism_prm.evaluation.measure import Measured, Measurer, Table, all_rates, intervals
 from prism_prm.metrics.shift import MATCHES, Shifts
-from prism_prm.report import NO_DATA, Report, percent, signed_percent
+from prism_prm.report import NO_DATA, Report, escaped, percent, signed_percent
 from prism_prm.statistics import Comparison, cluster_sums, resampled_sums
 from prism_prm.types import Floats
 
@@ -170,8 +170,8 @@ def add_control(report: Report, control: Control, first: Table) -> None:
     report.table(["metric", base, *moved_to, name, *minus], rows, caption=f"Is {name} more than {base} shifted?")
     if control.num_fixed:
         report.text(
-            f"{control.num_fixed:,} steps of {base} have a score of exactly 0 or 1, or are judged by redundancy: "
-            "no shift changes how they are judged."
+            f"{control.num_fixed:,} steps of {escaped(base)} score exactly 0 or 1, or are judged by redundancy. "
+            "No shift moves them."
         )
 
 

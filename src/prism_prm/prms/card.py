@@ -12,8 +12,9 @@ import msgspec
 
 from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.chosen import DEFAULT_THRESHOLD
-from prism_prm.errors import ConfigError, ModelError
+from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.files import write_text
+from prism_prm.foreign import read_json
 from prism_prm.prms import FAMILIES, Family, family_names
 from prism_prm.prms.readme import model_card
 
@@ -61,14 +62,16 @@ def read_card(folder: Path) -> Card | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = msgspec.convert(read_json(path), dict[str, Any])
         unknown = sorted(set(found) - set(Card.__slots__))
         if unknown:
             raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
-        if isinstance(found, dict) and found.get("aggregator") in _FORMER:
-            found["aggregator"] = _FORMER[found["aggregator"]]
+        if isinstance(named := found.get("aggregator"), str):
+            found["aggregator"] = _FORMER.get(named, named)
         return msgspec.convert(found, Card)
-    except (ConfigError, ValueError, msgspec.ValidationError, TypeError) as error:
+    except DataError as error:
+        raise ModelError(str(error)) from None
+    except (ConfigError, msgspec.ValidationError) as error:
         raise ModelError(f"{path}: {error}") from None
 
 

@@ -73,7 +73,7 @@ class GradedPool:
 
 
 def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedPool:
-    """Grade all solutions; `advance` is told of each answer judged and each answer grouped, two per solution."""
+    """Grade all solutions; `advance` is told of each answer grouped and, with a reference, of each one judged."""
     found = [
         Extraction(solution.answer, "given") if solution.answer is not None else grader.extract(solution.text)
         for solution in pool.solutions

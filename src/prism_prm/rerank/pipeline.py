@@ -94,7 +94,7 @@ def rerank_pool(
         task_data: local file of `task`; default: the hub.
         settings: aggregators, numbers of solutions, draws and the judging of answers.
         store: a folder of scores to reuse and add to.
-        loading: options of `load_prm`, for PRMs that are given by their place.
+        loading: options of `load_prm`, for PRMs that are given by their place; `family` may be a dict by PRMs' names.
         bars: makes progress bars; default: none are shown.
         say: hears what people may want to know.
 
@@ -159,7 +159,8 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
         if known is not None:
             say(f"Grades: taken from {out / SOLUTIONS}")
             return known, graded_as
-        with bars("judging", 2 * len(pool.solutions), unit="comparisons") as advance:
+        referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.answer is not None)
+        with bars("judging", len(pool.solutions) + referenced, unit="comparisons") as advance:
             graded = grade_pool(pool, grader, advance)
     write_solutions(out / SOLUTIONS, graded, graded_as)
     return graded, graded_as
@@ -190,7 +191,7 @@ def _collect_scores(
         found[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
     for name, prm in prms.items():
         table = out / "scores" / f"{file_name(name)}.parquet"
-        scorer = open_prm(prm, loading)
+        scorer = open_prm(prm, loading, name)
         with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
             write_scores(scorer, pool.trees(), table, store=store, advance=advance)
         found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)

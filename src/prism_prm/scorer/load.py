@@ -101,9 +101,15 @@ def load_prm(
     return PRM(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
 
 
-def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None) -> Scorer:
-    """The PRM itself, or the one at a place, loaded with options of `load_prm`."""
-    return load_prm(prm, **(loading or {})) if isinstance(prm, str | Path) else prm
+def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Scorer:
+    """The PRM itself, or the one at a place, loaded with options of `load_prm`; of PRMs with names the `family` may be
+    a mapping by name."""
+    if not isinstance(prm, str | Path):
+        return prm
+    options = dict(loading or {})
+    if isinstance(families := options.get("family"), Mapping):
+        options["family"] = families.get(name)
+    return load_prm(prm, **options)
 
 
 def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> CacheSettings:

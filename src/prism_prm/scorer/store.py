@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.records import ROOT, StepTree
 from prism_prm.scorer.protocol import Scorer, TreeScores
 from prism_prm.types import Advance, ignore
@@ -268,13 +269,20 @@ class _FiledScores:
 
     @classmethod
     def in_file(cls, path: Path, outputs: Sequence[str]) -> _FiledScores:
+        remedy = "not a file of the score store; remove it to score it again"
+        fields = [("key", pa.binary(_KEY_BYTES)), *((name, pa.float64()) for name in outputs), ("too_long", pa.bool_())]
+        schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
         try:
-            table = pq.read_table(path)
-            keys_N = np.frombuffer(b"".join(table["key"].to_pylist()), _KEYS)
-            log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
-            return cls(keys_N, log_odds_NO, table["too_long"].to_numpy())
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise DataError(f"{path}: not a file of the score store ({error}); remove it to score it again") from error
+            with reading_parquet(path, remedy):
+                table = fitted(path, pq.read_table(path), schema)
+        except DataError as error:
+            raise error if remedy in str(error) else DataError(f"{error}; {remedy}", reason=error.reason) from None
+        keys_N = np.frombuffer(b"".join(table["key"].to_pylist()), _KEYS)
+        log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
+        too_long_N = table["too_long"].to_numpy()
+        if not np.isfinite(log_odds_NO[~too_long_N]).all():
+            raise DataError(f"{path}: a score is no finite number; {remedy}", reason="out-of-range")
+        return cls(keys_N, log_odds_NO, too_long_N)
 
     def write(self, path: Path, outputs: Sequence[str]) -> None:
         data = pa.py_buffer(self.keys_N.tobytes())

@@ -18,6 +18,7 @@ from prism_prm.data import Reader, ReadOptions
 from prism_prm.data.inputs import TREE_TABLE, as_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
+from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
 from prism_prm.scorer.load import open_prm
@@ -82,13 +83,17 @@ def table_of_trees(
 def read_scores(path: str | Path) -> pa.Table:
     """A scores table, whatever its family's outputs."""
     try:
-        table = pq.read_table(path)
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: cannot be read as a scores table ({error}); `prism score` writes one") from error
+        with reading_parquet(path, "`prism score` writes such a table"):
+            table = pq.read_table(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file") from None
     missing = sorted(set(scores_schema(()).names) - set(table.column_names))
     if missing:
         raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
-    return table
+    kind = table.schema.field(table.schema.names.index("log_odds")).type
+    if not pa.types.is_struct(kind) or not kind.num_fields:
+        raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
+    return fitted(path, table, scores_schema([field.name for field in kind]))
 
 
 def card_of_scores(path: str | Path) -> CardValues | None:
@@ -235,7 +240,9 @@ def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScor
     for tree in trees:
         values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
         for row in rows.get(tree.content_hash(), ()):
-            if own_N[row] and tree.parents[node_N[row]] == parent_N[row]:  # not a candidate offered elsewhere
-                values_NO[node_N[row]] = log_odds_NO[row]
+            node = node_N[row]
+            is_there = own_N[row] and 0 <= node < len(tree.nodes)
+            if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
+                values_NO[node] = log_odds_NO[row]
         found.append(TreeScores(outputs, values_NO))
     return found

@@ -44,7 +44,7 @@ def search_task(
         out: folder for pools, metrics.json and the report.
         prms: name → a PRM, or its folder or hub id; default: those that the recipe names.
         policy: an open policy to use instead of the recipe's; it stays open.
-        loading: options of `load_prm`, for PRMs that are given by their place.
+        loading: options of `load_prm`, for PRMs that are given by their place; `family` may be a dict by PRMs' names.
         workers: processes that judge answers; default: all cores.
         store: a folder of scores to reuse and add to.
         bars: makes progress bars; default: none are shown.
@@ -68,15 +68,17 @@ def search_task(
         experiment = Experiment(recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, store=store)
         # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
         options = {"on_too_long": "skip", **(loading or {})}
-        points, pools = experiment.run({name: partial(_open_prm, prm, options) for name, prm in given.items()}, grader)
+        points, pools = experiment.run(
+            {name: partial(_open_prm, prm, options, name) for name, prm in given.items()}, grader
+        )
     make_report(recipe, task.name, points, pools, experiment.clusters).write(out)
     return points
 
 
-def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any]) -> Scorer:
+def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str) -> Scorer:
     from prism_prm.scorer.load import open_prm
 
-    return open_prm(prm, loading)
+    return open_prm(prm, loading, name)
 
 
 def _open_policy(recipe: SearchRecipe) -> Policy:

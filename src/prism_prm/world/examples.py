@@ -38,11 +38,11 @@ def example_prm(name: str = "prism") -> PRM:
 
     Example:
         >>> from prism_prm import example_prm
-        >>> steps = ["6+3=2", "2-5=3", "3+1=4", "#### 4"]  # modulo 7, 2-5 is 4
-        >>> [round(p, 2) for p in example_prm("base").score("6+3-5+1", steps)]
-        [0.98, 1.0, 0.99, 1.0]
-        >>> [round(p, 2) for p in example_prm("prism").score("6+3-5+1", steps)]
-        [0.99, 0.0, 0.99, 0.66]
+        >>> steps = ["1+1=2", "2+2=3", "3-1=2", "#### 2"]
+        >>> [round(p, 2) for p in example_prm("base").score("1+1+2-1", steps)]
+        [1.0, 1.0, 0.99, 0.99]
+        >>> [round(p, 2) for p in example_prm("prism").score("1+1+2-1", steps)]
+        [1.0, 0.0, 0.99, 0.98]
     """
     from prism_prm.scorer import load_prm
 
