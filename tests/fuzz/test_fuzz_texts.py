@@ -10,7 +10,7 @@ import httpx
 import pytest
 from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
-from prism_prm.pairs.problems import Splits
+from prism_prm.pairs.same_problem import Splits
 
 from prism_prm.answers import Judge, extract_answer
 from prism_prm.answers.forms import read as read_form
