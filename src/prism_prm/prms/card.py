@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ CARD_FILE = "prism.json"
 README = "README.md"
 _FORMER = {"prod": "product"}
 """Aggregators under names that folders may still have."""
-_ONLY_WHERE_KNOWN = ("family_sha256", "base_model")
+_ONLY_WHERE_KNOWN = ("family_sha256", "base_model", "datasets")
 """What prism.json leaves out where there is nothing to say."""
 
 
@@ -47,10 +47,16 @@ class Card:
     """Of the file in which a family that is not ours is written; left out of prism.json where it is ours."""
     base_model: str = ""
     """The hub id of the model that this one was made from; left out of prism.json where it is not known."""
+    datasets: tuple[str, ...] = ()
+    """Hub ids of what it was trained on; files, which mean nothing to others, are left out."""
 
     def __post_init__(self) -> None:
         check(self)
         check_aggregator(self.aggregator)
+
+    def trained_on(self, inputs: Iterable[str]) -> Card:
+        """The card after training on some files and data sets of the hub."""
+        return replace(self, datasets=tuple(dict.fromkeys([*self.datasets, *filter(hub_id, inputs)])))
 
     def write(self, folder: Path) -> None:
         said = {key: value for key, value in asdict(self).items() if value or key not in _ONLY_WHERE_KNOWN}
