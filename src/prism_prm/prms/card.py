@@ -12,11 +12,13 @@ import msgspec
 
 from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.chosen import DEFAULT_THRESHOLD
+from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.files import write_text
 from prism_prm.foreign import read_json
 from prism_prm.prms import FAMILIES, Family, family_names
 from prism_prm.prms.readme import model_card
+from prism_prm.ranges import Natural, Share, check
 
 CARD_FILE = "prism.json"
 README = "README.md"
@@ -35,11 +37,11 @@ class Card:
     """Settings of the family's layout; see `Family.settings`."""
     compat: bool = False
     """Reproduce the published code's quirk, where it has one."""
-    threshold: float = DEFAULT_THRESHOLD
+    threshold: Share = DEFAULT_THRESHOLD
     """A step counts as right iff its probability is above this; what commands judge by unless told otherwise."""
     aggregator: str = DEFAULT_AGGREGATOR
     """How step scores make one score of a solution; what commands select by unless told otherwise."""
-    frozen_layers: int = 0
+    frozen_layers: Natural = 0
     """How many lowest layers training left as the backbone had them: what they make of texts can be kept on disc."""
     family_sha256: str = ""
     """Of the file in which a family that is not ours is written; left out of prism.json where it is ours."""
@@ -49,9 +51,8 @@ class Card:
     """Hub ids of what it was trained on; files, which mean nothing to others, are left out."""
 
     def __post_init__(self) -> None:
+        check(self)
         check_aggregator(self.aggregator)
-        if not 0 <= self.threshold <= 1:
-            raise ConfigError(f"threshold {self.threshold} is not in [0, 1]")
 
     def trained_on(self, inputs: Iterable[str]) -> Card:
         """The card after training on some files and data sets of the hub."""
@@ -69,12 +70,9 @@ def read_card(folder: Path) -> Card | None:
         return None
     try:
         found = msgspec.convert(read_json(path), dict[str, Any])
-        unknown = sorted(set(found) - set(Card.__slots__))
-        if unknown:
-            raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
         if isinstance(named := found.get("aggregator"), str):
             found["aggregator"] = _FORMER.get(named, named)
-        return msgspec.convert(found, Card)
+        return from_mapping(Card, found)
     except DataError as error:
         raise ModelError(str(error)) from None
     except (ConfigError, msgspec.ValidationError) as error:
