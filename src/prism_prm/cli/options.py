@@ -21,10 +21,24 @@ from typer.core import TyperCommand
 
 from prism_prm.config import Setting, settings_of
 from prism_prm.errors import ConfigError
+from prism_prm.places import check_file, check_folder
+
+
+def out_folder(help: str) -> Any:
+    """The option --out of a command that writes a folder."""
+    return typer.Option("--out", "-o", parser=check_folder, metavar="FOLDER", help=help)
+
+
+def out_file(ending: str, help: str) -> Any:
+    """The option --out of a command that writes one file."""
+    return typer.Option("--out", "-o", parser=lambda text: check_file(text, ending), metavar="FILE", help=help)
+
 
 Store = Annotated[
     Path | None,
     typer.Option(
+        parser=lambda text: check_folder(text, "--store"),
+        metavar="FOLDER",
         help="A folder of scores to reuse and add to, shared by score, margins, eval, rerank and search: a step that a "
         "PRM has scored is not scored again.",
     ),

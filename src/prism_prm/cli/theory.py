@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from prism_prm.cli.ui import console
+from prism_prm.cli.options import out_folder
+from prism_prm.cli.ui import conclude, progress, report_facts, tell
 
 EXAMPLES = """
 Examples
@@ -23,7 +24,7 @@ Examples
 
 
 def theory(
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the report.")],
+    out: Annotated[Path, out_folder("Folder for the report.")],
     p: Annotated[float, typer.Option(help="Share of right solutions.")] = 0.3,
     alpha: Annotated[float, typer.Option(help="FPR of the verifier, on solutions.")] = 0.2,
     beta: Annotated[float, typer.Option(help="FNR of the verifier, on solutions.")] = 0.2,
@@ -39,7 +40,7 @@ def theory(
         str, typer.Option(help="From step scores to a solution's: last, min, product, mean, soft-min.")
     ] = "min",
     threshold: Annotated[float, typer.Option(help="A solution is accepted above this.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""
     from prism_prm.report import PAGE
@@ -47,9 +48,8 @@ def theory(
     from prism_prm.theory_report.pipeline import report_theory
 
     settings = VerifierSettings(p, alpha, beta, seed=seed)
-    with console().status("playing out Best-of-N" + (", training small networks" if simulate else "")):
-        report_theory(
-            out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
-            threshold=threshold,
-        )  # fmt: skip
-    typer.echo(out / PAGE)
+    report_theory(
+        out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
+        threshold=threshold, bars=progress,
+    )  # fmt: skip
+    conclude(lambda: report_facts(out), lambda: tell(out / PAGE))
