@@ -109,6 +109,19 @@ def read_pool(source: str | Path | Sequence[str | Path], advance: Advance = igno
     return Pool(tuple(entry for found in find_sources(source) for entry in _entries(found, advance)))
 
 
+def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
+    """Whether the first record of the first source is one of a pool: several solutions of a problem."""
+    row = next(rows(find_sources(source)[0]))
+    try:
+        record = decode(row, dict[str, Any])
+    except DataError:
+        return False
+    is_labelled = any(
+        isinstance(record.get(field), list) for field in ("labels", "steps")
+    )  # TRL's completions are steps
+    return not is_labelled and any(isinstance(record.get(field), list) for field in POOL_FIELDS)
+
+
 def _entries(source: Any, advance: Advance) -> Iterator[PoolProblem]:
     for row in rows(source, advance):
         try:

@@ -84,7 +84,7 @@ class Options:
             default = ",".join(map(str, default))
         default = None if default in ("", (), dataclasses.MISSING) else default
         kind = str if setting.name in self.parse else self.narrowed.get(setting.name) or _kind(setting.hint)
-        flag = self.names.get(setting.name) or _flag(setting.name, kind)
+        flag = self.names.get(setting.name) or _flag(setting.name, kind is bool and default is not False)
         option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None)
         hint = Annotated[kind | None, option] if default is None else Annotated[kind, option]
         return _keyword(_place(prefix, setting.name), hint, default)
@@ -105,9 +105,9 @@ def _place(prefix: str, name: str) -> str:
     return f"{prefix}__{name.replace('.', '__')}"
 
 
-def _flag(name: str, kind: Any) -> str:
+def _flag(name: str, switches_off: bool) -> str:
     word = name.rpartition(".")[2].replace("_", "-")
-    return f"--{word}/--no-{word}" if kind is bool else f"--{word}"
+    return f"--{word}/--no-{word}" if switches_off else f"--{word}"
 
 
 def _kind(hint: Any) -> Any:

@@ -70,6 +70,11 @@ def score(
     Writes one row per step: its ids, the family's named log-odds, the probability that it is right, and the hash of the
     model. Rerun the same command to resume. Under `accelerate launch` the work is split over the processes.
     """
+    from prism_prm.data.inputs import find_sources
+    from prism_prm.prms.place import check_prm, checkable
+
+    check_prm(prm, **checkable(asdict(loading)))
+    find_sources(inputs)
     from prism_prm.scorer.table import score_files
 
     with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():

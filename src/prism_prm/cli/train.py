@@ -10,6 +10,7 @@ import typer
 from prism_prm.cli.options import out_folder
 from prism_prm.cli.processes import join_processes, num_processes
 from prism_prm.cli.ui import conclude, print_table, progress, say, tell
+from prism_prm.places import check_folder
 
 EXAMPLES = """
 Examples
@@ -38,9 +39,11 @@ def train(
     Rerun the same command to resume a stopped run; what is done is not done again. Every round leaves a complete
     PRM folder under OUT/rounds, and OUT/run.json names the best one.
     """
-    from prism_prm.training.recipe import load_recipe
+    from prism_prm.training.recipe import check_places, load_recipe
 
     settings = load_recipe(recipe, assignments or [])
+    folder = out or check_folder(str(Path("runs") / recipe.stem))
+    check_places(settings)
     from accelerate import Accelerator
 
     from prism_prm.training.run import train_prm
@@ -48,7 +51,6 @@ def train(
     if num_processes() > 1:
         join_processes()
     accelerator = Accelerator(mixed_precision=settings.hardware.mixed_precision)
-    folder = out or Path("runs") / recipe.stem
     finished = train_prm(settings, folder, accelerator=accelerator, bars=progress, say=say)
     if accelerator.is_main_process:
         conclude(lambda: finished, lambda: _print(finished, folder))

@@ -31,7 +31,7 @@ class Display:
     verbose: bool = False
 
 
-DISPLAY: ContextVar[Display] = ContextVar("DISPLAY", default=Display())
+DISPLAY: ContextVar[Display] = ContextVar("DISPLAY", default=Display())  # noqa: B039 (it is frozen)
 
 
 @cache
@@ -83,7 +83,7 @@ class Bar:
 
 @contextlib.contextmanager
 def progress(description: str, total: float | None, *, unit: str = "", done: int = 0) -> Iterator[Bar]:
-    """Progress over `total` units (None: unknown; "bytes": as KB, MB, …); yields what advances it. None with --quiet."""
+    """Progress over `total` units (None: unknown; "bytes": as KB, MB, …); yields what advances it."""
     bar = Bar(description, total, unit, done)
     if DISPLAY.get().quiet or not console().is_terminal:
         yield bar

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ def prm_folder(name: str | Path) -> str | Path:
     done = sorted(str(card.parent) for card in folder.glob(f"rounds/*/{CARD_FILE}"))
     finished = f"the finished rounds are PRMs: {', '.join(done)}" if done else "no round is finished yet"
     raise ModelError(f"{folder}: this run is not finished ({finished}); `prism train` with the same recipe goes on.")
+
+
+def checkable(loading: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those options of `load_prm` that `check_prm` looks at."""
+    return {name: value for name, value in (loading or {}).items() if name in ("family", "adapter", "allow_pickle")}
 
 
 def check_prm(

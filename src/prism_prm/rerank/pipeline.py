@@ -13,6 +13,7 @@ from prism_prm.data.inputs import as_places, find_sources, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
+from prism_prm.prms.place import check_prm, checkable
 from prism_prm.rerank.curves import check_ns, compute_curves
 from prism_prm.rerank.expectation import NUM_DRAWS
 from prism_prm.rerank.grading import GradedPool, grade_pool, with_task
@@ -97,11 +98,12 @@ def rerank_pool(
         (1, 2, 3)
     """
     settings, out = settings or RerankSettings(), Path(out)
+    _check_places(prms or {}, scores or {}, loading)
     found, title = _read(pool, bars)
     found = with_task(found, load_task(task, task_data)) if task else found
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
-    step_scores = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars)
+    step_scores = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)
     with bars("curves", len(found.problems), unit="problems") as advance:
         curves = compute_curves(
             graded, step_scores, aggregators=settings.aggregators, ns=ns, num_draws=settings.num_draws,
@@ -112,6 +114,20 @@ def rerank_pool(
     results.write_curves(out / "curves.parquet")
     make_report(results).write(out)
     return results
+
+
+def _check_places(
+    prms: Mapping[str, Scorer | str | Path], tables: Mapping[str, str | Path], loading: Mapping[str, Any] | None
+) -> None:
+    """Refuse mistyped places before solutions are judged, which takes long."""
+    for prm in prms.values():
+        if isinstance(prm, str | Path):
+            check_prm(prm, **checkable(loading))
+    find_sources(tables.values())
+    if twice := sorted(set(prms) & set(tables)):
+        raise ConfigError(
+            f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
+        )
 
 
 def _read(pool: Pool | str | Path | Sequence[str | Path], bars: Bars) -> tuple[Pool, str]:
@@ -145,6 +161,7 @@ def _collect_scores(
     store: str | Path | None,
     loading: Mapping[str, Any] | None,
     bars: Bars,
+    say: Say,
 ) -> dict[str, StepScores]:
     """PRM → scores: those in the pool, those made before, and those to make now."""
     from prism_prm.scorer.load import open_prm
@@ -163,6 +180,6 @@ def _collect_scores(
         table = out / "scores" / f"{file_name(name)}.parquet"
         scorer = open_prm(prm, loading)
         with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
-            write_scores(scorer, pool.trees(), table, store=store, advance=advance)
+            write_scores(scorer, pool.trees(), table, store=store, advance=advance, say=say)
         found[name] = scores_in_table(table, pool)
     return found

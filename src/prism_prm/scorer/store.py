@@ -25,9 +25,10 @@ import pyarrow.parquet as pq
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import ROOT, StepTree
+from prism_prm.resume import stoppable
 from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.results import TreeScores
-from prism_prm.types import Advance, ignore
+from prism_prm.types import Advance, Say, ignore, silent
 
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""
@@ -80,7 +81,13 @@ def _digest(before: bytes, text: str) -> bytes:
 
 @contextlib.contextmanager
 def store_for(
-    out: str | Path, scorer: Scorer, folder: str | Path | None, *, share: Share | None = None, portion: int = PORTION
+    out: str | Path,
+    scorer: Scorer,
+    folder: str | Path | None,
+    *,
+    share: Share | None = None,
+    portion: int = PORTION,
+    say: Say = silent,
 ) -> Iterator[ScoreStore]:
     """The store in `folder`; without one, a store beside the file `out`, removed when the block has written that.
 
@@ -89,7 +96,7 @@ def store_for(
     share = share or Share()
     out = Path(out)
     own = out.with_name(f".{out.name}.scores")
-    yield ScoreStore(folder or own, scorer, portion=portion)
+    yield ScoreStore(folder or own, scorer, portion=portion, say=say)
     share.wait()
     if share.rank == 0:
         shutil.rmtree(own, ignore_errors=True)
@@ -98,9 +105,10 @@ def store_for(
 class ScoreStore:
     """The scores of one scorer in a folder, which those of others may share."""
 
-    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION) -> None:
+    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION, say: Say = silent) -> None:
         self.scorer = scorer
         self.portion = portion
+        self.say = say
         self.identity = scorer.identity()
         self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
         self._files: set[str] = set()
@@ -134,11 +142,17 @@ class ScoreStore:
         portions = list(self._portions(requests))
         is_there = [self._has(one) for one in portions]
         share.wait()  # or a fast process's new portions would look like an earlier run's to a slow one
-        for number, one in enumerate(portions):
-            if not is_there[number] and number % share.world == share.rank:
-                trees, nodes = zip(*((request.tree, request.nodes) for request in one.requests), strict=True)
-                self._write(one, self.scorer.score_trees(trees, nodes))
-            advance(len(one.requests))
+        total = sum(len(one.keys_N) for one in portions)
+        filed = sum(len(one.keys_N) for one, there in zip(portions, is_there, strict=True) if there)
+        if filed:
+            self.say(f"Reusing {filed:,} of {total:,} scores")
+        with stoppable(lambda: f"with {filed:,} of {total:,} scores done" if filed else ""):
+            for number, one in enumerate(portions):
+                if not is_there[number] and number % share.world == share.rank:
+                    trees, nodes = zip(*((request.tree, request.nodes) for request in one.requests), strict=True)
+                    self._write(one, self.scorer.score_trees(trees, nodes))
+                    filed += len(one.keys_N)
+                advance(len(one.requests))
         share.wait()
         self._look()
         return Filled(len(portions), sum(is_there))

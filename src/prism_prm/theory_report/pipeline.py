@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
+from prism_prm.evaluation.compare import load_run
 from prism_prm.report import Report
 from prism_prm.theory.simulation import SimulationSettings
 from prism_prm.theory_report.closed_forms import VerifierSettings, build_theory
 from prism_prm.theory_report.roc_dominance import add_runs
 from prism_prm.theory_report.scored_pool import add_pool
+from prism_prm.types import Bars, no_bars
 
 
 def report_theory(
@@ -23,6 +26,7 @@ def report_theory(
     scores: str | Path | None = None,
     aggregator: str = "min",
     threshold: float = 0.5,
+    bars: Bars = no_bars,
 ) -> Report:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores; write a report.
 
@@ -35,6 +39,7 @@ def report_theory(
         scores: a table of the pool's scores, if it holds none.
         aggregator: from step scores to a solution's.
         threshold: a solution is accepted above this.
+        bars: makes progress bars; default: none are shown.
 
     Example:
         >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
@@ -47,10 +52,17 @@ def report_theory(
     if scores is not None and not pool:
         raise ConfigError("--scores are those of a --pool; give that too")
     kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
-    report = build_theory(settings, kinds)
-    if runs:
-        add_runs(report, [str(run) for run in runs], seed=settings.seed)
-    if pool:
-        add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed)
+    for run in runs:
+        load_run(str(run))
+    find_sources([*pool, *([scores] if scores is not None else [])])
+    with bars("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
+        report = build_theory(settings, kinds)
+        advance(1)
+        if runs:
+            add_runs(report, [str(run) for run in runs], seed=settings.seed)
+            advance(1)
+        if pool:
+            add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed)
+            advance(1)
     report.write(out)
     return report

@@ -170,6 +170,13 @@ class Round:
                 self._checkpoint(accelerator, number + 1)
         return model  # type: ignore[no-any-return]
 
+    def resumed(self) -> str:
+        """Where a run that is stopped now will be resumed."""
+        last = _last_checkpoint(self.checkpoints)
+        if last is None:
+            return f"from the beginning of round {self.name}"
+        return f"from update {_read_state(last)['updates_done']:,} of {len(self.updates):,} of round {self.name}"
+
     def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
         """One update; raises before the weights change if its loss or gradient is not a number."""
         settings, update = self.settings, self.updates[number]
@@ -241,6 +248,9 @@ class Round:
         accelerator.wait_for_everyone()
         try:
             accelerator.save_state(str(aside))
+        except KeyboardInterrupt:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
         except CANNOT_WRITE as error:
             last = _last_checkpoint(self.checkpoints)
             raise PrismError(
@@ -260,7 +270,7 @@ class Round:
         last = _last_checkpoint(self.checkpoints)
         if last is None:
             return 0
-        state = json.loads((last / STATE_FILE).read_text())
+        state = _read_state(last)
         if state["plan"] != self._plan_hash:
             raise PrismError(
                 f"{last}: made for other pairs or settings; remove {self.checkpoints} to start the round anew."
@@ -275,6 +285,17 @@ class Round:
         for update in self.updates:
             digest.update(np.ascontiguousarray(update).tobytes() + b"|")
         return digest.hexdigest()
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / STATE_FILE
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {"updates_done": int(found["updates_done"]), "plan": found["plan"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise PrismError(
+            f"{path}: not what `prism train` writes there ({error}); remove {checkpoint} to go on without it."
+        ) from None
 
 
 def chance_of(seed: tuple[int, ...], update: int, process: int) -> int:

@@ -14,10 +14,15 @@ from typing import Literal
 from prism_prm.aggregate import check_aggregator
 from prism_prm.config import from_mapping, override, read_toml
 from prism_prm.curriculum import Curriculum
+from prism_prm.data.inputs import find_sources
 from prism_prm.data.options import ReadOptions
 from prism_prm.errors import ConfigError
+from prism_prm.lm.place import check_model
 from prism_prm.losses import Objective
 from prism_prm.pairs.settings import PairSettings
+from prism_prm.prms import find_family
+from prism_prm.prms.place import check_prm
+from prism_prm.tables import check_split
 from prism_prm.training.loop import TrainSettings
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -172,6 +177,19 @@ class Recipe:
             raise ConfigError("objective.on = 'labels' has no margins: set curriculum.mode = 'none'.")
         if self.lookahead_ratio is not None and self.lookahead_ratio < 0:
             raise ConfigError(f"lookahead_ratio = {self.lookahead_ratio}: must not be negative.")
+
+
+def check_places(recipe: Recipe) -> None:
+    """Refuse data and models that are not there, before anything is imported or made."""
+    data, base = recipe.data, recipe.base
+    find_sources([*data.inputs, *data.exclude])
+    if data.folder:
+        check_split(data.folder, None)
+    if base.prm:
+        check_prm(base.prm, family=base.family)
+    elif base.backbone:
+        check_model(base.backbone)
+        find_family(base.family or "qwen")
 
 
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:

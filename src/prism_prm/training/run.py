@@ -21,6 +21,8 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
+from prism_prm.prms.place import is_whole
+from prism_prm.resume import stoppable
 from prism_prm.scorer import Prm, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.run import pair_cost
@@ -110,7 +112,9 @@ class Run:
         check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
         with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
             finished = self.claim.finished
-            if finished is None:
+            if lost := self.claim.lost:
+                self.say(f"{lost}: the weights of the best round are gone; this round is trained again.")
+            if finished is None or lost:
                 with self._opened_log():
                     finished = self._stages()
             else:
@@ -220,6 +224,8 @@ class Run:
         if self._is_done(folder):
             return folder
         recipe = self.recipe
+        # What was measured of weights that are gone says nothing of those that follow.
+        self._main_only(lambda: folder.with_name(f"{name}.json").unlink(missing_ok=True))
         if recipe.hardware.cache:
             self._fill_cache(name, examples, start)
         prm = self._load(start)
@@ -243,7 +249,7 @@ class Run:
         )
         if note := work.broken_limit():
             self.say(f"round {name}: {note}")
-        with self._logged(work):
+        with self._logged(work), stoppable(work.resumed):
             model = work.run(self.accelerator)
         if prm.cache is not None:
             prm.cache.flush()
@@ -275,6 +281,8 @@ class Run:
             if (log := self.log) is not None:
 
                 def on_resume(done: int) -> None:
+                    if done:
+                        self.say(f"Resuming round {work.name} from update {done:,} of {len(work.updates):,}")
                     log.resume(work.name, done)
                     advance(done)
 
@@ -336,11 +344,11 @@ class Run:
 
     def _store(self, prm: Prm) -> ScoreStore:
         """The run's scores: what was scored before a stop is not scored again."""
-        return ScoreStore(self.folder / "scores", prm)
+        return ScoreStore(self.folder / "scores", prm, say=self.say)
 
     def _is_done(self, path: Path) -> bool:
         """Whether a stage need not be done again; all processes look before any goes on and makes it."""
-        found = self.claim.is_begun and path.exists()
+        found = self.claim.is_begun and (path.exists() if path.suffix == ".json" else is_whole(path))
         self.accelerator.wait_for_everyone()
         return found
 
