@@ -47,10 +47,10 @@ def margins(
     `accelerate launch` the work is split over the processes. `prism train` does this as its second stage.
     """
     from prism_prm.prms.place import check_prm, checkable
-    from prism_prm.tables import check_split
+    from prism_prm.tables import check_pairs_folder
 
     check_prm(prm, **checkable(asdict(loading)))
-    check_split(pairs, split)
+    check_pairs_folder(pairs, split)
     from prism_prm.training.margins import measure_margins
 
     with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():

@@ -22,7 +22,7 @@ from prism_prm.losses import Objective
 from prism_prm.pairs.settings import PairSettings
 from prism_prm.prms import find_family
 from prism_prm.prms.place import check_prm
-from prism_prm.tables import check_split
+from prism_prm.tables import check_pairs_folder
 from prism_prm.training.loop import TrainSettings
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -184,7 +184,7 @@ def check_places(recipe: Recipe) -> None:
     data, base = recipe.data, recipe.base
     find_sources([*data.inputs, *data.exclude])
     if data.folder:
-        check_split(data.folder, None)
+        check_pairs_folder(data.folder)
     if base.prm:
         check_prm(base.prm, family=base.family)
     elif base.backbone:
