@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prism_prm.answers import extract_answer as extract_answer
     from prism_prm.data import ReadOptions as ReadOptions
     from prism_prm.data import read_trees as read_trees
-    from prism_prm.data.steps import split_steps as split_steps
+    from prism_prm.data.plain_solutions import split_steps as split_steps
     from prism_prm.demo.pipeline import run_demo as run_demo
     from prism_prm.errors import ConfigError as ConfigError
     from prism_prm.errors import DataError as DataError
@@ -117,7 +117,7 @@ _EXPORTS = {
     "search_problems": "prism_prm.search",
     "search_task": "prism_prm.search.pipeline",
     "solution_score": "prism_prm.aggregate",
-    "split_steps": "prism_prm.data.steps",
+    "split_steps": "prism_prm.data.plain_solutions",
     "steps_from_predictions": "prism_prm.evaluation.scores",
     "train_prm": "prism_prm.training.run",
     "weighted_vote": "prism_prm.rerank",

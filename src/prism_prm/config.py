@@ -1,8 +1,9 @@
 """Settings from TOML: typed, documented beside their owner, and closed to unknown keys.
 
 A section is a frozen dataclass; `from_mapping` fills it (nested sections too), `override` applies `--set a.b=value`,
-and `to_toml` writes the resolved settings back so that they can be saved with a run. `settings_of` reads what a class
-says about its settings: the options of commands and the tables of the docs are made from it.
+`read_settings` does both with a file, and `to_toml` writes the resolved settings back so that they can be saved with a
+run. `settings_of` reads what a class says about its settings: the options of commands and the tables of the docs are
+made from it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import re
 import textwrap
 import tomllib
@@ -24,7 +26,8 @@ from typing import Any, TypeVar
 import msgspec
 import tomli_w
 
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.foreign import read_text
 
 T = TypeVar("T")
 
@@ -33,22 +36,53 @@ EXTENDS = "extends"
 """The key with which a file names another one that it changes; relative to its own folder."""
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """The content of a TOML file on top of those it extends; an error names the file and what is wrong with it."""
+def read_settings(
+    cls: type[T], path: str | Path | None, assignments: Sequence[str] = (), given: Mapping[str, Any] | None = None
+) -> T:
+    """A settings file, then options that were given ("search.method" → value), then `--set` assignments.
+
+    An error names the file, and says if something was put on top of it.
+    """
+    options = {name: value for name, value in (given or {}).items() if value is not None}
+    on_top = ["the options given"] * bool(options) + [f"--set {assignment}" for assignment in assignments]
+    where = f"{path} with {', '.join(on_top)}" if on_top else str(path)
+    settings = {} if path is None else read_toml(path)
+    for name, value in options.items():
+        _put(settings, name.split("."), value, str(path))
+    settings = override(settings, assignments)
     try:
-        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return from_mapping(cls, settings)
+    except ConfigError as error:
+        raise error if path is None else ConfigError(f"{where}: {error}") from None
+
+
+def read_toml(path: str | Path, below: Sequence[Path] = ()) -> dict[str, Any]:
+    """The content of a TOML file on top of those it extends; `below` are those that led to it.
+
+    An error names the file and what is wrong with it.
+    """
+    chain = [*below, Path(path)]
+    if chain[-1].resolve() in [file.resolve() for file in below]:
+        raise ConfigError(f"{chain[0]}: extends itself: {' → '.join(file.name for file in chain)}")
+    try:
+        settings = tomllib.loads(read_text(path))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. Name a TOML file, e.g. one of those in recipes/.") from None
+        by = f" (that {below[-1]} extends)" if below else ""
+        raise ConfigError(f"{path}: no such file{by}. Name a TOML file, e.g. one of those in recipes/.") from None
     except (IsADirectoryError, NotADirectoryError):
         raise ConfigError(f"{path}: not a file. Name a TOML file, e.g. one of those in recipes/.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply to be read. Is this a recipe?") from None
+    except ValueError as error:  # of tomllib, or an integer of thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    if EXTENDS not in settings:
+    base = settings.pop(EXTENDS, None)
+    if base is None:
         return settings
-    base = Path(path).parent / str(settings.pop(EXTENDS))
-    if base.resolve() == Path(path).resolve():
-        raise ConfigError(f"{path}: extends itself")
-    return _merged(read_toml(base), settings)
+    if not isinstance(base, str) or not base.strip():
+        raise ConfigError(f"{path}: {EXTENDS} = {base!r}, expected the name of a TOML file")
+    return _merged(read_toml(chain[-1].parent / base, chain), settings)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -66,18 +100,23 @@ def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[st
         keys = dotted.strip().split(".")
         if not equals or not all(keys):
             raise ConfigError(f"--set {assignment}: expected section.key=value, e.g. train.lr=2e-6")
-        section = result
-        for key in keys[:-1]:
-            section = section.setdefault(key, {})
-            if not isinstance(section, dict):
-                raise ConfigError(f"--set {assignment}: {key!r} is a value, not a section")
-        section[keys[-1]] = _toml_value(text.strip())
+        _put(result, keys, _toml_value(text.strip()), f"--set {assignment}")
     return result
+
+
+def _put(settings: dict[str, Any], keys: Sequence[str], value: Any, where: str) -> None:
+    section = settings
+    for i, key in enumerate(keys[:-1]):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{where}: [{'.'.join(keys[: i + 1])}] must be a section, not {section!r}")
+    section[keys[-1]] = value
 
 
 def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> T:
     """Fill the dataclass `cls`; unknown keys and wrong types are errors that say what is known."""
     _reject_unknown_keys(cls, settings, where)
+    _reject_numbers(settings)
     try:
         return msgspec.convert(settings, type=cls)
     except msgspec.ValidationError as error:
@@ -166,7 +205,7 @@ def _copy(value: Any) -> Any:
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -195,6 +234,20 @@ def _literals(hint: Any) -> list[str]:
     if typing.get_origin(hint) is typing.Literal:
         return [str(value) for value in typing.get_args(hint)]
     return [value for part in typing.get_args(hint) for value in _literals(part)]
+
+
+def _reject_numbers(settings: Any, name: str = "") -> None:
+    """No setting of ours is infinite, not a number, or an integer past 64 bits."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            _reject_numbers(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            _reject_numbers(value, name)
+    elif isinstance(settings, float) and not math.isfinite(settings):
+        raise ConfigError(f"{name} = {settings}: expected a finite number")
+    elif isinstance(settings, int) and abs(settings) >= 2**63:
+        raise ConfigError(f"{name} = {settings}: too large; integers have 64 bits")
 
 
 def _reject_unknown_keys(cls: type, settings: Mapping[str, Any], where: str) -> None:

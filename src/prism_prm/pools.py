@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 
 from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.plain_solutions import POOL_FIELDS, split_steps
 from prism_prm.data.reader import decode
-from prism_prm.data.solutions import POOL_FIELDS
-from prism_prm.data.steps import split_steps
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree, unique_names

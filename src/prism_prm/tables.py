@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from prism_prm.data.draft import Draft
 from prism_prm.data.forest import Forest
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.foreign import reading_parquet
 from prism_prm.records import StepPair, StepTree
 from prism_prm.types import Ints
 
@@ -249,17 +251,14 @@ def _file(path: str | Path, name: str) -> Path:
     return path / name if path.is_dir() else path
 
 
-def _open(path: str | Path, name: str, schema: pa.Schema) -> pq.ParquetFile:
+@contextlib.contextmanager
+def _open(path: str | Path, name: str, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     """The Parquet file `path`, or `name` in the folder `path`, if it has the right columns."""
     path = _file(path, name)
     if not path.is_file():
         raise DataError(f"{path}: no such file; `prism pairs` writes it", reason="no-such-file")
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({error})", reason="unreadable-parquet") from error
-    missing = sorted(set(schema.names) - set(file.schema_arrow.names))
-    if missing:
-        file.close()
-        raise DataError(f"{path}: not a {name} of prism; it lacks the columns {missing}", reason="wrong-format")
-    return file
+    with reading_parquet(path, "write it again with `prism pairs`"), pq.ParquetFile(path) as file:
+        missing = sorted(set(schema.names) - set(file.schema_arrow.names))
+        if missing:
+            raise DataError(f"{path}: not a {name} of prism; it lacks the columns {missing}", reason="wrong-format")
+        yield file

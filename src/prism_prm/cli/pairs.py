@@ -51,7 +51,7 @@ FIELDS_PAIRING = (
 
 @with_settings(
     reading=Options(
-        "prism_prm.data.options:ReadOptions",
+        "prism_prm.data.read_options:ReadOptions",
         {READING: FIELDS_READING},
         names={"split_steps": "--split-steps", "trust_solutions": "--trust-solutions"},
         parse={"drop_finish": _reasons},

@@ -39,7 +39,7 @@ ALL_OF_LOADING = (
 
 @with_settings(
     loading=Options(LOADING, {"PRM": ALL_OF_LOADING}),
-    reading=Options("prism_prm.data.options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
+    reading=Options("prism_prm.data.read_options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def score(
     *,

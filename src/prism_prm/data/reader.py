@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 
 from prism_prm.data.draft import Draft
-from prism_prm.data.formats import Format, added_formats, detect, find_format
+from prism_prm.data.formats import TREE_TABLE_KEYS, Format, added_formats, detect, find_format
 from prism_prm.data.inputs import InputRow, Source, as_places, find_sources, rows
-from prism_prm.data.options import ReadOptions
+from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import DataError
 from prism_prm.records import StepTree
 
-TREE_TABLE_KEYS = frozenset({"tree_id", "nodes", "trunk"})
 SHOWN_BAD_RECORDS = 10
 
 
@@ -87,9 +86,9 @@ class Reader:
     def _detect(self, row: InputRow) -> Format:
         record = decode(row, dict[str, Any])
         if record.keys() >= TREE_TABLE_KEYS:
-            from prism_prm.data import tree_table
+            from prism_prm.data.forest import TREE_TABLE_FORMAT
 
-            return tree_table.FORMAT
+            return TREE_TABLE_FORMAT
         return detect(
             record,
             wanted=self._wanted,
@@ -137,6 +136,8 @@ def decode(row: InputRow, type_: Any) -> Any:
     except msgspec.ValidationError as error:
         reason = "missing-field" if "missing required field" in str(error) else "wrong-type"
         raise DataError(f"{error}; correct the record, or is it in another format?", reason=reason) from error
+    except RecursionError:
+        raise DataError("nested too deeply to be read; is this data?", reason="too-deep") from None
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error}); convert the file to UTF-8", reason="not-utf8") from error
     except msgspec.DecodeError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.http import Patience, Server, server_address
 from prism_prm.lm.place import check_model
+from prism_prm.places import no_connection
 from prism_prm.policies.base import Policy, PolicyError
 from prism_prm.policies.prompts import Prompting
 
@@ -68,7 +69,11 @@ def _tokenizer(name: str) -> object:
 
     try:
         wanted = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "vocab*", "merges.txt"]
-        folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, allow_patterns=wanted))
+        folder = (
+            Path(name)
+            if Path(name).is_dir()
+            else Path(snapshot_download(name, allow_patterns=wanted, local_files_only=bool(no_connection())))
+        )
         return load_tokenizer(folder)
     except (OSError, ValueError, ModelError) as error:
         raise PolicyError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.config import read_settings
 from prism_prm.errors import ConfigError
 from prism_prm.policies import PolicySettings
 from prism_prm.rerank.select import SELECTORS
@@ -65,12 +65,4 @@ class SearchRecipe:
 
 def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> SearchRecipe:
     """A recipe file, then the options that were given ("search.method" → value), then `--set` assignments."""
-    settings: dict[str, Any] = read_toml(path) if path is not None else {}
-    for dotted, value in given.items():
-        if value is not None:
-            *sections, key = dotted.split(".")
-            section = settings
-            for name in sections:
-                section = section.setdefault(name, {})
-            section[key] = value
-    return from_mapping(SearchRecipe, override(settings, assignments))
+    return read_settings(SearchRecipe, path, assignments, given)

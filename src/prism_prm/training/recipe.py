@@ -1,6 +1,6 @@
 """A recipe: everything that decides a run, in one TOML file.
 
-Each section is documented where it is used: [data.read] in data/options.py, [data.pairs] in pairs/settings.py,
+Each section is documented where it is used: [data.read] in data/read_options.py, [data.pairs] in pairs/settings.py,
 [objective] in losses.py, [curriculum] in curriculum.py, [train] in loop.py, and the rest here.
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from prism_prm.aggregate import check_aggregator
-from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.config import read_settings
 from prism_prm.curriculum import Curriculum
 from prism_prm.data.inputs import find_sources
-from prism_prm.data.options import ReadOptions
+from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import ConfigError
 from prism_prm.lm.place import check_model
 from prism_prm.losses import Objective
@@ -204,4 +204,4 @@ def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
         >>> recipe.train.lr
         2e-06
     """
-    return from_mapping(Recipe, override(read_toml(path), assignments))
+    return read_settings(Recipe, path, assignments)

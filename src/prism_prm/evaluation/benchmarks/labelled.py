@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prism_prm.data.options import ReadOptions
+from prism_prm.data.read_options import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
