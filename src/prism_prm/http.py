@@ -167,7 +167,7 @@ def server_address(url: str) -> httpx.URL:
         address = httpx.URL(url.rstrip("/"))
     except (httpx.InvalidURL, ValueError, TypeError):  # httpx raises all three for ports that are no numbers
         address = httpx.URL("")
-    if address.scheme not in ("http", "https") or not address.host:
+    if address.scheme not in ("http", "https") or not address.host or not 0 < (address.port or 80) < 2**16:
         raise ServerError(f"{url!r} is not the address of a server; expected e.g. http://localhost:8000/v1")
     return address
 

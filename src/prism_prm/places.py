@@ -20,6 +20,10 @@ _FILE_ENDINGS = (
 """Names that end so are meant as files."""
 
 
+_ALIKE = 0.7
+"""How alike a name must be to be offered for another."""
+
+
 def is_hub_id(name: str) -> bool:
     """Whether a name can be a hub id, and is not a mistyped path: `owner/name`, where `owner` is no folder here."""
     return _HUB_ID.fullmatch(name) is not None and not Path(name.split("/")[0]).exists()
@@ -35,14 +39,24 @@ def nearest(place: str | Path) -> str:
                 names = [one.name for one in parent.iterdir() if not one.name.startswith(".")]
             except OSError:
                 return ""
-            close = difflib.get_close_matches(missing, names, n=3, cutoff=0.6)
-            return f" Did you mean {' or '.join(str(parent / name) for name in close)}?" if close else ""
+            close = sorted((-_likeness(missing, name), name) for name in names if _likeness(missing, name) >= _ALIKE)
+            return f" Did you mean {' or '.join(str(parent / name) for _, name in close[:3])}?" if close else ""
     return ""
+
+
+def is_offline() -> bool:
+    """Whether the user has said that the hub is not to be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _likeness(a: str, b: str) -> float:
+    """From 0 to 1; an ending that many files share says nothing."""
+    return difflib.SequenceMatcher(None, Path(a).stem.lower(), Path(b).stem.lower()).ratio()
 
 
 def no_connection() -> str:
     """Why the hub cannot be reached, or "": its own client would try for half a minute before it says so."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if is_offline():
         return "HF_HUB_OFFLINE is set"
     import httpx
 

@@ -154,7 +154,8 @@ def check_split(path: str | Path, split: str | None) -> None:
 def check_pairs_folder(folder: str | Path, split: str | None = None) -> None:
     """Refuse a folder that `prism pairs` has not written, or that has no such split."""
     for name, schema in (("trees.parquet", TREES), ("pairs.parquet", PAIRS)):
-        _open(folder, name, schema).close()
+        with _open(folder, name, schema):
+            pass
     check_split(folder, split)
 
 

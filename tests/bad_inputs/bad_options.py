@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bad_rows import Row
-from prism_prm.cli import app
 from valid_inputs import COMMANDS
+
+from prism_prm.cli import app
 
 HUGE = "1" + "0" * 30
 VALUES: dict[Any, tuple[str, ...]] = {

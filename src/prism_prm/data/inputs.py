@@ -20,7 +20,7 @@ import msgspec
 
 from prism_prm.errors import DataError
 from prism_prm.foreign import BOM, HEAD, check_kind, reading_parquet
-from prism_prm.places import is_hub_id, nearest
+from prism_prm.places import is_hub_id, is_offline, nearest, no_connection
 from prism_prm.types import Advance
 
 Kind = Literal["jsonl", "json", "parquet", "hub"]
@@ -225,6 +225,8 @@ def _hub(source: Source) -> Iterator[InputRow]:
     """`owner/name`, `owner/name:split` or `owner/name:config:split`; without a split, all of them in turn."""
     from datasets import load_dataset
 
+    if not is_offline() and (problem := no_connection()):
+        raise DataError(f"{source.name}: no such file, and {problem}. Name a local file.", reason="no-such-file")
     name, *rest = source.name.split(":")
     config, split = (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else None)
     try:

@@ -99,8 +99,9 @@ def rerank_pool(
     """
     settings, out = settings or RerankSettings(), Path(out)
     _check_places(prms or {}, scores or {}, loading)
+    reference = load_task(task, task_data) if task else None
     found, title = _read(pool, bars)
-    found = with_task(found, load_task(task, task_data)) if task else found
+    found = with_task(found, reference) if reference else found
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
     step_scores = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)

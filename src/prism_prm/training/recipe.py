@@ -1,7 +1,7 @@
 """A recipe: everything that decides a run, in one TOML file.
 
 Each section is documented where it is used: [data.read] in data/read_options.py, [data.pairs] in pairs/settings.py,
-[objective] in losses.py, [curriculum] in curriculum.py, [train] in loop.py, and the rest here.
+[objective] in losses.py, [curriculum] in curriculum.py, [train] in settings.py, and the rest here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prism_prm.pairs.settings import PairSettings
 from prism_prm.prms import find_family
 from prism_prm.prms.place import check_prm
 from prism_prm.tables import check_pairs_folder
-from prism_prm.training.loop import TrainSettings
+from prism_prm.training.settings import TrainSettings
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
