@@ -21,6 +21,7 @@ from prism_prm.rerank.report import make_report
 from prism_prm.rerank.results import Results
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
+from prism_prm.resume import stoppable
 from prism_prm.tasks import MathGrader, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -104,7 +105,8 @@ def rerank_pool(
     found = with_task(found, reference) if reference else found
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
-    step_scores = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)
+    with stoppable(lambda: "with all answers judged"):
+        step_scores = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)
     with bars("curves", len(found.problems), unit="problems") as advance:
         curves = compute_curves(
             graded, step_scores, aggregators=settings.aggregators, ns=ns, num_draws=settings.num_draws,
