@@ -53,9 +53,9 @@ COMMANDS = {
 """In an order in which each finds what it needs; `demo` is tested with its own."""
 FACTS = {
     "pairs": {"trees": 12},
-    "export": {"out": "pairs.jsonl", "records": 12},
+    "export": {"out": "pairs.jsonl", "records": 36},
     "score": {"out": "s.parquet", "trees": 2, "steps": 3, "too_long": 0},
-    "margins": {"out": "m.parquet", "pairs": 12},
+    "margins": {"out": "m.parquet", "pairs": 36},
     "train": {"best": "run/rounds/1_all"},
     "eval": {"report": "eval/report.html"},
     "compare": {"report": "compare/report.html"},

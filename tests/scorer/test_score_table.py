@@ -102,7 +102,7 @@ def test_command(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.parquet"
     result = run("score", "--prm", folder / "prm", folder / "solutions.jsonl", "--out", out, "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "21 steps of 7 trees" in result.stderr
+    assert "21 steps of 7 trees" in result.stdout
     assert read_scores(out).num_rows == 21
 
     write_trees(tmp_path / "trees.parquet", chains())
@@ -132,7 +132,9 @@ def test_a_run_is_its_best_round_and_steps_need_no_labels(folder: Path, tmp_path
     shutil.copytree(folder / "prm", runs / "rounds" / "1_all")
     with pytest.raises(PrismError, match=rf"the finished rounds are PRMs: {runs}/rounds/1_all"):
         load_prm(runs)
-    (runs / "run.json").write_text(json.dumps({"best": "rounds/1_all"}))
+    (runs / "run.json").write_text(
+        json.dumps({"best": "rounds/1_all", "criterion": "auroc", "beats_base": True, "rounds": {}})
+    )
     assert run(*command).exit_code == 0
     table = read_scores(tmp_path / "s.parquet")
     assert table["probability"].to_pylist() == pytest.approx(

@@ -24,10 +24,10 @@ from prism_prm.scorer import Prm
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.training.batches import Packing, RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.training.loop import NotFiniteError, Round, chance_of
-from prism_prm.training.settings import TrainSettings
 from prism_prm.training.margins import fill_cache
 from prism_prm.training.model import merged, prepare
 from prism_prm.training.recipe import HardwareSettings, Lora
+from prism_prm.training.settings import TrainSettings
 
 
 def tiny_copy(tiny_prm: Callable[..., Any]) -> Prm:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from prism_prm.errors import ModelError
+from prism_prm.errors import ModelError, PrismError
 from prism_prm.places import is_hub_id, nearest, no_connection
 
 ADAPTER_FILE = "adapter_config.json"
@@ -18,13 +18,19 @@ PICKLED = ("*.bin", "*.pt", "*.pth")
 
 @contextlib.contextmanager
 def readable(folder: Path, what: str) -> Iterator[None]:
-    """A file that is damaged, cut short or of another kind is the folder's fault, and said so."""
-    from safetensors import SafetensorError
+    """A file that is damaged, cut short, of another kind or with a senseless value is the folder's fault, and said so.
 
+    transformers raises errors of any kind for it.
+    """
     try:
         yield
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise ModelError(f"{folder}: its {what} cannot be read: {error}") from error
+    except PrismError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"{folder}: its {what} cannot be read: {said}. Mend it, or save or download the folder again."
+        ) from error
 
 
 def check_model(name: str | Path, *, allow_pickle: bool = False) -> None:

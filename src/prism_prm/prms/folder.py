@@ -49,7 +49,7 @@ def load_folder(
     laid_out = kind(
         load_tokenizer(folder, trust_remote_code=trust_remote_code), compat=card.compat, settings=card.settings
     )
-    with torch.device("meta"):
+    with readable(folder, "config.json"), torch.device("meta"):
         head = laid_out.make_head(config.hidden_size, config)
     names = [f"{laid_out.head_name}.{key}" for key in head.state_dict()]
     backbone = load_checked(

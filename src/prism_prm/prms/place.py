@@ -21,6 +21,8 @@ class _Run(msgspec.Struct):
     """What must be in run.json."""
 
     best: str
+    criterion: str
+    beats_base: bool | None
     rounds: dict[str, dict[str, Any]]
 
 
