@@ -115,10 +115,11 @@ def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
         record = decode(row, dict[str, Any])
     except DataError:
         return False
-    is_labelled = any(
-        isinstance(record.get(field), list) for field in ("labels", "steps")
-    )  # TRL's completions are steps
-    return not is_labelled and any(isinstance(record.get(field), list) for field in POOL_FIELDS)
+    lists = [field for field in POOL_FIELDS if isinstance(record.get(field), list)]
+    if not lists or any(isinstance(record.get(field), list) for field in ("labels", "steps")):
+        return False
+    # TRL calls the steps of one solution `completions`; a reference answer beside them shows that they are solutions.
+    return lists != ["completions"] or "prompt" not in record or record.get("answer") is not None
 
 
 def _entries(source: Any, advance: Advance) -> Iterator[PoolProblem]:
