@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,12 +67,12 @@ def test_what_is_no_toml(tmp_path: Path, text: str, message: str) -> None:
     ("settings", "message"),
     [
         ("[train]\nwarp = 9", r"Unknown keys \['warp'\] in \[train\]"),
-        ('[train]\nlr = "much"', "Expected `float`, got `str` - at `train.lr`"),
-        ("[train]\nlr = nan", "train.lr = nan: expected a finite number"),
-        ("[train]\nlr = inf", "train.lr = inf: expected a finite number"),
-        ("seed = 99999999999999999999", "seed = 99999999999999999999: too large"),
-        ("lookahead_ratio = -1", "lookahead_ratio = -1.0: must not be negative"),
-        ("[train]\nlr = 2020-01-01", "got `date`"),
+        ('[train]\nlr = "much"', "train.lr = 'much': must be a finite number"),
+        ("[train]\nlr = nan", "train.lr = nan: must be a finite number"),
+        ("[train]\nlr = inf", "train.lr = inf: must be a finite number"),
+        ("seed = 99999999999999999999", "seed = 99999999999999999999: is too large"),
+        ("lookahead_ratio = -1", "lookahead_ratio = -1: must be 0 or more"),
+        ("[train]\nlr = 2020-01-01", "train.lr = datetime.date.*: must be a finite number"),
     ],
 )
 def test_what_is_wrong_in_a_training_recipe_names_the_file(tmp_path: Path, settings: str, message: str) -> None:
@@ -95,7 +94,7 @@ def test_assignments_are_named_too(tmp_path: Path, assignment: str, message: str
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
-        ("n = [0]", {}, "mine.toml: n, at_once and limit must be 1 or more"),
+        ("n = [0]", {}, r"mine.toml: n = \[0\]: each of the list must be 1 or more"),
         ("n = [4]", {"search.method": "warp"}, "mine.toml with the options given: "),
         ("policy = 3", {"policy.name": "hf:x"}, r"mine.toml: \[policy\] must be a section, not 3"),
     ],
@@ -109,6 +108,5 @@ def test_what_is_wrong_in_a_search_recipe_names_the_file(
 
 
 def test_without_a_file_none_is_named() -> None:
-    check: Callable[[], object] = lambda: read_recipe(None, {"policy.name": "hf:x"}, [])  # noqa: E731
-    with pytest.raises(ConfigError, match="^no task"):
-        check()
+    with pytest.raises(ConfigError, match=r"^no task"):
+        read_recipe(None, {"policy.name": "hf:x"}, [])

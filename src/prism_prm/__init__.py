@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from prism_prm.rerank import weighted_vote as weighted_vote
     from prism_prm.rerank.pipeline import RerankSettings as RerankSettings
     from prism_prm.rerank.pipeline import rerank_pool as rerank_pool
+    from prism_prm.rl.reward import PRMReward as PRMReward
+    from prism_prm.rl.trainer import StepGRPOTrainer as StepGRPOTrainer
     from prism_prm.scorer import PRM as PRM
     from prism_prm.scorer import Prm as Prm
     from prism_prm.scorer import Scorer as Scorer
@@ -60,11 +62,13 @@ if TYPE_CHECKING:
     from prism_prm.theory_report.closed_forms import VerifierSettings as VerifierSettings
     from prism_prm.theory_report.pipeline import report_theory as report_theory
     from prism_prm.training.margins import measure_margins as measure_margins
+    from prism_prm.training.pipeline import train_prm as train_prm
     from prism_prm.training.recipe import Recipe as Recipe
     from prism_prm.training.recipe import load_recipe as load_recipe
-    from prism_prm.training.run import train_prm as train_prm
+    from prism_prm.world.examples import example_folder as example_folder
+    from prism_prm.world.examples import example_prm as example_prm
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _EXPORTS = {
     "ConfigError": "prism_prm.errors",
@@ -73,6 +77,7 @@ _EXPORTS = {
     "Judge": "prism_prm.answers",
     "ModelError": "prism_prm.errors",
     "PRM": "prism_prm.scorer",
+    "PRMReward": "prism_prm.rl.reward",
     "PairRecipe": "prism_prm.pairs.build",
     "PairSettings": "prism_prm.pairs",
     "PolicySettings": "prism_prm.policies",
@@ -87,6 +92,7 @@ _EXPORTS = {
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
     "Step": "prism_prm.records",
+    "StepGRPOTrainer": "prism_prm.rl.trainer",
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
     "TreeScores": "prism_prm.scorer",
@@ -97,6 +103,8 @@ _EXPORTS = {
     "compare_runs": "prism_prm.evaluation.compare",
     "evaluate_prm": "prism_prm.evaluation.pipeline",
     "evaluate_steps": "prism_prm.evaluation.evaluate",
+    "example_folder": "prism_prm.world.examples",
+    "example_prm": "prism_prm.world.examples",
     "export_pairs": "prism_prm.export",
     "extract_answer": "prism_prm.answers",
     "init_prm": "prism_prm.scorer",
@@ -119,7 +127,7 @@ _EXPORTS = {
     "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.plain_solutions",
     "steps_from_predictions": "prism_prm.evaluation.scores",
-    "train_prm": "prism_prm.training.run",
+    "train_prm": "prism_prm.training.pipeline",
     "weighted_vote": "prism_prm.rerank",
 }
 """Public name → the module that owns it; type checkers read the imports above, which say the same."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import json
-import math
 import re
 import textwrap
 import tomllib
@@ -26,10 +26,15 @@ from typing import Any, TypeVar
 import msgspec
 import tomli_w
 
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import ConfigError, DataError, SettingError, shown
 from prism_prm.foreign import read_text
+from prism_prm.ranges import accepted, fault
 
 T = TypeVar("T")
+
+
+SHOWN = "shown"
+"""In the metadata of a field: what help and docs say for its default, where that is decided later."""
 
 
 EXTENDS = "extends"
@@ -114,16 +119,30 @@ def _put(settings: dict[str, Any], keys: Sequence[str], value: Any, where: str) 
 
 
 def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> T:
-    """Fill the dataclass `cls`; unknown keys and wrong types are errors that say what is known."""
+    """Fill the dataclass `cls`; an error names the key with its sections, the value, and what it must be."""
     _reject_unknown_keys(cls, settings, where)
-    _reject_numbers(settings)
+    prefix = f"{where}." if where else ""
+    sections, known = _sections(cls), accepted(cls)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        name, required = prefix + field.name, field.default is field.default_factory is dataclasses.MISSING
+        if field.name not in settings:
+            if required:
+                what = f"section [{name}]" if field.name in sections else f"setting {name}"
+                raise ConfigError(f"the {what} is missing; it has no default")
+            continue
+        value = settings[field.name]
+        if field.name in sections and isinstance(value, Mapping):
+            from_mapping(sections[field.name], value, name)
+        elif field.name in sections:
+            raise ConfigError(f"{name} = {shown(value)}: must be a section [{name}]")
+        elif reason := fault(value, known[field.name]):
+            raise ConfigError(f"{name} = {shown(value)}: {reason}")
     try:
         return msgspec.convert(settings, type=cls)
+    except SettingError as error:
+        raise ConfigError(f"{prefix}{error}") from None
     except msgspec.ValidationError as error:
-        message = str(error).replace("`$.", "`").replace(" - at `$`", "")
-        raise ConfigError(
-            f"Wrong setting{f' in [{where}]' if where else ''}: {message}{_known_values(cls, message)}"
-        ) from error
+        raise ConfigError(f"Wrong setting{f' in [{where}]' if where else ''}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,10 +152,14 @@ class Setting:
     name: str
     """With its sections before it: "search.sampling.top_p"."""
     hint: Any
+    """Its type; `accepts` has the range too."""
+    accepts: Any
     default: Any
     """`dataclasses.MISSING` where it must be given."""
     text: str
     """The string below the field."""
+    shown: str = ""
+    """What is said for a default that is decided later."""
 
 
 @functools.cache
@@ -151,7 +174,8 @@ def settings_of(cls: type) -> dict[str, Setting]:
             parts = [dataclasses.replace(setting, name=f"{field.name}.{setting.name}") for setting in below]
         else:
             made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            parts = [Setting(field.name, hints[field.name], made, texts.get(field.name, ""))]
+            accepts, shown = accepted(cls)[field.name], field.metadata.get(SHOWN, "")
+            parts = [Setting(field.name, hints[field.name], accepts, made, texts.get(field.name, ""), shown)]
         found |= {setting.name: setting for setting in parts}
     return found
 
@@ -169,7 +193,10 @@ def _field_texts(cls: type) -> dict[str, str]:
 
 def settings_table(cls: type) -> str:
     """The settings of a class for the docs: a Markdown table of names, defaults and meanings."""
-    rows = [f"| `{name}` | {_shown(setting.default)} | {setting.text} |" for name, setting in settings_of(cls).items()]
+    rows = [
+        f"| `{name}` | {setting.shown or _shown(setting.default)} | {setting.text} |"
+        for name, setting in settings_of(cls).items()
+    ]
     return "\n".join(["| setting | default | |", "|---|---|---|", *rows]) + "\n"
 
 
@@ -219,43 +246,11 @@ def _sections(cls: type) -> dict[str, type]:
     return found
 
 
-def _known_values(cls: type, message: str) -> str:
-    """The values that a setting of a few may have, where msgspec only says that this is none of them."""
-    found = re.match(r"Invalid enum value .* - at `([\w.]+)", message)
-    if found is None:
-        return ""
-    *sections, name = found[1].split(".")
-    for section in sections:
-        cls = _sections(cls)[section]
-    return f". Known: {', '.join(_literals(typing.get_type_hints(cls)[name]))}."
-
-
-def _literals(hint: Any) -> list[str]:
-    if typing.get_origin(hint) is typing.Literal:
-        return [str(value) for value in typing.get_args(hint)]
-    return [value for part in typing.get_args(hint) for value in _literals(part)]
-
-
-def _reject_numbers(settings: Any, name: str = "") -> None:
-    """No setting of ours is infinite, not a number, or an integer past 64 bits."""
-    if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            _reject_numbers(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            _reject_numbers(value, name)
-    elif isinstance(settings, float) and not math.isfinite(settings):
-        raise ConfigError(f"{name} = {settings}: expected a finite number")
-    elif isinstance(settings, int) and abs(settings) >= 2**63:
-        raise ConfigError(f"{name} = {settings}: too large; integers have 64 bits")
-
-
 def _reject_unknown_keys(cls: type, settings: Mapping[str, Any], where: str) -> None:
     assert dataclasses.is_dataclass(cls), f"{cls} is no settings class"
     known = [field.name for field in dataclasses.fields(cls)]
     unknown = [key for key in settings if key not in known]
     if unknown:
-        raise ConfigError(f"Unknown keys {unknown}{f' in [{where}]' if where else ''}. Known: {known}.")
-    for name, section in _sections(cls).items():
-        if isinstance(settings.get(name), Mapping):
-            _reject_unknown_keys(section, settings[name], f"{where}.{name}" if where else name)
+        near = [name for key in unknown for name in difflib.get_close_matches(str(key), known, n=1)]
+        meant = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"Unknown keys {unknown}{f' in [{where}]' if where else ''}.{meant} Known: {known}.")

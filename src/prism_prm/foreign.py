@@ -92,3 +92,37 @@ def reading_parquet(path: str | Path, remedy: str = "download it again") -> Iter
                 check_kind(path, file.read(HEAD), readable=("parquet",))
         said = " ".join(str(error).split())[:200]
         raise DataError(f"{path}: cannot be read as Parquet ({said}); {remedy}", reason="unreadable-parquet") from error
+
+
+def fitted(path: str | Path, table: Any, schema: Any) -> Any:
+    """A table or batch with the columns of a schema, in its types; an error where one does not fit or has gaps."""
+    import pyarrow as pa
+
+    columns = []
+    for field in schema:
+        if table.schema.names.count(field.name) != 1:
+            found = f"found {table.schema.names}"
+            raise DataError(f"{path}: expected one column {field.name!r}; {found}", reason="wrong-format")
+        column = table.column(field.name)
+        try:
+            column = column if column.type == field.type else column.cast(field.type)
+        except (pa.ArrowException, UnicodeDecodeError):
+            raise DataError(
+                f"{path}: the column {field.name!r} holds {column.type}, expected {field.type}", reason="wrong-type"
+            ) from None
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        if any(_has_gaps(chunk, field) for chunk in chunks):
+            raise DataError(f"{path}: the column {field.name!r} has a value that is null", reason="wrong-type")
+        columns.append(column)
+    return type(table).from_arrays(columns, schema=schema.with_metadata(table.schema.metadata))
+
+
+def _has_gaps(array: Any, field: Any) -> bool:
+    """Whether something is null that may not be, at any depth."""
+    import pyarrow as pa
+
+    if array.null_count and not field.nullable:
+        return True
+    if pa.types.is_struct(field.type):
+        return any(_has_gaps(part, own) for part, own in zip(array.flatten(), field.type, strict=True))
+    return pa.types.is_list(field.type) and _has_gaps(array.flatten(), field.type.value_field)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from prism_prm.errors import ConfigError, PrismError
+from prism_prm.ranges import Natural, NotNegative, Positive, check
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +39,15 @@ class ServerError(PrismError):
 class Patience:
     """How long to put up with a server."""
 
-    timeout: float = 300.0
+    timeout: Positive = 300.0
     """Seconds to wait for one whole answer of the server."""
-    retries: int = 5
+    retries: Natural = 5
     """How often a failed request is sent again."""
-    backoff: float = 1.0
+    backoff: NotNegative = 1.0
     """Seconds before the first retry; twice as many before each further one."""
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0 or self.retries < 0 or not self.backoff >= 0:
-            raise ConfigError(
-                f"timeout {self.timeout} must be above 0, retries {self.retries} and backoff {self.backoff} 0 or more"
-            )
+        check(self)
 
 
 class Server:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from prism_prm.errors import ConfigError
+from prism_prm.ranges import NotNegative, Positive, check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,29 +27,25 @@ class Objective:
     """`pairs`, or (with `bce` only) `labels`: every labelled step once, hard or soft."""
     space: Literal["probability", "log-odds"] = "probability"
     """What r is in `sc`. The paper: probability, whose loss stays above −log σ(1) = 0.313; log-odds has no floor."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """`sc` divides the margin by it; below 1 sharpens."""
     margin: float = 0.0
     """`sc` asks for r⁺ − r⁻ to exceed this."""
-    anchor_weight: float = 1.0
+    anchor_weight: NotNegative = 1.0
     """`hybrid`: sc + anchor_weight · bce. SC leaves the level of the two scores free; the anchor holds it."""
     anchor_on: Literal["both", "chosen"] = "both"
     """`hybrid`: the anchor's steps: both of a pair, or only the chosen one (holds false negatives down)."""
-    positive_weight: float = 1.0
+    positive_weight: Positive = 1.0
     """`bce`: weight of the right side of each label."""
-    negative_weight: float = 1.0
+    negative_weight: Positive = 1.0
     """`bce`: weight of the wrong side of each label."""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.on == "labels" and self.name != "bce":
             raise ConfigError(
                 f"objective.on = 'labels' goes with name = 'bce', not {self.name!r}: the others need pairs."
             )
-        for key in ("temperature", "positive_weight", "negative_weight"):
-            if not getattr(self, key) > 0:
-                raise ConfigError(f"objective.{key} = {getattr(self, key)}: must be above 0.")
-        if self.anchor_weight < 0:
-            raise ConfigError(f"objective.anchor_weight = {self.anchor_weight}: must not be negative.")
 
     def of_pairs(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         """The loss of each pair."""

@@ -103,7 +103,7 @@ def check_file(text: str, ending: str, option: str = "--out") -> Path:
 
 def _given(text: str, option: str, what: str) -> Path:
     if not text.strip():
-        raise ConfigError(f'{option} "": the name is empty; name a {what}')
+        raise ConfigError(f'{option} "": is empty; name a {what}')
     return Path(text)
 
 

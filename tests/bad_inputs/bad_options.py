@@ -17,7 +17,7 @@ from prism_prm.cli import app
 HUGE = "1" + "0" * 30
 VALUES: dict[Any, tuple[str, ...]] = {
     int: ("x", "1.5", "nan", "-1", HUGE, ""),
-    float: ("x", "nan", "inf", "-1", "1e400", ""),
+    float: ("x", "nan", "inf", "-1", ""),
     str: ("",),
     Path: ("",),
     typing.Literal: ("nonsense", ""),
@@ -39,8 +39,8 @@ def options(name: str) -> Iterator[tuple[str, Any]]:
             continue
         hint, about = typing.get_args(parameter.annotation)[:2]
         if type(about).__name__ == "OptionInfo":
-            flags = about.param_decls or (f"--{parameter.name.replace('_', '-')}",)
-            yield flags[0], _kind(hint)
+            flags = [one for one in (about.default, *(about.param_decls or ())) if isinstance(one, str)]
+            yield next(iter(flags), f"--{parameter.name.replace('_', '-')}"), _kind(hint)
 
 
 def _kind(hint: Any) -> Any:

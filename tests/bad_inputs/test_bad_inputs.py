@@ -5,17 +5,21 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bad_files
 import bad_options
+import bad_recipes
+import bad_records
 import pytest
 from bad_rows import Row
 from valid_inputs import COMMANDS, write_inputs
 
 from prism_prm.cli import main
 
-ROWS: list[Row] = [*bad_options.rows()]
+ROWS: list[Row] = [*bad_options.rows(), *bad_recipes.rows(), *bad_records.rows(), *bad_files.rows()]
 
 
 def run(folder: Path, command: tuple[str, ...] | list[str]) -> int:
@@ -40,6 +44,28 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def shared(valid: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the valid inputs, which each bad input changes and `restore` mends."""
+    return shutil.copytree(valid, tmp_path_factory.mktemp("shared") / "work")
+
+
+@pytest.fixture
+def work(valid: Path, shared: Path) -> Iterator[Path]:
+    """A folder with the valid inputs, to be changed."""
+    yield shared
+    right, now = contents(valid), contents(shared)
+    for name in sorted((name for name in right.keys() | now.keys() if right.get(name) != now.get(name)), reverse=True):
+        path = shared / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if (valid / name).is_dir():
+            shutil.copytree(valid / name, path)
+        elif name in right:
+            path.parent.mkdir(exist_ok=True)
+            shutil.copy2(valid / name, path)
+    assert contents(shared) == right, "all is as it was"
+
+
 def contents(folder: Path) -> dict[str, tuple[Any, ...]]:
     """All that is there, and when it was last written."""
     return {
@@ -55,7 +81,7 @@ def test_the_unchanged_input_is_accepted(
     folder = shutil.copytree(valid, tmp_path / "work")
     if name == "demo":  # a minute of training, which is tested elsewhere: here, that its options are accepted
         seen: list[Any] = []
-        monkeypatch.setattr("prism_prm.demo.pipeline.run_demo", lambda out, **options: seen.append(out) or sys.exit(0))
+        monkeypatch.setattr("prism_prm.demo.pipeline.run_demo", lambda out, **_: seen.append(out) or sys.exit(0))
         assert run(folder, COMMANDS[name]) == 0
         assert seen == [Path("out")]
         return
@@ -64,11 +90,10 @@ def test_the_unchanged_input_is_accepted(
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_bad_input(row: Row, valid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = shutil.copytree(valid, tmp_path / "work")
-    row.change(folder)
-    before = contents(folder)
-    status = run(folder, row.command)
+def test_a_bad_input(row: Row, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row.change(work)
+    before = contents(work)
+    status = run(work, row.command)
     out, err = capsys.readouterr()
     assert status == 2, err
     lines = err.strip().splitlines()
@@ -76,7 +101,7 @@ def test_a_bad_input(row: Row, valid: Path, tmp_path: Path, capsys: pytest.Captu
     assert lines[0].startswith("error: ")
     assert [word for word in row.words if word not in lines[0]] == [], lines[0]
     assert out == ""
-    assert contents(folder) == before
+    assert contents(work) == before
 
 
 def test_there_are_enough_rows() -> None:

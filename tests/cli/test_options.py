@@ -122,6 +122,16 @@ def test_help_shows_texts_and_defaults() -> None:
         assert words in shown
 
 
+@pytest.mark.parametrize("name", ["search", "theory", "eval", "rerank"])
+def test_help_says_that_the_card_decides(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
+    words = {
+        "eval": "[default: (the PRM's card; 0.5 for PRMBench",
+        "rerank": "[default: (all, first that of the PRM's card)]",
+    }
+    assert words.get(name, "[default: (the PRM's card)]") in " ".join(shown.replace("│", " ").split())
+
+
 def test_settings_refuse_values_of_options() -> None:
     with pytest.raises(AssertionError, match="never called nobody"):
         command_of([])("--name", "nobody")

@@ -106,7 +106,10 @@ def test_what_a_run_leaves(finished: Path) -> None:
         card = read_card(finished / "rounds" / name)
         assert card is not None
         assert card.threshold == result["rounds"][name]["threshold"] != 0.5
-        assert f"is above {card.threshold};" in (finished / "rounds" / name / "README.md").read_text()
+        assert (
+            f"| a step counts as right | above {card.threshold} |"
+            in (finished / "rounds" / name / "README.md").read_text()
+        )
         assert len(prm.score("problem 1: start with 3", ["then 3 + 4 = 7"])) == 1
     margins = json.loads((finished / "margins.json").read_text())
     assert margins["pairs"] == sum(margins["bins"].values()) + sum(margins["dropped"].values())

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from prism_prm import __version__
 from prism_prm.cli import compare, demo, evaluate, export, margins, pairs, rerank, score, search, theory, train
-from prism_prm.cli.options import SettingsCommand
+from prism_prm.cli.options import SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
 from prism_prm.cli.running import alone_in_its_folder, end_stopped, stop_on_signals, with_display
 from prism_prm.cli.threads import settle_waiting
 from prism_prm.cli.ui import complain
 from prism_prm.errors import PrismError
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""What typer raises for wrong words, be it its own or click's."""
 
 app = typer.Typer(
     name="prism",
@@ -58,7 +62,7 @@ _add(margins.margins, margins.EXAMPLES, settings=True, alone=False)
 _add(train.train, train.EXAMPLES, settings=False, alone=False)
 _add(evaluate.evaluate, evaluate.EXAMPLES, name="eval", settings=True, alone=True)
 _add(compare.compare, compare.EXAMPLES, settings=False, alone=True)
-_add(theory.theory, theory.EXAMPLES, settings=False, alone=True)
+_add(theory.theory, theory.EXAMPLES, settings=True, alone=True)
 _add(rerank.rerank, rerank.EXAMPLES, settings=True, alone=True)
 _add(search.search, search.EXAMPLES, settings=True, alone=True)
 _add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
@@ -69,14 +73,29 @@ def main() -> None:
     settle_waiting(os.environ)
     stop_on_signals()
     try:
-        app()
+        refuse_empty(sys.argv[1:])
+        sys.exit(app(standalone_mode=len(sys.argv) == 1))  # without any words it shows its help by itself
     except KeyboardInterrupt as stop:  # before a command began
         end_stopped(stop)
+    except UsageError as error:
+        _end(_usage(error))
     except PrismError as error:
         _end(str(error))
     except OSError as error:  # a file in the way, a full disc, no permission
         where = "" if error.filename is None else f"{error.filename}: "
         _end(f"{where}{error.strerror or error}")
+
+
+def _usage(error: Any) -> str:
+    """A mistake in the words of a command as one line, like all others."""
+    said = error.format_message()
+    if flags := getattr(getattr(error, "param", None), "opts", None):
+        words = [word for given in sys.argv for word in given.split("=", 1)]
+        given = [(flag, value) for flag, value in itertools.pairwise(words) if flag in flags]
+        said = "{} {!r}: {}".format(*given[-1], error.message) if given and error.message else said
+    said = " ".join(said.split()).rstrip(".")
+    command = error.ctx.info_name if error.ctx and error.ctx.parent else ""
+    return f"{said}. See `{' '.join(filter(None, ('prism', command)))} --help`."
 
 
 def _end(message: str) -> NoReturn:

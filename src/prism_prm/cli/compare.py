@@ -23,12 +23,15 @@ def compare(
     runs: Annotated[list[str], typer.Argument(help="Folders of `prism eval`, or NAME=FOLDER; the first is the base.")],
     out: Annotated[Path, out_folder("Folder for the report.")],
     rounds: Annotated[bool, typer.Option(help="The runs are rounds of a curriculum, in this order.")] = False,
-    draws: Annotated[int, typer.Option(min=100, help="How many bootstrap draws of problems to take.")] = 1000,
-    seed: Annotated[int, typer.Option(help="The seed of the draws.")] = 0,
+    draws: Annotated[
+        int, typer.Option(min=100, max=10**6, help="How many bootstrap draws of problems to take.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of the draws.")] = 0,
 ) -> None:
     """Put PRMs side by side: rates, classes, splits, rounds, and paired differences with p-values.
 
-    All runs must be on the same items; differences are taken from the first run.
+    All runs must be on the same items; differences are taken from the first run. The report opens with a control: the
+    first run with only its level moved to another's FNR and FPR, which shows whether a change is more than that.
     """
     from prism_prm.evaluation.compare import compare_runs
     from prism_prm.report import PAGE

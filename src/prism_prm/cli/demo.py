@@ -25,8 +25,8 @@ def demo(
     out: Annotated[Path, out_folder("Folder for everything that is made; what is there is reused.")] = Path(
         "prism-demo"
     ),
-    seeds: Annotated[int, typer.Option(min=1, help="How many worlds to run. Several give intervals.")] = 1,
-    first_seed: Annotated[int, typer.Option(min=0, help="The seed of the first world.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many worlds to run. Several give intervals.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0, max=10**9, help="The seed of the first world.")] = 0,
     full: Annotated[bool, typer.Option("--full", help="Add all ablations, and tests out of distribution.")] = False,
     quick: Annotated[
         bool,

@@ -79,15 +79,17 @@ def evaluate(
         typer.Option(help="Training data: items on its problems are reported apart, as contaminated."),
     ] = None,
     threshold: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="A step is good above this. tpr=0.95: choose it on held-out problems for that TPR. "
-            "prm: the one saved with --prm, which training chose."
+            "prm: that of the PRM's card, also for PRMBench and ProcessBench.",
+            show_default="the PRM's card; 0.5 for PRMBench and ProcessBench, as their rules say",
         ),
-    ] = "0.5",
+    ] = None,
     settings: EvalSettings,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many items of each class or split, chosen by --seed.")
+        int | None,
+        typer.Option(min=1, max=10**9, help="At most so many items of each class or split, chosen by --seed."),
     ] = None,
     loading: LoadSettings,
     store: Store = None,
@@ -100,8 +102,7 @@ def evaluate(
     from prism_prm.evaluation.pipeline import evaluate_prm
     from prism_prm.report import PAGE
 
-    threshold = _saved_threshold(prm) if threshold == "prm" else threshold
-    settings = replace(settings, **_threshold(threshold))
+    settings = replace(settings, **({} if threshold is None else _threshold(threshold)))
     evaluations = evaluate_prm(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
@@ -116,20 +117,10 @@ def evaluate(
     conclude(lambda: report_facts(out), show)
 
 
-def _saved_threshold(prm: str | None) -> str:
-    from prism_prm.lm.place import local_folder
-    from prism_prm.prms.card import CARD_FILE, read_card
-    from prism_prm.prms.place import prm_folder
-
-    card = read_card(local_folder(str(prm_folder(prm)))) if prm else None
-    if card is None:
-        lacking = f", which {prm} lacks" if prm else ""
-        raise ConfigError(f"--threshold prm needs a --prm with a {CARD_FILE}{lacking}; give a number instead")
-    return str(card.threshold)
-
-
 def _threshold(text: str) -> dict[str, Any]:
     """The setting that --threshold fills."""
+    if text == "prm":
+        return {"threshold": text}
     key, _, value = text.rpartition("=")
     try:
         number = float(value)
@@ -149,3 +140,4 @@ def _print(evaluation: Evaluation) -> None:
     own = find_benchmark(evaluation.bench).headlines(tables)
     rows += [[label, display.shown(measured)] for label, measured in own.items()]
     print_table(evaluation.described, ["metric (%)", "value [95 % interval]"], rows)
+    say(f"Threshold: {evaluation.threshold.value:.4g}, {evaluation.threshold.origin}")

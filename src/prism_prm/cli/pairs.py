@@ -97,6 +97,7 @@ def pairs(
         int,
         typer.Option(
             min=0,
+            max=10**6,
             help="For --exclude: so many words in a row in common count as the same problem; 0: whole problems only.",
             rich_help_panel=READING,
         ),
@@ -117,7 +118,7 @@ def pairs(
     from prism_prm.cli.ui import conclude, progress
     from prism_prm.data import Reader
     from prism_prm.pairs.build import PairRecipe, build_pairs
-    from prism_prm.pairs.problems import Exclusions, Splits
+    from prism_prm.pairs.same_problem import Exclusions, Splits
 
     splits = Splits.parse(split, pairing.seed) if split else None
     reader = Reader(inputs, format=format, options=reading)

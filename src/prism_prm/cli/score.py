@@ -60,7 +60,7 @@ def score(
     chunk: Annotated[
         int,
         typer.Option(
-            min=1, help="How many trees are scored and saved together. A stop loses at most one such portion."
+            min=1, max=10**6, help="How many trees are scored and saved together. A stop loses no more than that."
         ),
     ] = 64,
     reading: ReadOptions,

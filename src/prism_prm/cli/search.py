@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, numbers, out_folder, with_settings
+from prism_prm.cli.options import LOADING, Families, Options, Store, families_of, numbers, out_folder, with_settings
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.names import named_places
 
 if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
@@ -45,7 +46,7 @@ PANELS = {
         "policy.prompting.template",
     ),
     "PRM": ("prm",),
-    "Task": ("task", "task_data", "limit"),
+    "Task": ("task", "task_data", "answer_field", "limit"),
     "Search": (
         "search.method", "select", "n", "search.expand", "search.lookahead", "search.prm_weight", "search.aggregator",
         "search.max_steps", "search.sampling.max_tokens", "search.max_policy_tokens", "search.seed", "at_once",
@@ -64,17 +65,18 @@ PANELS = {
         parse={"n": numbers},
         as_given=True,
     ),
-    loading=Options(LOADING, {"PRM": ("family",), "Models that run here": ("dtype", "device")}),
+    loading=Options(LOADING, {"Models that run here": ("dtype", "device")}),
 )
 def search(
     *,
     out: Annotated[Path, out_folder("Folder for pools, metrics.json and the report.")],
     recipe: Annotated[Path | None, typer.Option(help="TOML file of settings; options override it.")] = None,
     given: dict[str, Any],
+    family: Families = None,
     loading: LoadSettings,
     store: Store = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that judge answers.", rich_help_panel="Task")
+        int | None, typer.Option(min=1, max=1000, help="Processes that judge answers.", rich_help_panel="Task")
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -93,6 +95,7 @@ def search(
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])
     how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
+    how["family"] = families_of(family, named_places(chosen.prm))
     points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live, say=say)
 
     def show() -> None:
@@ -120,6 +123,7 @@ def _live(label: str, total: int, done: int) -> Iterator[Callable[[Watch], None]
 
 def _show(points: Sequence[Point]) -> None:
     from prism_prm.report import number, percent
+    from prism_prm.search.report import aggregators_used
 
     rows = [
         [
@@ -130,5 +134,7 @@ def _show(points: Sequence[Point]) -> None:
     ]  # fmt: skip
     headers = ["PRM", "n", "accuracy (%)", "oracle (%)", "policy tokens", "PRM tokens"]
     print_table("Solved, and tokens per problem", headers, rows)
+    if used := aggregators_used(points):
+        say(f"Aggregator: {used}")
     for note in filter(None, (point.empty_note() for point in points)):
         say(note)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prism_prm.errors import ConfigError
+from prism_prm.ranges import check
 
 Neutral = Literal["drop", "negative", "positive"]
 Keep = Literal["keep", "drop"]
@@ -41,6 +42,7 @@ class ReadOptions:
     """Stop at a record that cannot be read, or leave it out and count it."""
 
     def __post_init__(self) -> None:
+        check(self)
         unknown = [reason for reason in self.drop_finish if reason not in FINISH_REASONS]
         if unknown:
             raise ConfigError(f"Unknown finish reasons {unknown} to drop. Known: {', '.join(FINISH_REASONS)}.")

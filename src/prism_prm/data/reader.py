@@ -111,6 +111,7 @@ class Reader:
                 continue
             if format.unique_names:
                 self._seen.add(draft.name)
+            draft.where = row.where
             yield draft
 
     def _bad(self, error: DataError) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prism_prm.chosen import Choice, card_values, choose_aggregator
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, settings_for
@@ -68,6 +69,8 @@ class DemoSettings:
 class Scored:
     """Everything one PRM said about the test sets of one seed."""
 
+    aggregator: Choice[str]
+    """How its step scores become those of solutions and beams."""
     steps: Steps
     """All test trees; a group per test set."""
     pool: StepScores
@@ -85,8 +88,10 @@ class SeedResult:
 
     seed: int
     world: World
+    prms: dict[str, Path]
+    """Folders of the base PRM and of every arm that was trained."""
     scored: dict[str, Scored]
-    """The base PRM and every arm."""
+    """What each of them said."""
     rounds: dict[str, dict[str, Any]]
     """For every arm the validation of its rounds, as run.json has it."""
     failed: dict[str, str]
@@ -121,18 +126,19 @@ class SeedRun:
         settings = self.settings
         world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
+        prms = {BASE: base}
         scored = {BASE: self._scored(BASE, base, world)}
         rounds: dict[str, dict[str, Any]] = {}
         failed: dict[str, str] = {}
         for name in settings.names:
             try:
-                folder, rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
+                prms[name], rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
             except DataError as error:
                 failed[name] = str(error)
                 self.say(f"{name}: not trained. {error}")
                 continue
-            scored[name] = self._scored(name, folder, world)
-        return SeedResult(self.seed, world, scored, rounds, failed)
+            scored[name] = self._scored(name, prms[name], world)
+        return SeedResult(self.seed, world, prms, scored, rounds, failed)
 
     def _recipe(self, arm: Arm, world: World, base: Path) -> dict[str, Any]:
         return arm.recipe(world.trees(arm.trees), base, self.settings.arms, self.seed)
@@ -160,15 +166,17 @@ class SeedRun:
 
     def _scored(self, name: str, prm: Path, world: World) -> Scored:
         """Score the test trees and the pools, and search with the PRM; what was done before is read."""
-        store = ScoreStore(self.folder / "scores", load_prm(prm, device="cpu"))
+        scorer = load_prm(prm, device="cpu")
+        how = choose_aggregator(None, card_values(scorer))
+        store = ScoreStore(self.folder / "scores", scorer)
         found: list[Any] = []
         for far in (False, True) if self.settings.far else (False,):
             found += [
                 self._score_trees(name, store, world, far),
                 self._score_pool(name, store, world, far),
-                self._guided(name, prm, store.identity, world, far),
+                self._guided(name, prm, store.identity, how.value, world, far),
             ]
-        return Scored(*found)
+        return Scored(how, *found)
 
     def _score_trees(self, name: str, store: ScoreStore, world: World, far: bool) -> Steps:
         items = [
@@ -185,14 +193,14 @@ class SeedRun:
         with self.bars(f"{name}: scoring solutions", len(pool.trees())) as advance:
             return scores_by_prm(store, pool, advance=advance)
 
-    def _guided(self, name: str, prm: Path, identity: str, world: World, far: bool) -> dict[int, list[bool]]:
+    def _guided(self, name: str, prm: Path, identity: str, how: str, world: World, far: bool) -> dict[int, list[bool]]:
         """Search with the PRM on the problems of the pool."""
         policy = world.far_policy if far else world.policy
         assert policy is not None, "built without its far part"
         data = world.trees(NATURAL, far=far).parent.name  # which names its content
         found = {}
         for n in GUIDED_NS:
-            settings = settings_for(n, world.settings.temperature, self.seed)
+            settings = settings_for(n, how, world.settings.temperature, self.seed)
 
             def search(settings: SearchSettings = settings, policy: Path = policy) -> list[bool]:
                 total = world.settings.pool_problems

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.chosen import CardValues, card_values
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks import ItemSet, find_benchmark, read_benchmark
@@ -14,7 +15,7 @@ from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.report import RunInfo, write_run
 from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.names import check_name, own_name
-from prism_prm.prms.place import check_prm, checkable
+from prism_prm.prms.place import check_prm, checkable, prm_folder
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def evaluate_prm(
     called = check_name(name) if name else _short(source)
     attach = _Scores(prm, scores, predictions, out, store, loading, bars, say)
     attach.check()
+    if settings.threshold == "prm":
+        _check_card(prm, scores)
     find_sources(trained_on)
     everything = {one: _items(one, data, split, limit, trained_on, settings) for one in benches}
     evaluations = {}
@@ -81,7 +84,7 @@ def evaluate_prm(
         say(f"{items.described()}, from {len(items.files)} files")
         steps, notes = attach.to(items)
         with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
-            evaluations[one] = evaluate_steps(items, steps, settings, notes=notes)
+            evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
             advance(settings.num_draws)
     write_run(out, RunInfo(called, source, attach.model_hash), list(evaluations.values()), settings)
     return evaluations
@@ -114,6 +117,27 @@ def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
     return str(value) if isinstance(value, str | Path) else type(value).__name__
 
 
+def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> None:
+    """There must be a card to take a threshold from; looked up before the PRM is loaded."""
+    from prism_prm.lm.place import local_folder
+    from prism_prm.prms.card import CARD_FILE, read_card
+
+    lacking = ""
+    if isinstance(prm, str | Path):
+        has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
+        lacking = f", which {prm} lacks"
+    elif scores is not None:
+        from prism_prm.scorer.table import card_of_scores, read_scores
+
+        read_scores(scores)
+        has_card = card_of_scores(scores) is not None
+        lacking = f", or scores of such a PRM, which {scores} does not say it has"
+    else:
+        has_card = card_values(prm) is not None
+    if not has_card:
+        raise ConfigError(f"--threshold prm needs a --prm with a {CARD_FILE}{lacking}; give a number instead")
+
+
 def _short(source: str) -> str:
     """The last part of a path or hub id, without a file's ending."""
     last = own_name(source)
@@ -137,6 +161,8 @@ class _Scores:
         self.prm, self.scores, self.predictions = prm, scores, predictions
         self.out, self.store, self.loading, self.bars, self.say = out, store, loading, bars, say
         self.model_hash = ""
+        self.card: CardValues | None = None
+        """What the card of the PRM says, once its scores are here."""
 
     def check(self) -> None:
         """Refuse places where there can be no scores, before anything is read."""
@@ -150,8 +176,11 @@ class _Scores:
         """Their judged steps, and what there is to note about them."""
         if self.predictions is not None:
             return steps_from_predictions(items, self.predictions)
+        from prism_prm.scorer.table import card_of_scores
+
         path = self.scores if self.scores is not None else self._scored(items)
         steps, about = steps_from_table(items, path)
+        self.card = card_of_scores(path) if self.scores is not None else card_values(self.prm)
         self.model_hash = about["model_hash"]
         return steps, {}
 

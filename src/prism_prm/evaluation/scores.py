@@ -18,8 +18,7 @@ from prism_prm.statistics import number_clusters
 from prism_prm.types import Floats, Say, silent
 
 if TYPE_CHECKING:
-    from prism_prm.scorer.protocol import Scorer
-    from prism_prm.scorer.results import TreeScores
+    from prism_prm.scorer.protocol import Scorer, TreeScores
 
 SHOWN = 3
 """Names shown in a message about many."""

@@ -13,6 +13,7 @@ from prism_prm.lm.place import check_model
 from prism_prm.places import no_connection
 from prism_prm.policies.base import Policy, PolicyError
 from prism_prm.policies.prompts import Prompting
+from prism_prm.ranges import Count, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +27,20 @@ class PolicySettings:
     """The precision of a local model. By default its own on a GPU and float32 on a CPU."""
     device: str | None = None
     """Where a local model runs. By default a GPU where there is one."""
-    token_budget: int | None = None
+    token_budget: Count | None = None
     """Tokens per batch of a local model."""
     model: str | None = None
     """Which of the server's models to use. By default its only one."""
     tokenizer: str | None = None
     """Hub id or folder of the tokenizer whose chat template to apply. By default the served model's."""
-    concurrency: int = 16
+    concurrency: Count = 16
     """How many requests to send to the server at a time."""
     patience: Patience = field(default_factory=Patience)
     log_likelihood: bool = False
     """Ask for log-probabilities, which a search sets itself where it needs them."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def _open_hf(place: str, settings: PolicySettings) -> Policy:

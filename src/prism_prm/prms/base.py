@@ -29,6 +29,9 @@ class TextEncoder:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.plain = lru_cache(maxsize=STEPS_REMEMBERED)(self._plain)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.tokenizer, self._new_tokens)  # what is remembered does not pickle
+
     def _plain(self, text: str) -> tuple[int, ...]:
         if self._backend is None:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
@@ -87,6 +90,8 @@ class Family(ABC):
     """Published models of this family → the settings in which they differ from its defaults."""
     config_extras: ClassVar[Mapping[str, Any]] = {}
     """What config.json of such a checkpoint says about its head."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """What the head's outputs stand for, in order: for model cards, and for config.json of classifiers."""
     aggregator: ClassVar[str] = "min"
     """How the family's own code makes one score of a solution."""
     settings: ClassVar[Mapping[str, str]] = {}

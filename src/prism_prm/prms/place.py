@@ -63,9 +63,12 @@ def prm_folder(name: str | Path) -> str | Path:
     raise ModelError(f"{folder}: this run is not finished ({finished}); `prism train` with the same recipe goes on.")
 
 
-def checkable(loading: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Those options of `load_prm` that `check_prm` looks at."""
-    return {name: value for name, value in (loading or {}).items() if name in ("family", "adapter", "allow_pickle")}
+def checkable(loading: Mapping[str, Any] | None, name: str = "") -> dict[str, Any]:
+    """Those options of `load_prm` that `check_prm` looks at; families may be given by the PRMs' names."""
+    options = {key: (loading or {}).get(key) for key in ("family", "adapter", "allow_pickle")}
+    if isinstance(options["family"], Mapping):
+        options["family"] = options["family"].get(name)
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def check_prm(

@@ -8,26 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prism_prm.chosen import CardValues, card_values
 from prism_prm.data import Reader, ReadOptions
 from prism_prm.data.inputs import TREE_TABLE, as_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
+from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.pools import holds_pool, read_pool
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
 from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.protocol import Scorer
-from prism_prm.scorer.results import TreeScores, sigmoid
+from prism_prm.scorer.protocol import Scorer, TreeScores, sigmoid
 from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
+from prism_prm.scorer.whole_trees import memory_estimate
 from prism_prm.tables import iter_trees, scores_schema
 from prism_prm.types import Bars, Say, no_bars, silent
 
 _TOO_LONG = b"prism_prm.too_long"
+_CARD = b"prism_prm.card"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +84,26 @@ def table_of_trees(
 def read_scores(path: str | Path) -> pa.Table:
     """A scores table, whatever its family's outputs."""
     try:
-        table = pq.read_table(path)
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: cannot be read as a scores table ({error}); `prism score` writes one") from error
+        with reading_parquet(path, "`prism score` writes such a table"):
+            table = pq.read_table(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file") from None
     missing = sorted(set(scores_schema(()).names) - set(table.column_names))
     if missing:
         raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
-    return table
+    kind = table.schema.field(table.schema.names.index("log_odds")).type
+    if not pa.types.is_struct(kind) or not kind.num_fields:
+        raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
+    return fitted(path, table, scores_schema([field.name for field in kind]))
+
+
+def card_of_scores(path: str | Path) -> CardValues | None:
+    """What the card of the PRM that made a scores table said then; None where the table does not know."""
+    said = (pq.read_metadata(path).metadata or {}).get(_CARD)
+    try:
+        return None if said is None else msgspec.json.decode(said, type=CardValues)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path}: what it says of its PRM's card cannot be read ({error}); score again") from error
 
 
 def write_scores(
@@ -163,8 +180,8 @@ def score_files(
         bars, say = no_bars, silent
     trees = _read_trees(as_places(inputs), format, options or ReadOptions(), say)
     scorer = open_prm(prm, loading)
-    if isinstance(scorer, PRM) and scorer.memory_estimate() > 10**9:
-        say(f"needs about {scorer.memory_estimate() / 1e9:.1f} GB of memory per process (an estimate)")
+    if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
+        say(f"needs about {size / 1e9:.1f} GB of memory per process (an estimate)")
     with bars("scoring", len(trees), unit="trees") as advance:
         report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance, say=say)
     if report.too_long:
@@ -207,7 +224,11 @@ def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) 
             scores = list(store.read(some))
             writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, store.identity))
             too_long += sum(len(found.too_long) for found in scores)
-        writer.add_key_value_metadata({KEY: job, _TOO_LONG: str(too_long)})
+        card = card_values(store.scorer)
+        about: dict[str | bytes, str | bytes] = {KEY: job, _TOO_LONG: str(too_long)}
+        if card is not None:
+            about[_CARD] = msgspec.json.encode(card)
+        writer.add_key_value_metadata(about)
 
 
 def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
@@ -224,7 +245,9 @@ def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScor
     for tree in trees:
         values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
         for row in rows.get(tree.content_hash(), ()):
-            if own_N[row] and tree.parents[node_N[row]] == parent_N[row]:  # not a candidate offered elsewhere
-                values_NO[node_N[row]] = log_odds_NO[row]
+            node = node_N[row]
+            is_there = own_N[row] and 0 <= node < len(tree.nodes)
+            if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
+                values_NO[node] = log_odds_NO[row]
         found.append(TreeScores(outputs, values_NO))
     return found

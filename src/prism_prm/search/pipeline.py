@@ -47,7 +47,7 @@ def search_task(
         out: folder for pools, metrics.json and the report.
         prms: name → a PRM, or its folder or hub id; default: those that the recipe names.
         policy: an open policy to use instead of the recipe's; it stays open.
-        loading: options of `load_prm`, for PRMs that are given by their place.
+        loading: options of `load_prm`, for PRMs that are given by their place; `family` may be a dict by PRMs' names.
         workers: processes that judge answers; default: all cores.
         store: a folder of scores to reuse and add to.
         bars: makes progress bars; default: none are shown.
@@ -67,27 +67,29 @@ def search_task(
     given = named_places(recipe.prm) if prms is None else prms
     # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
     options = {"on_too_long": "skip", **(loading or {})}
-    for place in given.values():
+    for name, place in given.items():
         if isinstance(place, str | Path):
-            check_prm(place, **checkable(options))
+            check_prm(place, **checkable(options, name))
     if policy is None:
         check_policy(recipe.policy)
-    task = load_task(recipe.task, recipe.task_data)
+    task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
     write_text(out / "settings.toml", to_toml(recipe))
     opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
     with opened as who, MathGrader(workers=workers) as grader:
         experiment = Experiment(
             recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, say=say, store=store
         )
-        points, pools = experiment.run({name: partial(_open_prm, prm, options) for name, prm in given.items()}, grader)
+        points, pools = experiment.run(
+            {name: partial(_open_prm, prm, options, name) for name, prm in given.items()}, grader
+        )
     make_report(recipe, task.name, points, pools, experiment.clusters).write(out)
     return points
 
 
-def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any]) -> Scorer:
+def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str) -> Scorer:
     from prism_prm.scorer.load import open_prm
 
-    return open_prm(prm, loading)
+    return open_prm(prm, loading, name)
 
 
 def _open_policy(recipe: SearchRecipe) -> Policy:

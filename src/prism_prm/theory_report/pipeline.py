@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from prism_prm.aggregate import check_aggregator
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.compare import load_run
@@ -24,8 +25,9 @@ def report_theory(
     runs: Sequence[str | Path] = (),
     pool: Sequence[str | Path] = (),
     scores: str | Path | None = None,
-    aggregator: str = "min",
-    threshold: float = 0.5,
+    aggregator: str | None = None,
+    threshold: float | None = None,
+    answer_field: str | None = None,
     bars: Bars = no_bars,
 ) -> Report:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores; write a report.
@@ -37,8 +39,9 @@ def report_theory(
         runs: two folders of `evaluate_prm` (NAME=FOLDER): check ROC dominance, A then B.
         pool: files of a pool of solutions: measure p, α and β on it and predict Best-of-N.
         scores: a table of the pool's scores, if it holds none.
-        aggregator: from step scores to a solution's.
-        threshold: a solution is accepted above this.
+        aggregator: from step scores to a solution's; default: as the card of the PRM that made `scores` says, else min.
+        threshold: a solution is accepted above this; default: as that card says, else 0.5.
+        answer_field: the field of the pool that holds the reference answer, where that is not called `answer`.
         bars: makes progress bars; default: none are shown.
 
     Example:
@@ -51,6 +54,10 @@ def report_theory(
         raise ConfigError(f"--runs compares two runs; got {len(runs)}")
     if scores is not None and not pool:
         raise ConfigError("--scores are those of a --pool; give that too")
+    if aggregator is not None:
+        check_aggregator(aggregator)
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ConfigError(f"threshold {threshold} is not in [0, 1]")
     kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
     for run in runs:
         load_run(str(run))
@@ -62,7 +69,10 @@ def report_theory(
             add_runs(report, [str(run) for run in runs], seed=settings.seed)
             advance(1)
         if pool:
-            add_pool(report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed)
+            add_pool(
+                report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed,
+                answer_field=answer_field,
+            )  # fmt: skip
             advance(1)
     report.write(out)
     return report

@@ -75,7 +75,7 @@ def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
                     notes["rows whose id was seen before"] += 1
                     continue
                 seen.add(item.tree.name)
-                items.append(replace(item, tree=replace(item.tree, tree_id=len(items))))
+                items.append(replace(item, tree=replace(item.tree, tree_id=len(items), where=row.where)))
     files = tuple(source.name for source in sources)
     found_sizes = Counter(item.group for item in items)
     return ItemSet(tuple(items), files, dict(notes), complete=found_sizes == FULL_SIZE)
@@ -216,6 +216,7 @@ PRMBENCH = Benchmark(
     read_prmbench,
     hub="hitsmy/PRMBench_Preview",
     aside={TWINS: "correct twins"},
+    threshold=0.5,
     by_redundancy=GROUPS["simplicity"],
     measure=measure_prmbench,
     shows_groups=False,

@@ -1,4 +1,4 @@
-"""From scores to the numbers of the report: one row of values per seed, PRM and test set."""
+"""From scores to the numbers of the report: what was measured per seed, PRM and test set, and what theory predicts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from prism_prm.aggregate import log_score
 from prism_prm.demo.stages import NATURAL, SeedResult
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer
@@ -15,12 +16,15 @@ from prism_prm.metrics.ranking import threshold_for_tpr
 from prism_prm.pools import read_pool
 from prism_prm.rerank.curves import Curve, compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
+from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Interval, over_seeds
 from prism_prm.tasks import MathGrader
+from prism_prm.theory.selection import best_of_n
 from prism_prm.world.perturb import PERTURBATIONS
 
 TPR = 0.9
 AGGREGATORS = ("min", "product")
+"""Measured for all PRMs, beside each one's own."""
 NUM_DRAWS = 200
 """Draws per problem for the votes."""
 
@@ -64,7 +68,8 @@ def measure_steps(steps: Steps) -> StepNumbers:
 def measure_pool(result: SeedResult, graded: GradedPool, *, far: bool = False) -> list[Curve]:
     """Best-of-N and votes of every PRM, on the same draws."""
     scores = {name: (scored.far_pool if far else scored.pool) or () for name, scored in result.scored.items()}
-    return compute_curves(graded, scores, aggregators=AGGREGATORS, num_draws=NUM_DRAWS, seed=result.seed)
+    hows = dict.fromkeys([*AGGREGATORS, *(scored.aggregator.value for scored in result.scored.values())])
+    return compute_curves(graded, scores, aggregators=list(hows), num_draws=NUM_DRAWS, seed=result.seed)
 
 
 def grade(result: SeedResult, *, far: bool = False) -> GradedPool:
@@ -94,3 +99,22 @@ def plain(numbers: Mapping[str, StepNumbers]) -> dict[str, Any]:
         name: {"auroc": x.auroc, "fpr": x.fpr, "fnr": x.fnr, "fpr_at_tpr_90": x.fpr_at_tpr}
         for name, x in numbers.items()
     }
+
+
+def predicted_best_of_n(
+    graded: GradedPool, pool: StepScores, aggregator: str, ns: Sequence[int]
+) -> tuple[float, float, float, list[float]]:
+    """Best-of-N as the paper's closed form predicts it from a PRM's errors on whole solutions.
+
+    Gives (p, α, β, P(n) for each n), with p of every problem, and α and β of the pool at its 90 % threshold.
+    """
+    right = [graded.correct(i) for i in range(len(graded.grades))]
+    correct = np.concatenate(right)
+    scores = np.array([-np.inf if steps is None else log_score(steps, aggregator) for steps in pool])
+    finite = np.where(np.isfinite(scores), scores, -1e9)
+    threshold = threshold_for_tpr(correct, finite, TPR)
+    accepted = finite > threshold
+    alpha = float(accepted[~correct].mean()) if (~correct).any() else 0.0
+    beta = float((~accepted)[correct].mean()) if correct.any() else 0.0
+    shares = np.array([of_problem.mean() for of_problem in right])
+    return float(shares.mean()), alpha, beta, [float(best_of_n(shares, alpha, beta, n).mean()) for n in ns]
