@@ -77,7 +77,8 @@ def evaluate_prm(
     attach.check()
     if settings.threshold == "prm":
         _check_card(prm, scores)
-    find_sources(trained_on)
+    if trained_on:
+        find_sources(trained_on)
     everything = {one: _items(one, data, split, limit, trained_on, settings) for one in benches}
     evaluations = {}
     for one, items in everything.items():
