@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from prism_prm.errors import PrismError
@@ -38,7 +38,7 @@ def fuzz(share: float, **drawn: st.SearchStrategy[Any]) -> Callable[[Test], Test
     def decorate(test: Test) -> Test:
         chosen = settings(
             max_examples=max(1, round(CASES * share)), derandomize=True, deadline=None, database=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink][: 1 + (CASES <= 2000)],
         )  # fmt: skip
         return chosen(given(**drawn)(test))
 

@@ -10,7 +10,6 @@ import httpx
 import pytest
 from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
-from prism_prm.pairs.problems import Splits
 
 from prism_prm.answers import Judge, extract_answer
 from prism_prm.answers.forms import read as read_form
@@ -22,6 +21,7 @@ from prism_prm.data.inputs import find_sources
 from prism_prm.data.plain_solutions import split_steps
 from prism_prm.http import Patience, Server
 from prism_prm.names import file_name, named_places, split_name
+from prism_prm.pairs.same_problem import Splits
 from prism_prm.policies.base import Ask, Sampling
 from prism_prm.policies.openai import OpenAiPolicy, _names
 

@@ -72,7 +72,7 @@ def pairs(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files (.jsonl, .json, .jsonl.gz, .parquet), folders of them, or hub data sets "
+            help="Files (.jsonl, .json, .gz of both, .parquet), folders of them, or hub data sets "
             "(owner/name, owner/name:split, owner/name:config:split).",
         ),
     ],
