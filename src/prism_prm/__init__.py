@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from prism_prm.training.pipeline import train_prm as train_prm
     from prism_prm.training.recipe import Recipe as Recipe
     from prism_prm.training.recipe import load_recipe as load_recipe
-    from prism_prm.world.examples import example_folder as example_folder
-    from prism_prm.world.examples import example_prm as example_prm
+    from prism_prm.world.example_prms import example_folder as example_folder
+    from prism_prm.world.example_prms import example_prm as example_prm
 
 __version__ = "0.2.0"
 
@@ -103,8 +103,8 @@ _EXPORTS = {
     "compare_runs": "prism_prm.evaluation.compare",
     "evaluate_prm": "prism_prm.evaluation.pipeline",
     "evaluate_steps": "prism_prm.evaluation.evaluate",
-    "example_folder": "prism_prm.world.examples",
-    "example_prm": "prism_prm.world.examples",
+    "example_folder": "prism_prm.world.example_prms",
+    "example_prm": "prism_prm.world.example_prms",
     "export_pairs": "prism_prm.export",
     "extract_answer": "prism_prm.answers",
     "init_prm": "prism_prm.scorer",

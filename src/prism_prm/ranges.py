@@ -85,7 +85,7 @@ def fault(value: Any, hint: Any) -> str:
         return "" if fits else f"must be one of {', '.join(map(str, parts))}"
     if origin in (tuple, list):
         return _list_fault(value, parts)
-    if origin is dict:
+    if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             return "must be a table of names and values"
         return next((found for one in value.values() if (found := fault(one, parts[1]))), "")

@@ -26,7 +26,7 @@ CONTENTS: dict[str, Callable[[bytes], bytes]] = {
     "a picture": lambda _: b"\x89PNG\r\n\x1a\n" + bytes(range(256)),
     "a ZIP": lambda _: b"PK\x03\x04" + bytes(60),
     "zeros": lambda _: bytes(300),
-    "cut short": lambda right: right[: len(right) // 2],
+    "cut short": lambda right: right[:-20],
     "cut gzip": lambda right: gzip.compress(right)[:-12],
     "a number": lambda _: b"5\n",
     "null": lambda _: b"null\n",
@@ -70,7 +70,7 @@ CARD: dict[str, tuple[Any, ...]] = {
     "compat": (None, "x", 1),
     "threshold": (None, "x", -0.5, 1.5, math.nan, True, 10**30),
     "aggregator": (None, 3, "", "nonsense"),
-    "frozen_layers": (None, "x", -1, 1.5, True, 10**30, 9),
+    "frozen_layers": (None, "x", -1, 1.5, True, 10**30),
     "nonsense": (1,),
 }
 CONFIG: dict[str, tuple[Any, ...]] = {
@@ -131,15 +131,15 @@ def rows() -> Iterator[Row]:
     for file, kinds in SCORED.items():
         for kind in kinds:
             change = partial(_replace, f"prm/{file}", CONTENTS[kind])
-            yield Row(f"score: prm/{file} is {kind}", score, ("prm", file), change)
+            word = {"model.safetensors": "cannot be read", "tokenizer.json": "tokenizer"}.get(file, file)
+            yield Row(f"score: prm/{file} is {kind}", score, ("prm", word), change)
     for file in ("model.safetensors", "config.json"):
-        yield Row(f"score: no prm/{file}", score, ("prm", file), partial(_remove, f"prm/{file}"))
+        yield Row(f"score: no prm/{file}", score, ("prm", Path(file).suffix), partial(_remove, f"prm/{file}"))
     for file, fields in (("prism.json", CARD), ("config.json", CONFIG)):
         for key, values in fields.items():
             for value in values:
                 change = partial(_set, f"prm/{file}", key, value)
-                words = ("prm", "hidden_size" if key == "hidden_size" else "")
-                words = ("prm", key, file) if file == "prism.json" and "family.py" not in str(value) else ("prm",)
+                words = ("prm", key) if file == "prism.json" and ".py" not in str(value) else ("prm",)
                 yield Row(f"score: prm/{file} {key} = {shown(value)}", score, words, change)
     yield Row(
         "score: prm/prism.json without a family",

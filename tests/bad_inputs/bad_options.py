@@ -16,7 +16,7 @@ from prism_prm.cli import app
 
 HUGE = "1" + "0" * 30
 VALUES: dict[Any, tuple[str, ...]] = {
-    int: ("x", "1.5", "nan", "-1", HUGE, ""),
+    int: ("x", "1.5", "-1", HUGE, ""),
     float: ("x", "nan", "inf", "-1", ""),
     str: ("",),
     Path: ("",),
@@ -27,6 +27,71 @@ VALUES: dict[Any, tuple[str, ...]] = {
 FINE = {
     ("search", "--system", ""): "no system turn",
 }
+
+
+WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
+    *(("eval", "--threshold", value, ("0.5",)) for value in ("x", "nan", "2", "-0.5", "inf", "tpr=x", "fpr=0.5")),
+    *(("eval", "--threshold", value, ()) for value in ("tpr=0", "tpr=1.5", "tpr=nan", "tpr=-1")),
+    *(("eval", "--bench", value, ("processbench",)) for value in ("nonsense", "processbench,nonsense", ",")),
+    ("eval", "--scores", "scores.parquet", ("--prm",)),
+    ("eval", "--predictions", "predictions.jsonl", ("--prm",)),
+    ("eval", "--split", "train", ("split",)),
+    ("eval", "--data", "nowhere.jsonl", ()),
+    ("eval", "--trained-on", "nowhere.jsonl", ()),
+    ("eval", "--name", "two\nlines", ()),
+    ("eval", "--draws", "99", ("100",)),
+    *(("eval", "--holdout", value, ("above 0",)) for value in ("0", "1")),
+    *(("rerank", "-n", value, ()) for value in ("0", "x", "-1", "1.5", HUGE, "1,x", "99")),
+    *(("search", "-n", value, ()) for value in ("0", "x", "-1", "1.5", HUGE, "1,x")),
+    ("rerank", "--aggregators", "nonsense", ("min",)),
+    ("rerank", "--extract", "nonsense", ("boxed",)),
+    ("rerank", "--scores", "nowhere.parquet", ()),
+    ("rerank", "--scores", "task.jsonl", ()),
+    ("rerank", "--task", "nonsense", ("gsm8k",)),
+    ("rerank", "--prm", "nowhere/there/prm", ()),
+    *(("rerank", flag, "0", ("1 or more",)) for flag in ("--draws", "--workers", "--token-budget")),
+    ("rerank", "--time-limit", "0", ("0.1 or more",)),
+    *(("pairs", "--lookahead", value, ("all",)) for value in ("0", "-1", "x", "1.5", "nan")),
+    *(("pairs", "--split", value, ()) for value in ("x", "train", "train=x", "train=2", "train=-1,b=2", "train=nan",
+                                                    "a=0.5,a=0.5", "=1", "train=0.5")),
+    *(("pairs", flag, "0", ("1 or more",)) for flag in ("--min-gap", "--max-gap", "--max-pairs-per-position")),
+    ("pairs", "--drop-finish", "nonsense", ("found_error",)),
+    ("pairs", "--format", "nonsense", ("prm800k",)),
+    ("pairs", "--format", "stepwise", ("prm800k",)),
+    ("pairs", "--exclude", "nowhere.jsonl", ()),
+    *((name, "--dtype", "nonsense", ("float32",)) for name in ("score", "margins", "eval", "search")),
+    *((name, "--device", "nonsense", ("cpu",)) for name in ("score", "margins", "eval", "search")),
+    *((name, "--family", "nonsense", ("qwen",)) for name in ("score", "margins", "eval", "search")),
+    *((name, "--family", "family.py", ()) for name in ("score", "margins")),
+    *((name, "--family", "family.py:Other", ("Other",)) for name in ("score", "margins")),
+    *((name, "--token-budget", "0", ("1 or more",)) for name in ("score", "margins", "eval")),
+    ("score", "--context", "0", ("1 or more",)),
+    ("score", "--chunk", "0", ("1",)),
+    ("score", "--format", "nonsense", ("prm800k",)),
+    ("score", "--adapter", "nowhere/there/adapter", ()),
+    ("export", "--split", "nonsense", ()),
+    ("margins", "--split", "nonsense", ()),
+    ("theory", "--p", "1.5", ("at most 1",)),
+    ("theory", "--alpha", "1.5", ("at most 1",)),
+    ("theory", "--beta", "1.5", ("at most 1",)),
+    ("theory", "--aggregator", "nonsense", ("min",)),
+    ("theory", "--runs", "eval", ("two",)),
+    ("theory", "--scores", "scores.parquet", ("--pool",)),
+    ("theory", "--pool", "nowhere.jsonl", ()),
+    ("compare", "--draws", "99", ("100",)),
+    ("demo", "--seeds", "0", ("1",)),
+    *(("search", flag, "0", ("1 or more",)) for flag in ("--limit", "--expand", "--max-steps", "--max-tokens",
+                                                         "--budget", "--at-once", "--concurrency")),
+    ("search", "--timeout", "0", ("above 0",)),
+    ("search", "--prm-weight", "1.5", ("at most 1",)),
+    ("search", "--aggregator", "nonsense", ("min",)),
+    ("search", "--user", "no place", ("{problem}",)),
+    ("search", "--policy", "nonsense", ("hf:",)),
+    ("search", "--prm", "a=", ()),
+    ("search", "--task", "nonsense", ("gsm8k",)),
+    ("search", "--task-data", "nowhere.jsonl", ()),
+]  # fmt: skip
+"""(command, option, value, further words): what the types of options do not say."""
 
 
 def options(name: str) -> Iterator[tuple[str, Any]]:
@@ -52,6 +117,9 @@ def _kind(hint: Any) -> Any:
 
 
 def rows() -> Iterator[Row]:
+    for name, flag, value, more in WORDS:
+        found = value.rpartition(",")[2].splitlines()[-1:]
+        yield Row(f"{name} {flag} {value!r}", (*COMMANDS[name], flag, value), (*found, *more))
     for name in dict.fromkeys(name.split()[0] for name in COMMANDS):
         yield Row(f"{name} --nonsense", (*COMMANDS[name], "--nonsense"), ("--nonsense",))
         for flag, kind in options(name):

@@ -22,9 +22,9 @@ from prism_prm.training.recipe import Recipe
 CLASSES = {"train.toml": Recipe, "search.toml": SearchRecipe}
 PLAIN: dict[Any, tuple[Any, ...]] = {
     bool: ("yes", 1),
-    int: ("x", 1.5, True, 10**30, [1]),
-    float: ("x", True, math.nan, math.inf, [1.0]),
-    str: (3, True, ""),
+    int: ("x", 1.5, True, 10**30),
+    float: ("x", True, math.nan, math.inf),
+    str: (3, ""),
 }
 
 

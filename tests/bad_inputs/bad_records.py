@@ -79,7 +79,7 @@ FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
     },
     ("rerank", "pool"): {
         "problem": TEXT,
-        "answer": (True, ["a", 3], {"a": 1}, math.nan),
+        "answer": (True, {"a": 1}, math.nan),
         "tolerance": ("abc", -0.5, True, [1], math.nan, HUGE),
         "error": ("x", -1, True, [1], math.nan),
         "solutions": (MISSING, None, 3, "a", {"a": 1}),
@@ -127,5 +127,6 @@ def rows() -> Iterator[Row]:
         for dotted, values in fields.items():
             for value in values:
                 where = f"{file}.jsonl" if dotted in NAMED_LATER.get(file, ()) else f"{file}.jsonl:1"
+                found = [str(value)] if type(value) in (int, float) and value == value else []
                 name = f"{command}: {file}.jsonl {dotted} = {shown(value)}"
-                yield Row(name, tuple(COMMANDS[command]), (where,), partial(_write, file, dotted, value))
+                yield Row(name, tuple(COMMANDS[command]), (where, *found), partial(_write, file, dotted, value))

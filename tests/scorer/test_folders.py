@@ -217,7 +217,7 @@ def test_a_damaged_card_is_named(tiny_lm: Callable[..., Path], tmp_path: Path) -
         ("{", "prism.json"),
         ("[]", "prism.json"),
         ('{"family": "qwan"}', "prism.json: Unknown family 'qwan'. Known: qwen"),
-        ('{"family": "qwen", "treshold": 1}', r"unknown keys \['treshold'\]"),
+        ('{"family": "qwen", "treshold": 1}', r"Unknown keys \['treshold'\]"),
         ('{"family": "token-classification", "threshold": "high"}', "prism.json.*threshold"),
         ('{"family": "token-classification", "threshold": 1.5}', r"prism.json: threshold 1.5 is not in \[0, 1\]"),
         (

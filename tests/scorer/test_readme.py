@@ -122,6 +122,19 @@ def test_the_base_model_is_named_where_it_has_a_name(
     assert "base_model" not in json.loads((tmp_path / "unnamed/prism.json").read_text())
 
 
+def test_data_sets_of_the_hub_are_named(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "labels.jsonl").write_text("{}")
+    prm = init_prm(tiny_lm("llama"), family="token-classification")
+    prm.card = prm.card.trained_on([str(tmp_path / "labels.jsonl"), "trl-lib/math_shepherd"])
+    prm.card = prm.card.trained_on(["trl-lib/math_shepherd", "trl-lib/prm800k"])
+    prm.save(tmp_path / "prm")
+    found = load_prm(tmp_path / "prm")
+    assert found.card.datasets == ("trl-lib/math_shepherd", "trl-lib/prm800k"), "a file's name means nothing to others"
+    readme = (tmp_path / "prm/README.md").read_text()
+    assert front_matter(readme)["datasets"] == ["trl-lib/math_shepherd", "trl-lib/prm800k"]
+    assert "[trl-lib/prm800k](https://huggingface.co/datasets/trl-lib/prm800k)" in readme
+
+
 def test_a_family_of_a_file_is_named_in_the_example(
     tiny_lm: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
     missing = run("score", "--prm", folder / "nowhere", folder / "solutions.jsonl", "--out", tmp_path / "s.parquet")
     assert isinstance(missing.exception, PrismError)
     assert "no such model folder" in str(missing.exception)
-    with pytest.raises(PrismError, match="cannot be read as a scores table"):
+    with pytest.raises(PrismError, match="no such scores table; `prism score` writes one"):
         read_scores(tmp_path / "none.parquet")
     write_trees(tmp_path / "trees.parquet", chains())
     with pytest.raises(PrismError, match=r"not a scores table; it lacks the columns \['log_odds'"):

@@ -181,7 +181,7 @@ def test_a_broken_file_names_itself(tmp_path: Path) -> None:
     store.score(requests())
     (path,) = store.folder.iterdir()
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=rf"{path}: not a file of the score store .* remove it"):
+    with pytest.raises(DataError, match=rf"{path}: cannot be read .* not a file of the score store; remove it"):
         ScoreStore(tmp_path, Counting())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -56,6 +57,17 @@ def test_shipped_recipes_are_valid(name: str) -> None:
 def test_every_shipped_recipe_is_known_here() -> None:
     files = [*RECIPES.glob("*.toml"), *(RECIPES / "ablations").glob("*.toml")]
     assert {str(path.relative_to(RECIPES).with_suffix("")) for path in files} == set(STARTS)
+
+
+def test_the_page_of_the_paper_names_every_recipe_for_it() -> None:
+    page = (RECIPES.parent / "docs" / "recipe.md").read_text()
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`((?:ablations|search|rl)/[\w.-]+|(?:qwen|reasoneval)[\w.-]+)`", rows))
+    assert {name for name in named if not (RECIPES / f"{name}.toml").exists()} <= {"rl/qwen2.5-1.5b-prism"}
+    also = "ablations/random-negatives ablations/perturbed-negatives ablations/keep-negative-margins"
+    ours = "qwen2.5-math-prm-7b-ours ablations/log-odds ablations/hybrid"
+    papers = {name for name in STARTS if not name.startswith("smollm2")} - {*also.split(), *ours.split()}
+    assert papers <= named
 
 
 @pytest.mark.parametrize("name", ABLATIONS)

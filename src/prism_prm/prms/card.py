@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,19 @@ import msgspec
 
 from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.chosen import DEFAULT_THRESHOLD
+from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.files import write_text
 from prism_prm.foreign import read_json
 from prism_prm.prms import FAMILIES, Family, family_names
 from prism_prm.prms.readme import model_card
+from prism_prm.ranges import Natural, Share, check
 
 CARD_FILE = "prism.json"
 README = "README.md"
 _FORMER = {"prod": "product"}
 """Aggregators under names that folders may still have."""
-_ONLY_WHERE_KNOWN = ("family_sha256", "base_model")
+_ONLY_WHERE_KNOWN = ("family_sha256", "base_model", "datasets")
 """What prism.json leaves out where there is nothing to say."""
 
 
@@ -35,21 +37,26 @@ class Card:
     """Settings of the family's layout; see `Family.settings`."""
     compat: bool = False
     """Reproduce the published code's quirk, where it has one."""
-    threshold: float = DEFAULT_THRESHOLD
+    threshold: Share = DEFAULT_THRESHOLD
     """A step counts as right iff its probability is above this; what commands judge by unless told otherwise."""
     aggregator: str = DEFAULT_AGGREGATOR
     """How step scores make one score of a solution; what commands select by unless told otherwise."""
-    frozen_layers: int = 0
+    frozen_layers: Natural = 0
     """How many lowest layers training left as the backbone had them: what they make of texts can be kept on disc."""
     family_sha256: str = ""
     """Of the file in which a family that is not ours is written; left out of prism.json where it is ours."""
     base_model: str = ""
     """The hub id of the model that this one was made from; left out of prism.json where it is not known."""
+    datasets: tuple[str, ...] = ()
+    """Hub ids of what it was trained on; files, which mean nothing to others, are left out."""
 
     def __post_init__(self) -> None:
+        check(self)
         check_aggregator(self.aggregator)
-        if not 0 <= self.threshold <= 1:
-            raise ConfigError(f"threshold {self.threshold} is not in [0, 1]")
+
+    def trained_on(self, inputs: Iterable[str]) -> Card:
+        """The card after training on some files and data sets of the hub."""
+        return replace(self, datasets=tuple(dict.fromkeys([*self.datasets, *filter(hub_id, inputs)])))
 
     def write(self, folder: Path) -> None:
         said = {key: value for key, value in asdict(self).items() if value or key not in _ONLY_WHERE_KNOWN}
@@ -63,12 +70,9 @@ def read_card(folder: Path) -> Card | None:
         return None
     try:
         found = msgspec.convert(read_json(path), dict[str, Any])
-        unknown = sorted(set(found) - set(Card.__slots__))
-        if unknown:
-            raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
         if isinstance(named := found.get("aggregator"), str):
             found["aggregator"] = _FORMER.get(named, named)
-        return msgspec.convert(found, Card)
+        return from_mapping(Card, found)
     except DataError as error:
         raise ModelError(str(error)) from None
     except (ConfigError, msgspec.ValidationError) as error:

@@ -71,9 +71,11 @@ def load_folder(
     with readable(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     card, kind = find_card(name, folder, config, family, settings, compat)
-    laid_out = kind(
-        load_tokenizer(folder, trust_remote_code=trust_remote_code), compat=card.compat, settings=card.settings
-    )
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    try:
+        laid_out = kind(tokenizer, compat=card.compat, settings=card.settings)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from None
     with torch.device("meta"):
         head = laid_out.make_head(config.hidden_size, config)
     names = [f"{laid_out.head_name}.{key}" for key in head.state_dict()]

@@ -53,6 +53,7 @@ def model_card(card: Card, architecture: str) -> str:
     ours = card.family in FAMILIES
     head = ModelCardData(
         base_model=card.base_model or None,
+        datasets=list(card.datasets) or None,
         library_name="prism-prm",
         pipeline_tag="token-classification" if ours and architecture.endswith(_CLASSIFIER) else None,
         tags=["process-reward-model", "prm", "math"],
@@ -66,6 +67,10 @@ def _what_it_is(card: Card) -> str:
     rows = [("family", f"`{card.family}`: how text is laid out and read; its settings are in `prism.json`")]
     if card.base_model:
         rows.append(("made from", f"[{card.base_model}](https://huggingface.co/{card.base_model})"))
+    if card.datasets:
+        rows.append(
+            ("trained on", ", ".join(f"[{one}](https://huggingface.co/datasets/{one})" for one in card.datasets))
+        )
     if ours:
         rows.append(("labels", "; ".join(f"{i}: {label}" for i, label in enumerate(ours.labels))))
         rows.append(("outputs", ", ".join(f"`{output}`" for output in ours.outputs)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.scorer.protocol import Solution, TreeScores, as_trees
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import check_choice, fit_all, rows_of, score_portion
-from prism_prm.types import Advance, ignore
+from prism_prm.types import Advance, bar_on_stderr, ignore
 
 if TYPE_CHECKING:
     from prism_prm.scorer.session import Session
@@ -165,7 +164,7 @@ class PRM:
         """
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         results: list[TreeScores] = []
-        with _bar(len(trees), progress) as bar, self.module.scoring():
+        with bar_on_stderr("scoring", len(trees), shown=progress) as bar, self.module.scoring():
             for start in range(0, len(trees), TREES_AT_ONCE):
                 some = slice(start, start + TREES_AT_ONCE)
                 results += score_portion(self, trees[some], wanted[some])
@@ -289,14 +288,3 @@ class PRM:
 
 Prm = PRM
 """The name it had first."""
-
-
-@contextlib.contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Advance]:
-    """A progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), disable=not shown, transient=True) as bar:
-        task = bar.add_task("scoring", total=total)
-        yield lambda done: bar.advance(task, done)

@@ -113,7 +113,7 @@ def weights_to_save(model: Any, accelerator: Accelerator, hardware: HardwareSett
 def save_trained(prm: PRM, model: Any, folder: Path, accelerator: Accelerator, recipe: Recipe) -> None:
     """The trained PRM as a folder, whole or not at all; the main process writes it, the others wait."""
     hardware = recipe.hardware
-    prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers)
+    prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers).trained_on(recipe.data.inputs)
     if hardware.lora is not None:
         prm.module = merged(accelerator.unwrap_model(model))
     state = weights_to_save(prm.module if hardware.lora else model, accelerator, hardware)
