@@ -83,18 +83,17 @@ def table_of_trees(
 
 def read_scores(path: str | Path) -> pa.Table:
     """A scores table, whatever its family's outputs."""
-    try:
-        with reading_parquet(path, "`prism score` writes such a table"):
-            table = pq.read_table(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file") from None
-    missing = sorted(set(scores_schema(()).names) - set(table.column_names))
-    if missing:
-        raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
-    kind = table.schema.field(table.schema.names.index("log_odds")).type
-    if not pa.types.is_struct(kind) or not kind.num_fields:
-        raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
-    return fitted(path, table, scores_schema([field.name for field in kind]))
+    if not Path(path).exists():
+        raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file")
+    with reading_parquet(path, "`prism score` writes such a table"):
+        table = pq.read_table(path)
+        missing = sorted(set(scores_schema(()).names) - set(table.column_names))
+        if missing:
+            raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
+        kind = table.schema.field(table.schema.names.index("log_odds")).type
+        if not pa.types.is_struct(kind) or not kind.num_fields:
+            raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
+        return fitted(path, table, scores_schema([field.name for field in kind]))
 
 
 def card_of_scores(path: str | Path) -> CardValues | None:
