@@ -62,9 +62,9 @@ def search_task(
     out = Path(out)
     given = named_places(recipe.prm) if prms is None else prms
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
-    write_text(out / "settings.toml", to_toml(recipe))
     opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
     with opened as who, MathGrader(workers=workers) as grader:
+        write_text(out / "settings.toml", to_toml(recipe))
         experiment = Experiment(recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, store=store)
         # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
         options = {"on_too_long": "skip", **(loading or {})}
