@@ -10,7 +10,7 @@ import typer
 
 from prism_prm.cli.options import FITTING, LOADING, Options, Store, out_folder, with_settings
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, SettingError
 
 if TYPE_CHECKING:
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
@@ -102,7 +102,7 @@ def evaluate(
     from prism_prm.evaluation.pipeline import evaluate_prm
     from prism_prm.report import PAGE
 
-    settings = replace(settings, **({} if threshold is None else _threshold(threshold)))
+    settings = settings if threshold is None else _with_threshold(settings, threshold)
     evaluations = evaluate_prm(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
@@ -115,6 +115,13 @@ def evaluate(
         tell(out / PAGE)
 
     conclude(lambda: report_facts(out), show)
+
+
+def _with_threshold(settings: EvalSettings, text: str) -> EvalSettings:
+    try:
+        return replace(settings, **_threshold(text))
+    except SettingError as error:
+        raise ConfigError(f"--threshold {text}: {error.reason}, e.g. 0.5 or tpr=0.95") from None
 
 
 def _threshold(text: str) -> dict[str, Any]:

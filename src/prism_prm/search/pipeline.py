@@ -73,9 +73,9 @@ def search_task(
     if policy is None:
         check_policy(recipe.policy)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
-    write_text(out / "settings.toml", to_toml(recipe))
     opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
     with opened as who, MathGrader(workers=workers) as grader:
+        write_text(out / "settings.toml", to_toml(recipe))
         experiment = Experiment(
             recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, say=say, store=store
         )

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from prism_prm.aggregate import check_aggregator
 from prism_prm.config import read_settings
 from prism_prm.curriculum import Curriculum
+from prism_prm.data.formats import find_format
 from prism_prm.data.inputs import find_sources
 from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import ConfigError
@@ -209,4 +210,7 @@ def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
         >>> recipe.train.lr
         2e-06
     """
-    return read_settings(Recipe, path, assignments)
+    recipe = read_settings(Recipe, path, assignments)
+    if recipe.data.format != "auto":
+        find_format(recipe.data.format)
+    return recipe
