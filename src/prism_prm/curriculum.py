@@ -24,11 +24,12 @@ class Curriculum:
     """Section [curriculum]: bins of the margin, trained one after the other."""
 
     mode: Literal["bins", "none"] = "bins"
-    """`bins`: a round per bin, easy to hard. `none`: the pairs of all bins, shuffled, in one round."""
+    """`bins`: one round per bin, from easy to hard. `none`: one round with the pairs of all bins, shuffled."""
     bins: tuple[tuple[float, float], ...] = PAPER_BINS
-    """[lo, hi) each, the topmost [lo, hi]; without holes or overlaps. A bin below 0 keeps negative margins."""
+    """The bins [lo, hi) of the margin, the topmost [lo, hi], without gaps or overlaps. A bin below 0 keeps negative
+    margins."""
     rescore: bool = False
-    """Score the pairs again before each later round, with the PRM trained so far, and bin by the new margins."""
+    """Before each later round, score the pairs again with the PRM trained so far, and bin by the new margins."""
 
     def __post_init__(self) -> None:
         check(self)

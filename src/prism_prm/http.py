@@ -40,11 +40,11 @@ class Patience:
     """How long to put up with a server."""
 
     timeout: Positive = 300.0
-    """Seconds to wait for one whole answer of the server."""
+    """Seconds to wait for one complete answer from the server."""
     retries: Natural = 5
-    """How often a failed request is sent again."""
+    """How often a failed request is retried."""
     backoff: NotNegative = 1.0
-    """Seconds before the first retry; twice as many before each further one."""
+    """Seconds before the first retry. Each further wait is twice as long."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -24,7 +24,7 @@ Look at some pairs: `prism export pairs --format jsonl | head -3`
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `prism pairs` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder written by `prism pairs`.")],
     format: Annotated[
         Literal["trl-stepwise", "trl-preference", "jsonl"],
         typer.Option(
