@@ -45,7 +45,7 @@ class Curriculum:
                 kind = "hole" if next_hi < lo else "overlap"
                 raise ConfigError(f"curriculum.bins has a {kind} between [{next_lo}, {next_hi}] and [{lo}, {hi}].")
         if self.rescore and self.mode == "none":
-            raise ConfigError("curriculum.rescore needs rounds to score between; mode = 'none' has a single one.")
+            raise ConfigError("curriculum.rescore needs several rounds, but mode = 'none' has only one.")
 
     @property
     def easy_to_hard(self) -> tuple[tuple[float, float], ...]:
@@ -103,7 +103,7 @@ def assign(margins: NDArray[np.float64], curriculum: Curriculum) -> Binned:
     """Sort pairs into rounds by their margin; every pair is in one round or counted as dropped."""
     if not np.isfinite(margins).all():
         bad = int(np.flatnonzero(~np.isfinite(margins))[0])
-        raise DataError(f"margin {bad} is {margins[bad]}: score the pairs again; a margin must be a number.")
+        raise DataError(f"margin {bad} is {margins[bad]}: a margin must be a number; score the pairs again.")
     bins = curriculum.easy_to_hard
     top, bottom = bins[0][1], bins[-1][0]
     members = [

@@ -44,9 +44,7 @@ class Objective:
     def __post_init__(self) -> None:
         check(self)
         if self.on == "labels" and self.name != "bce":
-            raise ConfigError(
-                f"objective.on = 'labels' goes with name = 'bce', not {self.name!r}: the others need pairs."
-            )
+            raise ConfigError(f"objective.on = 'labels' needs name = 'bce', not {self.name!r}: the others need pairs.")
 
     def of_pairs(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         """The loss of each pair."""

@@ -333,7 +333,7 @@ def test_problems_do_not_disturb_each_other(method: str) -> None:
     ("wrong", "message"),
     [
         ({"method": "mcts"}, "Unknown method 'mcts'. Known: sample"),
-        ({"method": "beam"}, "give one with --prm"),
+        ({"method": "beam"}, "give a PRM with --prm"),
         ({"n": 0}, "n = 0"),
         ({"prm_weight": 1.5}, "prm_weight"),
         ({"prm_weight": 0.0, "lookahead": 1}, "no weight"),

@@ -138,7 +138,7 @@ def _threshold(text: str) -> dict[str, Any]:
     except ValueError:
         number = float("nan")
     if key not in ("", "tpr") or number != number:
-        raise ConfigError(f"--threshold {text!r} is neither a number such as 0.5 nor tpr=0.95, nor prm")
+        raise ConfigError(f"--threshold {text!r} must be a number such as 0.5, tpr=0.95, or prm")
     return {"target_tpr" if key else "threshold": number}
 
 

@@ -47,7 +47,7 @@ def export(
         conclude(lambda: facts, lambda: tell(f"{count:,} records in {out}"))
         return
     if DISPLAY.get().as_json:
-        raise ConfigError("--json needs --out: without it the records themselves go to standard output")
+        raise ConfigError("--json needs --out; otherwise the records go to standard output")
     import msgspec
 
     try:

@@ -168,7 +168,9 @@ def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str,
         else:
             named, known = dict.fromkeys(prms, text), for_all
         if twice := next((name for name in named if name in known), None):
-            raise ConfigError(f"--family {text}: the PRM {twice!r} has the family {known[twice]!r} already; give one")
+            raise ConfigError(
+                f"--family {text}: the PRM {twice!r} already has the family {known[twice]!r}; give only one"
+            )
         known |= named
     return for_all | own
 

@@ -98,7 +98,7 @@ def choose_threshold(
         fixed = fixed_threshold(benchmark, settings, card)
         return Threshold(fixed.value, fixed.origin), steps
     if steps.hard:
-        raise ConfigError("a threshold cannot be chosen for verdicts; give scores instead of labels")
+        raise ConfigError("a threshold can be chosen only for scores; give scores instead of labels")
     rng = np.random.default_rng(settings.seed)
     held = np.zeros(steps.num_clusters, bool)
     held[rng.permutation(steps.num_clusters)[: max(1, round(settings.holdout * steps.num_clusters))]] = True
@@ -146,9 +146,7 @@ def evaluate_steps(
     benchmark = find_benchmark(items.name)
     threshold, rest = choose_threshold(benchmark, steps, settings, card)
     if not benchmark.in_total(rest).judged.any():
-        raise DataError(
-            f"{items.name}: no step has a label, so there is nothing to measure against", reason="empty-split"
-        )
+        raise DataError(f"{items.name}: no step has a label, so there is nothing to measure", reason="empty-split")
     subsets = {"all": _measure(benchmark, rest, threshold.value, settings)}
     checked = rest.item_contaminated >= 0
     if checked.all():

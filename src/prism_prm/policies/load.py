@@ -111,7 +111,7 @@ def _kind_and_place(settings: PolicySettings) -> tuple[str, str]:
     if not colon or kind not in POLICIES or not place:
         known = ", ".join(f"{kind}:…" for kind in POLICIES)
         raise ConfigError(
-            f"{settings.name!r} is no policy; expected one of {known}, e.g. hf:folder, openai:http://localhost/v1"
+            f"{settings.name!r} is not a policy; expected one of {known}, e.g. hf:folder, openai:http://localhost/v1"
         )
     return kind, place
 

@@ -20,7 +20,7 @@ class Prompting:
     user: str = MARK
     """The user turn of the prompt. `{problem}` is replaced by the problem."""
     template: Literal["auto", "none"] = "auto"
-    """auto applies the tokenizer's chat template if it has one. none sends problems as plain text."""
+    """How problems are sent: with the tokenizer's chat template if it has one (auto), or as plain text (none)."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -176,7 +176,7 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
         graded_as = grading_hash(pool, grader)
         known = read_grades(out / SOLUTIONS, pool, graded_as)
         if known is not None:
-            say(f"Grades: taken from {out / SOLUTIONS}")
+            say(f"Reusing the grades in {out / SOLUTIONS}")
             return known, graded_as
         referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.answer is not None)
         with bars("judging", len(pool.solutions) + referenced, unit="comparisons") as advance:

@@ -27,7 +27,7 @@ class LoadSettings:
     device: str | None = None
     """Where the model runs: cpu, cuda, cuda:1, … By default a GPU if there is one."""
     device_map: str | None = None
-    """auto spreads the model over all GPUs."""
+    """Set this to auto to spread the model over all GPUs."""
     attn: Literal["sdpa", "flex"] = "sdpa"
     """The attention kernel. flex packs several trees into a row and needs a GPU."""
     token_budget: Count | None = None

@@ -57,7 +57,7 @@ class SearchSettings:
         if self.aggregator is not None:
             check_aggregator(self.aggregator)
         if self.lookahead and not self.prm_weight:
-            raise ConfigError("looking ahead serves the PRM's score, to which prm_weight = 0 gives no weight")
+            raise ConfigError("lookahead needs the PRM's score, but prm_weight = 0 ignores it")
 
     @property
     def fan(self) -> int:
@@ -291,5 +291,5 @@ def find_method(settings: SearchSettings, has_prm: bool) -> Method:
     method = METHODS[settings.method]
     likelihood_only = settings.method in RANKED and settings.prm_weight == 0
     if method.needs_prm and not has_prm and not likelihood_only:
-        raise ConfigError(f"The method {settings.method} ranks by a PRM's scores: give one with --prm.")
+        raise ConfigError(f"The method {settings.method} needs a PRM's scores: give a PRM with --prm.")
     return method

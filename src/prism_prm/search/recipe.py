@@ -51,10 +51,10 @@ class SearchRecipe:
         if not self.n:
             raise SettingError("n", self.n, "must name at least one size, such as 16")
         if self.selector not in SELECTORS:
-            raise ConfigError(f"Unknown way to select {self.select!r}. Known: {', '.join(SELECTORS)}.")
+            raise ConfigError(f"Unknown selection rule {self.select!r}. Known: {', '.join(SELECTORS)}.")
         if self.selector != "majority" and not self.prm and self.search.method != "greedy":
             raise ConfigError(
-                f"--select {self.selector} goes by a PRM's scores: give one with --prm, or select majority"
+                f"--select {self.selector} needs a PRM's scores: give a PRM with --prm, or use --select majority"
             )
 
     @property

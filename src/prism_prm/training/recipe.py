@@ -76,7 +76,7 @@ class BaseSettings:
         if bool(self.prm) == bool(self.backbone):
             raise ConfigError('[base] needs either prm = "…" or backbone = "…".')
         if self.layers and self.prm:
-            raise ConfigError("[base] layers cuts a backbone; a PRM is used as it is.")
+            raise ConfigError("[base] layers applies only to a backbone, not to a PRM.")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class HardwareSettings:
     save_dtype: Literal["float32", "bfloat16", "float64"] | None = None
     """The dtype of the saved PRM folders, from which each next round starts. By default that of training."""
     mixed_precision: Literal["no", "bf16"] = "no"
-    """bf16 does the arithmetic in 16 bits and keeps the weights in `dtype`."""
+    """With bf16 the arithmetic is 16-bit; the weights stay in `dtype`."""
     attn: Literal["sdpa", "flex"] = "sdpa"
     """The attention kernel. flex packs several trees into a row and needs a GPU."""
     gradient_checkpointing: bool = False
@@ -124,7 +124,7 @@ class HardwareSettings:
     def __post_init__(self) -> None:
         check(self)
         if self.cache and not self.frozen_layers:
-            raise ConfigError("hardware.cache keeps the output of frozen layers: set hardware.frozen_layers too.")
+            raise ConfigError("hardware.cache caches frozen-layer activations: set hardware.frozen_layers too.")
 
 
 CRITERIA = {
