@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -32,10 +33,10 @@ FINE = {
 WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     *(("eval", "--threshold", value, ("0.5",)) for value in ("x", "nan", "2", "-0.5", "inf", "tpr=x", "fpr=0.5")),
     *(("eval", "--threshold", value, ()) for value in ("tpr=0", "tpr=1.5", "tpr=nan", "tpr=-1")),
-    *(("eval", "--bench", value, ("processbench",)) for value in ("nonsense", "processbench,nonsense", ",")),
+    *(("eval", "--bench", value, ("processbench",)) for value in ("nonsense", "processbench,nonsense")),
     ("eval", "--scores", "scores.parquet", ("--prm",)),
     ("eval", "--predictions", "predictions.jsonl", ("--prm",)),
-    ("eval", "--split", "train", ("split",)),
+    ("eval", "--split", "labelled", ("--split",)),
     ("eval", "--data", "nowhere.jsonl", ()),
     ("eval", "--trained-on", "nowhere.jsonl", ()),
     ("eval", "--name", "two\nlines", ()),
@@ -48,7 +49,6 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("rerank", "--scores", "nowhere.parquet", ()),
     ("rerank", "--scores", "task.jsonl", ()),
     ("rerank", "--task", "nonsense", ("gsm8k",)),
-    ("rerank", "--prm", "nowhere/there/prm", ()),
     *(("rerank", flag, "0", ("1 or more",)) for flag in ("--draws", "--workers", "--token-budget")),
     ("rerank", "--time-limit", "0", ("0.1 or more",)),
     *(("pairs", "--lookahead", value, ("all",)) for value in ("0", "-1", "x", "1.5", "nan")),
@@ -61,9 +61,9 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("pairs", "--exclude", "nowhere.jsonl", ()),
     *((name, "--dtype", "nonsense", ("float32",)) for name in ("score", "margins", "eval", "search")),
     *((name, "--device", "nonsense", ("cpu",)) for name in ("score", "margins", "eval", "search")),
-    *((name, "--family", "nonsense", ("qwen",)) for name in ("score", "margins", "eval", "search")),
+    *((name, "--family", "nonsense", ("qwen",)) for name in ("score", "margins", "eval")),
     *((name, "--family", "family.py", ()) for name in ("score", "margins")),
-    *((name, "--family", "family.py:Other", ("Other",)) for name in ("score", "margins")),
+    *((name, "--family", "family.py:Other", ()) for name in ("score", "margins")),
     *((name, "--token-budget", "0", ("1 or more",)) for name in ("score", "margins", "eval")),
     ("score", "--context", "0", ("1 or more",)),
     ("score", "--chunk", "0", ("1",)),
@@ -118,7 +118,7 @@ def _kind(hint: Any) -> Any:
 
 def rows() -> Iterator[Row]:
     for name, flag, value, more in WORDS:
-        found = value.rpartition(",")[2].splitlines()[-1:]
+        found = re.split(r"[,\n:]", value)[-1:]
         yield Row(f"{name} {flag} {value!r}", (*COMMANDS[name], flag, value), (*found, *more))
     for name in dict.fromkeys(name.split()[0] for name in COMMANDS):
         yield Row(f"{name} --nonsense", (*COMMANDS[name], "--nonsense"), ("--nonsense",))
