@@ -84,8 +84,8 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=8)
     parser.add_argument("--prompt-words", type=int, default=1000, help="words before each problem")
     parser.add_argument("--completion-tokens", type=int, default=256, help="where completions are cut off")
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=1)
     arguments = parser.parse_args()
 
     problems, texts = real_completions(arguments.problems, arguments.completions)

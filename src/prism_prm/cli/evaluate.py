@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, LOADING, Options, Store, with_settings
-from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.cli.options import FITTING, LOADING, Options, Store, out_folder, with_settings
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 from prism_prm.errors import ConfigError, SettingError
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def evaluate(
             help="prmbench, processbench, labelled, pairs, or one that a package of yours adds; several with commas."
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(file_okay=False, help="Folder for report.html, report.md, metrics.json and scores.")
-    ],
+    out: Annotated[Path, out_folder("Folder for report.html, report.md, metrics.json and scores.")],
     prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure, or a run's.")] = None,
     data: Annotated[
         list[str] | None,
@@ -110,9 +108,13 @@ def evaluate(
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
         limit=limit, settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
     )  # fmt: skip
-    for evaluation in evaluations.values():
-        _print(evaluation)
-    typer.echo(out / PAGE)
+
+    def show() -> None:
+        for evaluation in evaluations.values():
+            _print(evaluation)
+        tell(out / PAGE)
+
+    conclude(lambda: report_facts(out), show)
 
 
 def _with_threshold(settings: EvalSettings, text: str) -> EvalSettings:

@@ -19,7 +19,7 @@ from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.scores import collect_steps
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import StepScores, scores_by_prm
-from prism_prm.resume import content_key, once
+from prism_prm.resume import content_key, once, stoppable
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search import SearchSettings
@@ -118,7 +118,11 @@ class SeedRun:
         self.say = say
 
     def go(self) -> SeedResult:
-        """All stages in order."""
+        """All stages in order; what is done of a stopped seed is not done again."""
+        with stoppable(lambda: f"seed {self.seed}"):
+            return self._stages()
+
+    def _stages(self) -> SeedResult:
         settings = self.settings
         world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
@@ -156,7 +160,8 @@ class SeedRun:
             return self.bars(f"{name}: {description}", total, unit=unit)
 
         run = Run(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
-        finished = run.go()
+        with stoppable(lambda: f"of {name}"):
+            finished = run.go()
         return Path(finished["best"]), finished["rounds"]
 
     def _scored(self, name: str, prm: Path, world: World) -> Scored:
