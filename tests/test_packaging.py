@@ -30,7 +30,8 @@ def test_wheel_and_sdist_hold_what_is_needed(built: dict[str, Path]) -> None:
     metadata = zipfile.ZipFile(built[".whl"]).read(about).decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Provides-Extra: rl" in metadata
-    names = {name.split("/", 1)[1] for name in tarfile.open(built[".gz"]).getnames() if "/" in name}
+    with tarfile.open(built[".gz"]) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"README.md", "LICENSE", "constraints.txt", "pyproject.toml"} <= names
 
 
