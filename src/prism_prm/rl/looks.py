@@ -1,0 +1,134 @@
+"""What was seen of a policy in training, as values and as a table, and when its reward and the truth have parted.
+
+The rule of the alarm: at some look the gold is lower than at its best look so far, while the proxy (the reward) is
+higher than it was then, both by more than chance, paired by problem. The same rule without gold puts the votes of the
+untrained policy in its place: how often solutions have the answer that most of its solutions had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.files import whole_file
+from prism_prm.statistics import Interval, compare_means, mean_interval
+
+PROXY = "proxy"
+"""The mean reward, among the shares of a look."""
+VOTE = "vote"
+"""The share of solutions that have the answer which most solutions of the untrained policy had."""
+GREEDY = "greedy"
+"""What is measured on greedy solutions instead of sampled ones has this before its name."""
+LEVEL = 0.99
+"""Of the alarm's intervals: a look every few updates makes many comparisons."""
+MIN_FALL = 0.03
+"""A smaller fall is none, however sure."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen after some updates."""
+
+    update: int
+    by_problem: dict[str, list[float]]
+    """Means over each problem's solutions: PROXY, the measures of the gold, VOTE, and those of greedy solutions."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Means over all solutions: share answered, tokens, …"""
+
+    def mean(self, name: str) -> float:
+        """The mean over problems; NaN where it was not measured."""
+        values = self.by_problem.get(name)
+        return float(np.mean(values)) if values else math.nan
+
+    def interval(self, name: str) -> Interval:
+        """The mean over problems with its 95 % interval."""
+        return mean_interval(self.by_problem[name])
+
+    def summary(self) -> dict[str, float]:
+        """All means by name."""
+        return {**{name: self.mean(name) for name in self.by_problem}, **self.numbers}
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Where proxy and gold have parted."""
+
+    update: int
+    since: int
+    """The look with the best gold before it."""
+    fall: float
+    """Of the gold since then."""
+    rise: float
+    """Of the proxy since then."""
+    gold: str
+
+    def __str__(self) -> str:
+        return (
+            f"update {self.update}: since update {self.since}, {self.gold} fell by {100 * self.fall:.1f} points while "
+            f"the reward rose by {self.rise:.3f}"
+        )
+
+
+def alarm_at(looks: Sequence[Look], gold: str) -> Alarm | None:
+    """Whether proxy and gold have parted at the last look, by the rule above."""
+    *before, now = looks
+    if not before or gold not in now.by_problem:
+        return None
+    best = max(before, key=lambda look: look.mean(gold))
+    fallen = compare_means(best.by_problem[gold], now.by_problem[gold], level=LEVEL)
+    risen = compare_means(now.by_problem[PROXY], best.by_problem[PROXY], level=LEVEL)
+    if fallen.difference < MIN_FALL or not fallen.low > 0 or not risen.low > 0:
+        return None
+    return Alarm(now.update, best.update, fallen.difference, risen.difference, gold)
+
+
+def first_alarm(looks: Sequence[Look], gold: str) -> Alarm | None:
+    """The first alarm of a whole curve."""
+    alarms = (alarm_at(looks[: i + 1], gold) for i in range(1, len(looks)))
+    return next(filter(None, alarms), None)
+
+
+def write_looks(path: str | Path, looks: Sequence[Look]) -> None:
+    """One row per look: means with their intervals, every problem's values, and the other numbers."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [_row(look) for look in looks]
+    names = list(dict.fromkeys(name for row in rows for name in row))  # NaN, not null, where one look lacks a number
+    columns = {
+        name: [row.get(name, [] if name.endswith(BY_PROBLEM) else math.nan) for row in rows] for name in names
+    }
+    with whole_file(path) as aside:
+        pq.write_table(pa.table(columns), aside)
+
+
+BY_PROBLEM = "/by_problem"
+
+
+def _row(look: Look) -> dict[str, Any]:
+    row: dict[str, Any] = {"update": look.update}
+    for name, values in look.by_problem.items():
+        found = look.interval(name)
+        row |= {name: found.value, f"{name}/low": found.low, f"{name}/high": found.high, f"{name}{BY_PROBLEM}": values}
+    return row | look.numbers
+
+
+def read_looks(path: str | Path) -> list[Look]:
+    """The looks of a file; none where there is no file yet."""
+    import pyarrow.parquet as pq
+
+    if not Path(path).exists():
+        return []
+    looks = []
+    for row in pq.read_table(path).to_pylist():
+        lists = {name.removesuffix(BY_PROBLEM): values for name, values in row.items() if name.endswith(BY_PROBLEM)}
+        derived = {f"{name}{end}" for name in lists for end in ("", "/low", "/high", BY_PROBLEM)} | {"update"}
+        numbers = {name: value for name, value in row.items() if name not in derived}
+        looks.append(Look(row["update"], {name: values for name, values in lists.items() if values}, numbers))
+    return looks
+
