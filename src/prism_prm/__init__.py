@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from prism_prm.rerank import weighted_vote as weighted_vote
     from prism_prm.rerank.pipeline import RerankSettings as RerankSettings
     from prism_prm.rerank.pipeline import rerank_pool as rerank_pool
+    from prism_prm.rl.reward import PRMReward as PRMReward
     from prism_prm.scorer import PRM as PRM
     from prism_prm.scorer import Prm as Prm
     from prism_prm.scorer import Scorer as Scorer
@@ -73,6 +74,7 @@ _EXPORTS = {
     "Judge": "prism_prm.answers",
     "ModelError": "prism_prm.errors",
     "PRM": "prism_prm.scorer",
+    "PRMReward": "prism_prm.rl.reward",
     "PairRecipe": "prism_prm.pairs.build",
     "PairSettings": "prism_prm.pairs",
     "PolicySettings": "prism_prm.policies",

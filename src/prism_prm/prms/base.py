@@ -29,6 +29,9 @@ class TextEncoder:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.plain = lru_cache(maxsize=STEPS_REMEMBERED)(self._plain)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.tokenizer, self._new_tokens)  # what is remembered does not pickle
+
     def _plain(self, text: str) -> tuple[int, ...]:
         if self._backend is None:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

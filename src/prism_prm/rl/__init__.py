@@ -1,0 +1,24 @@
+"""Reinforcement learning with a PRM: rewards for trainers that others wrote, and credit for single steps.
+
+`reward` scores completions, `credit` turns the scores of a group into advantages per step, `spans` says which tokens
+are whose, and `trainer` hands them to TRL. `verl` and `openrlhf` are the files that those frameworks are pointed to.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prism_prm.rl.credit import CREDITS
+    from prism_prm.rl.reward import Judged, PRMReward
+
+__all__ = ["CREDITS", "Judged", "PRMReward"]
+
+_OWNERS = {"CREDITS": "credit", "Judged": "reward", "PRMReward": "reward"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OWNERS:
+        return getattr(importlib.import_module(f"prism_prm.rl.{_OWNERS[name]}"), name)
+    raise AttributeError(f"module 'prism_prm.rl' has no attribute {name!r}")

@@ -1,0 +1,312 @@
+"""`PRMReward`: a PRM as the reward function of a trainer.
+
+It is a plain callable, so any trainer can call it, and it pickles: a PRM named by its place is loaded where the reward
+is first used, a PRM that was loaded before travels with its weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.errors import ConfigError
+from prism_prm.rl.completions import problem_text, reply_text
+from prism_prm.rl.credit import clip as clipped
+from prism_prm.rl.credit import delta as differences
+from prism_prm.rl.packed import score_solutions
+from prism_prm.rl.spans import STOP, cut_steps
+from prism_prm.scorer.protocol import Scorer
+from prism_prm.tasks import Grader, MathGrader, Problem
+from prism_prm.types import Floats
+
+log = logging.getLogger(__name__)
+
+STATED = ("boxed", "####", "answer is")
+"""Ways to state a final answer. A number that stands somewhere near the end states nothing: a policy would soon write
+one and stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of one completion. A blank one counts as one step that cannot be read."""
+
+    steps: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    """P(right) of each step as the PRM said; NaN where it could not read the step."""
+    scores: tuple[float, ...]
+    """The same as credit is given for it: 0 where a step cannot be read, and throughout where the solution is gated."""
+    step_rewards: tuple[float, ...]
+    """The scores after clip and delta."""
+    prm_reward: float
+    """Of the whole solution, from the PRM alone."""
+    answer: str | None
+    correct: bool | None
+    """Whether the answer is right; None where nobody asked, or nobody could know."""
+    bonus: float
+    """What a right answer adds."""
+    cut: bool
+    """Whether it was cut off before its end."""
+    gated: bool
+    """Whether it got the worst reward for being cut, or for stating no answer."""
+
+    @property
+    def reward(self) -> float:
+        return self.prm_reward + self.bonus
+
+    @property
+    def num_unreadable(self) -> int:
+        return int(np.isnan(self.probabilities).sum())
+
+
+class PRMReward:
+    """Rewards completions by the PRM's scores of their steps; `GRPOTrainer(reward_funcs=[PRMReward("my-prm")])`.
+
+    Completions of one problem are scored as one packed tree, so that their common beginnings are computed once. A step
+    that the PRM cannot read, or that is too long for it, scores 0 and is counted; it never ends a run.
+
+    Args:
+        prm: anything that scores steps, or the folder or hub id of a PRM, which is loaded on first use.
+        aggregator: how step scores make the score of a solution; default: as the PRM's card says, else `min`.
+        gate: whether a completion that states no final answer, or was cut off, gets the worst reward. Without it
+            policies learn to stop before the answer.
+        eos: the ids that end a completion: one that does not end with any of them was cut off. `StepGRPOTrainer` says
+            so itself; for TRL's own trainer give `tokenizer.eos_token_id`. Without it only a missing answer tells.
+        verifiable: what a right answer adds to the reward; the reference is in the data set's column `reference`.
+        clip: scores above it count as it, and the reward is the score less it, hence never positive.
+        delta: step rewards are differences to the next step's, and the last step's is left to `verifiable`. Only
+            step-level credit (`process`) sees it.
+        stop: what stands between two steps.
+        problem: the data set's column with the problem's text; where there is none, the last user turn or the prompt.
+        reference: the data set's column with reference answers.
+        grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), judged
+            by `MathGrader`.
+        loading: options of `load_prm`, for a PRM named by its place.
+        name: under which trainers log it.
+
+    Example:
+        >>> reward = PRMReward("my-prm", aggregator="min")
+        >>> reward(prompts=["1 + 2?", "1 + 2?"], completions=["1 + 2 = 3\\n\\n#### 3", "I do not know."])[1]
+        0.0
+    """
+
+    def __init__(
+        self,
+        prm: Scorer | str | Path,
+        aggregator: str | None = None,
+        *,
+        gate: bool = True,
+        eos: int | Collection[int] | None = None,
+        verifiable: float = 0.0,
+        clip: float | None = None,
+        delta: bool = False,
+        stop: str = STOP,
+        problem: str = "problem",
+        reference: str = "answer",
+        grader: Grader | None = None,
+        loading: Mapping[str, Any] | None = None,
+        name: str = "PRMReward",
+    ) -> None:
+        if aggregator is not None:
+            check_aggregator(aggregator)
+        if clip is not None and not 0 < clip <= 1:
+            raise ConfigError(f"clip = {clip} must be in (0, 1]: scores are probabilities.")
+        if delta and not verifiable:
+            raise ConfigError("delta leaves the last step to the reward for a right answer; give verifiable=1.0, say.")
+        if not stop:
+            raise ConfigError("the stop string between steps is empty")
+        self.prm = prm
+        self.gate, self.verifiable, self.clip, self.delta, self.stop = gate, verifiable, clip, delta, stop
+        self.eos = frozenset([eos]) if isinstance(eos, int) else None if eos is None else frozenset(eos)
+        self.problem, self.reference = problem, reference
+        self.loading = {"on_too_long": "skip", **(loading or {})}
+        self.__name__ = name
+        self.counts: Counter[str] = Counter()
+        """Since the beginning: `completions`, `steps`, and of them `gated`, `cut`, `unanswered`, `unreadable`."""
+        self.last: list[Judged] = []
+        """What became of the completions of the last call."""
+        self._aggregator = aggregator
+        self._grader = grader
+        self._scorer: Scorer | None = None
+        self._own_grader: MathGrader | None = None
+        self._warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_scorer": None, "_own_grader": None, "last": []}
+
+    @property
+    def scorer(self) -> Scorer:
+        """The PRM, loaded if it was not yet."""
+        if self._scorer is None:
+            from prism_prm.scorer.load import open_prm
+
+            self._scorer = open_prm(self.prm, self.loading)
+        return self._scorer
+
+    @property
+    def aggregator(self) -> str:
+        """How step scores make the score of a solution."""
+        return self._aggregator or str(getattr(getattr(self.scorer, "card", None), "aggregator", "min"))
+
+    @property
+    def threshold(self) -> float:
+        """Above it a step counts as right in what is logged: as the PRM's card says, else 0.5."""
+        return float(getattr(getattr(self.scorer, "card", None), "threshold", 0.5))
+
+    @property
+    def grader(self) -> Grader:
+        """Who finds and judges answers."""
+        if self._grader is not None:
+            return self._grader
+        if self._own_grader is None:
+            self._own_grader = MathGrader(methods=STATED)
+        return self._own_grader
+
+    def close(self) -> None:
+        """End the processes that judge answers, where there are any."""
+        if self._own_grader is not None:
+            self._own_grader.close()
+            self._own_grader = None
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        *,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """The reward of each completion, as TRL asks for it: texts or conversations, and the data set's columns."""
+        asked = columns.get(self.problem) or prompts
+        self.last = self.judge(
+            [problem_text(one) for one in asked],
+            [reply_text(one) for one in completions],
+            cut=self._are_cut(completion_ids),
+            references=columns.get(self.reference),
+        )
+        if log_metric is not None:
+            for name, value in summary(self.last, self.threshold).items():
+                log_metric(f"{self.__name__}/{name}", value)
+        return [one.reward for one in self.last]
+
+    def async_(self) -> AsyncPRMReward:
+        """The same for trainers that await their rewards: it scores in a thread, beside other reward functions."""
+        return AsyncPRMReward(self)
+
+    def judge(
+        self,
+        problems: Sequence[str],
+        texts: Sequence[str],
+        *,
+        cut: Sequence[bool] | None = None,
+        references: Sequence[object] | None = None,
+    ) -> list[Judged]:
+        """What becomes of each completion of each problem.
+
+        Args:
+            problems: the text of each completion's problem.
+            texts: the completions.
+            cut: whether each was cut off before its end; default: none.
+            references: the right answers; needed with `verifiable`.
+        """
+        solutions = [cut_steps(text, self.stop) for text in texts]
+        probabilities = score_solutions(self.scorer, problems, solutions)
+        answers = [self.grader.extract(text).answer for text in texts]
+        verdicts = self._verdicts(problems, answers, references)
+        judged = [
+            self._judged(tuple(steps), found, answer, verdict, is_cut)
+            for steps, found, answer, verdict, is_cut in zip(
+                solutions, probabilities, answers, verdicts, cut or [False] * len(texts), strict=True
+            )
+        ]
+        self._count(judged)
+        return judged
+
+    def _judged(
+        self, steps: tuple[str, ...], found: Floats, answer: str | None, correct: bool | None, cut: bool
+    ) -> Judged:
+        steps, found = (steps, found) if steps else (("",), np.array([np.nan]))
+        gated = self.gate and (cut or answer is None)
+        scores = np.zeros(len(found)) if gated else np.nan_to_num(found, nan=0.0)
+        rewards, reward = scores, solution_score(scores, self.aggregator)
+        if self.clip is not None:
+            rewards = clipped(scores, self.clip)
+            reward = solution_score(rewards + self.clip, self.aggregator) - self.clip
+        if self.delta:
+            rewards = differences(rewards)
+        bonus = self.verifiable if correct and not gated else 0.0
+        return Judged(
+            steps, tuple(found.tolist()), tuple(scores.tolist()), tuple(rewards.tolist()), reward, answer, correct,
+            bonus, cut, gated,
+        )  # fmt: skip
+
+    def _verdicts(
+        self, problems: Sequence[str], answers: Sequence[str | None], references: Sequence[object] | None
+    ) -> list[bool | None]:
+        if not self.verifiable:
+            return [None] * len(answers)
+        if references is None:
+            raise ConfigError(
+                f"verifiable = {self.verifiable} needs reference answers, and the data set has no column "
+                f"{self.reference!r}. Name the column with reference=."
+            )
+        asked = [
+            (Problem(problem, str(reference)), answer)
+            for problem, answer, reference in zip(problems, answers, references, strict=True)
+        ]
+        return [verdict.correct for verdict in self.grader.judge(asked)]
+
+    def _are_cut(self, completion_ids: Sequence[Sequence[int]] | None) -> list[bool] | None:
+        if self.eos is not None and completion_ids is not None:
+            return [not len(ids) or int(ids[-1]) not in self.eos for ids in completion_ids]
+        if self.gate and not self._warned:
+            log.warning(
+                "%s cannot tell which completions were cut off, only which state no answer: give it "
+                "eos=tokenizer.eos_token_id", self.__name__,
+            )  # fmt: skip
+            self._warned = True
+        return None
+
+    def _count(self, judged: Sequence[Judged]) -> None:
+        self.counts["completions"] += len(judged)
+        self.counts["steps"] += sum(len(one.steps) for one in judged)
+        self.counts["gated"] += sum(one.gated for one in judged)
+        self.counts["cut"] += sum(one.cut for one in judged)
+        self.counts["unanswered"] += sum(one.answer is None for one in judged)
+        self.counts["unreadable"] += sum(one.num_unreadable for one in judged)
+
+
+@dataclass(frozen=True)
+class AsyncPRMReward:
+    """A PRM's reward for trainers that await it."""
+
+    reward: PRMReward
+
+    @property
+    def __name__(self) -> str:
+        return self.reward.__name__
+
+    async def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return await asyncio.to_thread(self.reward, prompts, completions, **columns)
+
+
+def summary(judged: Sequence[Judged], threshold: float = 0.5) -> dict[str, float]:
+    """Shares and means over some completions, for a trainer's log."""
+    count = max(1, len(judged))
+    steps = sum(len(one.steps) for one in judged)
+    return {
+        "gated": sum(one.gated for one in judged) / count,
+        "cut": sum(one.cut for one in judged) / count,
+        "unanswered": sum(one.answer is None for one in judged) / count,
+        "unreadable_steps": sum(one.num_unreadable for one in judged) / max(1, steps),
+        "right_steps": sum(p > threshold for one in judged for p in one.probabilities) / max(1, steps),
+        "steps": steps / count,
+    }
