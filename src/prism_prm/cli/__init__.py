@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import compare, demo, evaluate, export, margins, pairs, rerank, score, search, theory, train
+from prism_prm.cli import compare, demo, evaluate, export, grpo, margins, pairs, rerank, score, search, theory, train
 from prism_prm.cli.options import SettingsCommand
 from prism_prm.cli.processes import check_alone
 from prism_prm.cli.threads import settle_waiting
@@ -54,6 +54,7 @@ app.command(epilog=compare.EXAMPLES)(alone_in_its_folder(compare.compare))
 app.command(epilog=theory.EXAMPLES)(alone_in_its_folder(theory.theory))
 app.command(epilog=rerank.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(rerank.rerank))
 app.command(epilog=search.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(search.search))
+app.command(epilog=grpo.EXAMPLES)(grpo.grpo)
 app.command(epilog=demo.EXAMPLES)(alone_in_its_folder(demo.demo))
 
 

@@ -153,7 +153,7 @@ def train_job(job: Job) -> None:
     import torch
 
     from prism_prm.rl.grpo import train_with_reward
-    from prism_prm.rl.monitors import MonitorSettings
+    from prism_prm.rl.looks import MonitorSettings
     from prism_prm.rl.reward import PRMReward
     from prism_prm.scorer import load_prm
 

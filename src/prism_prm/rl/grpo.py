@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import logging
@@ -20,18 +21,16 @@ from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.lm.load import language_model, local_folder
 from prism_prm.resume import content_key, refuse_changes
 from prism_prm.rl.held_out import Gold, Row
-from prism_prm.rl.looks import Alarm, Look, first_alarm, read_looks
-from prism_prm.rl.monitors import LOOKS, VOTE, Monitor, MonitorSettings, Reward
+from prism_prm.rl.looks import VOTE, Alarm, Look, MonitorSettings, first_alarm, gold_of, read_looks
+from prism_prm.rl.monitors import LOOKS, Monitor, Reward
 from prism_prm.types import Bars, Say, no_bars, silent
 
 RUN, POLICY, CHECKPOINTS, LOG = "run.json", "policy", "checkpoints", "log.json"
-FREE = tuple(
-    f"trainer.{name}"
-    for name in (
-        "report_to", "logging_steps", "save_steps", "save_strategy", "save_total_limit", "disable_tqdm", "use_cpu",
-        "dataloader_num_workers", "log_completions", "run_name", "gradient_checkpointing",
-    )
-) + ("monitor.stop_on_alarm",)  # fmt: skip
+FREE = (
+    "monitor.stop_on_alarm", "trainer.report_to", "trainer.logging_steps", "trainer.save_steps",
+    "trainer.save_strategy", "trainer.save_total_limit", "trainer.disable_tqdm", "trainer.use_cpu",
+    "trainer.dataloader_num_workers", "trainer.log_completions", "trainer.run_name", "trainer.gradient_checkpointing",
+)  # fmt: skip
 """Settings that change no update, and so may change when a run goes on."""
 
 
@@ -49,7 +48,7 @@ class Curve:
     @property
     def gold(self) -> str:
         """The measure of truth that the alarm goes by."""
-        return Monitor.gold_name(self.looks)
+        return gold_of(self.looks[0])
 
     @property
     def alarms(self) -> dict[str, Alarm | None]:
@@ -101,7 +100,8 @@ def train_with_reward(
     refuse_changes(out, before.get("made_with", made_with), made_with, free=FREE)
     if not before.get("finished"):
         settings = grpo_config(trainer, out / CHECKPOINTS)
-        watching = Monitor(held_out, reward, gold, out, monitor, say=say)
+        start = copy.deepcopy(model) if monitor.kl else None
+        watching = Monitor(held_out, reward, gold, out, monitor, start=start, say=say)
         with _quiet_trl():
             grpo = _trainer(model, tokenizer, reward, settings, train, credit)
             watching.attach(grpo)
@@ -154,15 +154,19 @@ def grpo_config(settings: Mapping[str, Any], folder: Path) -> Any:
 def _trainer(model: Any, tokenizer: Any, reward: Reward, settings: Any, train: Sequence[Row], credit: str) -> Any:
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
+    from trl import GRPOTrainer
 
+    from prism_prm.rl.reward import PRMReward
     from prism_prm.rl.trainer import StepGRPOTrainer
 
     tokenizer.padding_side = "left"
+    options = {
+        "model": model, "reward_funcs": [reward], "args": settings, "processing_class": tokenizer,
+        "train_dataset": Dataset.from_list([dict(row) for row in train]),
+    }  # fmt: skip
     try:
-        trainer = StepGRPOTrainer(
-            model=model, reward_funcs=[reward], args=settings, train_dataset=Dataset.from_list([dict(r) for r in train]),
-            processing_class=tokenizer, credit=credit,
-        )  # fmt: skip
+        knows_steps = isinstance(reward, PRMReward)
+        trainer = StepGRPOTrainer(**options, credit=credit) if knows_steps else GRPOTrainer(**options)
     except ValueError as error:
         raise ConfigError(f"TRL refuses this run: {error}") from error
     for callback in (PrinterCallback, ProgressCallback):
@@ -207,7 +211,11 @@ def _read_run(out: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet_trl() -> Iterator[None]:
-    """Without notes for developers of trainers; errors are heard."""
+    """Without notes for developers of trainers, and bars between ours; errors are heard."""
+    from transformers.utils import logging as theirs
+
+    bars = theirs.is_progress_bar_enabled()
+    theirs.disable_progress_bar()
     names = ("transformers", "trl", "accelerate")
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:
@@ -217,3 +225,5 @@ def _quiet_trl() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+        if bars:
+            theirs.enable_progress_bar()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from prism_prm.errors import ConfigError
 from prism_prm.files import whole_file
 from prism_prm.statistics import Interval, compare_means, mean_interval
 
@@ -28,6 +29,27 @@ LEVEL = 0.99
 """Of the alarm's intervals: a look every few updates makes many comparisons."""
 MIN_FALL = 0.03
 """A smaller fall is none, however sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSettings:
+    """Section [monitor]: how often a policy is looked at, and how closely."""
+
+    every: int = 5
+    """Updates between two looks, beside those before the first and after the last. 0: only these two."""
+    samples: int = 4
+    """Sampled solutions per held-out problem at every look, beside the greedy one."""
+    votes: int = 16
+    """Samples of the untrained policy per problem, whose majority stands in for the truth in the alarm without gold; 0:
+    no such alarm."""
+    kl: bool = True
+    """Measure the divergence from the untrained policy, of which a copy is held in memory."""
+    stop_on_alarm: bool = False
+    """End training at the first alarm that goes by the gold."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.samples < 1 or self.votes < 0:
+            raise ConfigError("monitor.every and monitor.votes must be 0 or more, and monitor.samples 1 or more")
 
 
 @dataclass(frozen=True)
@@ -52,6 +74,11 @@ class Look:
     def summary(self) -> dict[str, float]:
         """All means by name."""
         return {**{name: self.mean(name) for name in self.by_problem}, **self.numbers}
+
+
+def gold_of(look: Look) -> str:
+    """The measure of truth that the alarm goes by: the first one."""
+    return next(name for name in look.by_problem if name != PROXY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +127,7 @@ def write_looks(path: str | Path, looks: Sequence[Look]) -> None:
 
     rows = [_row(look) for look in looks]
     names = list(dict.fromkeys(name for row in rows for name in row))  # NaN, not null, where one look lacks a number
-    columns = {
-        name: [row.get(name, [] if name.endswith(BY_PROBLEM) else math.nan) for row in rows] for name in names
-    }
+    columns = {name: [row.get(name, [] if name.endswith(BY_PROBLEM) else math.nan) for row in rows] for name in names}
     with whole_file(path) as aside:
         pq.write_table(pa.table(columns), aside)
 
@@ -131,4 +156,3 @@ def read_looks(path: str | Path) -> list[Look]:
         numbers = {name: value for name, value in row.items() if name not in derived}
         looks.append(Look(row["update"], {name: values for name, values in lists.items() if values}, numbers))
     return looks
-

@@ -1,6 +1,6 @@
 """Watch a policy while TRL trains it: gold against proxy on held-out problems, and an alarm when they part.
 
-    monitor = Monitor(held_out, reward, gold, folder)
+    monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
     trainer = GRPOTrainer(…)
     monitor.attach(trainer)
     trainer.train()
@@ -12,14 +12,12 @@ Every look goes into `looks.parquet` and to wherever the trainer reports to. `lo
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import json
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +26,18 @@ from transformers import Trainer, TrainerCallback
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.rl.held_out import Gold, Row, Writing, Written, write_solutions
-from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look, alarm_at, read_looks, write_looks
+from prism_prm.rl.looks import (
+    GREEDY,
+    PROXY,
+    VOTE,
+    Alarm,
+    Look,
+    MonitorSettings,
+    alarm_at,
+    gold_of,
+    read_looks,
+    write_looks,
+)
 from prism_prm.rl.spans import cut_steps
 from prism_prm.types import Floats, Say, silent
 
@@ -42,27 +51,6 @@ LOGITS_AT_ONCE = 2**26
 """Numbers in the logits that are held at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorSettings:
-    """Section [monitor]: how often a policy is looked at, and how closely."""
-
-    every: int = 5
-    """Updates between two looks, beside those before the first and after the last. 0: only these two."""
-    samples: int = 4
-    """Sampled solutions per held-out problem at every look, beside the greedy one."""
-    votes: int = 16
-    """Samples of the untrained policy per problem, whose majority stands in for the truth in the alarm without gold; 0:
-    no such alarm."""
-    kl: bool = True
-    """Measure the divergence from the untrained policy, of which a copy is held in memory."""
-    stop_on_alarm: bool = False
-    """End training at the first alarm that goes by the gold."""
-
-    def __post_init__(self) -> None:
-        if self.every < 0 or self.samples < 1 or self.votes < 0:
-            raise ConfigError("monitor.every and monitor.votes must be 0 or more, and monitor.samples 1 or more")
-
-
 class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Looks at the policy every few updates; under several processes each writes and judges its share."""
 
@@ -74,6 +62,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         folder: str | Path,
         settings: MonitorSettings | None = None,
         *,
+        start: Any = None,
         say: Say = silent,
     ) -> None:
         if not rows:
@@ -88,13 +77,15 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self.alarms: dict[str, Alarm] = {}
         """The first alarm by the gold's first measure, and by VOTE."""
         self._votes: list[Any] = []
-        self._start: Any = None
+        self._start = start
+        """The untrained policy, another object than the trainer's; without it the divergence is not measured. It must
+        be copied before there is a trainer: trainers wrap a model's `forward`, and a copy would call the original."""
 
     def attach(self, trainer: Any) -> None:
         """Watch this trainer's policy, which is not trained yet."""
         self.trainer = trainer
-        if self.settings.kl:
-            self._start = copy.deepcopy(trainer.accelerator.unwrap_model(trainer.model)).eval().requires_grad_(False)
+        if self._start is not None:
+            self._start.to(trainer.accelerator.device).eval().requires_grad_(False)
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -133,16 +124,11 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         """Note the first alarm of each kind; gives those that are new."""
         raised = [
             alarm
-            for gold in (self.gold_name(looks), VOTE)
+            for gold in (gold_of(looks[0]), VOTE)
             if gold not in self.alarms and (alarm := alarm_at(looks, gold)) is not None
         ]
         self.alarms |= {alarm.gold: alarm for alarm in raised}
         return raised
-
-    @staticmethod
-    def gold_name(looks: Sequence[Look]) -> str:
-        """The measure that the alarm goes by."""
-        return next(name for name in looks[0].by_problem if name != PROXY)
 
     def _seen(self, update: int) -> Look:
         """Solve the held-out problems and measure what comes of it."""
@@ -182,18 +168,22 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         entropy, kl = self._likelihoods(flat_rows, flat)
         spread = columns[PROXY].std(axis=1)
         texts = [cut_steps(one.text) for one in flat]
-        by_solution = {
+        by_solution: dict[str, Sequence[float]] = {
             "answered": [answer is not None for answer in truth.answers],
             "cut": [not one.ended for one in flat],
-            "steps": [len(steps) for steps in texts],
-            "tokens": [len(one.ids) for one in flat],
+            "num_steps": [len(steps) for steps in texts],
+            "num_tokens": [len(one.ids) for one in flat],
             "repeated_steps": [1 - len(set(steps)) / len(steps) if steps else 0.0 for steps in texts],
             "entropy": entropy,
             **({} if kl is None else {"kl": kl}),
         }
         numbers = {name: _by_problem(values, len(rows)).mean(axis=1) for name, values in by_solution.items()}
         numbers |= {"reward_spread": spread, "groups_without_spread": spread < 1e-6}
-        return shares, [{name: float(values[at]) for name, values in numbers.items()} for at in range(len(rows))], logged
+        return (
+            shares,
+            [{name: float(values[at]) for name, values in numbers.items()} for at in range(len(rows))],
+            logged,
+        )
 
     def _rewards(self, rows: Sequence[Row], written: Sequence[Written]) -> tuple[list[float], dict[str, float]]:
         """The proxy's reward of each solution, asked for as the trainer does; no reward counts as 0."""
@@ -208,7 +198,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             log_extra=lambda _name, _values: None,
             log_metric=lambda name, value: logged[name].append(value),
         )
-        rewards = asyncio.run(_awaited(found)) if inspect.isawaitable(found) else cast("Sequence[float | None]", found)
+        rewards = asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
         return [reward or 0.0 for reward in rewards], {name: float(np.mean(some)) for name, some in logged.items()}
 
     def _vote(self) -> None:

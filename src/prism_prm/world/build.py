@@ -30,7 +30,6 @@ from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import make_tokenizer
 from prism_prm.world.trees import count_verdicts, let_errors_pass, sample_trees
 
-
 UPDATES = "updates"
 """How many updates the models of a folder have seen, beside their settings."""
 

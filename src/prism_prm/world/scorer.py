@@ -82,6 +82,3 @@ class OracleScorer:
     def count_tokens(self, tree: StepTree) -> int:
         """Nothing is read by a model."""
         return len(tree.nodes)
-
-
-
