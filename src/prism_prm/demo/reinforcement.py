@@ -95,6 +95,11 @@ class Job:
     out: Path
 
 
+def runs_of(prms: Sequence[str], settings: Reinforcement) -> list[Run]:
+    """Every PRM and the oracle, with every credit and weight; the oracle last, since it is the fastest."""
+    return [Run(prm, credit, beta) for beta in settings.betas for credit in settings.credits for prm in (*prms, ORACLE)]
+
+
 class OracleGold:
     """The oracle as who says what is true."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, settings_for
+from prism_prm.demo.reinforcement import Reinforcement, Run, jobs_of, runs_of, train_policies
 from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import Item
 from prism_prm.evaluation.judged_steps import Steps
@@ -24,12 +25,15 @@ from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search import SearchSettings
 from prism_prm.tables import iter_trees
 from prism_prm.training.recipe import Recipe
-from prism_prm.training.run import Run
+from prism_prm.training.run import Run as TrainingRun
 from prism_prm.types import Advance, Bars, no_bars
 from prism_prm.world.build import World, build_world
 from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import PRM_SETTINGS
+
+if TYPE_CHECKING:
+    from prism_prm.rl.grpo import Curve
 
 BASE = "base"
 NATURAL = "natural"
@@ -62,6 +66,8 @@ class DemoSettings:
     """Arms beside the base PRM, in the order they are shown."""
     far: bool = False
     """Whether to measure out of distribution too."""
+    rl: Reinforcement | None = None
+    """How policies are trained with these PRMs; None: they are not."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,9 @@ class SeedResult:
     """For every arm the validation of its rounds, as run.json has it."""
     failed: dict[str, str]
     """Arms that this world has no data for (a curriculum bin without pairs, say), and why."""
+    policies: dict[Run, Curve] = field(default_factory=dict)
+    """What became of the policies that these PRMs rewarded."""
+    rl: Reinforcement | None = None
 
 
 class SeedRun:
@@ -116,7 +125,9 @@ class SeedRun:
         """All stages in order."""
         settings = self.settings
         world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
+        prms: dict[str, Path] = {}
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
+        prms[BASE] = base
         scored = {BASE: self._scored(BASE, base, world)}
         rounds: dict[str, dict[str, Any]] = {}
         failed: dict[str, str] = {}
@@ -127,8 +138,16 @@ class SeedRun:
                 failed[name] = str(error)
                 self.say(f"{name}: not trained. {error}")
                 continue
+            prms[name] = folder
             scored[name] = self._scored(name, folder, world)
-        return SeedResult(self.seed, world, scored, rounds, failed)
+        policies = self._rewarded(world, prms) if settings.rl else {}
+        return SeedResult(self.seed, world, scored, rounds, failed, policies, settings.rl)
+
+    def _rewarded(self, world: World, prms: dict[str, Path]) -> dict[Run, Curve]:
+        """Train policies with these PRMs as rewards."""
+        assert self.settings.rl is not None
+        runs = runs_of([name for name in prms if name == BASE or not ARMS[name].full], self.settings.rl)
+        return train_policies(jobs_of(world, prms, runs, self.settings.rl, self.folder / "policies"), bars=self.bars)
 
     def _recipe(self, arm: Arm, world: World, base: Path) -> dict[str, Any]:
         return arm.recipe(world.trees(arm.trees), base, self.settings.arms, self.seed)
@@ -149,7 +168,7 @@ class SeedRun:
         def bars(description: str, total: float | None, /, *, unit: str = "") -> AbstractContextManager[Advance]:
             return self.bars(f"{name}: {description}", total, unit=unit)
 
-        run = Run(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
+        run = TrainingRun(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
         finished = run.go()
         return Path(finished["best"]), finished["rounds"]
 
