@@ -139,5 +139,5 @@ def test_shaping_by_numbers() -> None:
 
 
 def test_an_unknown_credit() -> None:
-    with pytest.raises(ConfigError, match="Unknown credit 'best'. Known: outcome, process, pure, progress"):
+    with pytest.raises(ConfigError, match=r"Unknown credit 'best'\. Known: outcome, process, pure, progress"):
         find_credit("best")
