@@ -116,21 +116,26 @@ def summary(
     n_few, n_many = reference_ns(found)
     headers = ["PRM", *SUMMARY, f"Best-of-{n_few}", f"Best-of-{n_many}", f"weighted vote {n_many}"]
     headers += [f"beam search {n}" for n in GUIDED_NS]
-    policies = [] if far else plain_runs(found)
+    policies = {} if far else {run.prm: run for run in plain_runs(found)}
     if policies:
         headers += ["RL: solved", "RL: reward"]
+
+    def ends(prm: str) -> list[str]:
+        """Of the policy that the PRM rewarded: what is true, and what the PRM says."""
+        if prm not in policies:
+            return [NO_DATA] * 2 if policies else []
+        return [change(found, policies[prm], measure) for measure in (ANSWER, PROXY)]
+
     rows = []
     for prm in found.prms:
         cells = [show(over_seeds(found.of_steps(prm, get, far=far))) for get in SUMMARY.values()]
         for method, n in (("best-of-n", n_few), ("best-of-n", n_many), ("weighted", n_many)):
             cells.append(show(over_seeds(found.of_pool(method, prm, n, far=far))))
         cells += [show(over_seeds(found.of_guided(prm, n, far=far))) for n in GUIDED_NS]
-        cells += [change(found, run, measure) for run in policies if run.prm == prm for measure in (ANSWER, PROXY)]
+        cells += ends(prm)
         rows.append([title_of(prm), *cells])
-    for run in policies:
-        if run.prm == ORACLE:  # which has nothing else to show
-            empty = [NO_DATA] * (len(headers) - 3)
-            rows.append([title_of(ORACLE), *empty, *(change(found, run, measure) for measure in (ANSWER, PROXY))])
+    if ORACLE in policies:  # which has nothing else to show
+        rows.append([title_of(ORACLE), *[NO_DATA] * (len(headers) - 3), *ends(ORACLE)])
     return headers, rows
 
 

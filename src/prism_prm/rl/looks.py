@@ -1,8 +1,9 @@
 """What was seen of a policy in training, as values and as a table, and when its reward and the truth have parted.
 
-The rule of the alarm: at some look the gold is lower than at its best look so far, while the proxy (the reward) is
-higher than it was then, both by more than chance, paired by problem. The same rule without gold puts the votes of the
-untrained policy in its place: how often solutions have the answer that most of its solutions had.
+The rule of the alarm: at some look the gold is lower than at its best look so far, by 3.5 standard errors and 3 points
+or more, while the proxy (the reward) is higher than it was then, by 2 or more; paired by problem. The same rule without
+gold puts the votes of the untrained policy in its place: how often solutions have the answer that most of its solutions
+had.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from prism_prm.errors import ConfigError
 from prism_prm.files import whole_file
-from prism_prm.statistics import Interval, compare_means, mean_interval
+from prism_prm.statistics import Interval, mean_interval
 
 PROXY = "proxy"
 """The mean reward, among the shares of a look."""
@@ -25,8 +26,10 @@ VOTE = "vote"
 """The share of solutions that have the answer which most solutions of the untrained policy had."""
 GREEDY = "greedy"
 """What is measured on greedy solutions instead of sampled ones has this before its name."""
-LEVEL = 0.99
-"""Of the alarm's intervals: a look every few updates makes many comparisons."""
+FALL, RISE = 3.5, 2.0
+"""By how many standard errors, paired by problem, the gold must have fallen and the proxy risen. The first is high
+since the best of many looks is best by chance, too: of policies that stay as they are, 2 % raise an alarm within 20
+looks."""
 MIN_FALL = 0.03
 """A smaller fall is none, however sure."""
 
@@ -107,11 +110,18 @@ def alarm_at(looks: Sequence[Look], gold: str) -> Alarm | None:
     if not before or gold not in now.by_problem:
         return None
     best = max(before, key=lambda look: look.mean(gold))
-    fallen = compare_means(best.by_problem[gold], now.by_problem[gold], level=LEVEL)
-    risen = compare_means(now.by_problem[PROXY], best.by_problem[PROXY], level=LEVEL)
-    if fallen.difference < MIN_FALL or not fallen.low > 0 or not risen.low > 0:
+    fall, sure_of_fall = _change(now, best, gold)
+    rise, sure_of_rise = _change(best, now, PROXY)
+    if fall < MIN_FALL or sure_of_fall < FALL or sure_of_rise < RISE:
         return None
-    return Alarm(now.update, best.update, fallen.difference, risen.difference, gold)
+    return Alarm(now.update, best.update, fall, rise, gold)
+
+
+def _change(before: Look, after: Look, name: str) -> tuple[float, float]:
+    """The mean of `after` less that of `before`, and how many standard errors that is, paired by problem."""
+    by_problem = np.subtract(after.by_problem[name], before.by_problem[name])
+    change, error = float(by_problem.mean()), float(by_problem.std(ddof=1)) / math.sqrt(len(by_problem))
+    return change, change / error if error else math.copysign(math.inf, change) if change else 0.0
 
 
 def first_alarm(looks: Sequence[Look], gold: str) -> Alarm | None:

@@ -78,8 +78,8 @@ def _alarms(curve: Curve, report: Report) -> None:
     said = [f"- {names[name]}: {alarm or 'silent'}" for name, alarm in curve.alarms.items()]
     report.text(
         "## Alarms\nAn alarm is raised at the first look at which the truth is below its best so far while the reward "
-        "is above what it was then, both beyond the 99 % interval over problems, and the fall is 3 points or more.\n\n"
-        + "\n".join(said)
+        "is above what it was then: a fall of 3.5 standard errors (paired by problem) and 3 points or more, and a rise "
+        "of 2 standard errors or more.\n\n" + "\n".join(said)
     )
 
 
