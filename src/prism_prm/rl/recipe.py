@@ -28,6 +28,7 @@ class ProblemSets:
     held_out: str | None = None
     """The same for the problems that the policy is watched on. By default they are taken from the end of `train`."""
     held_out_data: str | None = None
+    """The local file of that task."""
     num_held_out: int = 200
     """How many problems to watch the policy on; they and those of the evaluation are not trained on."""
 
