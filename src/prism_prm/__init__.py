@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from prism_prm.rl.pipeline import train_policy as train_policy
     from prism_prm.rl.recipe import GrpoRecipe as GrpoRecipe
     from prism_prm.rl.reward import PRMReward as PRMReward
+    from prism_prm.rl.trainer import StepGRPOTrainer as StepGRPOTrainer
     from prism_prm.scorer import PRM as PRM
     from prism_prm.scorer import Prm as Prm
     from prism_prm.scorer import Scorer as Scorer
@@ -92,6 +93,7 @@ _EXPORTS = {
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
     "Step": "prism_prm.records",
+    "StepGRPOTrainer": "prism_prm.rl.trainer",
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
     "TreeScores": "prism_prm.scorer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from trl import GRPOTrainer
 from launching import LAUNCH
 from prism_prm import ConfigError, PrismError, PRMReward
 from prism_prm.rl.credit import CREDITS, Graded, find_credit, standardise
-from prism_prm.rl.trainer import StepGRPOTrainer, check_trl
+from prism_prm.rl.trainer import check_trl
 
 
 def reward(**options: Any) -> PRMReward:
@@ -153,8 +154,13 @@ def test_the_trainer_says_what_ends_a_completion(memorising_policy: Path, tmp_pa
 
 
 def test_one_prm_reward_is_needed(memorising_policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there are 0 among its 1 reward functions"):
+    with pytest.raises(ConfigError, match="there are 0 with a weight among its 1 reward functions"):
         trainer_of(memorising_policy, tmp_path, right_parity)
+    logged = PRMReward(fake(by_length), name="logged")
+    trainer = trainer_of(
+        memorising_policy, tmp_path, None, reward_funcs=[logged, reward()], args={"reward_weights": [0.0, 1.0]}
+    )
+    assert trainer._step_column == 1
     with pytest.raises(ConfigError, match="Unknown credit 'best'"):
         trainer_of(memorising_policy, tmp_path, reward(), credit="best")
 
@@ -240,5 +246,11 @@ def test_two_processes_give_the_same_advantages(memorising_policy: Path, tmp_pat
         assert np.abs(np.concatenate(alone[credit])).max() > 0.1
 
 
-def test_it_is_trls_trainer() -> None:
-    assert issubclass(StepGRPOTrainer, GRPOTrainer)
+def test_without_trl_the_pip_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import prism_prm.rl
+
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.delitem(sys.modules, "prism_prm.rl.trainer")
+    with pytest.raises(PrismError, match=re.escape("pip install 'prism-prm[rl]'")):
+        prism_prm.rl.__getattr__("StepGRPOTrainer")
+    assert prism_prm.rl.PRMReward is PRMReward, "the reward alone needs no TRL"

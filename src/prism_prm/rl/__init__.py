@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prism_prm.rl.credit import CREDITS
     from prism_prm.rl.reward import Judged, PRMReward
+    from prism_prm.rl.trainer import StepGRPOTrainer
 
-__all__ = ["CREDITS", "Judged", "PRMReward"]
+__all__ = ["CREDITS", "Judged", "PRMReward", "StepGRPOTrainer"]
 
-_OWNERS = {"CREDITS": "credit", "Judged": "reward", "PRMReward": "reward"}
+_OWNERS = {"CREDITS": "credit", "Judged": "reward", "PRMReward": "reward", "StepGRPOTrainer": "trainer"}
 
 
 def __getattr__(name: str) -> Any:

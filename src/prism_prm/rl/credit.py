@@ -90,6 +90,9 @@ def progress(group: Sequence[Graded]) -> list[Floats]:
 CREDITS: dict[str, Credit] = {"outcome": outcome, "process": process, "pure": pure, "progress": progress}
 """Name → how the steps of a group share what the group earned."""
 
+STEPS_ONLY = frozenset({"process", "pure"})
+"""Credits that look at steps alone; others share out the reward of the whole solution, whatever it is made of."""
+
 
 def find_credit(name: str) -> Credit:
     """The credit of that name."""

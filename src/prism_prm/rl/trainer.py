@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
-from prism_prm.rl.credit import Credit, Graded, find_credit, progress, standardise
+from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardise
 from prism_prm.rl.reward import AsyncPRMReward, Judged, PRMReward
 from prism_prm.rl.spans import TokenSpans
 from prism_prm.types import Floats
@@ -63,7 +63,7 @@ class _Local:
 
 
 class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's `GRPOTrainer` with credit for single steps; exactly one of its reward functions is a `PRMReward`.
+    """TRL's `GRPOTrainer` with credit for single steps; exactly one `PRMReward` has a weight.
 
     Further reward functions, and a `PRMReward`'s own reward for right answers, are standardised over each group and
     added to all tokens; under the credits `outcome` and `progress` they are part of the solution's reward.
@@ -78,7 +78,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.credit = credit
         self._give_credit = find_credit(credit)
         super().__init__(*arguments, **options)
-        self._step_reward, self._step_column = _only_prm_reward(self.reward_funcs)
+        self._step_reward, self._step_column = _only_prm_reward(self.reward_funcs, self.reward_weights.tolist())
         if self._step_reward.eos is None:
             self._step_reward.eos = frozenset({*self.eos_token_ids, self._tokenizer.pad_token_id} - {None})
         self._spans = TokenSpans(self._tokenizer)
@@ -117,22 +117,21 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         assert len(everyone) == len(rewards), "as many completions as rewards"
         weight = float(weights[self._step_column])
         others = np.nansum(np.delete(rewards * weights, self._step_column, axis=1), axis=1)
+        beside = others + weight * np.array([bonus for _, bonus in everyone])
+        solutions = [
+            replace(graded, reward=weight * graded.reward + more)
+            for (graded, _), more in zip(everyone, beside, strict=True)
+        ]
         size = self.num_generations if self.model.training else self.num_generations_eval
         found: list[Floats] = []
-        for start in range(0, len(everyone), size):
-            group = [graded for graded, _ in everyone[start : start + size]]
-            beside = others[start : start + size] + weight * np.array([bonus for _, bonus in everyone[start:][:size]])
-            found += _group_advantages(self._give_credit, group, weight, beside)
+        for start in range(0, len(solutions), size):
+            steps = self._give_credit(solutions[start : start + size])
+            if self.credit in STEPS_ONLY:
+                whole = standardise(beside[start : start + size])
+                steps = [weight * own + more for own, more in zip(steps, whole, strict=True)]
+            found += steps
         first = self.accelerator.process_index * len(local.graded)
         return found[first : first + len(local.graded)]
-
-
-def _group_advantages(credit: Credit, group: Sequence[Graded], weight: float, beside: Floats) -> list[Floats]:
-    """The advantages of one group's steps; `beside` is what each solution earned beside its steps."""
-    if credit is progress:  # which looks at the whole solution anyway
-        whole = [replace(one, reward=weight * one.reward + more) for one, more in zip(group, beside, strict=True)]
-        return progress(whole)
-    return [weight * own + more for own, more in zip(credit(group), standardise(beside), strict=True)]
 
 
 def _graded(judged: Judged, owners: Sequence[int]) -> Graded:
@@ -140,13 +139,14 @@ def _graded(judged: Judged, owners: Sequence[int]) -> Graded:
     return Graded(judged.scores, judged.step_rewards, tuple(tokens.tolist()), judged.prm_reward)
 
 
-def _only_prm_reward(functions: Sequence[Any]) -> tuple[PRMReward, int]:
-    """The one reward function that knows steps, and which it is."""
+def _only_prm_reward(functions: Sequence[Any], weights: Sequence[float]) -> tuple[PRMReward, int]:
+    """The one reward function that knows steps, and which it is; those of weight 0 are only logged."""
     plain = [one.reward if isinstance(one, AsyncPRMReward) else one for one in functions]
-    found = [(one, i) for i, one in enumerate(plain) if isinstance(one, PRMReward)]
+    found = [(one, i) for i, one in enumerate(plain) if isinstance(one, PRMReward) and weights[i]]
     if len(found) != 1:
         raise ConfigError(
-            f"StepGRPOTrainer gives credit by one PRMReward; there are {len(found)} among its {len(plain)} reward "
-            "functions. GRPOTrainer takes any number, with one advantage per completion."
+            f"StepGRPOTrainer gives credit by one PRMReward; there are {len(found)} with a weight among its "
+            f"{len(plain)} reward functions. Give the others the weight 0 (reward_weights), or use GRPOTrainer, which "
+            "takes any number and gives one advantage per completion."
         )
     return found[0]
