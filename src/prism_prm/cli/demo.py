@@ -26,15 +26,17 @@ def demo(
     ] = Path("prism-demo"),
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds; several give intervals.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    full: Annotated[bool, typer.Option("--full", help="All ablations, and tests out of distribution.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="All ablations, tests out of distribution, and every credit in RL.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A much smaller world: everything works, about a minute.")] = (
         False
     ),
 ) -> None:
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
-    Real training and real re-ranking with the code of a large run; only the models and problems are small. Ends with
-    a table and the path of report.html. Interrupted, the same command goes on where it was.
+    Real training, re-ranking, search and reinforcement learning with the code of a large run; only the models and
+    problems are small. Ends with a table and the path of report.html. Interrupted, the same command goes on where it was.
     """
     from prism_prm.demo.findings import summary
     from prism_prm.demo.pipeline import run_demo
