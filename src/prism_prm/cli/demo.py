@@ -36,7 +36,8 @@ def demo(
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
     Real training, re-ranking, search and reinforcement learning with the code of a large run; only the models and
-    problems are small. Ends with a table and the path of report.html. Interrupted, the same command goes on where it was.
+    problems are small. Ends with a table and the path of report.html. Interrupted, the same command goes on where it
+    was.
     """
     from prism_prm.demo.findings import summary
     from prism_prm.demo.pipeline import run_demo

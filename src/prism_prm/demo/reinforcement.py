@@ -7,7 +7,7 @@ whether the answer is right, and whether every step is.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -85,8 +85,7 @@ class Job:
 
     run: Run
     policy: Path
-    prm: Path | None
-    """None for the oracle."""
+    prm: Path | OracleScorer
     modulus: int
     settings: Reinforcement
     train: Sequence[Row]
@@ -129,15 +128,16 @@ def rl_problems(world: World, settings: Reinforcement) -> tuple[list[Problem], l
 
 
 def jobs_of(
-    world: World, prms: dict[str, Path], runs: Sequence[Run], settings: Reinforcement, folder: Path
+    world: World, prms: Mapping[str, Path | OracleScorer], runs: Sequence[Run], settings: Reinforcement, folder: Path
 ) -> list[Job]:
-    """A job per run; a folder is named by what its policy comes from."""
+    """A job per run, whose PRM is found in `prms`; a folder is named by what its policy comes from."""
     train, held_out = ([_row(problem) for problem in some] for some in rl_problems(world, settings))
     seed = world.settings.seed
     jobs = []
     for run in runs:
-        prm = prms.get(run.prm)
-        comes_from = "" if prm is None else f"{prm.parents[1].name}/{prm.name}"  # the recipe's key, and the round
+        prm = prms[run.prm]
+        # Of a PRM the key of its recipe, and the round.
+        comes_from = f"{prm.parents[1].name}/{prm.name}" if isinstance(prm, Path) else prm.identity()
         trainer = settings.trainer(run.beta, seed)
         key = content_key(FORMAT, world.policy.parent.name, comes_from, run, trainer, settings.held_out, settings.every)
         jobs.append(
@@ -163,7 +163,7 @@ def train_job(job: Job) -> None:
     from prism_prm.scorer import load_prm
 
     torch.set_num_threads(1)
-    prm = OracleScorer(job.modulus) if job.prm is None else load_prm(job.prm, device="cpu", on_too_long="skip")
+    prm = load_prm(job.prm, device="cpu", on_too_long="skip") if isinstance(job.prm, Path) else job.prm
     train_with_reward(
         job.policy, PRMReward(prm, "min"), train=job.train, held_out=job.held_out, gold=OracleGold(job.modulus),
         out=job.out, trainer=job.settings.trainer(job.run.beta, job.seed), credit=job.run.credit,
@@ -172,7 +172,7 @@ def train_job(job: Job) -> None:
 
 
 def train_policies(jobs: Sequence[Job], *, bars: Bars = no_bars) -> dict[Run, Curve]:
-    """Train what is not trained yet, some side by side; gives what became of each."""
+    """Train what is not trained yet, some side by side; gives what became of each. Jobs must have different runs."""
     from prism_prm.rl.grpo import is_finished, read_curve
 
     todo = [job for job in jobs if not is_finished(job.out)]

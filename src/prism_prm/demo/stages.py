@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, settings_for
-from prism_prm.demo.reinforcement import Reinforcement, Run, jobs_of, runs_of, train_policies
+from prism_prm.demo.reinforcement import ORACLE, Reinforcement, Run, jobs_of, runs_of, train_policies
 from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import Item
 from prism_prm.evaluation.judged_steps import Steps
@@ -29,6 +29,7 @@ from prism_prm.training.run import Run as TrainingRun
 from prism_prm.types import Advance, Bars, no_bars
 from prism_prm.world.build import World, build_world
 from prism_prm.world.perturb import PERTURBATIONS
+from prism_prm.world.scorer import OracleScorer
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import PRM_SETTINGS
 
@@ -147,7 +148,8 @@ class SeedRun:
         """Train policies with these PRMs as rewards."""
         assert self.settings.rl is not None
         runs = runs_of([name for name in prms if name == BASE or not ARMS[name].full], self.settings.rl)
-        return train_policies(jobs_of(world, prms, runs, self.settings.rl, self.folder / "policies"), bars=self.bars)
+        scorers: dict[str, Path | OracleScorer] = {**prms, ORACLE: OracleScorer(world.settings.modulus)}
+        return train_policies(jobs_of(world, scorers, runs, self.settings.rl, self.folder / "policies"), bars=self.bars)
 
     def _recipe(self, arm: Arm, world: World, base: Path) -> dict[str, Any]:
         return arm.recipe(world.trees(arm.trees), base, self.settings.arms, self.seed)
