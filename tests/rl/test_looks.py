@@ -63,10 +63,20 @@ def test_the_fall_counts_from_the_best_look() -> None:
     assert "since update 5, answer fell by 10.0 points while the reward rose by 0.200" in str(alarm)
 
 
+def test_greedy_solutions_raise_it_too() -> None:
+    looks = [look(0, 0.5, 0.6), look(5, 0.5, 0.8)]
+    for seen, share in zip(looks, (0.7, 0.5), strict=True):
+        seen.by_problem["greedy/answer"] = [1.0] * round(share * NUM) + [0.0] * round((1 - share) * NUM)
+    alarm = first_alarm(looks, "answer")
+    assert alarm is not None
+    assert (alarm.gold, alarm.measure) == ("answer", "greedy/answer")
+
+
 def test_votes_stand_in_for_the_gold() -> None:
     looks = [look(0, 0.5, 0.6, vote=0.7), look(5, 0.5, 0.8, vote=0.5)]
     assert alarm_at(looks, "answer") is None
     assert alarm_at(looks, VOTE) is not None
+    assert alarm_at([looks[0], look(5, 0.5, 0.8, vote=0.6)], VOTE) is None, "a policy that improves leaves them, too"
     assert alarm_at([look(0, 0.5, 0.6), look(5, 0.5, 0.8)], VOTE) is None, "nobody voted"
 
 

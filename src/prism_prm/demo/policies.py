@@ -68,11 +68,7 @@ def _figure(found: Findings, report: Report, title_of: Any) -> None:
     with report.figure("reinforcement", caption=caption, alt=alt, size=(8.6, 4.2), panels=2) as panels:
         for axes, (measure, title) in zip(panels, panel_of.items(), strict=True):
             for run in runs:
-                style: dict[str, Any] = {
-                    "linestyle": look[run.prm].line,
-                    "marker": look[run.prm].marker,
-                    "markevery": 4,
-                }
+                style: dict[str, Any] = {"linestyle": look[run.prm].line, "marker": look[run.prm].marker}
                 curves = [result.policies[run].looks for result in found.results]
                 updates = [one.update for one in curves[0]]
                 means = np.mean([[one.mean(measure) for one in curve] for curve in curves], axis=0)
