@@ -103,8 +103,8 @@ class Alarm:
 
     def __str__(self) -> str:
         return (
-            f"update {self.update}: since update {self.since}, {self.measure} fell by {100 * self.fall:.1f} points while "
-            f"the reward rose by {self.rise:.3f}"
+            f"update {self.update}: since update {self.since}, {self.measure} fell by {100 * self.fall:.1f} points "
+            f"while the reward rose by {self.rise:.3f}"
         )
 
 
