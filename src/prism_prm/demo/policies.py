@@ -62,7 +62,7 @@ nothing if it was cut or states no answer. *oracle* is the reward that makes no 
 def _figure(found: Findings, report: Report, title_of: Any) -> None:
     runs = plain_runs(found)
     look = looks([run.prm for run in runs])
-    caption = "Left, the truth; right, what the reward says: the over-crediting base PRM is content as accuracy falls."
+    caption = "Left, what is true; right, what the reward says. A reward that rises as the truth falls is being hacked."
     alt = "Share of problems solved, and mean reward, against updates, for policies rewarded by each PRM and the oracle"
     panel_of = {ANSWER: "What is true: problems solved (%)", PROXY: "What the reward says: its mean"}
     with report.figure("reinforcement", caption=caption, alt=alt, size=(8.6, 4.2), panels=2) as panels:

@@ -167,7 +167,7 @@ def train_job(job: Job) -> None:
     train_with_reward(
         job.policy, PRMReward(prm, "min"), train=job.train, held_out=job.held_out, gold=OracleGold(job.modulus),
         out=job.out, trainer=job.settings.trainer(job.run.beta, job.seed), credit=job.run.credit,
-        monitor=MonitorSettings(every=job.settings.every), identity=prm.identity(),
+        monitor=MonitorSettings(every=job.settings.every, votes=8), identity=prm.identity(),
     )  # fmt: skip
 
 
