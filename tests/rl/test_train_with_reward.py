@@ -107,6 +107,16 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(world_policy: Path, tmp_pat
         assert ours.by_problem == theirs.by_problem
 
 
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_first_look(world_policy: Path, tmp_path: Path) -> None:
+    dying = DyingReward(OracleScorer(QUICK.modulus), "min")
+    dying.left = 1  # the first look
+    with pytest.raises(KilledError):
+        train(world_policy, tmp_path, dying)
+    resumed = train(world_policy, tmp_path)
+    assert [look.update for look in resumed.looks] == [0, 2, 4]
+    assert all(VOTE in look.by_problem for look in resumed.looks)
+
+
 def test_a_checkpoint_cut_short_is_passed_over(world_policy: Path, tmp_path: Path) -> None:
     dying = DyingReward(OracleScorer(QUICK.modulus), "min")
     dying.left = 5

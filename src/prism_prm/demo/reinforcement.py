@@ -21,7 +21,7 @@ from prism_prm.world.oracle import judge, solved
 from prism_prm.world.problems import ANSWER_MARK, Problem
 from prism_prm.world.scorer import OracleScorer
 from prism_prm.world.settings import FORMAT
-from prism_prm.world.tokens import STEP_END, prompt_of
+from prism_prm.world.tokens import prompt_of
 
 if TYPE_CHECKING:
     from prism_prm.rl.grpo import Curve
@@ -107,15 +107,16 @@ class OracleGold:
 
     def __call__(self, rows: Sequence[Row], written: Sequence[Written]) -> Truth:
         from prism_prm.rl.held_out import Truth
+        from prism_prm.rl.spans import cut_steps
 
         right: dict[str, list[bool]] = {ANSWER: [], STEPS: []}
         answers: list[str | None] = []
         for row, one in zip(rows, written, strict=True):
-            problem, steps = Problem.parse(row["problem"], self.modulus), one.text.split(STEP_END)
+            problem, steps = Problem.parse(row["problem"], self.modulus), cut_steps(one.text)
             is_right = one.ended and solved(problem, steps)
             right[ANSWER].append(is_right)
             right[STEPS].append(is_right and set(judge(problem, steps)) == {"right"})
-            last = steps[-1]
+            last = steps[-1] if steps else ""
             answers.append(last.removeprefix(ANSWER_MARK) if one.ended and last.startswith(ANSWER_MARK) else None)
         return Truth(right, answers)
 

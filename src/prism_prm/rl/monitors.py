@@ -90,12 +90,12 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self.looks = [look for look in read_looks(self.folder / LOOKS) if look.update <= state.global_step]
-        if state.global_step:
+        if self.looks:
             if (self.folder / VOTES).exists():
                 self._votes = json.loads((self.folder / VOTES).read_text(encoding="utf-8"))
             for i in range(1, len(self.looks) + 1):
                 self._hear(self.looks[:i])
-        elif not self.looks:
+        elif not state.global_step:  # a policy that is trained already cannot vote as the untrained one
             self._vote()
         self._look(state, control)
 
