@@ -27,7 +27,9 @@ def demo(
     ),
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many worlds to run. Several give intervals.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0, max=10**9, help="The seed of the first world.")] = 0,
-    full: Annotated[bool, typer.Option("--full", help="Add all ablations, and tests out of distribution.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Add all ablations, out-of-distribution tests, and all credits.")
+    ] = False,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Run a much smaller world in about a minute, to see that everything works."),
@@ -35,8 +37,8 @@ def demo(
 ) -> None:
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
-    Real training and real re-ranking with the code of a large run; only the models and problems are small. Ends with
-    a table and the path of report.html. Rerun the same command to resume a stopped demo.
+    Real training, re-ranking, search and reinforcement learning with the code of a large run; only the models and
+    problems are small. Ends with a table and the path of report.html. Rerun the same command to resume a stopped demo.
     """
     from prism_prm.demo.findings import summary
     from prism_prm.demo.pipeline import run_demo
