@@ -34,8 +34,6 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     *(("eval", "--threshold", value, ("0.5",)) for value in ("x", "nan", "2", "-0.5", "inf", "tpr=x", "fpr=0.5")),
     *(("eval", "--threshold", value, ()) for value in ("tpr=0", "tpr=1.5", "tpr=nan", "tpr=-1")),
     *(("eval", "--bench", value, ("processbench",)) for value in ("nonsense", "processbench,nonsense")),
-    ("eval", "--scores", "scores.parquet", ("--prm",)),
-    ("eval", "--predictions", "predictions.jsonl", ("--prm",)),
     ("eval", "--split", "labelled", ("--split",)),
     ("eval", "--data", "nowhere.jsonl", ()),
     ("eval", "--trained-on", "nowhere.jsonl", ()),
@@ -75,8 +73,6 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("theory", "--alpha", "1.5", ("at most 1",)),
     ("theory", "--beta", "1.5", ("at most 1",)),
     ("theory", "--aggregator", "nonsense", ("min",)),
-    ("theory", "--runs", "eval", ("two",)),
-    ("theory", "--scores", "scores.parquet", ("--pool",)),
     ("theory", "--pool", "nowhere.jsonl", ()),
     ("compare", "--draws", "99", ("100",)),
     ("demo", "--seeds", "0", ("1",)),
@@ -92,6 +88,19 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("search", "--task-data", "nowhere.jsonl", ()),
 ]  # fmt: skip
 """(command, option, value, further words): what the types of options do not say."""
+
+
+CONTRADICTIONS = [
+    ("eval", ("--scores", "scores.parquet"), ("--scores", "--prm")),
+    ("eval", ("--predictions", "predictions.jsonl"), ("--predictions", "--prm")),
+    ("theory", ("--runs", "eval"), ("--runs", "two", "1")),
+    ("theory", ("--scores", "scores.parquet"), ("--scores", "--pool")),
+    ("search", ("--method", "sample", "--select", "nonsense"), ("--select", "nonsense")),
+    ("search", ("--lookahead", "1", "--prm-weight", "0"), ("prm_weight",)),
+    ("pairs", ("--min-gap", "3", "--max-gap", "2"), ("--max-gap 2", "3")),
+    ("pairs", ("--negative-below", "0.9"), ("--negative-below 0.9", "0.5")),
+]
+"""(command, options, words): options that do not go together."""
 
 
 def options(name: str) -> Iterator[tuple[str, Any]]:
@@ -120,6 +129,8 @@ def rows() -> Iterator[Row]:
     for name, flag, value, more in WORDS:
         found = re.split(r"[,\n:]", value)[-1:]
         yield Row(f"{name} {flag} {value!r}", (*COMMANDS[name], flag, value), (*found, *more))
+    for name, given, words in CONTRADICTIONS:
+        yield Row(f"{name} {' '.join(given)}", (*COMMANDS[name], *given), words)
     for name in dict.fromkeys(name.split()[0] for name in COMMANDS):
         yield Row(f"{name} --nonsense", (*COMMANDS[name], "--nonsense"), ("--nonsense",))
         for flag, kind in options(name):

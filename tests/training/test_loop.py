@@ -241,7 +241,7 @@ def test_learning_rate_is_a_formula() -> None:
 
 
 def test_impossible_settings() -> None:
-    with pytest.raises(ConfigError, match=r"train.pairs_per_update = 0: must be above 0"):
+    with pytest.raises(ConfigError, match="pairs_per_update = 0: must be 1 or more"):
         TrainSettings(pairs_per_update=0)
     with pytest.raises(ConfigError, match="warmup"):
         TrainSettings(warmup=1.0)

@@ -27,7 +27,12 @@ def demo(
         int, typer.Option(min=1, max=1000, help="The number of worlds to run. Several worlds give intervals.")
     ] = 1,
     first_seed: Annotated[int, typer.Option(min=0, max=10**9, help="The seed of the first world.")] = 0,
-    full: Annotated[bool, typer.Option("--full", help="Add all ablations and out-of-distribution tests.")] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", help="Add all ablations, out-of-distribution tests, and every way to give credit in RL."
+        ),
+    ] = False,
     quick: Annotated[
         bool,
         typer.Option(
@@ -39,8 +44,8 @@ def demo(
 ) -> None:
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
-    Training and re-ranking use the same code as a large run; only the models and problems are small. The command ends
-    with a table and the path of report.html. Rerun the same command to resume a stopped demo.
+    Training, re-ranking, search and reinforcement learning use the same code as a large run; only the models and
+    problems are small. The command ends with a table and the path of report.html. Rerun it to resume a stopped demo.
     """
     from prism_prm.demo.findings import summary
     from prism_prm.demo.pipeline import run_demo

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from prism_prm.errors import ModelError, PrismError
+from prism_prm.errors import DataError, ModelError, PrismError
+from prism_prm.foreign import read_json
 from prism_prm.places import is_hub_id, nearest, no_connection
 
 ADAPTER_FILE = "adapter_config.json"
@@ -100,8 +101,8 @@ def is_adapter(folder: str | Path) -> bool:
 def base_of(folder: Path) -> str:
     """The model that an adapter was trained on."""
     try:
-        base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
+        base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
+    except (OSError, DataError, AttributeError) as error:
         raise ModelError(f"{folder}: its {ADAPTER_FILE} cannot be read: {error}") from error
     if not base:
         raise ModelError(f"{folder}: its {ADAPTER_FILE} names no base model; load the base with adapter='{folder}'")

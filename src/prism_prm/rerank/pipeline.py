@@ -151,6 +151,10 @@ def _check_places(
         raise ConfigError(
             f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
         )
+    for path in tables.values():
+        from prism_prm.scorer.table import read_scores
+
+        read_scores(path)
 
 
 def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice[str]:
