@@ -70,7 +70,7 @@ def solution_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_A
     Args:
         probabilities: of the steps, in order.
         how: last, min, product, mean or soft-min. A PRM's own is `prm.card.aggregator`, which `prm.solution_score`
-            goes by.
+            uses.
 
     Example:
         >>> solution_score([0.9, 0.5], "min")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PrismError(Exception):
-    """Anything the user can mend. The command line prints it and exits with status 2."""
+    """An error that the user can fix. The command line prints it and exits with status 2."""
 
 
 class DataError(PrismError):

@@ -80,14 +80,14 @@ def export_pairs(
     split: str | None = None,
     advance: Advance = ignore,
 ) -> int:
-    """Write pairs or labelled solutions as JSON lines that other trainers read; gives the number of records.
+    """Write pairs or labelled solutions as JSON lines that other trainers read; returns the number of records.
 
     Args:
-        folder: a folder that `build_pairs` wrote.
+        folder: a folder written by `build_pairs`.
         format: trl-stepwise, trl-preference or jsonl (everything about each pair).
         out: the file to write.
-        split: only this split; default: all.
-        advance: is called with how many more records are written.
+        split: write only this split; default: all.
+        advance: called with the number of further records written.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")

@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepTree:
-    """A problem and a tree of steps; equal records stay two, told apart by `tree_id`."""
+    """A problem and a tree of steps; equal records are told apart by `tree_id`."""
 
     tree_id: int
     """Ordinal in what was read."""
@@ -177,10 +177,10 @@ def unique_names(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StepPair:
-    """Two steps to compare under one prefix; `chosen` should score higher than `rejected`.
+    """Two steps to compare after the same prefix; `chosen` should score higher than `rejected`.
 
-    The prefix is the one `chosen` stands under, `parents[chosen]`. The rejected text is read after that same
-    prefix, also when it comes from later in the tree (lookahead) or from another tree (random).
+    The prefix is that of `chosen`, `parents[chosen]`. The rejected text is read after the same prefix, even if it
+    comes from later in the tree (lookahead) or from another tree (random).
     """
 
     pair_id: int

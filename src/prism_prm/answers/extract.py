@@ -113,7 +113,7 @@ def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Ext
 
     Args:
         text: a whole solution.
-        methods: ways to find it, surest first; the first that finds one counts.
+        methods: the ways to find it, most reliable first; the first that finds one is used.
 
     Example:
         >>> extract_answer("So it is \\\\boxed{12}.").answer

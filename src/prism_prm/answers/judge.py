@@ -38,7 +38,7 @@ class Key:
 
 
 class Judge:
-    """Judges answers, and remembers what it judged; use as a context manager, or call `close`."""
+    """Judges answers and remembers its verdicts; use it as a context manager, or call `close`."""
 
     def __init__(self, *, workers: int | None = None, seconds: float = 5.0) -> None:
         self._workers = Workers("prism_prm.answers.symbolic", count=workers, cpu_seconds=seconds)

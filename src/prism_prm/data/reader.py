@@ -178,7 +178,7 @@ def read_trees(
 
     Args:
         path: a file, folder or hub data set, or several.
-        format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto: as the records look.
+        format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto, which looks at the records.
         options: how ratings are read, and what is left out.
 
     Example:

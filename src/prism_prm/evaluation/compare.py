@@ -188,16 +188,17 @@ def compare_runs(
 ) -> Report:
     """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
 
-    The report opens with whether each PRM is more than the first one with only its level moved.
+    The report opens with a control: is each PRM more than the first one with its scores shifted?
 
     Args:
-        runs: folders of `evaluate_prm`, or NAME=FOLDER; all on the same items, and the first is the base.
+        runs: folders written by `evaluate_prm`, or NAME=FOLDER; all on the same items. Differences are taken from the
+            first.
         out: folder for the report.
-        rounds: the runs are rounds of a curriculum, in this order.
+        rounds: treat the runs as rounds of a curriculum, in this order.
         num_draws: bootstrap draws of problems.
-        seed: of the draws.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        seed: the seed for the draws.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)

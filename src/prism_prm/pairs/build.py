@@ -95,7 +95,7 @@ def _named(codes: Small, names: Sequence[str]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PairRecipe:
-    """Everything that decides what is made of the input."""
+    """Everything that decides which pairs are made from the input."""
 
     pairs: PairSettings = field(default_factory=PairSettings)
     splits: Splits | None = None
@@ -118,13 +118,13 @@ def build_pairs(
     *,
     advance: Advance = ignore,
 ) -> dict[str, Any]:
-    """Turn labelled solutions into matched pairs of a right and a wrong step; gives the summary.
+    """Turn labelled solutions into matched pairs of a right and a wrong step; returns the summary.
 
     Args:
         inputs: files, folders or hub data sets of labelled solutions, or a `Reader` of them.
         out: folder for trees.parquet, pairs.parquet and summary.json.
         recipe: which steps are compared, splits, and problems to leave out.
-        advance: is called with how many more bytes of input are done.
+        advance: called with the number of further bytes of input that are done.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs", PairRecipe(PairSettings(lookahead="none")))

@@ -18,7 +18,7 @@ from prism_prm.ranges import Count, check
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """How a policy is reached and asked."""
+    """Where a policy is and how it is prompted."""
 
     name: str = ""
     """The policy that writes the steps: `hf:ID_OR_FOLDER` for a local model, or `openai:BASE_URL` for a server."""

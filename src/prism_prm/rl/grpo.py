@@ -86,7 +86,7 @@ def train_with_reward(
         monitor: how often and how closely to look.
         identity: names what decides the reward: a folder whose reward had another one is refused.
         bars: makes progress bars.
-        say: hears what people may want to know, such as alarms.
+        say: receives messages for people, such as alarms.
     """
     check_installed()
     out, monitor = Path(out), monitor or MonitorSettings()

@@ -110,5 +110,5 @@ class GrpoRecipe:
 
 
 def read_grpo_recipe(path: str | Path, assignments: Sequence[str] = ()) -> GrpoRecipe:
-    """A recipe for `train_policy`; paths in it are relative to where you are."""
+    """A recipe for `train_policy`; paths in it are relative to the working directory."""
     return from_mapping(GrpoRecipe, override(read_toml(path), assignments))

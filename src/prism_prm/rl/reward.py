@@ -68,29 +68,30 @@ class Judged:
 
 
 class PRMReward:
-    """Rewards completions by the PRM's scores of their steps; `GRPOTrainer(reward_funcs=[PRMReward("my-prm")])`.
+    """A reward function for `GRPOTrainer(reward_funcs=[PRMReward("my-prm")])`: a PRM's scores of a completion's steps.
 
-    Completions of one problem are scored as one packed tree, so that their common beginnings are computed once. A step
-    that the PRM cannot read, or that is too long for it, scores 0 and is counted; it never ends a run.
+    Completions of one problem are scored as one packed tree, so that common prefixes are computed once. A step that
+    the PRM cannot read, or that is too long for it, scores 0 and is counted; it never stops a run.
 
     Args:
         prm: anything that scores steps, or the folder or hub id of a PRM, which is loaded on first use.
-        aggregator: how step scores make the score of a solution; default: as the PRM's card says, else `min`.
+        aggregator: how step scores become a solution's score; default: the PRM's own, else `min`.
         gate: whether a completion that states no final answer, or was cut off, gets the worst reward. Without it
             policies learn to stop before the answer.
-        eos: the ids that end a completion: one that does not end with any of them was cut off. `StepGRPOTrainer` says
-            so itself; for TRL's own trainer give `tokenizer.eos_token_id`. Without it only a missing answer tells.
+        eos: the ids that end a completion; one that ends with none of them was cut off. `StepGRPOTrainer` sets it; for
+            TRL's own trainer give `tokenizer.eos_token_id`. Without it only missing answers are detected.
         verifiable: what a right answer adds to the reward; the reference is in the data set's column `reference`.
-        clip: scores above it count as it, and the reward is the score less it, hence never positive.
-        delta: step rewards are differences to the next step's, and the last step's is left to `verifiable`. Only
-            step-level credit (`process`) sees it.
-        stop: what stands between two steps.
-        problem: the data set's column with the problem's text; where there is none, the last user turn or the prompt.
+        clip: caps scores at this value and subtracts it from the reward, which is then never positive.
+        delta: step rewards are differences between successive steps, and the last step gets only `verifiable`. Used
+            only by the step-level credit `process`.
+        stop: the text between two steps.
+        problem: the data set's column with the problem's text; if there is none, the last user turn or the prompt is
+            used.
         reference: the data set's column with reference answers.
         grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), judged
             by `MathGrader`.
-        loading: options of `load_prm`, for a PRM named by its place.
-        name: under which trainers log it.
+        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        name: the name under which trainers log the reward.
 
     Example:
         >>> reward = PRMReward("my-prm", aggregator="min")

@@ -64,7 +64,7 @@ def sigmoid(log_odds: np.ndarray) -> np.ndarray:
 class TreeScores:
     """The scores of one tree, one row per node.
 
-    A node that was not asked for, or was left out by `on_too_long="skip"`, is NaN; a score is never NaN otherwise.
+    A node that was not requested, or was left out by `on_too_long="skip"`, is NaN; otherwise a score is never NaN.
     """
 
     outputs: tuple[str, ...]
@@ -135,7 +135,7 @@ class StepSession(Protocol[StepT]):
 class Scorer(Protocol):
     """Scores the steps of solutions.
 
-    One that has a `card`, too, as a `PRM` has, says with its `aggregator` and `threshold` how its scores are best used.
+    If it also has a `card`, as a `PRM` does, the card's `aggregator` and `threshold` are the defaults for its scores.
     """
 
     @property

@@ -26,7 +26,7 @@ RANKED = ("beam", "dvts")
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What all methods share, and the few knobs that some have."""
+    """Settings that all methods share, and a few that apply to some."""
 
     method: Literal["sample", "greedy", "best-of-n", "beam", "dvts", "particle"] = "beam"
     """The search method (see docs/search.md)."""

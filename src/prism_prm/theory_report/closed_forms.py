@@ -18,7 +18,7 @@ FIGURE_N = 2 ** np.arange(0, 11)
 
 @dataclass(frozen=True, slots=True)
 class VerifierSettings:
-    """The verifier the closed forms are shown for."""
+    """The verifier for which the closed forms are shown."""
 
     p: Share = 0.3
     """The share of right solutions."""

@@ -100,18 +100,18 @@ def measure_margins(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Margins:
-    """Score all pairs with a PRM, and write the margin of each; work that was stopped is resumed.
+    """Score all pairs with a PRM, and write the margin of each. Repeat a stopped call to resume it.
 
     Args:
         prm: a PRM, or its folder or hub id.
-        pairs: a folder that `build_pairs` has written.
-        out: the table to write (Parquet), by pair id and model hash.
-        split: only pairs of this split; default: all.
-        store: a folder of scores to reuse and add to.
-        share: of the work, where several processes share it; all call this with the same arguments.
-        loading: options of `load_prm`, for a PRM that is given by its place.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        pairs: a folder written by `build_pairs`.
+        out: the table to write (Parquet), keyed by pair id and model hash.
+        split: use only pairs of this split; default: all.
+        store: a folder of scores to reuse and extend.
+        share: this process's share of the work; all processes call this with the same arguments.
+        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")
