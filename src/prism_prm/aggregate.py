@@ -1,4 +1,4 @@
-"""From the scores of its steps to the score of a solution.
+"""A solution's score from the scores of its steps.
 
 Every aggregator gives the LOGARITHM of the solution's score: a product over hundreds of steps would otherwise be 0, and
 all long solutions would tie. `solution_score` gives the score itself.

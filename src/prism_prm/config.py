@@ -1,4 +1,4 @@
-"""Settings from TOML: typed, documented beside their owner, and closed to unknown keys.
+"""Settings from TOML: typed, documented beside their owner, with unknown keys refused.
 
 A section is a frozen dataclass; `from_mapping` fills it (nested sections too), `override` applies `--set a.b=value`,
 `read_settings` does both with a file, and `to_toml` writes the resolved settings back so that they can be saved with a

@@ -1,4 +1,4 @@
-"""The errors a user can meet: each says where, what was found, and the way out."""
+"""Errors for users: each says where, what was found, and the remedy."""
 
 from __future__ import annotations
 

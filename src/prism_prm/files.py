@@ -1,4 +1,4 @@
-"""What is on disc is whole or absent: files and folders are written aside and renamed, lines are whole or dropped."""
+"""Files on disk are complete or absent: files and folders are written aside and renamed, cut-off lines are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that users name: checked before long work, looked for here, and asked of the hub only if they can be there."""
+"""Places that users name: checked before long work, first locally, and on the hub only if the name can be a hub id."""
 
 from __future__ import annotations
 

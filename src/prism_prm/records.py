@@ -1,8 +1,8 @@
 """The records everything exchanges: a problem with its tree of steps, and pairs of steps to compare.
 
-A labelled solution is a trunk of steps; at each position hang the other candidates that share its prefix.
-Nodes are numbered in file order, a node's parent comes before it, and -1 is the problem itself. An alternative
-is valid only under the prefix it was labelled with, which the parent pointer says by itself.
+A labelled solution is a trunk of steps; each position may have other candidates that share its prefix. Nodes are
+numbered in file order, a node's parent comes before it, and -1 is the problem itself. An alternative is valid only
+under the prefix it was labelled with, as its parent pointer says.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Resume: the one answer to "same settings? done before? claimed by another?" for all work that is left on disc.
+"""Resuming: the one answer to "same settings? done before? claimed by another?" for all work on disk.
 
 - `locked`, `locked_file`: a folder, or a file, is written by one command at a time;
-- `refuse_changes`: work that has begun goes on with the settings it began with;
+- `refuse_changes`: work is resumed only with the settings it began with;
 - `once`, `is_made_for`: a result is made once for its key, a hash of all that it is made from (`content_key`);
 - `Journal`: results that come one by one, each under its own key.
 
-Scores have a place of their own, the score store (`scorer/store.py`).
+Scores are kept separately, in the score store (`scorer/store.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Judge answers against a reference, and give each the key it votes under.
 
-Plain numbers and words are compared as they stand; algebra, in worker processes, only where that is not enough.
+Plain numbers and words are compared directly; algebra, in worker processes, is used only if that is not enough.
 """
 
 from __future__ import annotations

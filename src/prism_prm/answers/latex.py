@@ -1,4 +1,4 @@
-r"""LaTeX as tokens: take off the dress of an answer, and cut it where its own separators stand.
+r"""LaTeX as tokens: strip the mark-up of an answer, and cut it at its own separators.
 
 Everything here looks at whole tokens. Seen as characters, the row separator in `1 \\ -2` is a backslash and a spacing
 command, and without that "spacing" the column vector is the number -1.

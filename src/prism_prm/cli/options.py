@@ -1,4 +1,4 @@
-"""Options of commands, made from the settings they fill: name, type, default and help stand in the settings alone.
+"""Options of commands, generated from settings, which alone define name, type, default and help.
 
 A command takes its settings as parameters, and `with_settings` says which fields of them are options. Their classes are
 imported when a command is chosen, so that `prism --help` imports none of them.

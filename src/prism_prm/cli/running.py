@@ -1,4 +1,4 @@
-"""What all commands have in common: --json, -q and -v, a folder of their own, and a plain end when they are stopped."""
+"""What all commands have in common: --json, -q and -v, a locked output folder, and a clean end when stopped."""
 
 from __future__ import annotations
 

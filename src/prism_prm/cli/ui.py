@@ -1,4 +1,4 @@
-"""What commands show: results on standard output, and all else (progress, remarks, errors) on standard error."""
+"""What commands show: results on standard output, everything else (progress, notes, errors) on standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found over all seeds, and the closing table."""
+"""The results over all seeds, and the closing table."""
 
 from __future__ import annotations
 

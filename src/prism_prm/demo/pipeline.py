@@ -1,4 +1,4 @@
-"""`run_demo`: the whole story in a small world, from nothing to a report, as `prism demo` tells it."""
+"""`run_demo`: the whole pipeline in a small world, from nothing to a report, as `prism demo` runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of the policies: curves of truth and reward over updates, and what they end at."""
+"""The trained policies: curves of true accuracy and reward over updates, and their final values."""
 
 from __future__ import annotations
 

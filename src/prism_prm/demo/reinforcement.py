@@ -1,7 +1,7 @@
-"""The last act: the world's policy is trained by TRL, each time with another PRM as its reward.
+"""The last stage: TRL trains the world's policy once with each PRM as its reward.
 
-The oracle's scores are the reward that makes no mistake. Truth is measured twice on problems that no model has seen:
-whether the answer is right, and whether every step is.
+The oracle's scores are the reward without errors. Truth is measured twice on problems that no model has seen: whether
+the answer is right, and whether every step is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The control of a comparison: the first PRM with only its level moved, until it errs as often as the other one.
+"""The control of a comparison: the first PRM, with its scores shifted until it errs as often as the other one.
 
-Whoever calls fewer steps good has fewer false positives. Only what is left between the other PRM and this control is
-more than that.
+A PRM that calls fewer steps good always has fewer false positives. Only its difference from this control is a gain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attach scores to a benchmark's items: a PRM's, which are kept, those of a scores table, or predictions."""
+"""Attach scores to a benchmark's items: from a PRM (and keep them), a scores table, or predictions."""
 
 from __future__ import annotations
 

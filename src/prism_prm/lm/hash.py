@@ -1,4 +1,4 @@
-"""What of a model decides what it says, as hashes and texts: weights, config, tokenizer."""
+"""Hashes and texts of everything that determines a model's output: weights, config, tokenizer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A random model in miniature: of the same class and config as a given one, but narrow, short, and with tiny windows.
 
 What an architecture does with masks, positions and kept key/values is a matter of its code and config, not of its
-weights or widths. So it can be tried out on a miniature, in milliseconds also for models of billions of parameters.
+weights or widths. So it can be checked on a miniature, in milliseconds even for models with billions of parameters.
 """
 
 from __future__ import annotations

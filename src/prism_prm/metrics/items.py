@@ -1,4 +1,4 @@
-"""What is counted per solution: where the first bad step is, and ProcessBench's two accuracies.
+"""Metrics per solution: where the first bad step is, and ProcessBench's two accuracies.
 
 Steps of all solutions lie in one array, solution after solution; `starts` says where each begins.
 """

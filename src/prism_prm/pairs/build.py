@@ -1,4 +1,4 @@
-"""The whole way from labelled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
+"""From labelled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
 
 Trees are read, paired and written in chunks, so that memory does not grow with the data.
 """

@@ -1,4 +1,4 @@
-"""The rules of pairing, tree by tree, as plainly as they can be said; `columns.py` does the same for many at once."""
+"""The rules of pairing, tree by tree, as plainly as possible; `vectorised.py` does the same for many at once."""
 
 from __future__ import annotations
 

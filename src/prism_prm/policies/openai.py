@@ -8,9 +8,9 @@ Whether a step ended the solution, by the first of these rules that applies:
 3. The server says what stopped it (`stop_reason` of vLLM, `matched_stop` of SGLang): our stop string, or else the end.
 4. The server has left a whole stop string in a text before, so it would have done so here: the end.
 5. The finish reason alone cannot tell. The text is sent once more, without a stop string, for one greedy token: if
-   nothing comes, the end; otherwise the solution goes on.
+   nothing comes, the end; otherwise the solution continues.
 
-Any other finish reason ("abort", none at all) says that the answer is not whole: it is asked for again.
+Any other finish reason ("abort", none at all) means that the answer is incomplete: it is requested again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A report people like to read: text, tables and figures, written as one HTML page, as Markdown, and as JSON.
+"""A report: text, tables and figures, written as one HTML page, as Markdown, and as JSON.
 
     report = Report("PRMBench", subtitle="my-prm, 2,290 items")
     report.text("What was measured, in *Markdown*.")

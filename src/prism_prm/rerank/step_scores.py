@@ -1,4 +1,4 @@
-"""P(right) of the steps of a pool's solutions: as the pool says, from a scores table, or by a PRM."""
+"""P(right) of the steps of a pool's solutions: from the pool itself, a scores table, or a PRM."""
 
 from __future__ import annotations
 

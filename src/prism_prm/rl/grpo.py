@@ -1,4 +1,4 @@
-"""Train one policy with one reward by TRL: watched on held-out problems, and resumed where it was stopped."""
+"""Train one policy with one reward by TRL, monitored on held-out problems and resumable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen of a policy in training, as values and as a table, and when its reward and the truth have parted.
+"""Looks at a policy in training, as values and as a table, and the alarm when its reward and the truth diverge.
 
 The rule of the alarm: at some look the gold, of sampled or of greedy solutions, is lower than at its best look so far,
 by 3.5 standard errors and 3 points or more, while the proxy (the reward) is higher than it was then, by 2 standard

@@ -1,4 +1,4 @@
-"""Watch a policy while TRL trains it: gold against proxy on held-out problems, and an alarm when they part.
+"""Monitor a policy while TRL trains it: gold against proxy on held-out problems, and an alarm when they diverge.
 
     monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
     trainer = GRPOTrainer(…)

@@ -1,4 +1,4 @@
-"""The settings of `prism grpo`: one TOML file, whose [trainer] table TRL gets as it is."""
+"""The settings of `prism grpo`: one TOML file, whose [trainer] table is passed to TRL unchanged."""
 
 from __future__ import annotations
 

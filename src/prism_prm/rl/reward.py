@@ -1,7 +1,7 @@
 """`PRMReward`: a PRM as the reward function of a trainer.
 
-It is a plain callable, so any trainer can call it, and it pickles: a PRM named by its place is loaded where the reward
-is first used, a PRM that was loaded before travels with its weights.
+It is a plain callable, so any trainer can call it, and it can be pickled: a PRM given as a folder or hub id is loaded
+on first use; a loaded PRM is pickled with its weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tokens of a completion are whose: its text cut into steps, and every token given to one of them."""
+"""Which tokens belong to which step of a completion: its text is cut into steps, and every token assigned to one."""
 
 from __future__ import annotations
 

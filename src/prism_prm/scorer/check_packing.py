@@ -1,8 +1,8 @@
-"""Try out what an architecture makes of packed trees and sessions, on a miniature of it, before it scores anything.
+"""Check on a miniature whether an architecture handles packed trees and sessions, before it scores anything.
 
-An architecture may not heed positions or masks, or compute attention in a way of its own. Its miniature has every
-window cut to a few tokens, and the paths that are tried are several windows long. They must give the hidden states that
-plain sequences give through the architecture's own ("eager") attention.
+An architecture may ignore positions or masks, or compute attention in its own way. Its miniature has every window cut
+to a few tokens, and the test paths are several windows long. They must give the hidden states that plain sequences give
+through the architecture's own ("eager") attention.
 
 Shapes: N nodes of all trees, L tokens of a path, H hidden size.
 """

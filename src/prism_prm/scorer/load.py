@@ -1,4 +1,4 @@
-"""Open a PRM: `load_prm` reads one, `init_prm` makes a fresh one from a language model."""
+"""Open a PRM: `load_prm` reads one, `init_prm` makes a new one from a language model."""
 
 from __future__ import annotations
 

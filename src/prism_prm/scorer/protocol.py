@@ -1,4 +1,4 @@
-"""What scores steps, and the scores it gives, as users see them: all that search, re-ranking and evaluation need."""
+"""The protocol of a scorer and the scores it gives: all that search, re-ranking and evaluation need."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""The score store: which scores of which texts by which model are already there.
+"""The score store: which texts have been scored by which model.
 
 A score is filed under its key, a hash of who scored (the scorer's identity: weights, family and its settings, dtype,
-context, what becomes of long paths) and of what was read: the problem and every step up to the scored one. Other texts,
-another model or other settings have other keys, so an old score is never taken for a new one.
+context, treatment of long paths) and of what was read: the problem and every step up to the scored one. Other texts,
+another model or other settings have other keys, so an old score is never mistaken for a new one.
 
 A key is scored once and has one value: equal steps of one piece of work are scored where they come first, and what
 other work has filed is not scored again.
 
-Work is done in portions of trees. What a portion adds becomes one file, named by its keys: it is there whole or not at
-all, a run that was killed repeats at most one portion per process, and repeats it bit for bit. Several processes may
-fill one store.
+Work is done in portions of trees. What a portion adds becomes one file, named by its keys: it is complete or absent,
+and a killed run repeats at most one portion per process, bit for bit. Several processes may fill one store.
 """
 
 from __future__ import annotations

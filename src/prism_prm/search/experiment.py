@@ -1,4 +1,4 @@
-"""Run a recipe: search every problem, leave pools, grade them, and measure accuracy against n and tokens."""
+"""Run a recipe: search every problem, write pools, grade them, and measure accuracy against n and tokens."""
 
 from __future__ import annotations
 

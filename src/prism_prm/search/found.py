@@ -1,4 +1,4 @@
-"""What a search found, as plain records that can be written down and read again."""
+"""The result of a search, as plain records that can be written and read again."""
 
 from __future__ import annotations
 

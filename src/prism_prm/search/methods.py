@@ -1,8 +1,8 @@
 """The methods of search, with their settings: a few selection rules each, over the shared engine.
 
-A method is written for ONE problem, as a generator: it yields what it wants next and is sent the new nodes. The engine
-runs the generators of many problems side by side and answers all their wishes of a round in one batch. `METHODS` at the
-end names them all.
+A method is written for ONE problem, as a generator: it yields the nodes to expand and receives their children. The
+engine runs the generators of many problems side by side and serves all requests of a round in one batch. `METHODS` at
+the end names them all.
 """
 
 from __future__ import annotations

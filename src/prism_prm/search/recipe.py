@@ -1,4 +1,4 @@
-"""The settings of `prism search`: what a recipe file says, and what the command line changes in it."""
+"""The settings of `prism search`, from a recipe file and the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree that a search grows for one problem, and what it has cost."""
+"""The tree that a search grows for one problem, and its cost."""
 
 from __future__ import annotations
 

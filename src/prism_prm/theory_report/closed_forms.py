@@ -1,4 +1,4 @@
-"""Closed forms with numbers, each played out; what the losses pull at; pointwise against pairwise training."""
+"""Closed forms with numbers and simulations; the gradients of the losses; pointwise against pairwise training."""
 
 from __future__ import annotations
 

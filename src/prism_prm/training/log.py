@@ -1,4 +1,4 @@
-"""What a run tells while it trains: log.jsonl always, TensorBoard and Weights & Biases as the recipe says."""
+"""Logs of a run: log.jsonl always, TensorBoard and Weights & Biases if the recipe says so."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A run: PRISM from data to a trained PRM, top to bottom.
 
-pairs → margins of the base PRM → rounds, easy to hard → the best round. Each stage leaves its result in the run's
-folder and is not done again; a run that was killed goes on with the same command.
+pairs → margins of the base PRM → rounds, easy to hard → the best round. Each stage writes its result to the run's
+folder and is not repeated; rerun the command to resume a killed run.
 """
 
 from __future__ import annotations

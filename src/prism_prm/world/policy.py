@@ -1,7 +1,7 @@
 """A tiny Qwen2 policy, trained from scratch on right solutions with ordinary causal language modelling.
 
 The policy is taken as soon as a stated share of its steps is right: by then it has learned the form of a solution, and
-not yet all of the arithmetic, so its errors are natural ones. Training goes on for the backbone that PRMs start from.
+not yet all of the arithmetic, so its errors are natural ones. Training continues for the backbone that PRMs start from.
 """
 
 from __future__ import annotations

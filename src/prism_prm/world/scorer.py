@@ -1,4 +1,4 @@
-"""The oracle as a scorer of steps: the PRM that makes no mistake, for whatever takes a PRM."""
+"""The oracle as a scorer of steps: a perfect PRM, usable wherever a PRM is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """PRM800K-style trees: a right trunk, and under every prefix what the policy would have written there, judged.
 
-As PRM800K's labellers did, the trunk goes on with a right candidate where the policy wrote one, and with a step written
+As PRM800K's labellers did, the trunk continues with a right candidate if the policy wrote one, and with a step written
 for it ("human") where it did not.
 """
 

@@ -1,4 +1,4 @@
-"""What a benchmark is: items with labels, and what it measures and shows beside what every benchmark does."""
+"""What a benchmark is: items with labels, and what it measures and shows in addition to the common metrics."""
 
 from __future__ import annotations
 
