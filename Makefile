@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-slow check format bench clean
+.PHONY: help setup demo test test-slow fuzz check format bench clean
 help:            ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
 
@@ -24,6 +24,10 @@ test: $(READY)   ## run the tests
 
 test-slow: $(READY)  ## run the slow proofs too
 	$(BIN)/python -m pytest -m 'slow or not slow'
+
+fuzz: export PRISM_FUZZ_CASES ?= 200000
+fuzz: $(READY)   ## run the fuzzers with 200,000 cases (`make test` runs 2,000)
+	$(BIN)/python -m pytest tests/fuzz -q
 
 check: $(READY)  ## lint and type-check
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
 from transformers.utils import logging
 
-from prism_prm import Prm, Step, StepTree, annotated_pairs, init_prm, lookahead_pairs, read_trees
+from prism_prm import PRM, Step, StepTree, annotated_pairs, init_prm, lookahead_pairs, read_trees
 from prism_prm.pairs import PairSettings
 
 Pair = tuple[int, int]
@@ -53,7 +53,7 @@ def with_pairs(tree: StepTree, lookaheads: int) -> Work:
     return Work(tree.with_leaves(leaves), pairs)
 
 
-def score_sequences(prm: Prm, ids: Sequence[Encoded]) -> torch.Tensor:
+def score_sequences(prm: PRM, ids: Sequence[Encoded]) -> torch.Tensor:
     """The peer: each sequence whole, right-padded in batches sorted by length, causal attention without any mask."""
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     scores = torch.empty(len(ids))
@@ -71,7 +71,7 @@ def score_sequences(prm: Prm, ids: Sequence[Encoded]) -> torch.Tensor:
     return scores
 
 
-def small_prm(texts: Sequence[str], *, hidden: int, layers: int, context: int = 4096, **options: Any) -> Prm:
+def small_prm(texts: Sequence[str], *, hidden: int, layers: int, context: int = 4096, **options: Any) -> PRM:
     """A random Qwen2 PRM with a tokenizer trained on the texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from _real_trees import real_trees, small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from pair_training import make_round, real_examples
-from prism_prm import Prm, load_prm
+from prism_prm import PRM, load_prm
 from prism_prm.pairs.examples import Examples
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.training.batches import batch_maker
@@ -31,7 +31,7 @@ from prism_prm.training.recipe import HardwareSettings
 OURS, PEER = "kept on disc", "frozen layers, computed each time"
 
 
-def train(prm: Prm, examples: Examples, frozen: int, updates: int, cache: Path | None) -> list[float]:
+def train(prm: PRM, examples: Examples, frozen: int, updates: int, cache: Path | None) -> list[float]:
     """The losses of the first updates, from a copy of the weights."""
     fresh = copy.deepcopy(prm)
     if cache is not None:

@@ -24,14 +24,15 @@ from trl import RewardConfig, RewardTrainer
 
 from _real_trees import real_trees, small_prm
 from _side_by_side import conclude, median, options, print_ratios, side_by_side
-from prism_prm import Prm
+from prism_prm import PRM
 from prism_prm.losses import Objective
 from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
 from prism_prm.pairs.examples import Examples
 from prism_prm.records import StepTree
-from prism_prm.scorer.run import pair_cost
-from prism_prm.training.batches import Packing, RowLimits, batch_maker
-from prism_prm.training.loop import Round, TrainSettings
+from prism_prm.scorer.whole_trees import pair_cost
+from prism_prm.training.batches import RowLimits, batch_maker
+from prism_prm.training.loop import Round
+from prism_prm.training.settings import Packing, TrainSettings
 from prism_prm.types import Ints
 
 PAIRS_PER_UPDATE = 64
@@ -46,7 +47,7 @@ def real_examples(trees: list[StepTree], lookaheads: int) -> Examples:
     return Examples({tree.tree_id: tree for tree in trees}, np.arange(len(pairs)), *map(np.array, columns))
 
 
-def make_round(prm: Prm, examples: Examples, pack: Packing, per_tree: int, updates: int) -> Round:
+def make_round(prm: PRM, examples: Examples, pack: Packing, per_tree: int, updates: int) -> Round:
     """The first updates of a round."""
     settings = TrainSettings(
         lr=1e-5, pairs_per_update=PAIRS_PER_UPDATE, max_pairs_per_tree_per_update=per_tree, pack=pack, max_grad_norm=1.0
@@ -60,7 +61,7 @@ def make_round(prm: Prm, examples: Examples, pack: Packing, per_tree: int, updat
     return work
 
 
-def train_ours(prm: Prm, examples: Examples, pack: Packing, per_tree: int, updates: int) -> int:
+def train_ours(prm: PRM, examples: Examples, pack: Packing, per_tree: int, updates: int) -> int:
     """Train copies of the weights; gives the tokens that went through the model."""
     tokens = 0
 
@@ -75,7 +76,7 @@ def train_ours(prm: Prm, examples: Examples, pack: Packing, per_tree: int, updat
     return tokens
 
 
-def as_sequences(prm: Prm, examples: Examples, indices: Ints) -> Dataset:
+def as_sequences(prm: PRM, examples: Examples, indices: Ints) -> Dataset:
     """The pairs as TRL takes them: the ids of both whole sequences."""
 
     def ids(tree: StepTree, parent: int, text: str) -> list[int]:
@@ -96,7 +97,7 @@ def as_sequences(prm: Prm, examples: Examples, indices: Ints) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def trl_trainer(prm: Prm, data: Dataset, folder: str, batch: int) -> RewardTrainer:
+def trl_trainer(prm: PRM, data: Dataset, folder: str, batch: int) -> RewardTrainer:
     """TRL's trainer on a model of the same architecture, for one pass over the data."""
     config = copy.deepcopy(prm.module.config)
     config.num_labels, config.pad_token_id = 1, 0

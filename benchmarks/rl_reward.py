@@ -22,7 +22,7 @@ from _real_trees import small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import PRM, PRMReward, StepTree, read_pool
 from prism_prm.rl.spans import cut_steps
-from prism_prm.scorer.results import sigmoid
+from prism_prm.scorer.protocol import sigmoid
 
 Sequences = Sequence[tuple[list[int], list[int]]]
 """Of each completion its ids, and where its steps are read."""
@@ -84,8 +84,8 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=8)
     parser.add_argument("--prompt-words", type=int, default=1000, help="words before each problem")
     parser.add_argument("--completion-tokens", type=int, default=256, help="where completions are cut off")
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=1)
     arguments = parser.parse_args()
 
     problems, texts = real_completions(arguments.problems, arguments.completions)

@@ -27,7 +27,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
-from prism_prm import Prm, init_prm
+from prism_prm import PRM, init_prm
 from prism_prm.policies import Ask, Sampling, Written
 from prism_prm.policies.hf import HfPolicy, load_hf
 from prism_prm.scorer.session import Session, SessionNode
@@ -85,7 +85,7 @@ class Rescoring(Session):
 
 
 def from_scratch(
-    policy: HfPolicy, prm: Prm, problems: list[str], settings: SearchSettings, at_once: int
+    policy: HfPolicy, prm: PRM, problems: list[str], settings: SearchSettings, at_once: int
 ) -> list[Found]:
     """The peer: nothing is kept."""
     model: Any = prm

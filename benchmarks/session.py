@@ -16,12 +16,12 @@ import torch
 
 from _real_trees import Encoded, real_trees, score_sequences, small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
-from prism_prm import Prm
+from prism_prm import PRM
 from prism_prm.scorer.session import SessionNode
 
 
 def search(
-    prm: Prm, problems: list[str], texts: list[str], beams: int, steps: int
+    prm: PRM, problems: list[str], texts: list[str], beams: int, steps: int
 ) -> tuple[list[list[SessionNode]], int, int]:
     """The nodes of each iteration, and the most memory and tokens that the session held."""
     rng = random.Random(0)

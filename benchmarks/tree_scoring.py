@@ -17,12 +17,12 @@ import torch
 
 from _real_trees import Encoded, Work, real_trees, score_sequences, small_prm, with_pairs
 from _side_by_side import conclude, median, options, print_ratios, side_by_side
-from prism_prm import Prm
+from prism_prm import PRM
 from prism_prm.packing import pack
-from prism_prm.scorer.run import pair_cost
+from prism_prm.scorer.whole_trees import pair_cost
 
 
-def sequences(prm: Prm, works: Sequence[Work]) -> list[list[tuple[Encoded, Encoded]]]:
+def sequences(prm: PRM, works: Sequence[Work]) -> list[list[tuple[Encoded, Encoded]]]:
     """For each tree the ids of both sides of each pair."""
     found = []
     for work in works:

@@ -146,8 +146,8 @@ def measure(work: Work, what: str, name: str, prm: Path) -> None:
         words = ["--bench", what, "--data", work.data, "--limit", LIMITS[what]]
     out = work.out / "eval" / what / name
     if not (out / "metrics.json").exists():
-        work.prism("eval", *words, "--prm", prm, "--cache", work.out / CACHE, "--on-too-long", "drop-left-steps",
-                   "--out", out)  # fmt: skip
+        work.prism("eval", *words, "--prm", prm, "--threshold", 0.5, "--cache", work.out / CACHE,
+                   "--on-too-long", "drop-left-steps", "--out", out)  # fmt: skip
 
 
 def rerank(work: Work, prms: dict[str, Path]) -> None:

@@ -43,18 +43,21 @@ def test_unknown_keys_list_the_known_ones() -> None:
 
 
 def test_wrong_type_names_the_place() -> None:
-    with pytest.raises(ConfigError, match=r"Expected `float`, got `str` - at `engine.power`"):
+    with pytest.raises(ConfigError, match=r"engine\.power = 'much': must be a finite number"):
         from_mapping(Car, {"name": "a", "engine": {"power": "much"}})
-    with pytest.raises(ConfigError, match="missing required field `name`"):
+    with pytest.raises(ConfigError, match="the setting name is missing"):
         from_mapping(Car, {})
 
 
 def test_a_value_that_is_none_of_a_few_lists_them() -> None:
     sections = {"data": {"inputs": ["x"]}, "base": {"prm": "x"}}
     for change, known in [
-        ({"objective": {"name": "foo"}}, "objective.name`. Known: sc, bce, hybrid."),
-        ({"hardware": {"save_dtype": "fp16"}}, "hardware.save_dtype`. Known: float32, bfloat16, float64."),
-        ({"report_to": ["mlflow"]}, "report_to[0]`. Known: tensorboard, wandb."),
+        ({"objective": {"name": "foo"}}, "objective.name = 'foo': must be one of sc, bce, hybrid"),
+        (
+            {"hardware": {"save_dtype": "fp16"}},
+            "save_dtype = 'fp16': must be one of float32, bfloat16, float64",
+        ),
+        ({"report_to": ["mlflow"]}, "report_to = ['mlflow']: each of the list must be one of tensorboard, wandb"),
     ]:
         with pytest.raises(ConfigError, match=re.escape(known)):
             from_mapping(Recipe, {**sections, **change})
@@ -88,10 +91,10 @@ def test_written_settings_can_be_read_by_people() -> None:
 def test_lists_of_numbers_are_written_in_a_line() -> None:
     odd = "a [\n1,\n] b"
     recipe = from_mapping(
-        Recipe, {"data": {"inputs": [odd, "[1, 2]"]}, "base": {"prm": odd}, "train": {"betas": [0.5, 1]}}
+        Recipe, {"data": {"inputs": [odd, "[1, 2]"]}, "base": {"prm": odd}, "train": {"betas": [0, 0.5]}}
     )
     text = to_toml(recipe)
-    assert "betas = [0.5, 1.0]" in text
+    assert "betas = [0.0, 0.5]" in text
     assert "bins = [\n  [0.5, 1.0],\n  [0.3, 0.5],\n  [0.2, 0.3],\n  [0.1, 0.2],\n]" in text
     assert from_mapping(Recipe, tomllib.loads(text)) == recipe
 

@@ -121,9 +121,17 @@ def test_what_is_no_address(url: str) -> None:
         ask(url)
 
 
-@pytest.mark.parametrize("wrong", [{"timeout": 0.0}, {"timeout": float("nan")}, {"retries": -1}, {"backoff": -1.0}])
-def test_wrong_patience(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="must be above 0"):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"timeout": 0.0}, "timeout = 0.0: must be above 0"),
+        ({"timeout": float("nan")}, "timeout = nan: must be a finite number"),
+        ({"retries": -1}, "retries = -1: must be 0 or more"),
+        ({"backoff": -1.0}, "backoff = -1.0: must be 0 or more"),
+    ],
+)
+def test_wrong_patience(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Patience(**wrong)
     with pytest.raises(ConfigError, match="concurrency = 0 must be 1 or more"):
         Server("http://localhost", QUICK, 0, key_variable=KEY)

@@ -75,7 +75,7 @@ def test_imports_are_found_wherever_they_stand() -> None:
 import prism_prm.files as f
 from prism_prm import __version__, records
 if TYPE_CHECKING:
-    from prism_prm.scorer import Prm
+    from prism_prm.scorer import PRM
 def late():
     from prism_prm.rerank.report import build
 """

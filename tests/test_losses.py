@@ -99,7 +99,7 @@ def test_no_overflow_at_extreme_log_odds() -> None:
     [
         ({"name": "sc", "on": "labels"}, "goes with name = 'bce'"),
         ({"temperature": 0.0}, "temperature = 0.0: must be above 0"),
-        ({"anchor_weight": -1.0}, "must not be negative"),
+        ({"anchor_weight": -1.0}, "must be 0 or more"),
     ],
 )
 def test_impossible_objectives(settings: dict[str, object], message: str) -> None:

@@ -123,7 +123,7 @@ def test_a_file_is_part_of_the_model_s_identity(
     prm = init_prm(tiny_lm("qwen2"), family="my_file.py:Mine")
     prm.save(here / "prm")
     readme = (here / "prm" / "README.md").read_text()
-    assert "load_prm('.', family='my_file.py:Mine')" in readme
+    assert """load_prm(".", family='my_file.py:Mine')""" in readme
     set_threshold(here / "prm", 0.25)
     again = load_prm(here / "prm", family="./my_file.py:Mine")
     assert (again.card.threshold, again.model_hash()) == (0.25, prm.model_hash())

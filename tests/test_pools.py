@@ -8,7 +8,7 @@ import pytest
 
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem, read_pool, write_pool
-from prism_prm.tasks import Problem
+from prism_prm.tasks import TaskProblem
 
 TEXT = "First.\n\nSecond, so \\boxed{2}."
 
@@ -27,7 +27,7 @@ def test_solutions_come_as_texts_steps_or_objects() -> None:
             "solutions": [TEXT, ["a", "b"], {"steps": ["c"], "answer": 3, "tokens": 9}],
         }
     )
-    assert entry.problem == Problem("1+1?", "2", "7")
+    assert entry.problem == TaskProblem("1+1?", "2", "7")
     assert entry.solutions == (
         Solution(("First.", "Second, so \\boxed{2}."), TEXT),
         Solution(("a", "b"), "a\n\nb"),
@@ -88,14 +88,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         Solution((), ""),
     )
     problems = (
-        PoolProblem(Problem("q", "1", "n", "5", 0.1), solutions),
-        PoolProblem(Problem("r"), (Solution(("d",), "d", correct=False),)),
-        PoolProblem(Problem("s", "2"), ()),
+        PoolProblem(TaskProblem("q", "1", "n", "5", 0.1), solutions),
+        PoolProblem(TaskProblem("r"), (Solution(("d",), "d", correct=False),)),
+        PoolProblem(TaskProblem("s", "2"), ()),
     )
     write_pool(tmp_path / "pool.jsonl", problems)
     assert read_pool(tmp_path / "pool.jsonl").problems == problems
 
 
 def test_the_hash_sees_every_change() -> None:
-    pools = [Pool((PoolProblem(Problem("q", "1"), (Solution((text,), text),)),)) for text in "ab"]
+    pools = [Pool((PoolProblem(TaskProblem("q", "1"), (Solution((text,), text),)),)) for text in "ab"]
     assert pools[0].content_hash() != pools[1].content_hash()

@@ -11,7 +11,7 @@ from prism_prm.evaluation.benchmarks.labelled import read_labelled
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.records import unique_names
 from prism_prm.search.engine import problem_keys
-from prism_prm.tasks import Problem
+from prism_prm.tasks import TaskProblem
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_is_named_so(tmp_path: Path) -> None:
     assert [item.tree.name for item in labelled.items] == ["X", "X#1", "X#1#1", "tree-3"]
     assert problem_keys(["X", "X", "X#1"]) == ["X", "X#1", "X#1#1"]
     names = ["", "p", "p", "0"]
-    pool = Pool(tuple(PoolProblem(Problem("q", "1", name), (Solution(("a",), "a"),) * 2) for name in names))
+    pool = Pool(tuple(PoolProblem(TaskProblem("q", "1", name), (Solution(("a",), "a"),) * 2) for name in names))
     assert [tree.name for tree in pool.trees()] == [
         "0#0", "0#1", "p#0", "p#1", "p#1#0", "p#1#1", "0#1#0", "0#1#1",
     ]  # fmt: skip

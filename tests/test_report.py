@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from prism_prm.report import Report, looks, number, p_value, percent, plain_json, signed_percent
+from prism_prm.report import Report, escaped, looks, number, p_value, percent, plain_json, signed_percent
 from prism_prm.statistics import Interval
 
 
@@ -109,3 +109,15 @@ def test_looks_stay_with_their_names() -> None:
     found = looks([f"prm-{i}" for i in range(9)])
     assert found["prm-0"] == found["prm-7"]
     assert len({look.colour for look in found.values()}) == 7
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "[/b]", "_hidden_", "my_prm_2", "*a*|b", "`x` <b>", "a&b", "a\\*", "[x](y)", "[1.0, 2.0]"]
+)
+def test_escaped_text_is_shown_as_it_is(name: str) -> None:
+    from html import unescape
+
+    report = Report("t")
+    report.text(f"- {escaped(name)} is better")
+    assert f"<li>{name} is better</li>" in unescape(report.html())
+    assert escaped("my_prm-2 [1.0, 2.0]") == "my_prm-2 [1.0, 2.0]", "nothing is escaped without need"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from prism_prm.answers import extract_answer
+from prism_prm.data.problem_records import problem_of
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.tasks import TASKS, MathGrader, Problem, load_task, problem_of, subsample
+from prism_prm.tasks import TASKS, MathGrader, TaskProblem, load_task, subsample
 
 FILES = {
     "math-500": ("math500/test.jsonl", 500), "math-500-100": ("math500/test.jsonl", 100),
@@ -21,15 +22,15 @@ FILES = {
 @pytest.mark.parametrize(
     ("record", "problem"),
     [
-        ({"problem": "p", "answer": "1", "unique_id": "u", "level": 3}, Problem("p", "1", "u", "3")),
-        ({"question": "p", "answer": "2 + 3 = 5\n#### 1,005"}, Problem("p", "1,005")),
-        ({"problem": "p", "answer": 27.0, "id": 0}, Problem("p", "27", "0")),
-        ({"question": "p", "final_answer": ["$69$,$84$"]}, Problem("p", "69,84")),
-        ({"problem": "p", "solution": r"so $\boxed{1.6} \mathrm{cm}$"}, Problem("p", "1.6")),
-        ({"question": "p", "final_answer": ["4.2"], "error": "1e-1"}, Problem("p", "4.2", tolerance=0.1 / 4.2)),
+        ({"problem": "p", "answer": "1", "unique_id": "u", "level": 3}, TaskProblem("p", "1", "u", "3")),
+        ({"question": "p", "answer": "2 + 3 = 5\n#### 1,005"}, TaskProblem("p", "1,005")),
+        ({"problem": "p", "answer": 27.0, "id": 0}, TaskProblem("p", "27", "0")),
+        ({"question": "p", "final_answer": ["$69$,$84$"]}, TaskProblem("p", "69,84")),
+        ({"problem": "p", "solution": r"so $\boxed{1.6} \mathrm{cm}$"}, TaskProblem("p", "1.6")),
+        ({"question": "p", "final_answer": ["4.2"], "error": "1e-1"}, TaskProblem("p", "4.2", tolerance=0.1 / 4.2)),
     ],
 )
-def test_records_of_every_data_set(record: dict[str, Any], problem: Problem) -> None:
+def test_records_of_every_data_set(record: dict[str, Any], problem: TaskProblem) -> None:
     assert problem_of(record) == problem
 
 
@@ -37,13 +38,13 @@ def test_your_own_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"problem": "1+1?", "answer": 2}\n')
     task = load_task(str(path))
-    assert (task.name, task.problems) == ("mine", (Problem("1+1?", "2"),))
+    assert (task.name, task.problems) == ("mine", (TaskProblem("1+1?", "2"),))
 
 
 def test_a_problem_without_an_answer_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"problem": "1+1?", "answer": 2}\n{"problem": "1+2?"}\n')
-    with pytest.raises(DataError, match=r"mine.jsonl:2: no answer"):
+    with pytest.raises(DataError, match=r"mine.jsonl:2: no reference answer"):
         load_task(str(path))
 
 
@@ -53,7 +54,7 @@ def test_an_unknown_task_names_the_known() -> None:
 
 
 def test_subsample_is_in_proportion_and_independent_of_order() -> None:
-    problems = [Problem(f"p{i}", "1", level=str(i % 10 // 7)) for i in range(200)]  # 140 of level 0, 60 of level 1
+    problems = [TaskProblem(f"p{i}", "1", level=str(i % 10 // 7)) for i in range(200)]  # 140 of level 0, 60 of level 1
     chosen = subsample(problems, 50)
     assert Counter(problem.level for problem in chosen) == {"0": 35, "1": 15}
     assert chosen == [problem for problem in problems if problem in chosen], "order kept"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_prm import metrics
-from prism_prm.theory import dominance, margins, selection, simulation
+from prism_prm.theory import centre_margin, dominance, selection, simulation
 
 share = st.floats(0.02, 0.98)
 count = st.integers(1, 200)
@@ -117,31 +117,31 @@ def test_policy_ratio_is_that_of_the_optimal_policy() -> None:
 
 @given(st.floats(0.05, 0.95), st.floats(0.05, 0.95))
 def test_gradients_in_centre_and_margin(right: float, wrong: float) -> None:
-    a, m = margins.centre_margin(np.array(right), np.array(wrong))
+    a, m = centre_margin.centre_margin(np.array(right), np.array(wrong))
     step = 1e-6
     for loss, gradient in (
-        (lambda _, m: margins.sc_loss(m), margins.sc_gradient(m)),
-        (margins.bce_loss, margins.bce_gradient(a, m)),
+        (lambda _, m: centre_margin.sc_loss(m), centre_margin.sc_gradient(m)),
+        (centre_margin.bce_loss, centre_margin.bce_gradient(a, m)),
     ):
         by_centre = (loss(a + step, m) - loss(a - step, m)) / (2 * step)
         by_margin = (loss(a, m + step) - loss(a, m - step)) / (2 * step)
         assert float(gradient[0]) == pytest.approx(float(by_centre), rel=1e-4, abs=1e-5)
         assert float(gradient[1]) == pytest.approx(float(by_margin), rel=1e-4, abs=1e-5)
-    assert float(margins.bce_loss(a, m)) == pytest.approx(-math.log(right) - math.log(1 - wrong))
-    assert float(margins.sc_loss(m)) >= margins.SC_FLOOR - 1e-12
+    assert float(centre_margin.bce_loss(a, m)) == pytest.approx(-math.log(right) - math.log(1 - wrong))
+    assert float(centre_margin.sc_loss(m)) >= centre_margin.SC_FLOOR - 1e-12
 
 
 def test_the_papers_example_pulls_the_centre_only_under_bce() -> None:
-    a, m = margins.centre_margin(np.array(0.85), np.array(0.80))
-    assert float(margins.sc_gradient(m)[0]) == 0
-    assert float(margins.bce_gradient(a, m)[0]) == pytest.approx(-1 / 0.85 + 1 / 0.20)
-    assert pytest.approx(0.3133, abs=1e-4) == margins.SC_FLOOR
+    a, m = centre_margin.centre_margin(np.array(0.85), np.array(0.80))
+    assert float(centre_margin.sc_gradient(m)[0]) == 0
+    assert float(centre_margin.bce_gradient(a, m)[0]) == pytest.approx(-1 / 0.85 + 1 / 0.20)
+    assert pytest.approx(0.3133, abs=1e-4) == centre_margin.SC_FLOOR
 
 
 @given(st.lists(st.tuples(st.integers(0, 16), st.integers(0, 16)), min_size=1, max_size=40), st.integers(-1, 17))
 def test_rates_from_margins_are_the_rates(pairs: list[tuple[int, int]], cut: int) -> None:
     right, wrong = np.array(pairs, float).T / 16
-    fpr, fnr = margins.rates_from_margins(*margins.centre_margin(right, wrong), cut / 16)
+    fpr, fnr = centre_margin.rates_from_margins(*centre_margin.centre_margin(right, wrong), cut / 16)
     assert fpr == np.mean(wrong > cut / 16)
     assert fnr == np.mean(right <= cut / 16)
 
@@ -149,15 +149,15 @@ def test_rates_from_margins_are_the_rates(pairs: list[tuple[int, int]], cut: int
 def test_safe_thresholds_widen_with_the_margin() -> None:
     rng = np.random.default_rng(0)
     centre = 0.5 + 0.05 * rng.normal(size=2000)
-    narrow = margins.safe_thresholds(centre + 0.1, centre - 0.1, 0.1, 0.1)
-    wide = margins.safe_thresholds(centre + 0.2, centre - 0.2, 0.1, 0.1)
+    narrow = centre_margin.safe_thresholds(centre + 0.1, centre - 0.1, 0.1, 0.1)
+    wide = centre_margin.safe_thresholds(centre + 0.2, centre - 0.2, 0.1, 0.1)
     assert narrow is not None
     assert wide is not None
     assert wide[1] - wide[0] > narrow[1] - narrow[0]
     for low_or_high in wide:
         assert np.mean(centre - 0.2 > low_or_high) <= 0.1
         assert np.mean(centre + 0.2 <= low_or_high) <= 0.1
-    assert margins.safe_thresholds(centre, centre, 0.1, 0.1) is None
+    assert centre_margin.safe_thresholds(centre, centre, 0.1, 0.1) is None
 
 
 scored = st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=2, max_size=50).filter(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prism_prm.answers import extract_answer as extract_answer
     from prism_prm.data import ReadOptions as ReadOptions
     from prism_prm.data import read_trees as read_trees
-    from prism_prm.data.steps import split_steps as split_steps
+    from prism_prm.data.plain_solutions import split_steps as split_steps
     from prism_prm.demo.pipeline import run_demo as run_demo
     from prism_prm.errors import ConfigError as ConfigError
     from prism_prm.errors import DataError as DataError
@@ -64,11 +64,13 @@ if TYPE_CHECKING:
     from prism_prm.theory_report.closed_forms import VerifierSettings as VerifierSettings
     from prism_prm.theory_report.pipeline import report_theory as report_theory
     from prism_prm.training.margins import measure_margins as measure_margins
+    from prism_prm.training.pipeline import train_prm as train_prm
     from prism_prm.training.recipe import Recipe as Recipe
     from prism_prm.training.recipe import load_recipe as load_recipe
-    from prism_prm.training.run import train_prm as train_prm
+    from prism_prm.world.example_prms import example_folder as example_folder
+    from prism_prm.world.example_prms import example_prm as example_prm
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _EXPORTS = {
     "ConfigError": "prism_prm.errors",
@@ -104,6 +106,8 @@ _EXPORTS = {
     "compare_runs": "prism_prm.evaluation.compare",
     "evaluate_prm": "prism_prm.evaluation.pipeline",
     "evaluate_steps": "prism_prm.evaluation.evaluate",
+    "example_folder": "prism_prm.world.example_prms",
+    "example_prm": "prism_prm.world.example_prms",
     "export_pairs": "prism_prm.export",
     "extract_answer": "prism_prm.answers",
     "init_prm": "prism_prm.scorer",
@@ -124,10 +128,10 @@ _EXPORTS = {
     "search_problems": "prism_prm.search",
     "search_task": "prism_prm.search.pipeline",
     "solution_score": "prism_prm.aggregate",
-    "split_steps": "prism_prm.data.steps",
+    "split_steps": "prism_prm.data.plain_solutions",
     "steps_from_predictions": "prism_prm.evaluation.scores",
     "train_policy": "prism_prm.rl.pipeline",
-    "train_prm": "prism_prm.training.run",
+    "train_prm": "prism_prm.training.pipeline",
     "weighted_vote": "prism_prm.rerank",
 }
 """Public name → the module that owns it; type checkers read the imports above, which say the same."""

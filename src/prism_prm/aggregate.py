@@ -43,13 +43,17 @@ AGGREGATORS: dict[str, Callable[[Floats], float]] = {
 """P(right) of each step, in order → log of the solution's score."""
 
 
+DEFAULT_AGGREGATOR = "min"
+"""Where neither a user nor a PRM's card names one: a solution is as good as its worst step."""
+
+
 def check_aggregator(name: str) -> None:
     """Reject a name that is not in AGGREGATORS."""
     if name not in AGGREGATORS:
         raise ConfigError(f"Unknown aggregator {name!r}. Known: {', '.join(AGGREGATORS)}.")
 
 
-def log_score(probabilities: Sequence[float] | Floats, how: str = "last") -> float:
+def log_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_AGGREGATOR) -> float:
     """The log of a solution's score; steps must have probabilities, and there must be at least one step."""
     check_aggregator(how)
     values = np.asarray(probabilities, dtype=np.float64)
@@ -60,12 +64,13 @@ def log_score(probabilities: Sequence[float] | Floats, how: str = "last") -> flo
     return AGGREGATORS[how](values)
 
 
-def solution_score(probabilities: Sequence[float] | Floats, how: str = "last") -> float:
+def solution_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_AGGREGATOR) -> float:
     """A solution's score in [0, 1] from P(right) of each of its steps.
 
     Args:
         probabilities: of the steps, in order.
-        how: last, min, product, mean or soft-min.
+        how: last, min, product, mean or soft-min. A PRM's own is `prm.card.aggregator`, which `prm.solution_score`
+            goes by.
 
     Example:
         >>> solution_score([0.9, 0.5], "min")

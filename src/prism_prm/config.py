@@ -1,14 +1,16 @@
 """Settings from TOML: typed, documented beside their owner, and closed to unknown keys.
 
 A section is a frozen dataclass; `from_mapping` fills it (nested sections too), `override` applies `--set a.b=value`,
-and `to_toml` writes the resolved settings back so that they can be saved with a run. `settings_of` reads what a class
-says about its settings: the options of commands and the tables of the docs are made from it.
+`read_settings` does both with a file, and `to_toml` writes the resolved settings back so that they can be saved with a
+run. `settings_of` reads what a class says about its settings: the options of commands and the tables of the docs are
+made from it.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import json
@@ -24,31 +26,70 @@ from typing import Any, TypeVar
 import msgspec
 import tomli_w
 
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, DataError, SettingError, shown
+from prism_prm.foreign import read_text
+from prism_prm.ranges import accepted, fault
 
 T = TypeVar("T")
+
+
+SHOWN = "shown"
+"""In the metadata of a field: what help and docs say for its default, where that is decided later."""
 
 
 EXTENDS = "extends"
 """The key with which a file names another one that it changes; relative to its own folder."""
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """The content of a TOML file on top of those it extends; an error names the file and what is wrong with it."""
+def read_settings(
+    cls: type[T], path: str | Path | None, assignments: Sequence[str] = (), given: Mapping[str, Any] | None = None
+) -> T:
+    """A settings file, then options that were given ("search.method" → value), then `--set` assignments.
+
+    An error names the file, and says if something was put on top of it.
+    """
+    options = {name: value for name, value in (given or {}).items() if value is not None}
+    on_top = ["the options given"] * bool(options) + [f"--set {assignment}" for assignment in assignments]
+    where = f"{path} with {', '.join(on_top)}" if on_top else str(path)
+    settings = {} if path is None else read_toml(path)
+    for name, value in options.items():
+        _put(settings, name.split("."), value, str(path))
+    settings = override(settings, assignments)
     try:
-        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return from_mapping(cls, settings)
+    except ConfigError as error:
+        raise error if path is None else ConfigError(f"{where}: {error}") from None
+
+
+def read_toml(path: str | Path, below: Sequence[Path] = ()) -> dict[str, Any]:
+    """The content of a TOML file on top of those it extends; `below` are those that led to it.
+
+    An error names the file and what is wrong with it.
+    """
+    chain = [*below, Path(path)]
+    if chain[-1].resolve() in [file.resolve() for file in below]:
+        raise ConfigError(f"{chain[0]}: extends itself: {' → '.join(file.name for file in chain)}")
+    try:
+        settings = tomllib.loads(read_text(path))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. Name a TOML file, e.g. one of those in recipes/.") from None
+        by = f" (that {below[-1]} extends)" if below else ""
+        raise ConfigError(f"{path}: no such file{by}. Name a TOML file, e.g. one of those in recipes/.") from None
     except (IsADirectoryError, NotADirectoryError):
         raise ConfigError(f"{path}: not a file. Name a TOML file, e.g. one of those in recipes/.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:  # no permission, a name that is too long
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Name a TOML file.") from None
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply to be read. Is this a recipe?") from None
+    except ValueError as error:  # of tomllib, or an integer of thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    if EXTENDS not in settings:
+    base = settings.pop(EXTENDS, None)
+    if base is None:
         return settings
-    base = Path(path).parent / str(settings.pop(EXTENDS))
-    if base.resolve() == Path(path).resolve():
-        raise ConfigError(f"{path}: extends itself")
-    return _merged(read_toml(base), settings)
+    if not isinstance(base, str) or not base.strip() or "\0" in base:
+        raise ConfigError(f"{path}: {EXTENDS} = {base!r}, expected the name of a TOML file")
+    return _merged(read_toml(chain[-1].parent / base, chain), settings)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -66,25 +107,44 @@ def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[st
         keys = dotted.strip().split(".")
         if not equals or not all(keys):
             raise ConfigError(f"--set {assignment}: expected section.key=value, e.g. train.lr=2e-6")
-        section = result
-        for key in keys[:-1]:
-            section = section.setdefault(key, {})
-            if not isinstance(section, dict):
-                raise ConfigError(f"--set {assignment}: {key!r} is a value, not a section")
-        section[keys[-1]] = _toml_value(text.strip())
+        _put(result, keys, _toml_value(text.strip()), f"--set {assignment}")
     return result
 
 
+def _put(settings: dict[str, Any], keys: Sequence[str], value: Any, where: str) -> None:
+    section = settings
+    for i, key in enumerate(keys[:-1]):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{where}: [{'.'.join(keys[: i + 1])}] must be a section, not {section!r}")
+    section[keys[-1]] = value
+
+
 def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> T:
-    """Fill the dataclass `cls`; unknown keys and wrong types are errors that say what is known."""
+    """Fill the dataclass `cls`; an error names the key with its sections, the value, and what it must be."""
     _reject_unknown_keys(cls, settings, where)
+    prefix = f"{where}." if where else ""
+    sections, known = _sections(cls), accepted(cls)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        name, required = prefix + field.name, field.default is field.default_factory is dataclasses.MISSING
+        if field.name not in settings:
+            if required:
+                what = f"section [{name}]" if field.name in sections else f"setting {name}"
+                raise ConfigError(f"the {what} is missing; it has no default")
+            continue
+        value = settings[field.name]
+        if field.name in sections and isinstance(value, Mapping):
+            from_mapping(sections[field.name], value, name)
+        elif field.name in sections:
+            raise ConfigError(f"{name} = {shown(value)}: must be a section [{name}]")
+        elif reason := fault(value, known[field.name]):
+            raise ConfigError(f"{name} = {shown(value)}: {reason}")
     try:
         return msgspec.convert(settings, type=cls)
+    except SettingError as error:
+        raise ConfigError(f"{prefix}{error}") from None
     except msgspec.ValidationError as error:
-        message = str(error).replace("`$.", "`").replace(" - at `$`", "")
-        raise ConfigError(
-            f"Wrong setting{f' in [{where}]' if where else ''}: {message}{_known_values(cls, message)}"
-        ) from error
+        raise ConfigError(f"Wrong setting{f' in [{where}]' if where else ''}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,10 +154,14 @@ class Setting:
     name: str
     """With its sections before it: "search.sampling.top_p"."""
     hint: Any
+    """Its type; `accepts` has the range too."""
+    accepts: Any
     default: Any
     """`dataclasses.MISSING` where it must be given."""
     text: str
     """The string below the field."""
+    shown: str = ""
+    """What is said for a default that is decided later."""
 
 
 @functools.cache
@@ -112,7 +176,8 @@ def settings_of(cls: type) -> dict[str, Setting]:
             parts = [dataclasses.replace(setting, name=f"{field.name}.{setting.name}") for setting in below]
         else:
             made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            parts = [Setting(field.name, hints[field.name], made, texts.get(field.name, ""))]
+            accepts, shown = accepted(cls)[field.name], field.metadata.get(SHOWN, "")
+            parts = [Setting(field.name, hints[field.name], accepts, made, texts.get(field.name, ""), shown)]
         found |= {setting.name: setting for setting in parts}
     return found
 
@@ -130,7 +195,10 @@ def _field_texts(cls: type) -> dict[str, str]:
 
 def settings_table(cls: type) -> str:
     """The settings of a class for the docs: a Markdown table of names, defaults and meanings."""
-    rows = [f"| `{name}` | {_shown(setting.default)} | {setting.text} |" for name, setting in settings_of(cls).items()]
+    rows = [
+        f"| `{name}` | {setting.shown or _shown(setting.default)} | {setting.text} |"
+        for name, setting in settings_of(cls).items()
+    ]
     return "\n".join(["| setting | default | |", "|---|---|---|", *rows]) + "\n"
 
 
@@ -166,7 +234,7 @@ def _copy(value: Any) -> Any:
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -180,29 +248,11 @@ def _sections(cls: type) -> dict[str, type]:
     return found
 
 
-def _known_values(cls: type, message: str) -> str:
-    """The values that a setting of a few may have, where msgspec only says that this is none of them."""
-    found = re.match(r"Invalid enum value .* - at `([\w.]+)", message)
-    if found is None:
-        return ""
-    *sections, name = found[1].split(".")
-    for section in sections:
-        cls = _sections(cls)[section]
-    return f". Known: {', '.join(_literals(typing.get_type_hints(cls)[name]))}."
-
-
-def _literals(hint: Any) -> list[str]:
-    if typing.get_origin(hint) is typing.Literal:
-        return [str(value) for value in typing.get_args(hint)]
-    return [value for part in typing.get_args(hint) for value in _literals(part)]
-
-
 def _reject_unknown_keys(cls: type, settings: Mapping[str, Any], where: str) -> None:
     assert dataclasses.is_dataclass(cls), f"{cls} is no settings class"
     known = [field.name for field in dataclasses.fields(cls)]
     unknown = [key for key in settings if key not in known]
     if unknown:
-        raise ConfigError(f"Unknown keys {unknown}{f' in [{where}]' if where else ''}. Known: {known}.")
-    for name, section in _sections(cls).items():
-        if isinstance(settings.get(name), Mapping):
-            _reject_unknown_keys(section, settings[name], f"{where}.{name}" if where else name)
+        near = [name for key in unknown for name in difflib.get_close_matches(str(key), known, n=1)]
+        meant = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"Unknown keys {unknown}{f' in [{where}]' if where else ''}.{meant} Known: {known}.")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism_prm.errors import ConfigError, DataError
+from prism_prm.ranges import check
 
 PAPER_BINS = ((0.5, 1.0), (0.3, 0.5), (0.2, 0.3), (0.1, 0.2))
 
@@ -30,6 +31,7 @@ class Curriculum:
     """Score the pairs again before each later round, with the PRM trained so far, and bin by the new margins."""
 
     def __post_init__(self) -> None:
+        check(self)
         if not self.bins:
             raise ConfigError(
                 "curriculum.bins is empty; the paper's are [[0.5, 1.0], [0.3, 0.5], [0.2, 0.3], [0.1, 0.2]]."

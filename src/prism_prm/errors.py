@@ -22,6 +22,14 @@ class ConfigError(PrismError):
     """A setting that is unknown, out of range, or contradicts another."""
 
 
+class SettingError(ConfigError):
+    """A setting with a value that it cannot have; whoever knows where it was given says that instead of the name."""
+
+    def __init__(self, name: str, value: object, reason: str) -> None:
+        super().__init__(f"{name} = {shown(value)}: {reason}")
+        self.name, self.value, self.reason = name, value, reason
+
+
 class ModelError(PrismError):
     """A model folder, tokenizer or forward pass that does not do what its family needs."""
 
@@ -31,6 +39,15 @@ class MissingExtraError(PrismError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"This needs {package}. Install it with: pip install 'prism-prm[{extra}]'")
+
+
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it, in one line and not too long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def first_sentence(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from prism_prm.errors import ConfigError, PrismError
+from prism_prm.ranges import Natural, NotNegative, Positive, check
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +39,15 @@ class ServerError(PrismError):
 class Patience:
     """How long to put up with a server."""
 
-    timeout: float = 300.0
+    timeout: Positive = 300.0
     """Seconds to wait for one whole answer of the server."""
-    retries: int = 5
+    retries: Natural = 5
     """How often a failed request is sent again."""
-    backoff: float = 1.0
+    backoff: NotNegative = 1.0
     """Seconds before the first retry; twice as many before each further one."""
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0 or self.retries < 0 or not self.backoff >= 0:
-            raise ConfigError(
-                f"timeout {self.timeout} must be above 0, retries {self.retries} and backoff {self.backoff} 0 or more"
-            )
+        check(self)
 
 
 class Server:
@@ -63,7 +61,7 @@ class Server:
         if concurrency < 1:
             raise ConfigError(f"concurrency = {concurrency} must be 1 or more")
         self.patience = patience
-        self.url = _address(url)
+        self.url = server_address(url)
         self.shown = _without_secrets(self.url)
         self.key_variable = key_variable
         self.num_retries = 0
@@ -161,12 +159,13 @@ class Server:
         return answer, "", 0.0
 
 
-def _address(url: str) -> httpx.URL:
+def server_address(url: str) -> httpx.URL:
+    """The URL of a server, if it is one."""
     try:
         address = httpx.URL(url.rstrip("/"))
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, ValueError, TypeError):  # httpx raises all three for ports that are no numbers
         address = httpx.URL("")
-    if address.scheme not in ("http", "https") or not address.host:
+    if address.scheme not in ("http", "https") or not address.host or not 0 < (address.port or 80) < 2**16:
         raise ServerError(f"{url!r} is not the address of a server; expected e.g. http://localhost:8000/v1")
     return address
 

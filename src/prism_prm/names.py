@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 from prism_prm.errors import ConfigError
 
+_ANY = "surrogatepass"
+"""A path on the command line may be no UTF-8; Python then gives it with half characters in it."""
 _LONGEST = 120
 """Bytes of a file name before endings; most file systems end at 255."""
 
@@ -51,9 +53,9 @@ def check_name(name: str) -> str:
 
 def file_name(name: str) -> str:
     """The name as one part of a path: different for different names, and never hidden or a way out of the folder."""
-    plain = "".join(char if char.isalnum() or char in "._-+=@ " else quote(char, safe="") for char in name)
+    plain = "".join(char if char.isalnum() or char in "._-+=@ " else quote(char, safe="", errors=_ANY) for char in name)
     plain = f"%2E{plain[1:]}" if plain.startswith(".") else plain
     if len(plain.encode()) <= _LONGEST:
         return plain
-    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(name.encode(errors=_ANY), digest_size=8).hexdigest()
     return f"{plain.encode()[: _LONGEST - 17].decode(errors='ignore')}-{digest}"

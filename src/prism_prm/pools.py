@@ -13,24 +13,27 @@ the same things are understood.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.inputs import Source, find_sources, rows
+from prism_prm.data.plain_solutions import POOL_FIELDS, split_steps
+from prism_prm.data.problem_records import TaskProblem, no_answer, problem_of, seems_to_have_an_answer
 from prism_prm.data.reader import decode
-from prism_prm.data.solutions import POOL_FIELDS
-from prism_prm.data.steps import split_steps
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.records import StepTree, unique_names
-from prism_prm.tasks import Problem, problem_of
 from prism_prm.types import Advance, ignore
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
+MOST_TOKENS = 10**12
+"""Of one solution; a larger count is nonsense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,10 @@ class Solution:
 class PoolProblem:
     """A problem and its solutions; one without any (nothing was found) counts as not solved."""
 
-    problem: Problem
+    problem: TaskProblem
     solutions: tuple[Solution, ...]
+    where: str = field(default="", compare=False, repr=False)
+    """Where it was read, for messages: `file:line`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,8 @@ class Pool:
             for k, solution in enumerate(entry.solutions):
                 if solution.steps:
                     name = f"{named}#{k}"
-                    trees.append(StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=name))
+                    tree = StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=name)
+                    trees.append(replace(tree, where=entry.where))
                 number += 1
         return trees
 
@@ -94,48 +100,92 @@ class Pool:
         return digest.hexdigest()
 
 
-def read_pool(source: str | Path | Sequence[str | Path], advance: Advance = ignore) -> Pool:
+def read_pool(
+    source: str | Path | Sequence[str | Path],
+    advance: Advance = ignore,
+    *,
+    answer_field: str | None = None,
+    with_answers: bool = True,
+) -> Pool:
     """A pool: problems with several solutions each.
 
     Args:
         source: a file, a folder, a hub data set, or several of them.
         advance: is called with how many more bytes are read.
+        answer_field: the field that holds the reference answer; by default `answer` and its usual other names.
+        with_answers: whether to read reference answers; if not, problems have none.
 
     Example:
         >>> pool = read_pool("pool.jsonl")
         >>> len(pool.problems), len(pool.solutions)
         (2, 6)
     """
-    return Pool(tuple(entry for found in find_sources(source) for entry in _entries(found, advance)))
+    read = partial(pool_problem, answer_field=answer_field, with_answer=with_answers)
+    return Pool(tuple(entry for found in find_sources(source) for entry in _entries(found, read, advance)))
 
 
-def _entries(source: Any, advance: Advance) -> Iterator[PoolProblem]:
+def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
+    """Whether the first record of the first source is one of a pool: several solutions of a problem."""
+    row = next(rows(find_sources(source)[0]))
+    try:
+        record = decode(row, dict[str, Any])
+    except DataError:
+        return False
+    lists = [field for field in POOL_FIELDS if isinstance(record.get(field), list)]
+    if not lists or any(isinstance(record.get(field), list) for field in ("labels", "steps")):
+        return False
+    # TRL calls the steps of one solution `completions`; a reference answer beside them shows that they are solutions.
+    return lists != ["completions"] or "prompt" not in record or record.get("answer") is not None
+
+
+def _entries(
+    source: Source, read: Callable[[Mapping[str, Any]], PoolProblem], advance: Advance
+) -> Iterator[PoolProblem]:
     for row in rows(source, advance):
         try:
-            yield pool_problem(decode(row, dict[str, Any]))
+            yield replace(read(decode(row, dict[str, Any])), where=row.where)
         except DataError as error:
             raise DataError(f"{row.where}: {error}", reason=error.reason) from error
 
 
-def pool_problem(record: Mapping[str, Any]) -> PoolProblem:
+def pool_problem(
+    record: Mapping[str, Any], *, answer_field: str | None = None, with_answer: bool = True
+) -> PoolProblem:
     """A record of a pool."""
-    field = next((field for field in POOL_FIELDS if isinstance(record.get(field), list)), None)
-    if field is None:
+    listed = next((name for name in POOL_FIELDS if isinstance(record.get(name), list)), None)
+    if listed is None:
         raise DataError(
             f"no list of solutions in any of the fields {', '.join(POOL_FIELDS)}; found {sorted(record)}",
             reason="missing-field",
         )
-    given = record[field]
-    scores = record.get("scores")  # beside the solutions, as search-and-learn writes them
-    if scores is not None and len(scores) != len(given):
-        raise DataError(f"{len(scores)} lists of scores for {len(given)} solutions", reason="wrong-type")
+    given = record[listed]
+    scores = _scores_beside(record, len(given))
     solutions = []
     for k, item in enumerate(given):
         try:
-            solutions.append(_solution(item, scores[k] if scores is not None else None))
+            solutions.append(_solution(item, scores[k]))
         except (DataError, msgspec.ValidationError) as error:
             raise DataError(f"solution {k}: {error}", reason="wrong-type") from error
-    return PoolProblem(problem_of(record), tuple(solutions))
+    problem = problem_of(record, answer_field=answer_field, with_answer=with_answer)
+    if problem.answer is None and with_answer and seems_to_have_an_answer(record):
+        raise no_answer(record)
+    return PoolProblem(problem, tuple(solutions))
+
+
+def _scores_beside(record: Mapping[str, Any], size: int) -> Sequence[list[float] | None]:
+    """The scores of each solution, where they stand beside the solutions, as search-and-learn writes them."""
+    try:
+        scores = msgspec.convert(record.get("scores"), list[list[float] | None] | None)
+    except msgspec.ValidationError as error:
+        said = str(error).replace("$", "")
+        raise DataError(
+            f"`scores` beside the solutions: {said}; give a list of step scores per solution", reason="wrong-type"
+        ) from error
+    if scores is None:
+        return [None] * size
+    if len(scores) != size:
+        raise DataError(f"{len(scores)} lists of scores for {size} solutions", reason="wrong-type")
+    return scores
 
 
 class _Given(msgspec.Struct):
@@ -156,7 +206,7 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
     elif not isinstance(item, dict):
         raise DataError(f"expected a text, a list of steps or an object, found {type(item).__name__}")
     given = msgspec.convert(item, _Given)
-    text = next((item[field] for field in _TEXT_FIELDS if isinstance(item.get(field), str)), None)
+    text = next((item[name] for name in _TEXT_FIELDS if isinstance(item.get(name), str)), None)
     if text is None and given.steps is None:
         raise DataError(f"neither `steps` nor a text in any of the fields {', '.join(_TEXT_FIELDS)}")
     steps = tuple(split_steps(text or "")) if given.steps is None else tuple(given.steps)
@@ -165,6 +215,13 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
     found = given.scores if given.scores is not None else scores
     if found is not None and len(found) != len(steps):
         raise DataError(f"{len(found)} scores for {len(steps)} steps; give `steps` together with `scores`")
+    for score in found or ():
+        if not 0 <= score <= 1:
+            raise DataError(f"the score {score} is not in [0, 1]; scores are probabilities that a step is right")
+    if given.tokens is not None and not 0 <= given.tokens <= MOST_TOKENS:
+        raise DataError(f"{given.tokens} tokens; expected 0 to {MOST_TOKENS:,}")
+    if isinstance(given.answer, float) and not math.isfinite(given.answer):
+        raise DataError(f"`answer` is {given.answer}, expected a text or a number")
     return Solution(
         steps,
         "\n\n".join(steps) if text is None else text,

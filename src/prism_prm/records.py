@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -59,6 +59,8 @@ class StepTree:
     """The reference answer, where the source gives it."""
     ended: bool | None = None
     """Whether the trunk reached the end of its solution; None where the source does not say."""
+    where: str = field(default="", compare=False, repr=False)
+    """Where it was read, for messages: `file:line`. No part of what the tree says."""
 
     def __post_init__(self) -> None:
         assert len(self.nodes) == len(self.parents), "one parent per node"

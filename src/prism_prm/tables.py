@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from prism_prm.data.draft import Draft
 from prism_prm.data.forest import Forest
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.records import StepPair, StepTree
 from prism_prm.types import Ints
 
@@ -140,7 +142,8 @@ def check_split(path: str | Path, split: str | None) -> None:
     if split is None:
         return
     with _open(path, "trees.parquet", TREES) as file:
-        found = sorted(set(file.read(columns=["split"])["split"].to_pylist()))
+        column = fitted(path, file.read(columns=["split"]), pa.schema([TREES.field("split")]))
+        found = sorted(set(column["split"].to_pylist()))
     if split not in found:
         raise DataError(
             f"{path}: no tree is in the split {split!r}; found: {found}. "
@@ -149,11 +152,20 @@ def check_split(path: str | Path, split: str | None) -> None:
         )
 
 
+def check_pairs_folder(folder: str | Path, split: str | None = None) -> None:
+    """Refuse a folder that `prism pairs` has not written, or that has no such split."""
+    for name, schema in (("trees.parquet", TREES), ("pairs.parquet", PAIRS)):
+        with _open(folder, name, schema):
+            pass
+    check_split(folder, split)
+
+
 def iter_trees(path: str | Path, *, split: str | None = None) -> Iterator[StepTree]:
     """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with."""
     with _open(path, "trees.parquet", TREES) as file:
         for batch in file.iter_batches(batch_size=256):
-            yield from _trees_of_batch(_only_split(batch, split), _file(path, "trees.parquet"))
+            of_split = _only_split(fitted(path, batch, TREES), split)
+            yield from _trees_of_batch(of_split, _file(path, "trees.parquet"))
 
 
 def _trees_of_batch(batch: Any, path: Path) -> Iterator[StepTree]:
@@ -161,12 +173,13 @@ def _trees_of_batch(batch: Any, path: Path) -> Iterator[StepTree]:
     values = nodes.flatten()
     starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
     texts, parents, labels, ratings, origins = (values.field(field.name).to_pylist() for field in NODE)
-    names = ("tree_id", "problem", "trunk", "name", "answer", "ended")
+    names = ("tree_id", "problem", "trunk", "name", "answer", "ended", "source")
     for i, row in enumerate(zip(*(batch.column(name).to_pylist() for name in names), strict=True)):
-        tree_id, problem, trunk, name, answer, ended = row
+        tree_id, problem, trunk, name, answer, ended, source = row
         of = slice(starts[i], starts[i + 1])
         draft = Draft(
-            problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended
+            problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended,
+            f"{path} (from {source})" if source else str(path),
         )  # fmt: skip
         try:
             draft.check_links()
@@ -189,7 +202,7 @@ def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "")
 def read_pairs(path: str | Path, *, split: str | None = None) -> pa.Table:
     """The whole of a `pairs.parquet` (or of the folder that holds it) as columns: about 37 bytes per pair."""
     with _open(path, "pairs.parquet", PAIRS) as file:
-        return _only_split(file.read(), split)
+        return _only_split(fitted(path, file.read(), PAIRS), split)
 
 
 def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPair]:
@@ -197,7 +210,7 @@ def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPa
     names = [field.name for field in PAIRS if field.name != "split"]
     with _open(path, "pairs.parquet", PAIRS) as file:
         for batch in file.iter_batches(batch_size=65536):
-            kept = _only_split(batch, split)
+            kept = _only_split(fitted(path, batch, PAIRS), split)
             for row in zip(*(kept.column(name).to_pylist() for name in names), strict=True):
                 yield StepPair(*row)
 
@@ -242,17 +255,14 @@ def _file(path: str | Path, name: str) -> Path:
     return path / name if path.is_dir() else path
 
 
-def _open(path: str | Path, name: str, schema: pa.Schema) -> pq.ParquetFile:
+@contextlib.contextmanager
+def _open(path: str | Path, name: str, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     """The Parquet file `path`, or `name` in the folder `path`, if it has the right columns."""
     path = _file(path, name)
     if not path.is_file():
         raise DataError(f"{path}: no such file; `prism pairs` writes it", reason="no-such-file")
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({error})", reason="unreadable-parquet") from error
-    missing = sorted(set(schema.names) - set(file.schema_arrow.names))
-    if missing:
-        file.close()
-        raise DataError(f"{path}: not a {name} of prism; it lacks the columns {missing}", reason="wrong-format")
-    return file
+    with reading_parquet(path, "write it again with `prism pairs`"), pq.ParquetFile(path) as file:
+        missing = sorted(set(schema.names) - set(file.schema_arrow.names))
+        if missing:
+            raise DataError(f"{path}: not a {name} of prism; it lacks the columns {missing}", reason="wrong-format")
+        yield file

@@ -10,34 +10,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
-from prism_prm.answers.extract import after_hashes, last_boxed
 from prism_prm.answers.judge import Key
-from prism_prm.answers.latex import normalise
-from prism_prm.answers.numerals import numeral
 from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.problem_records import TaskProblem as TaskProblem
+from prism_prm.data.problem_records import no_answer, problem_of
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.plugins import Plugins
 from prism_prm.types import Advance, ignore
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem and what is known about its answer."""
-
-    text: str
-    answer: str | None = None
-    name: str = ""
-    level: str = ""
-    """How hard it is, in the source's own words."""
-    tolerance: float = 0.0
-    """How far off a number may be and still be right, relative to the reference."""
 
 
 class Grader(Protocol):
@@ -46,7 +32,7 @@ class Grader(Protocol):
     def extract(self, text: str) -> Extraction:
         """The answer in a solution, and how it was found."""
 
-    def judge(self, answers: Sequence[tuple[Problem, str | None]], advance: Advance = ignore) -> list[Verdict]:
+    def judge(self, answers: Sequence[tuple[TaskProblem, str | None]], advance: Advance = ignore) -> list[Verdict]:
         """Whether each answer is right."""
 
     def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
@@ -80,7 +66,7 @@ class MathGrader:
         """The answer in a solution, and how it was found."""
         return extract_answer(text, self.methods)
 
-    def judge(self, answers: Sequence[tuple[Problem, str | None]], advance: Advance = ignore) -> list[Verdict]:
+    def judge(self, answers: Sequence[tuple[TaskProblem, str | None]], advance: Advance = ignore) -> list[Verdict]:
         """Whether each answer is right; every problem must have a reference answer."""
         pairs = []
         for problem, answer in answers:
@@ -127,7 +113,7 @@ class Task:
     """A named list of problems, each with its answer."""
 
     name: str
-    problems: tuple[Problem, ...]
+    problems: tuple[TaskProblem, ...]
 
 
 def load_problems(place: str, source: str | Path | None = None) -> Task:
@@ -137,7 +123,7 @@ def load_problems(place: str, source: str | Path | None = None) -> Task:
     return load_task(place, source)
 
 
-def load_task(name: str, source: str | Path | None = None) -> Task:
+def load_task(name: str, source: str | Path | None = None, *, answer_field: str | None = None) -> Task:
     """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems.
 
     Installed packages may add tasks (docs/plugins.md).
@@ -146,6 +132,7 @@ def load_task(name: str, source: str | Path | None = None) -> Task:
     Args:
         name: math-500, aime-2024, gsm8k, …, or a file of problems with answers.
         source: where the task is instead of on the hub.
+        answer_field: the field that holds the reference answer; by default `answer` and its usual other names.
 
     Example:
         >>> task = load_task("problems.jsonl")
@@ -157,61 +144,29 @@ def load_task(name: str, source: str | Path | None = None) -> Task:
     its_own = name not in names and (source is not None or Path(name).exists())
     known = None if its_own else _PLUGINS.find(name)
     where = source or (known.place if known else name)
-    problems = list(read_problems(where, tolerance=known.tolerance if known else 0.0))
+    problems = list(read_problems(where, tolerance=known.tolerance if known else 0.0, answer_field=answer_field))
     if known and known.subsample:
         problems = subsample(problems, known.subsample)
     return Task(name if known else Path(name).stem, tuple(problems))
 
 
-_PROBLEM_FIELDS = ("problem", "question", "prompt")
-_ANSWER_FIELDS = ("answer", "final_answer", "expected_answer", "ground_truth")
-_NAME_FIELDS = ("name", "unique_id", "id", "idx", "problem_id")
-
-
-def read_problems(source: str | Path, *, tolerance: float = 0.0) -> Iterator[Problem]:
+def read_problems(
+    source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None
+) -> Iterator[TaskProblem]:
     """The problems of a file, folder or hub data set; each must have an answer."""
     for found in find_sources([source]):
         for row in rows(found):
             try:
-                problem = problem_of(decode(row, dict[str, Any]), tolerance)
+                record = decode(row, dict[str, Any])
+                problem = problem_of(record, tolerance, answer_field=answer_field)
                 if problem.answer is None:
-                    raise DataError(
-                        f"no answer in any of the fields {', '.join(_ANSWER_FIELDS)}, and no \\boxed{{}} in `solution`",
-                        reason="missing-field",
-                    )
+                    raise no_answer(record)
             except DataError as error:
                 raise DataError(f"{row.where}: {error}", reason=error.reason) from error
             yield problem
 
 
-def problem_of(record: Mapping[str, Any], tolerance: float = 0.0) -> Problem:
-    """The problem in a record, under the names that data sets use."""
-    text = next((value for field in _PROBLEM_FIELDS if (value := record.get(field))), None)
-    if not isinstance(text, str) or not text.strip():
-        raise DataError(f"no problem text in any of the fields {', '.join(_PROBLEM_FIELDS)}", reason="missing-field")
-    answer = _answer_of(record)
-    name = next((str(value) for field in _NAME_FIELDS if (value := record.get(field)) is not None), "")
-    error = record.get("error")  # OlympiadBench: how far off an answer may be, absolutely
-    number = numeral(normalise(answer)) if answer and error else None
-    if number and number.value:
-        tolerance = float(str(error)) / abs(float(number.value))
-    tolerance = float(record.get("tolerance") or tolerance)
-    return Problem(text, answer, name, str(record.get("level") or ""), tolerance)
-
-
-def _answer_of(record: Mapping[str, Any]) -> str | None:
-    value = next((record[field] for field in _ANSWER_FIELDS if record.get(field) not in (None, "", [])), None)
-    if value is None:  # Minerva's own release has it only as the box in its solution
-        return last_boxed(str(record.get("solution") or ""))
-    if isinstance(value, list):
-        value = ", ".join(str(part).replace("$", "") for part in value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    answer = str(value)
-    return (after_hashes(answer) or answer).strip()
-
-
-def subsample(problems: Sequence[Problem], size: int) -> list[Problem]:
+def subsample(problems: Sequence[TaskProblem], size: int) -> list[TaskProblem]:
     """`size` problems in their order, each level in proportion to its share; which ones depends on their text alone."""
     if size >= len(problems):
         return list(problems)
@@ -226,6 +181,6 @@ def subsample(problems: Sequence[Problem], size: int) -> list[Problem]:
     return [problems[i] for i in sorted(chosen)]
 
 
-def _lot(problem: Problem) -> bytes:
+def _lot(problem: TaskProblem) -> bytes:
     """A random-looking rank that neither a seed nor the order of a file can change."""
     return hashlib.blake2b(problem.text.strip().encode(), digest_size=8).digest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -38,3 +38,14 @@ def silent(_text: str) -> None:
 def no_bars(_description: str, _total: float | None, /, *, unit: str = "") -> AbstractContextManager[Advance]:  # noqa: ARG001
     """`Bars` for callers that show nothing."""
     return contextlib.nullcontext(ignore)
+
+
+@contextlib.contextmanager
+def bar_on_stderr(description: str, total: int, *, shown: bool) -> Iterator[Advance]:
+    """A plain progress bar, for callers who ask a function of the library for one."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=not shown, transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done: bar.advance(task, done)

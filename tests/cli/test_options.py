@@ -118,8 +118,18 @@ def test_an_option_may_have_another_name_and_fewer_values() -> None:
 
 def test_help_shows_texts_and_defaults() -> None:
     shown = " ".join(command_of([])("-h").replace("│", " ").split())
-    for words in ("What it is called.", "Doors by row. [default: 2,4]", "─ Rest ─", "--fast --no-fast", "Drive a car."):
+    for words in ("What it is called.", "Doors by row. [default: 2,4]", "─ Rest ─", "--fast", "Drive a car."):
         assert words in shown
+
+
+@pytest.mark.parametrize("name", ["search", "theory", "eval", "rerank"])
+def test_help_says_that_the_card_decides(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
+    words = {
+        "eval": "[default: (the PRM's card; 0.5 for PRMBench",
+        "rerank": "[default: (all, first that of the PRM's card)]",
+    }
+    assert words.get(name, "[default: (the PRM's card)]") in " ".join(shown.replace("│", " ").split())
 
 
 def test_settings_refuse_values_of_options() -> None:

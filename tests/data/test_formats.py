@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from prism_prm.data import ReadOptions, read_trees
+from prism_prm.data.plain_solutions import POOL_FIELDS
 from prism_prm.data.reader import Reader
-from prism_prm.data.solutions import POOL_FIELDS
 from prism_prm.errors import DataError
 from prism_prm.records import ROOT, Step, StepTree
 

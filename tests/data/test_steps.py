@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prism_prm import read_trees, split_steps
 from prism_prm.data import ReadOptions
-from prism_prm.data.steps import _inline_formulas
+from prism_prm.data.plain_solutions import _inline_formulas
 
 
 @pytest.mark.parametrize(

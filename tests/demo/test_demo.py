@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from docs_code import run_tutorial
 from prism_prm.cli import app
 from prism_prm.demo.arms import ARMS, Budget
 from prism_prm.demo.findings import find, summary
-from prism_prm.demo.measure import differences, measure_steps
+from prism_prm.demo.numbers import differences, measure_steps
 from prism_prm.demo.pipeline import run_demo
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.reinforcement import rl_problems
@@ -35,6 +36,12 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(folder)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return folder
+
+
+def test_the_tutorial_runs_on_what_the_demo_leaves(out: Path, tmp_path: Path) -> None:
+    run_tutorial(out, tmp_path)
+    for page in ("eval-base", "eval-mine", "comparison", "rerank", "beam"):
+        assert (tmp_path / page / "report.html").exists()
 
 
 def test_quick_demo_writes_a_report_with_every_prm(out: Path) -> None:

@@ -78,12 +78,37 @@ def test_the_threshold_that_training_saved(tmp_path: Path, data: Path, prm: Path
     set_threshold(tmp_path / "prm", 0.375)
     common = ["--bench", "processbench", "--data", data, "--out", tmp_path / "out", "--draws", 100]
     output(prism("eval", *common, "--prm", tmp_path / "prm", "--threshold", "prm"))
-    assert metrics(tmp_path / "out")["benchmarks"]["processbench"]["threshold"]["value"] == 0.375
+    found = metrics(tmp_path / "out")["benchmarks"]["processbench"]["threshold"]
+    assert (found["value"], found["origin"]) == (0.375, "from the PRM's card")
     (tmp_path / "prm" / "prism.json").unlink()
-    for source in (["--prm", tmp_path / "prm"], ["--scores", "x.parquet"]):
+    for source in (["--prm", tmp_path / "prm"], ["--predictions", "x.jsonl"]):
         refused = prism("eval", *common, *source, "--threshold", "prm")
         assert isinstance(refused.exception, ConfigError)
         assert "--threshold prm needs a --prm with a prism.json" in str(refused.exception)
+
+
+def test_the_threshold_is_the_cards_unless_the_benchmark_has_a_rule(tmp_path: Path, data: Path, prm: Path) -> None:
+    """A table of scores knows what the card said; predictions have no card."""
+    shutil.copytree(prm, tmp_path / "prm")
+    set_threshold(tmp_path / "prm", 0.375)
+    rows = [{"prompt": f"{i}?", "completions": ["a", "b"], "labels": [True, i % 2 == 0]} for i in range(4)]
+    labelled = write_jsonl(tmp_path / "labelled.jsonl", rows)
+    common = ["eval", "--data", labelled, "--draws", 100, "--bench", "labelled"]
+
+    def threshold(*more: object, bench: str = "labelled") -> tuple[float, str]:
+        output(prism(*common, *more, "--out", tmp_path / "out"))
+        found = metrics(tmp_path / "out")["benchmarks"][bench]["threshold"]
+        return found["value"], found["origin"]
+
+    assert threshold("--prm", tmp_path / "prm") == (0.375, "from the PRM's card")
+    assert "above 0.375 (from the PRM's card)" in (tmp_path / "out" / "report.md").read_text()
+    table = (tmp_path / "out" / "labelled.scores.parquet").rename(tmp_path / "table.parquet")
+    assert threshold("--scores", table) == (0.375, "from the PRM's card")
+    assert threshold("--scores", table, "--threshold", 0.25) == (0.25, "as given")
+    predictions = write_jsonl(tmp_path / "p.jsonl", [{"id": f"tree-{i}", "scores": [0.9, 0.4]} for i in range(4)])
+    assert threshold("--predictions", predictions) == (0.5, "the default, since no card sets it")
+    common = ["eval", "--data", data, "--draws", 100, "--bench", "processbench"]
+    assert threshold("--prm", tmp_path / "prm", bench="processbench") == (0.5, "the benchmark's rule")
 
 
 def test_a_table_of_prism_score_serves_as_well(tmp_path: Path, data: Path, prm: Path) -> None:

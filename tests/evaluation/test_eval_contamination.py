@@ -11,11 +11,10 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, write_jsonl
 
 from prism_prm.evaluation.benchmarks import ItemSet
-from prism_prm.evaluation.benchmarks.labelled import read_labelled
-from prism_prm.evaluation.benchmarks.pair_folders import read_pair_folders
+from prism_prm.evaluation.benchmarks.labelled import read_labelled, read_pair_folders
 from prism_prm.evaluation.benchmarks.prmbench import read_prmbench
 from prism_prm.evaluation.benchmarks.processbench import read_processbench
-from prism_prm.pairs.problems import Exclusions
+from prism_prm.pairs.same_problem import Exclusions
 from prism_prm.records import Step, StepPair, StepTree
 from prism_prm.tables import write_pairs, write_trees
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from prism_prm import metrics
+from prism_prm.evaluation.control import finding, make_controls
 from prism_prm.evaluation.display import draw_error_curves
 from prism_prm.evaluation.evaluate import error_curve
 from prism_prm.evaluation.judged_steps import Steps
+from prism_prm.evaluation.measure import Measurer
 from prism_prm.report import Report, looks
 from prism_prm.theory import dominance
 from prism_prm.theory_report.roc_dominance import add_dominance
@@ -68,3 +70,15 @@ def test_the_shift_assumption_fails_on_them(real_data: Path, split: str) -> None
     for tpr in (0.5, 0.9):
         at = int(np.argmin(np.abs(found["tpr"] - tpr)))
         assert found["fpr_a"][at] < found["fpr_b"][at], "the larger data gives the lower FPR at equal TPR"
+
+
+def test_the_better_of_them_is_more_than_the_other_shifted(real_data: Path) -> None:
+    strict = {model: Measurer(published(real_data, model, "math"), 0.5) for model in reversed(MODELS)}
+    control = make_controls(strict, strict[MODELS[1]].steps.probability)[MODELS[0]]
+    assert control.verdict == "better"
+    assert control.num_fixed == 26, "16-bit probabilities: some are exactly 1"
+    # docs/evaluation.md quotes this sentence.
+    assert (
+        "At Qwen2.5-Math-PRM-7B's FNR of 3.7 %, Qwen2.5-Math-7B-PRM800K merely shifted has FPR 41.3 [30.7, 52.7] %; "
+        "Qwen2.5-Math-PRM-7B has 25.3 [18.0, 32.7] %: difference −16.0 [−26.0, −7.3] points."
+    ) in finding(control)

@@ -14,7 +14,7 @@ from prism_prm import annotated_pairs, lookahead_pairs
 from prism_prm.data import Reader
 from prism_prm.pairs import PairSettings, build
 from prism_prm.pairs.build import PairRecipe, build_pairs
-from prism_prm.pairs.problems import Exclusions, Splits
+from prism_prm.pairs.same_problem import Exclusions, Splits
 from prism_prm.records import Step, StepTree
 from prism_prm.tables import PAIRS, TREES, iter_pairs, iter_trees, write_trees
 from strategies import forests

@@ -8,7 +8,7 @@ import pytest
 
 from prism_prm import read_trees
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.pairs.problems import Exclusions, Splits, normalise_problem
+from prism_prm.pairs.same_problem import Exclusions, Splits, normalise_problem
 
 
 def test_the_same_problem_in_other_clothes() -> None:

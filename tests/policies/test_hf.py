@@ -16,7 +16,7 @@ from prism_prm import PrismError
 from prism_prm.policies import Ask, Sampling, Written, node_key, write_steps
 from prism_prm.policies.decode import Decoder
 from prism_prm.policies.hf import HfPolicy, load_hf
-from prism_prm.policies.sampling import choose, noise
+from prism_prm.policies.next_token import choose, noise
 from tiny import qwen_tokenizer
 
 TEXTS = ["Let x be 1. ", "Compute 12 * 4 / 6.\n\nThen", "y", "so y = 2 and x = 2 + 1 - 0. Please reason"]

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+from random import Random
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool, PoolProblem, Solution
-from prism_prm.rerank.curves import Curve, compute_curves
+from prism_prm.rerank.curves import Curve, check_ns, compute_curves, count_smaller
 from prism_prm.rerank.grading import Grade, GradedPool
-from prism_prm.tasks import Problem
+from prism_prm.rerank.select import SELECTORS
+from prism_prm.tasks import TaskProblem
 
 
 def graded_pool(*problems: str) -> GradedPool:
     """A pool from words whose letters are answers; "a" is right, "-" is none."""
     entries = tuple(
-        PoolProblem(Problem(f"{i}", "a"), tuple(Solution((c,), c) for c in word)) for i, word in enumerate(problems)
+        PoolProblem(TaskProblem(f"{i}", "a"), tuple(Solution((c,), c) for c in word)) for i, word in enumerate(problems)
     )
     grades = tuple(tuple(Grade(c, "boxed", c == "a", "abcd".find(c), "ok") for c in word) for word in problems)
     return GradedPool(Pool(entries), grades)
@@ -91,9 +98,68 @@ def test_the_seed_decides_the_draws() -> None:
     assert (runs[0] != runs[2]).any()
 
 
-def test_n_goes_by_powers_of_two_to_the_smallest_problem() -> None:
-    graded = graded_pool("aaaaaa", "ababab" + "a")
-    assert compute_curves(graded, {}, aggregators=["last"])[0].ns == (1, 2, 4, 6)
+def test_n_goes_by_powers_of_two_to_the_largest_problem() -> None:
+    graded = graded_pool("aaaaaa", "ababab" + "a", "b")
+    assert compute_curves(graded, {}, aggregators=["last"])[0].ns == (1, 2, 4, 7)
     assert compute_curves(graded, {}, aggregators=["last"], ns=[6, 3, 3])[0].ns == (3, 6)
-    with pytest.raises(ConfigError, match=r"n = \[7\] is not possible.*6 solutions"):
-        compute_curves(graded, {}, aggregators=["last"], ns=[1, 7])
+    assert count_smaller(graded, (1, 2, 4, 7)) == {2: 1, 4: 1, 7: 2}
+    assert check_ns(graded.pool, [7, 1]) == (1, 7)
+    with pytest.raises(ConfigError, match=r"n = \[8\] is not possible.*no problem.*more than 7 solutions"):
+        check_ns(graded.pool, [1, 8])
+
+
+WORDS = st.text("ab-", min_size=1, max_size=4)
+"""The answers of a problem's solutions."""
+
+
+@given(st.lists(WORDS, min_size=1, max_size=3), st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=60)
+def test_uneven_pools_equal_every_draw_written_out(words: list[str], random: Random) -> None:
+    """At each n, a problem with fewer solutions takes all it has; all orders stand in for the votes' random ones."""
+    graded = graded_pool(*words)
+    own = [[random.choice([0.25, 0.5, 1.0]) for _ in word] for word in words]
+    scores = [np.array([score]) for scores in own for score in scores]
+
+    def accuracy(rule: str, word: str, weights: list[float], n: int) -> float:
+        draws = list(itertools.permutations(range(len(word)), min(n, len(word))))
+        keys = {"best-of-n": "argmax"}
+        right = 0
+        for draw in draws:
+            logs = np.log([weights[i] for i in draw])
+            chosen = SELECTORS[keys.get(rule, rule)]([None if word[i] == "-" else word[i] for i in draw], logs)
+            right += chosen is not None and word[draw[chosen]] == "a"
+        return right / len(draws)
+
+    with pytest.MonkeyPatch.context() as patch:
+        orders = lambda size, *_: np.array(list(itertools.permutations(range(size))))  # noqa: E731
+        patch.setattr("prism_prm.rerank.curves.draw_orders", orders)
+        curves = by_name(compute_curves(graded, {"prm": scores}, aggregators=["min"], ns=[1, 2, 3, 4]))
+    for rule, prm in (("best-of-n", "prm"), ("weighted", "prm"), ("majority", "")):
+        found = curves[rule, prm, "min" if prm else ""].values
+        expected = [
+            [accuracy(rule, word, weights, n) for word, weights in zip(words, own, strict=True)] for n in (1, 2, 3, 4)
+        ]
+        assert found == pytest.approx(np.array(expected), abs=1e-12), rule
+    oracle = [[np.mean([any(word[i] == "a" for i in draw) for draw in itertools.permutations(range(len(word)),
+              min(n, len(word)))]) for word in words] for n in (1, 2, 3, 4)]  # fmt: skip
+    assert curves["oracle", "", ""].values == pytest.approx(np.array(oracle), abs=1e-12)
+
+
+def test_problems_without_a_reference_are_not_measured() -> None:
+    whole, half = graded_pool("ab", "b", "aab"), graded_pool("ab", "b", "aab")
+    problems, grades = list(half.pool.problems), list(half.grades)
+    problems[1] = replace(problems[1], problem=TaskProblem("1"))
+    grades[1] = tuple(replace(grade, correct=None) for grade in grades[1])
+    half = GradedPool(Pool(tuple(problems)), tuple(grades))
+    assert (half.measured, half.num_unmeasured) == ((0, 2), 1)
+    scores = {"prm": [np.array([p]) for p in (0.1, 0.2, 0.9, 0.3, 0.1, 0.8)]}
+    for some, every in zip(
+        compute_curves(half, scores, aggregators=["min"]),
+        compute_curves(whole, scores, aggregators=["min"]),
+        strict=True,
+    ):
+        assert (some.values == every.values[:, [0, 2]]).all(), "the others keep their draws and their scores"
+        assert some.points[0].num_clusters == 2
+    none = GradedPool(Pool((problems[1],)), (grades[1],))
+    with pytest.raises(DataError, match="none of the 1 problems has a reference answer"):
+        compute_curves(none, {}, aggregators=["min"])

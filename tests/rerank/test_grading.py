@@ -9,7 +9,7 @@ from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem
 from prism_prm.rerank.grading import Grade, GradedPool, grade_pool, with_task
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
-from prism_prm.tasks import MathGrader, Problem, Task
+from prism_prm.tasks import MathGrader, Task, TaskProblem
 
 POOL = Pool(
     (
@@ -55,15 +55,25 @@ def test_grades(graded: GradedPool) -> None:
 def test_without_a_reference_the_pools_own_word_counts() -> None:
     solutions = (Solution(("a",), r"\boxed{1}", correct=True), Solution(("b",), r"\boxed{2}", correct=False))
     with MathGrader(workers=1) as grader:
-        graded = grade_pool(Pool((PoolProblem(Problem("q"), solutions),)), grader)
+        graded = grade_pool(Pool((PoolProblem(TaskProblem("q"), solutions),)), grader)
         assert [grade.correct for grade in graded.grades[0]] == [True, False]
-        unknown = Pool((PoolProblem(Problem("q"), (*solutions, Solution(("c",), "c"))),))
-        with pytest.raises(DataError, match="1 of 1 problems have no `answer`"):
-            grade_pool(unknown, grader)
+        assert graded.measured == (0,)
+        entries = (
+            PoolProblem(TaskProblem("q"), (*solutions, Solution(("c",), "c"))),
+            PoolProblem(TaskProblem("r", "1"), ()),
+        )
+        unknown = grade_pool(Pool(entries), grader)
+        assert [grade.correct for grade in unknown.grades[0]] == [None, None, None], "not a word on the third"
+        assert [grade.group for grade in unknown.grades[0]] == [0, 1, -1]
+        assert (unknown.measured, unknown.num_unmeasured) == ((1,), 1)
+        by_word = grade_pool(
+            Pool((PoolProblem(TaskProblem("q"), solutions), PoolProblem(TaskProblem("r"), ()))), grader
+        )
+        assert by_word.measured == (0, 1), "a problem without a solution is not solved"
 
 
 def test_answers_can_come_from_a_task() -> None:
-    task = Task("mine", (Problem(" half of one? ", "0.5", tolerance=0.1), Problem("big?", "13")))
+    task = Task("mine", (TaskProblem(" half of one? ", "0.5", tolerance=0.1), TaskProblem("big?", "13")))
     assert [entry.problem.answer for entry in with_task(POOL, task).problems] == ["0.5", "13"]
     with pytest.raises(DataError, match="1 of 2 problems of the pool are not in the task 'mine'"):
         with_task(POOL, Task("mine", task.problems[:1]))

@@ -15,7 +15,7 @@ from prism_prm.answers import Extraction, extract_answer
 from prism_prm.pools import read_pool
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
-from prism_prm.tasks import MathGrader, Problem
+from prism_prm.tasks import MathGrader, TaskProblem
 
 pytestmark = pytest.mark.real_data
 FILE = "best_of_n/math500_pool_100.jsonl"
@@ -23,7 +23,7 @@ FILE = "best_of_n/math500_pool_100.jsonl"
 
 @dataclass(frozen=True)
 class Sample:
-    problem: Problem
+    problem: TaskProblem
     solution: str
     parsed_answer: str | None
     correct: bool
@@ -33,7 +33,7 @@ class Sample:
 def samples(real_data: Path) -> list[Sample]:
     records = [json.loads(line) for line in (real_data / FILE).open()]
     return [
-        Sample(Problem(r["problem"], r["answer"]), s["solution"], s["parsed_answer"], s["correct"])
+        Sample(TaskProblem(r["problem"], r["answer"]), s["solution"], s["parsed_answer"], s["correct"])
         for r in records
         for s in r["samples"]
     ]

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 from prism_prm import init_prm, load_prm
 from prism_prm.aggregate import log_score
 from prism_prm.cli import app, main
+from prism_prm.cli.options import families_of
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.names import named_places
 from prism_prm.pools import read_pool
+from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 
 RECORDS = [
     {
@@ -40,7 +42,7 @@ def prm_folders(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     root = tmp_path_factory.mktemp("prms")
     folders = [root / "first", root / "second"]
     for seed, folder in enumerate(folders):
-        init_prm(tiny_lm("qwen2"), family="qwen", seed=seed).save(folder)
+        init_prm(tiny_lm("qwen2"), family="qwen", seed=seed).save(folder, aggregator="mean" if seed else None)
     return folders
 
 
@@ -73,7 +75,21 @@ def test_without_a_prm(pool: Path, tmp_path: Path) -> None:
     assert values["majority", 5] == values["oracle", 5] == 1.0
     assert values["oracle", 2] == pytest.approx(1 - 1 / 10)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"curves.parquet", "figures", "metrics.json", "report.html", "report.md", "solutions.parquet"}
+    assert names == {
+        "curves.parquet", "figures", "metrics.json", "report.html", "report.md", "selected.jsonl", "solutions.parquet"
+    }  # fmt: skip
+
+
+def test_answers_under_a_name_of_your_own(pool: Path, tmp_path: Path) -> None:
+    renamed = [{"gold" if key == "answer" else key: value for key, value in record.items()} for record in RECORDS]
+    gold, problems = tmp_path / "gold.jsonl", tmp_path / "problems.jsonl"
+    gold.write_text("".join(json.dumps(record) + "\n" for record in renamed))
+    problems.write_text("".join(json.dumps({"problem": r["problem"], "gold": r["gold"]}) + "\n" for r in renamed))
+    run(pool, "--out", tmp_path / "plain", "--workers", 1)
+    run(gold, "--out", tmp_path / "gold", "--workers", 1, "--answer-field", "gold")
+    run(gold, "--task", problems, "--out", tmp_path / "task", "--workers", 1, "--answer-field", "gold")
+    expected = metrics_of(tmp_path / "plain")["curves"]
+    assert metrics_of(tmp_path / "gold")["curves"] == metrics_of(tmp_path / "task")["curves"] == expected
 
 
 def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
@@ -122,6 +138,92 @@ def test_two_prms_on_one_pool(pool: Path, tmp_path: Path, prm_folders: list[Path
         expected = log_score(prm.score(str(problem), steps), "product") if steps else None
         assert row["first/product"] == (None if expected is None else pytest.approx(expected, rel=1e-4))
     assert "PRMs compared on the same pool" in (out / "report.md").read_text()
+
+
+def selected(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "selected.jsonl").read_text().splitlines()]
+
+
+def test_each_prm_selects_as_its_card_says(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
+    out = tmp_path / "out"
+    both = ["--prm", prm_folders[0], "--prm", prm_folders[1], "--workers", 1, "--draws", 10]
+    output = run(pool, "-o", out, *both)
+    metrics = metrics_of(out)
+    card = "from the PRM's card"
+    assert metrics["own_aggregator"] == {
+        "first": {"value": "product", "origin": card}, "second": {"value": "mean", "origin": card}
+    }  # fmt: skip
+    text = " ".join((out / "report.md").read_text().split())
+    assert f"How the scores of steps become a solution's: first: product, {card}; second: mean, {card}." in text
+    assert "Aggregator of second: mean, from the PRM's card." in " ".join(output.split())
+    own = [d for d in metrics["differences"] if d["b"] and d["aggregator"] != d["b_aggregator"]]
+    assert {(d["a"], d["b"], d["aggregator"], d["b_aggregator"]) for d in own} == {
+        ("second", "first", "mean", "product")
+    }
+    values = {(c["method"], c["prm"], c["aggregator"], c["n"]): c["value"] for c in metrics["curves"]}
+    at_5 = next(d for d in own if (d["method"], d["n"]) == ("best-of-n", 5))
+    expected = values["best-of-n", "second", "mean", 5] - values["best-of-n", "first", "product", 5]
+    assert at_5["difference"] == pytest.approx(expected)
+    assert {(row["prm"], row["aggregator"]) for row in selected(out)} == {
+        ("", ""), ("first", "product"), ("second", "mean")
+    }  # fmt: skip
+    run(pool, "-o", tmp_path / "given", *both, "--aggregators", "last,min")
+    assert metrics_of(tmp_path / "given")["own_aggregator"]["second"] == {"value": "last", "origin": "as given"}
+    # A table knows what its PRM's card said.
+    run(pool, "-o", tmp_path / "again", "--scores", out / "scores" / "second.parquet", "--workers", 1, "--draws", 10)
+    assert metrics_of(tmp_path / "again")["own_aggregator"] == {"second": {"value": "mean", "origin": card}}
+
+
+def test_what_is_selected_is_written_and_given_back(pool: Path, tmp_path: Path) -> None:
+    results = rerank_pool(pool, tmp_path / "out", settings=RerankSettings(workers=1, num_draws=10))
+    rows = selected(tmp_path / "out")
+    assert [(row["name"], row["rule"], row["solution"], row["answer"], row["correct"]) for row in rows] == [
+        (f"sum-{i}", "majority", 0, str(2 * i), True) for i in range(4)
+    ]
+    assert rows[1]["steps"] == ["We add.", "So it is \\boxed{2}."]
+    assert [one.share for one in results.selections] == [row["share"] for row in rows]
+    assert rows[0]["share"] == pytest.approx(3 / 4), "the empty solution casts no vote"
+
+
+def test_a_pool_without_references_is_selected_from_and_not_measured(tmp_path: Path) -> None:
+    solutions = [{"steps": [c], "answer": c, "scores": [p]} for c, p in (("1", 0.2), ("2", 0.9), ("1", 0.3))]
+    path, out = tmp_path / "pool.jsonl", tmp_path / "out"
+    path.write_text("".join(json.dumps({"problem": name, "solutions": solutions}) + "\n" for name in "pq"))
+    output = " ".join(run(path, "-o", out, "--workers", 1).split())
+    note = "2 of 2 problems have no reference answer: selected from; there is nothing to measure."
+    assert note in output
+    assert note in (out / "report.md").read_text()
+    assert [(row["rule"], row["prm"], row["answer"], row["correct"]) for row in selected(out)[:3]] == [
+        ("majority", "", "1", None), ("best-of-n", "pool", "2", None), ("weighted", "pool", "2", None)
+    ]  # fmt: skip
+    metrics = metrics_of(out)
+    assert (metrics["curves"], metrics["differences"], metrics["problems_without_reference"]) == ([], [], 2)
+    assert not (out / "curves.parquet").exists()
+    # A third problem has a reference: it alone is measured.
+    with path.open("a") as file:
+        file.write(json.dumps({"problem": "r", "answer": "2", "solutions": solutions}) + "\n")
+    output = " ".join(run(path, "-o", out, "--workers", 1).split())
+    assert "2 of 3 problems have no reference answer: selected from, but not measured." in output
+    values = {(c["method"], c["aggregator"], c["n"]): c["value"] for c in metrics_of(out)["curves"]}
+    assert (values["mean", "", 1], values["best-of-n", "min", 3]) == (pytest.approx(1 / 3), 1.0)
+    by_problem = pq.read_table(out / "curves.parquet").to_pylist()[0]["by_problem"]
+    assert by_problem == [None, None, pytest.approx(1 / 3)]
+
+
+def test_one_small_problem_does_not_cut_the_curves(pool: Path, tmp_path: Path) -> None:
+    with pool.open("a") as file:
+        file.write(json.dumps({"problem": "one?", "answer": "1", "solutions": ["\\boxed{1}"]}) + "\n")
+    out = tmp_path / "out"
+    output = " ".join(run(pool, "-o", out, "--workers", 1).split())
+    metrics = metrics_of(out)
+    assert metrics["problems_with_fewer_solutions_than_n"] == {"2": 1, "4": 1, "5": 1}
+    values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
+    assert values["oracle", 2] == pytest.approx((4 * 0.9 + 1) / 5)
+    note = (
+        "The problems have 1 to 5 solutions. At each n, a problem with fewer takes all it has: 1 at n = 2, 1 at n = 4"
+    )
+    assert note in output
+    assert note in (out / "report.md").read_text()
 
 
 def test_an_interrupted_run_goes_on(
@@ -180,7 +282,8 @@ def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
     [
         (["--aggregators", "max"], ConfigError, "Unknown aggregator 'max'"),
         (["-n", "1,x"], ConfigError, "-n x: expected whole numbers"),
-        (["-n", "6"], ConfigError, "a problem of this pool has 5 solutions"),
+        (["-n", "6"], ConfigError, "no problem of this pool has more than 5 solutions"),
+        (["--aggregators", ","], ConfigError, "no aggregator is named. Known: last, min"),
         (["--extract", "box"], ConfigError, "Unknown ways to find an answer"),
         (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
         (["--prm", "a=x", "--scores", "a=y"], ConfigError, "Two sets of scores are called 'a'"),
@@ -198,7 +301,7 @@ def test_mistakes_are_explained(
 def test_numbers_of_solutions_are_checked_before_the_work(pool: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="-n x: expected whole numbers"):
         run(tmp_path / "nowhere.jsonl", "-o", tmp_path / "out", "-n", "1,x")
-    with pytest.raises(ConfigError, match="a problem of this pool has 5 solutions"):
+    with pytest.raises(ConfigError, match="no problem of this pool has more than 5 solutions"):
         run(pool, "-o", tmp_path / "out", "-n", "100")
     assert not (tmp_path / "out").exists(), "nothing was judged"
 
@@ -228,3 +331,51 @@ def test_library_functions_are_public() -> None:
     assert prism_prm.weighted_vote(["1/2", "0.5", "3"], [0.3, 0.3, 0.5]).answer == "1/2"
     assert prism_prm.solution_score(np.array([0.5, 0.5]), "product") == 0.25
     assert prism_prm.extract_answer(r"\boxed{4}").answer == "4"
+
+
+@pytest.fixture(scope="module")
+def two_families(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """Name → folder and family of PRMs whose folders do not say which family they are of."""
+    root = tmp_path_factory.mktemp("families")
+    found = {}
+    for name, family in (("a", "qwen"), ("b", "token-classification")):
+        init_prm(tiny_lm("qwen2"), family=family).save(root / name)
+        (root / name / "prism.json").unlink()
+        found[name] = root / name, family
+    return found
+
+
+def test_each_prm_can_have_a_family_of_its_own(
+    two_families: dict[str, tuple[Path, str]], pool: Path, tmp_path: Path
+) -> None:
+    named = [word for name, (folder, _) in two_families.items() for word in ("--prm", f"{name}={folder}")]
+    families = [word for name, (_, family) in two_families.items() for word in ("--family", f"{name}={family}")]
+    run(pool, *named, *families, "--out", tmp_path / "out", "--workers", 1, "--aggregators", "min")
+    for name, (folder, family) in two_families.items():
+        found = pq.read_table(tmp_path / "out" / "scores" / f"{name}.parquet")
+        assert set(found["model_hash"].to_pylist()) == {load_prm(folder, family=family).identity()}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["c=qwen"], "--family c=qwen: no PRM is called 'c'. PRMs: a, b."),
+        (["c=my.py:Mine"], "--family c=my.py:Mine: no PRM is called 'c'. PRMs: a, b."),
+        (["qwen", "rlhflow"], "--family rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
+        (["a=qwen", "a=rlhflow"], "--family a=rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
+    ],
+)
+def test_a_family_that_fits_no_prm_or_comes_twice(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        families_of(given, ["a", "b"])
+    assert str(found.value) == said
+
+
+def test_families_of_prms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x=1").mkdir()
+    Path("x=1/my.py").touch()
+    assert families_of(None, ["a", "b"]) == {}
+    assert families_of(["b=skywork", "qwen"], ["a", "b"]) == {"a": "qwen", "b": "skywork"}
+    assert families_of(["x=1/my.py:Mine"], ["a"]) == {"a": "x=1/my.py:Mine"}, "a file whose path has a ="
+    assert families_of(["a=x=1/my.py:Mine"], ["a", "b"]) == {"a": "x=1/my.py:Mine"}

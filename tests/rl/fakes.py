@@ -9,7 +9,7 @@ import numpy as np
 
 from prism_prm.errors import DataError
 from prism_prm.records import StepTree
-from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.protocol import TreeScores
 
 
 class FakeScorer:

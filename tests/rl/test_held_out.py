@@ -9,7 +9,7 @@ import torch
 from prism_prm.demo.reinforcement import OracleGold
 from prism_prm.policies import Prompting
 from prism_prm.rl.held_out import AnswerGold, Writing, Written, problem_rows, write_solutions
-from prism_prm.tasks import MathGrader, Problem
+from prism_prm.tasks import MathGrader, TaskProblem
 from prism_prm.world.build import load_policy
 from prism_prm.world.tokens import prompt_of
 
@@ -19,7 +19,7 @@ ODD = ["", "user\n", "assistant", "1+2=3" * 500, "1\n\n" * 1000, "#### ", "\n\n#
 
 def test_rows_hold_the_prompt_that_a_search_would_send(world_policy: Path) -> None:
     _, tokenizer = load_policy(world_policy)
-    (row,) = problem_rows([Problem("1+2", "3", tolerance=0.1)], Prompting(), tokenizer)
+    (row,) = problem_rows([TaskProblem("1+2", "3", tolerance=0.1)], Prompting(), tokenizer)
     assert row == {"prompt": prompt_of("1+2"), "problem": "1+2", "answer": "3", "tolerance": 0.1}
 
 
@@ -52,7 +52,7 @@ def test_what_does_not_end_is_cut(world_policy: Path) -> None:
 
 def test_odd_texts_are_judged(world_policy: Path) -> None:
     _, tokenizer = load_policy(world_policy)
-    rows = problem_rows([Problem("1+2", "3")] * len(ODD), Prompting(), tokenizer)
+    rows = problem_rows([TaskProblem("1+2", "3")] * len(ODD), Prompting(), tokenizer)
     written = [Written(text, (1, 2), True) for text in ODD]
     truth = OracleGold(5)(rows, written)
     assert truth.right["answer"] == [False] * 6 + [True]

@@ -168,7 +168,7 @@ def test_one_prm_reward_is_needed(memorising_policy: Path, tmp_path: Path) -> No
 STRANGE = ["", "\n\n\n\n", "<|im_end|>\n\nassistant", "1 + " * 400, "\n\n".join(["1"] * 1000), "u\tv\n\n#### 3"]
 
 
-@pytest.mark.parametrize("credit", CREDITS)
+@pytest.mark.parametrize("credit", ["outcome", "pure"])
 def test_no_text_ends_a_run(memorising_policy: Path, tmp_path: Path, credit: str) -> None:
     """A policy that writes nothing, control words, an endless step or a thousand tiny ones is trained like any."""
     gated = PRMReward(fake(by_length, context=300), "product")
@@ -209,20 +209,20 @@ from prism_prm import PRMReward
 policy, out, per_process = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 texts = ["3 + 4 = 7\\n\\n#### 7", "1", "2\\n\\n3\\n\\n4 = 4", "12345\\n\\n#### 1",
          "a b\\n\\nc", "#### 5", "1\\n\\n\\n\\n22", "x = 1"]
+trainer = trainer_of(policy, out / "run", PRMReward(fake(by_length), "mean", gate=False),
+                     args={"per_device_train_batch_size": per_process, "num_generations": 8})
+rank, tokenizer = trainer.accelerator.process_index, trainer.processing_class
+own = texts[rank * per_process : (rank + 1) * per_process]
+ids = [tokenizer.encode(text) + [tokenizer.eos_token_id] for text in own]
+trainer._generate_single_turn = lambda *_, **__: (ids, None)
 found = {}
-for credit in ("outcome", "process", "pure", "progress"):
-    trainer = trainer_of(policy, out / "run", PRMReward(fake(by_length), "mean", gate=False), credit=credit,
-                         args={"per_device_train_batch_size": per_process, "num_generations": 8})
-    rank, tokenizer = trainer.accelerator.process_index, trainer.processing_class
-    own = texts[rank * per_process : (rank + 1) * per_process]
-    ids = [tokenizer.encode(text) + [tokenizer.eos_token_id] for text in own]
-    trainer._generate_single_turn = lambda *_, **__: (ids, None)
+for trainer.credit in ("outcome", "process", "pure", "progress"):
     trainer.model.train()
     row = list(problems())[0]
     batch = trainer._generate_and_score_completions([dict(row) for _ in own])
     kept = [row[mask == 1].tolist() for row, mask in zip(batch["advantages"], batch["completion_mask"])]
     from accelerate.utils import gather_object
-    found[credit] = gather_object(kept)
+    found[trainer.credit] = gather_object(kept)
 if trainer.accelerator.is_main_process:
     (out / f"{per_process}.json").write_text(json.dumps([trainer.accelerator.num_processes, found]))
 """

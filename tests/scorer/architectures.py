@@ -16,7 +16,7 @@ from prism_prm.lm.miniature import randomise, small_config
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.card import Card
 from prism_prm.prms.module import PrmModule
-from prism_prm.scorer import Prm
+from prism_prm.scorer import PRM
 from tiny import llama_tokenizer, mistral_tokenizer, qwen_tokenizer
 
 VOCABULARY = 512
@@ -79,12 +79,12 @@ def layout(family: str) -> Any:
     return FAMILIES[family](_TOKENIZERS[family]())
 
 
-def random_prm(family: str, kind: str) -> Prm:
+def random_prm(family: str, kind: str) -> PRM:
     """A PRM of any family on any architecture; models are shared, so do not change them."""
     model, laid_out = backbone(kind), layout(family)
     head = laid_out.make_head(model.config.hidden_size, model.config).double()
     randomise(head)
-    return Prm(PrmModule(model, head, laid_out).eval(), laid_out, Card(family, laid_out.chosen))
+    return PRM(PrmModule(model, head, laid_out).eval(), laid_out, Card(family, laid_out.chosen))
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def exact() -> Iterator[None]:
 
 
 @contextmanager
-def own_attention(prm: Prm) -> Iterator[None]:
+def own_attention(prm: PRM) -> Iterator[None]:
     """The architecture's own attention, with nothing of ours in it."""
     prm.module.config._attn_implementation = "eager"
     try:

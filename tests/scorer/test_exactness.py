@@ -17,7 +17,7 @@ from prism_prm.lm import tree_attention
 from prism_prm.packing import batch_rows, collate, encode_tree, merge_rows, pack, read_index
 from prism_prm.prms.module import PrmModule
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.scorer.run import run_rows
+from prism_prm.scorer.whole_trees import run_rows
 from tiny import FAMILY_MODELS
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}

@@ -215,9 +215,18 @@ def test_a_damaged_card_is_named(tiny_lm: Callable[..., Path], tmp_path: Path) -
     init_prm(tiny_lm("llama"), family="token-classification").save(tmp_path / "prm")
     for content, message in [
         ("{", "prism.json"),
+        ("[]", "prism.json"),
         ('{"family": "qwan"}', "prism.json: Unknown family 'qwan'. Known: qwen"),
-        ('{"family": "qwen", "treshold": 1}', r"unknown keys \['treshold'\]"),
+        ('{"family": "qwen", "treshold": 1}', r"Unknown keys \['treshold'\]"),
         ('{"family": "token-classification", "threshold": "high"}', "prism.json.*threshold"),
+        (
+            '{"family": "token-classification", "threshold": 1.5}',
+            r"prism.json: threshold = 1.5: must be 0 or more and at most 1",
+        ),
+        (
+            '{"family": "token-classification", "aggregator": "max"}',
+            "prism.json: Unknown aggregator 'max'. Known: last, min",
+        ),
         ('{"family": "token-classification", "settings": {"sep": "x"}}', r"Unknown settings \['sep'\]"),
     ]:
         (tmp_path / "prm/prism.json").write_text(content)

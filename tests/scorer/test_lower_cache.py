@@ -19,15 +19,14 @@ from prism_prm import load_prm
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.records import Step, StepTree
-from prism_prm.scorer import Prm
-from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
-from prism_prm.scorer.model_hash import hash_lower
+from prism_prm.scorer import PRM
+from prism_prm.scorer.lower_cache import CacheSettings, LowerCache, hash_lower
 from tiny import FAMILY_MODELS
 
 Tiny = Callable[..., Any]
 
 
-def cached(prm: Prm, folder: Path, gigabytes: float = 1.0) -> Prm:
+def cached(prm: PRM, folder: Path, gigabytes: float = 1.0) -> PRM:
     """A PRM of the same weights that keeps what its lowest layer makes of texts."""
     other = copy.deepcopy(prm)
     other.cache = LowerCache(other.module, CacheSettings(folder, 1, gigabytes))
@@ -38,7 +37,7 @@ def never(*_: object) -> Any:
     raise AssertionError("the frozen layers run again")
 
 
-def assert_same_scores(one: Prm, other: Prm, *trees: Any) -> None:
+def assert_same_scores(one: PRM, other: PRM, *trees: Any) -> None:
     for a, b in zip(one.score_trees(trees), other.score_trees(trees), strict=True):
         np.testing.assert_allclose(a.log_odds_NO, b.log_odds_NO, atol=1e-9)
 

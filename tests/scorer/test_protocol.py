@@ -1,4 +1,4 @@
-"""A `Prm` as its users see it: who it is, what it can score, and how many tokens that is."""
+"""A `PRM` as its users see it: who it is, what it can score, and how many tokens that is."""
 
 from __future__ import annotations
 

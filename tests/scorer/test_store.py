@@ -18,7 +18,7 @@ import pytest
 from prism_prm import StepTree, init_prm, load_prm
 from prism_prm.errors import DataError
 from prism_prm.records import Step
-from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore, Share, keys_of
 
 
@@ -110,6 +110,46 @@ def test_a_path_is_not_its_text() -> None:
     assert len(set(last)) == len(chains)
 
 
+class Rounding(Counting):
+    """A real model's scores depend on what they are batched with: here each score has a rounding error of its own."""
+
+    def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+        found = super().score_trees(trees, wanted)
+        for number, scores in enumerate(found, start=len(self.asked)):
+            scores.log_odds_NO[:] += number * 1e-6
+        return found
+
+
+def test_equal_steps_have_one_score_and_are_scored_once(tmp_path: Path) -> None:
+    """In one portion, in several, beside what other work has filed, and in a repeated run."""
+    scorer = Rounding()
+    ScoreStore(tmp_path, scorer, portion=2).score([Request(trees()[2], (2, 1))])
+    work = requests() + [Request(tree, (1, 0)) for tree in trees()] + requests() + [Request(trees()[0], (0, 0))]
+    store = ScoreStore(tmp_path, scorer, portion=3)
+    first = store.score(work)
+    assert sum(map(len, scorer.asked)) == 4 * 3, "four trees of three steps"
+    value: dict[bytes, float] = {}
+    for request, scores in zip(work, first, strict=True):
+        for key, node in zip(keys_of("", request), request.nodes, strict=True):
+            assert value.setdefault(key, scores.log_odds_NO[node, 0]) == scores.log_odds_NO[node, 0]
+    assert len(value) == 12
+    for portion in (3, 5, 1):
+        again = ScoreStore(tmp_path, scorer, portion=portion).score(work)
+        np.testing.assert_array_equal(np.concatenate([s.log_odds_NO for s in again]),
+                                      np.concatenate([s.log_odds_NO for s in first]))  # fmt: skip
+    assert sum(map(len, scorer.asked)) == 4 * 3
+
+
+def test_scores_made_elsewhere_change_none_that_is_filed(tmp_path: Path) -> None:
+    scorer = Rounding()
+    before = values(ScoreStore(tmp_path, scorer).score(requests(3)))
+    ScoreStore(tmp_path, scorer).add(requests(), Counting().score_trees(trees(), [range(3)] * 4))
+    found = ScoreStore(tmp_path, scorer).score(requests())
+    assert values(found)[:2] == before
+    assert values(found)[2:] == [[10.0, 13.0, 11.0], [10.0, 14.0, 11.0]]
+    assert len(scorer.asked) == 2
+
+
 def test_what_is_too_long_is_remembered_as_such(tmp_path: Path) -> None:
     scorer = Counting(context=10)
     for _ in range(2):
@@ -127,12 +167,21 @@ def test_scores_made_elsewhere_are_filed(tmp_path: Path) -> None:
     assert scorer.asked == []
 
 
+def test_no_work_is_done_at_once(tmp_path: Path) -> None:
+    scorer = Counting()
+    store = ScoreStore(tmp_path, scorer)
+    store.add([], [])
+    assert store.score([]) == []
+    assert np.isnan(store.score([Request(trees()[0], ())])[0].log_odds_NO).all()
+    assert scorer.asked == []
+
+
 def test_a_broken_file_names_itself(tmp_path: Path) -> None:
     store = ScoreStore(tmp_path, Counting())
     store.score(requests())
     (path,) = store.folder.iterdir()
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=rf"{path}: not a file of the score store .* remove it"):
+    with pytest.raises(DataError, match=rf"{path}: cannot be read .* not a file of the score store; remove it"):
         ScoreStore(tmp_path, Counting())
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from prism_prm.data.reader import read_trees
 from prism_prm.errors import DataError
+from prism_prm.evaluation.benchmarks.prmbench import read_prmbench
 from prism_prm.packing import EncodedTree, Layout, encode_tree
+from prism_prm.pools import read_pool
 from prism_prm.prms import FAMILIES
 from prism_prm.records import Step, StepTree
-from prism_prm.scorer.too_long import fit
+from prism_prm.scorer.whole_trees import fit
+from prism_prm.tables import iter_trees, write_trees
 from tiny import FAMILY_MODELS, MODELS
 
 
@@ -112,3 +119,52 @@ def test_the_work_grows_with_the_steps_that_are_kept(wanted: str) -> None:
     assert len(long) > size - 60 if wanted == "all" else long == [size - 1]
     assert family.num_calls < 3 * size * 60
     assert longest < 60
+
+
+RECORDS = [{"problem": "Why?", "steps": ["a"] * size, "label": -1} for size in (1, 40)]
+
+
+@pytest.mark.parametrize("kind", ["steps", "pool", "prmbench", "table"])
+def test_a_step_that_is_too_long_is_found_in_its_file(tmp_path: Path, kind: str) -> None:
+    path, place = tmp_path / "a.jsonl", r"a\.jsonl:2: tree 1"
+    records: list[dict[str, Any]] = RECORDS
+    if kind == "pool":
+        records = [{"problem": "Why?", "answer": "1", "solutions": [record["steps"]]} for record in RECORDS]
+    elif kind == "prmbench":
+        records = [
+            {"classification": "circular", "idx": str(i), "modified_question": "Why?",
+             "modified_process": record["steps"], "error_steps": []}
+            for i, record in enumerate(RECORDS)
+        ]  # fmt: skip
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    if kind == "pool":
+        trees = read_pool(path).trees()
+    elif kind == "prmbench":
+        trees = [item.tree for item in read_prmbench([path]).items]
+    elif kind == "table":
+        write_trees(tmp_path / "trees.parquet", read_trees(path), source="a.jsonl")
+        trees, place = list(iter_trees(tmp_path)), r"trees\.parquet \(from a\.jsonl\): tree 1"
+    else:
+        trees = list(read_trees(path))
+    for choice in ("error", "drop-left-steps"):
+        context = 20 if choice == "error" else 4
+        with pytest.raises(DataError, match=rf"{place}.*, node \d+: .*(are \d+ tokens|alone exceed)"):
+            fit(trees[1], 0, range(40), Plain(), context, choice)
+
+
+class Plain:
+    """A token per character, and one after each step."""
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        return [0] * len(problem)
+
+    def step_ids(self, text: str, index: int) -> tuple[list[int], int]:  # noqa: ARG002
+        return [0] * (len(text) + 1), len(text)
+
+
+def test_where_a_tree_was_read_is_no_part_of_what_it_says() -> None:
+    tree = StepTree.chain("Why?", ["a"])
+    moved = replace(tree, where="b.jsonl:3")
+    assert (moved, moved.content_hash(), hash(moved), repr(moved)) == (
+        tree, tree.content_hash(), hash(tree), repr(tree),
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from worlds import FakePolicy, FakePrm
 
 from prism_prm import PrismError
 from prism_prm.aggregate import AGGREGATORS, log_score
+from prism_prm.chosen import CardValues
 from prism_prm.policies import Sampling
 from prism_prm.search import METHODS, Found, SearchSettings, search_problems
 from prism_prm.search.methods import resample, resampling_weights
@@ -65,6 +66,26 @@ def test_a_beam_wide_enough_is_exhaustive_search(aggregator: str, seed: int) -> 
     np.testing.assert_allclose([total(steps) for steps in texts(found)], [total(steps) for steps in expected])
     top = texts(found)[0]
     assert found.solutions[0].scores == pytest.approx([right(top[: i + 1]) for i in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("card", "given", "best"),
+    [
+        (CardValues("last"), None, ("b", "b", "b.")),
+        (CardValues("min"), None, ("a", "a", "a.")),
+        (CardValues("last"), "min", ("a", "a", "a.")),
+        (None, None, ("a", "a", "a.")),
+    ],
+)
+def test_a_path_is_scored_as_the_prms_card_says(
+    card: CardValues | None, given: str | None, best: tuple[str, ...]
+) -> None:
+    """What is given wins; without a card it is the minimum. The path of b begins badly and ends best."""
+    known = {("a",): 0.6, ("a", "a"): 0.6, ("a", "a", "a."): 0.6, ("b",): 0.59, ("b", "b"): 0.59, ("b", "b", "b."): 0.9}
+    prm: Any = FakePrm(lambda steps: known.get(steps, 0.1), card=card)
+    settings = SearchSettings(method="beam", n=96, expand=24, aggregator=given)
+    (found,) = search_problems(FakePolicy(even), prm, ["p"], settings)
+    assert texts(found)[0] == best
 
 
 @pytest.mark.parametrize("method", ["beam", "dvts", "particle", "best-of-n"])
@@ -166,7 +187,7 @@ def test_a_finished_beam_is_kept() -> None:
     def right(steps: tuple[str, ...]) -> float:
         return {"x.": 0.7, "y": 0.6, "z.": 0.9}[steps[-1]]
 
-    (found,) = run(SearchSettings(method="beam", n=32, expand=16), options, right)
+    (found,) = run(SearchSettings(method="beam", n=32, expand=16, aggregator="last"), options, right)
     assert ("x.",) in texts(found)
     assert texts(found)[0] == ("y", "z.")
 
@@ -311,13 +332,13 @@ def test_problems_do_not_disturb_each_other(method: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"method": "mcts"}, "Unknown method 'mcts'. Known: sample"),
+        ({"method": "mcts"}, "method = 'mcts': must be one of sample"),
         ({"method": "beam"}, "give one with --prm"),
         ({"n": 0}, "n = 0"),
         ({"prm_weight": 1.5}, "prm_weight"),
         ({"prm_weight": 0.0, "lookahead": 1}, "no weight"),
         ({"aggregator": "best"}, "Unknown aggregator"),
-        ({"resample_temperature": math.nan}, "resample_temperature above 0"),
+        ({"resample_temperature": math.nan}, "resample_temperature = nan: must be a finite number"),
     ],
 )
 def test_wrong_settings(wrong: dict[str, Any], message: str) -> None:
@@ -327,5 +348,5 @@ def test_wrong_settings(wrong: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -0.1])
 def test_a_temperature_is_a_number(wrong: float) -> None:
-    with pytest.raises(PrismError, match=f"temperature {wrong} must be a number from 0 on"):
+    with pytest.raises(PrismError, match=f"temperature = {wrong}: must be (0 or more|a finite number)"):
         Sampling(temperature=wrong)

@@ -14,7 +14,7 @@ from prism_prm.policies import PolicySettings
 from prism_prm.search import METHODS, SearchSettings, search_problems
 from prism_prm.search.experiment import Experiment
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.tasks import MathGrader, Problem
+from prism_prm.tasks import MathGrader, TaskProblem
 
 NAMES = {
     "can_score", "context", "count_tokens", "identity", "outputs", "score", "score_many", "score_trees", "session",
@@ -56,7 +56,7 @@ def test_an_experiment_needs_only_a_scorer(method: str, tmp_path: Path) -> None:
         search=SearchSettings(method, expand=16),
     )  # fmt: skip
     policy: Any = FakePolicy(options)
-    experiment = Experiment(recipe, [Problem("p", "1")], policy, tmp_path, bar=_silent, live=_silent)
+    experiment = Experiment(recipe, [TaskProblem("p", "1")], policy, tmp_path, bar=_silent, live=_silent)
     scorer: Any = OnlyScorer(FakePrm(right))
     with MathGrader(workers=1) as grader:
         ((point,), (graded,)) = experiment.run({"fake": lambda: scorer}, grader)

@@ -16,8 +16,10 @@ from prism_prm import PrismError, init_prm, load_prm
 from prism_prm.aggregate import log_score
 from prism_prm.answers import extract_answer
 from prism_prm.cli import app, main
+from prism_prm.errors import DataError
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import scores_by_prm
+from prism_prm.scorer import load as scorer_load
 from prism_prm.scorer.store import ScoreStore
 from prism_prm.search import Engine
 from prism_prm.world.problems import draw_problems
@@ -31,7 +33,8 @@ NUM_PROBLEMS = 10
 def prms(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("prms")
     for seed, name in enumerate(("first", "second")):
-        init_prm(world_policy, family="qwen", settings=PRM_SETTINGS, seed=seed).save(root / name)
+        prm = init_prm(world_policy, family="qwen", settings=PRM_SETTINGS, seed=seed)
+        prm.save(root / name, aggregator="mean" if seed else None)
     return [root / "first", root / "second"]
 
 
@@ -69,9 +72,11 @@ def test_beam_with_two_prms(command: list[str], prms: list[Path]) -> None:
         pool = read_pool(out / "pools" / f"{point['prm']}-n{point['n']}.jsonl")
         assert len(pool.problems) == NUM_PROBLEMS
         solved = []
+        how = {"a": "product", "b": "mean"}[point["prm"]]
         for entry in pool.problems:
-            best = max(entry.solutions, key=lambda s: -np.inf if s.scores is None else log_score(s.scores, "last"))
+            best = max(entry.solutions, key=lambda s: -np.inf if s.scores is None else log_score(s.scores, how))
             solved.append(answer_of(best.steps) == entry.problem.answer)
+        assert point["aggregator"] == {"value": how, "origin": "from the PRM's card"}
         assert point["accuracy"]["value"] == pytest.approx(np.mean(solved))
         assert point["correct"] == [float(right) for right in solved]
         assert point["policy_tokens"] > 0
@@ -86,6 +91,7 @@ def test_beam_with_two_prms(command: list[str], prms: list[Path]) -> None:
     a, b = (np.mean(metrics["points"][i]["correct"]) for i in (1, 3))
     assert eight["difference"] == pytest.approx(b - a)
     assert "accuracy" in (out / "report.html").read_text()
+    assert "a: product, from the PRM's card; b: mean, from the PRM's card" in (out / "report.md").read_text()
 
 
 def test_best_of_n_is_sampled_once_and_tells_every_n(command: list[str], prms: list[Path]) -> None:
@@ -99,7 +105,8 @@ def test_best_of_n_is_sampled_once_and_tells_every_n(command: list[str], prms: l
     for name, pool in pools.items():
         right = [[answer_of(s.steps) == e.problem.answer for s in e.solutions] for e in pool.problems]
         assert by_size[name, 1]["accuracy"]["value"] == pytest.approx(np.mean(right))
-        best = [int(np.argmax([s.scores[-1] if s.scores else -1 for s in e.solutions])) for e in pool.problems]
+        how = {"a": np.prod, "b": np.mean}[name]
+        best = [int(np.argmax([how(s.scores) if s.scores else -1 for s in e.solutions])) for e in pool.problems]
         assert by_size[name, 6]["accuracy"]["value"] == pytest.approx(
             np.mean([own[i] for own, i in zip(right, best, strict=True)])
         )
@@ -221,6 +228,17 @@ def test_other_settings_need_another_folder_and_more_problems_do_not(command: li
     assert len((out / "journal" / "n2.jsonl").read_text().splitlines()) == 1 + 3, "one more problem is one more line"
 
 
+def test_answers_under_a_name_of_your_own(command: list[str], task: Path, tmp_path: Path) -> None:
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text(task.read_text().replace('"answer"', '"gold"'))
+    command[command.index(str(task))] = str(gold)
+    with pytest.raises(DataError, match=r"gold\.jsonl:1: no reference answer .*--answer-field gold"):
+        CliRunner().invoke(app, [*command, "--method", "greedy"], catch_exceptions=False)
+    out = run([*command, "--method", "greedy", "--limit", "2", "--answer-field", "gold"])
+    answers = [json.loads(line)["gold"] for line in gold.read_text().splitlines()]
+    assert [entry.problem.answer for entry in read_pool(out / "pools" / "n1.jsonl").problems] == answers[:2]
+
+
 def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('n = [2, 3]\n[search]\nmethod = "sample"\n[search.sampling]\ntop_p = 0.9\n')
@@ -240,7 +258,7 @@ def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:
         (["--method", "sample", "--select", "argmax"], "goes by a PRM's scores"),
         (["--method", "sample", "-n", "x"], "expected whole numbers"),
         (["--method", "sample", "--set", "search.temprature=1"], "Unknown keys"),
-        (["--method", "sample", "--user", "solve it"], "has no {problem}"),
+        (["--method", "sample", "--user", "solve it"], "must have {problem} in it"),
     ],
 )
 def test_wrong_options(more: list[str], message: str, command: list[str]) -> None:
@@ -257,3 +275,19 @@ def test_an_error_ends_with_status_2(
         main()
     assert caught.value.code == 2
     assert "'nowhere' is no policy" in capsys.readouterr().err
+
+
+def test_each_prm_is_opened_with_its_own_family(
+    command: list[str], prms: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, Any] = {}
+
+    def load_prm(place: str, *, family: str | None, **options: Any) -> Any:
+        opened[Path(place).name] = family
+        return load(place, **options)
+
+    load = scorer_load.load_prm
+    monkeypatch.setattr(scorer_load, "load_prm", load_prm)
+    named = ["--prm", f"a={prms[0]}", "--prm", f"b={prms[1]}", "--family", "skywork", "--family", "b=rlhflow"]
+    run([*command, *named, "--method", "best-of-n", "-n", "1", "--limit", "1"])
+    assert opened == {"first": "skywork", "second": "rlhflow"}

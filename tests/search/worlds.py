@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prism_prm.chosen import CardValues
 from prism_prm.policies import Ask, Sampling, Written
-from prism_prm.policies.sampling import noise
+from prism_prm.policies.next_token import noise
 from prism_prm.records import StepTree
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.scorer.protocol import Solution, as_trees
@@ -78,6 +79,7 @@ class FakePrm:
     num_scored: int = 0
     outputs: tuple[str, ...] = ("correct",)
     context: int = 1000
+    card: CardValues | None = None
 
     def judge(self, problem: str, steps: tuple[str, ...]) -> float:  # noqa: ARG002
         return self.right(steps)
@@ -163,6 +165,8 @@ class OnlyScorer:
         self.used: set[str] = set()
 
     def __getattr__(self, name: str) -> object:
+        if name == "card":  # which a scorer may have, and need not
+            raise AttributeError(name)
         assert name in self.NAMES, f"{name} is not of a Scorer"
         self.used.add(name)
         return getattr(self._scorer, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -16,18 +17,21 @@ PAPER = RECIPES / "qwen2.5-math-prm-7b.toml"
 
 
 ABLATIONS = {
-    "bins-from-0.7": "curriculum",
-    "bins-three": "curriculum",
-    "hybrid": "objective",
-    "keep-negative-margins": "curriculum",
-    "log-odds": "objective",
-    "no-curriculum": "curriculum",
-    "no-lookahead": "data",
-    "perturbed-negatives": "data",
-    "pointwise": "objective",
-    "random-negatives": "data",
+    "annotated-no-curriculum": ["data", "curriculum"],
+    "annotated-pointwise": ["data", "objective", "curriculum"],
+    "bins-from-0.7": ["curriculum"],
+    "bins-three": ["curriculum"],
+    "hybrid": ["objective"],
+    "keep-negative-margins": ["curriculum"],
+    "log-odds": ["objective"],
+    "no-curriculum": ["curriculum"],
+    "no-lookahead": ["data"],
+    "perturbed-negatives": ["data"],
+    "pointwise": ["objective"],
+    "pointwise-no-curriculum": ["objective", "curriculum"],
+    "random-negatives": ["data"],
 }
-"""Every ablation, and the one section in which it differs from the paper's recipe."""
+"""Every ablation, and the sections in which it differs from the paper's recipe."""
 
 STARTS = {
     "qwen2.5-math-prm-7b": "Qwen/Qwen2.5-Math-PRM-7B",
@@ -55,11 +59,36 @@ def test_every_shipped_recipe_is_known_here() -> None:
     assert {str(path.relative_to(RECIPES).with_suffix("")) for path in files} == set(STARTS)
 
 
+def test_the_page_of_the_paper_names_every_recipe_for_it() -> None:
+    page = (RECIPES.parent / "docs" / "recipe.md").read_text()
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`((?:ablations|search|rl)/[\w.-]+|(?:qwen|reasoneval)[\w.-]+)`", rows))
+    assert {name for name in named if not (RECIPES / f"{name}.toml").exists()} <= {"rl/qwen2.5-1.5b-prism"}
+    also = "ablations/random-negatives ablations/perturbed-negatives ablations/keep-negative-margins"
+    ours = "qwen2.5-math-prm-7b-ours ablations/log-odds ablations/hybrid"
+    papers = {name for name in STARTS if not name.startswith("smollm2")} - {*also.split(), *ours.split()}
+    assert papers <= named
+
+
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_ablations_change_one_thing_each(name: str) -> None:
+def test_ablations_change_what_they_say(name: str) -> None:
     paper, recipe = load_recipe(PAPER), load_recipe(RECIPES / "ablations" / f"{name}.toml")
     changed = [field.name for field in fields(Recipe) if getattr(recipe, field.name) != getattr(paper, field.name)]
-    assert changed == [ABLATIONS[name]]
+    assert changed == ABLATIONS[name]
+
+
+def test_rows_of_the_paper_differ_in_one_thing() -> None:
+    """Annotated pairs with and without rounds, pairwise and pointwise: the same pairs, whatever their order."""
+    rounds, one_round, pointwise = (
+        load_recipe(RECIPES / "ablations" / f"{name}.toml")
+        for name in ("no-lookahead", "annotated-no-curriculum", "annotated-pointwise")
+    )
+    assert rounds.data == one_round.data == pointwise.data
+    assert rounds.data.pairs.lookahead == "none"
+    assert rounds.curriculum.bins == one_round.curriculum.bins, "which margins are left out"
+    assert (rounds.curriculum.mode, one_round.curriculum.mode) == ("bins", "none")
+    assert one_round.curriculum == pointwise.curriculum
+    assert (one_round.objective.name, pointwise.objective.name) == ("sc", "bce")
 
 
 def test_the_papers_recipe_is_the_papers() -> None:

@@ -34,7 +34,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Cells:
     """Rows of cells: "matrix", or "cases"."""
 
     name: str
@@ -49,7 +49,7 @@ class Named:
     value: Form
 
 
-Form = Leaf | Group | Table | Named
+Form = Leaf | Group | Cells | Named
 
 _OPEN = {"(": "(", "[": "[", r"\{": "{", r"\langle": "("}
 _CLOSE = {")": ")", "]": "]", r"\}": "}", r"\rangle": ")"}
@@ -146,11 +146,11 @@ def _read_equation(text: str, sides: list[str], depth: int) -> Form:
     return Leaf(text) if _UNKNOWN.search(text) else read(last, depth + 1)
 
 
-def _read_table(text: str, depth: int) -> Table | None:
+def _read_table(text: str, depth: int) -> Cells | None:
     table = _TABLE.fullmatch(text)
     if table is None or table[1] not in _TABLES or r"\begin" in table[2]:
         return None
     rows = split(table[2], (r"\\",))
     if not rows[-1]:
         rows.pop()
-    return Table(_TABLES[table[1]], tuple(tuple(read(cell, depth + 1) for cell in split(row, "&")) for row in rows))
+    return Cells(_TABLES[table[1]], tuple(tuple(read(cell, depth + 1) for cell in split(row, "&")) for row in rows))

@@ -7,7 +7,7 @@ right for `(1,2)` and for `2,1`).
 
 from __future__ import annotations
 
-from prism_prm.answers.forms import Form, Group, Leaf, Named, Table, read
+from prism_prm.answers.forms import Cells, Form, Group, Leaf, Named, read
 from prism_prm.answers.formulas import NotAFormulaError, parse
 from prism_prm.answers.latex import normalise, split
 from prism_prm.answers.numerals import KEY_DIGITS, Numeral, numeral, plain_key, same_number, same_plainly, text_key
@@ -43,7 +43,7 @@ def _same(a: Form, b: Form, tolerance: float) -> bool:
     a, b = _value(a), _value(b)
     if isinstance(a, Leaf) and isinstance(b, Leaf):
         return _same_leaf(a, b, tolerance)
-    if isinstance(a, Table) and isinstance(b, Table):
+    if isinstance(a, Cells) and isinstance(b, Cells):
         shapes = [(table.name, [len(row) for row in table.rows]) for table in (a, b)]
         return shapes[0] == shapes[1] and all(
             _same(cell, other, tolerance)
@@ -157,7 +157,7 @@ def _key(form: Form, digits: int) -> str:
     form = _value(form)
     if isinstance(form, Leaf):
         return _leaf_key(form.text, digits)
-    if isinstance(form, Table):
+    if isinstance(form, Cells):
         rows = ("&".join(_key(cell, digits) for cell in row) for row in form.rows)
         return ("" if form.name == "matrix" else form.name) + "[" + ";".join(rows) + "]"
     assert isinstance(form, Group), "only a name stands outside the other forms"

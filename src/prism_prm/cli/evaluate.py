@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, LOADING, Options, Store, with_settings
-from prism_prm.cli.ui import print_table, progress, say
-from prism_prm.errors import ConfigError
+from prism_prm.cli.options import FITTING, LOADING, Options, Store, out_folder, with_settings
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.errors import ConfigError, SettingError
 
 if TYPE_CHECKING:
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
@@ -54,9 +54,7 @@ def evaluate(
             help="prmbench, processbench, labelled, pairs, or one that a package of yours adds; several with commas."
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(file_okay=False, help="Folder for report.html, report.md, metrics.json and scores.")
-    ],
+    out: Annotated[Path, out_folder("Folder for report.html, report.md, metrics.json and scores.")],
     prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure, or a run's.")] = None,
     data: Annotated[
         list[str] | None,
@@ -81,15 +79,17 @@ def evaluate(
         typer.Option(help="Training data: items on its problems are reported apart, as contaminated."),
     ] = None,
     threshold: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="A step is good above this. tpr=0.95: choose it on held-out problems for that TPR. "
-            "prm: the one saved with --prm, which training chose."
+            "prm: that of the PRM's card, also for PRMBench and ProcessBench.",
+            show_default="the PRM's card; 0.5 for PRMBench and ProcessBench, as their rules say",
         ),
-    ] = "0.5",
+    ] = None,
     settings: EvalSettings,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many items of each class or split, chosen by --seed.")
+        int | None,
+        typer.Option(min=1, max=10**9, help="At most so many items of each class or split, chosen by --seed."),
     ] = None,
     loading: LoadSettings,
     store: Store = None,
@@ -102,32 +102,32 @@ def evaluate(
     from prism_prm.evaluation.pipeline import evaluate_prm
     from prism_prm.report import PAGE
 
-    threshold = _saved_threshold(prm) if threshold == "prm" else threshold
-    settings = replace(settings, **_threshold(threshold))
+    settings = settings if threshold is None else _with_threshold(settings, threshold)
     evaluations = evaluate_prm(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
         limit=limit, settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
     )  # fmt: skip
-    for evaluation in evaluations.values():
-        _print(evaluation)
-    typer.echo(out / PAGE)
+
+    def show() -> None:
+        for evaluation in evaluations.values():
+            _print(evaluation)
+        tell(out / PAGE)
+
+    conclude(lambda: report_facts(out), show)
 
 
-def _saved_threshold(prm: str | None) -> str:
-    from prism_prm.lm.load import local_folder
-    from prism_prm.prms.card import CARD_FILE, read_card
-    from prism_prm.prms.folder import prm_folder
-
-    card = read_card(local_folder(str(prm_folder(prm)))) if prm else None
-    if card is None:
-        lacking = f", which {prm} lacks" if prm else ""
-        raise ConfigError(f"--threshold prm needs a --prm with a {CARD_FILE}{lacking}; give a number instead")
-    return str(card.threshold)
+def _with_threshold(settings: EvalSettings, text: str) -> EvalSettings:
+    try:
+        return replace(settings, **_threshold(text))
+    except SettingError as error:
+        raise ConfigError(f"--threshold {text}: {error.reason}, e.g. 0.5 or tpr=0.95") from None
 
 
 def _threshold(text: str) -> dict[str, Any]:
     """The setting that --threshold fills."""
+    if text == "prm":
+        return {"threshold": text}
     key, _, value = text.rpartition("=")
     try:
         number = float(value)
@@ -147,3 +147,4 @@ def _print(evaluation: Evaluation) -> None:
     own = find_benchmark(evaluation.bench).headlines(tables)
     rows += [[label, display.shown(measured)] for label, measured in own.items()]
     print_table(evaluation.described, ["metric (%)", "value [95 % interval]"], rows)
+    say(f"Threshold: {evaluation.threshold.value:.4g}, {evaluation.threshold.origin}")

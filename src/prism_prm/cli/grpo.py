@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prism_prm.cli.options import out_folder
 from prism_prm.cli.processes import join_processes, num_processes
-from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.places import check_folder
+
+if TYPE_CHECKING:
+    from prism_prm.rl.looks import Curve
 
 EXAMPLES = """
 Examples
@@ -21,31 +26,33 @@ Examples
 
 def grpo(
     recipe: Annotated[Path, typer.Argument(help="A recipe: one TOML file (see recipes/rl/).")],
-    out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="The run's folder. Default: runs/NAME for NAME.toml.")
-    ] = None,
+    out: Annotated[Path | None, out_folder("The run's folder. Default: runs/NAME for NAME.toml.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a setting, e.g. --set trainer.max_steps=20. Repeatable."),
+        typer.Option("--set", help="Override a setting, e.g. --set trainer.max_steps=20. May be repeated."),
     ] = None,
 ) -> None:
     """Train a policy by GRPO (TRL) with a PRM's scores as its reward, and watch reward against truth.
 
-    Held-out problems are solved every few updates, and an alarm says when the reward rises while the truth falls. Tasks
-    are solved before and after as `prism search` does it. Stopped, the same command goes on from the last checkpoint.
+    Every few updates the policy solves held-out problems; an alarm is raised when the reward rises while true accuracy
+    falls. Tasks are solved before and after, as in `prism search`. Rerun the same command to resume from the last
+    checkpoint.
     """
-    from prism_prm.report import PAGE, number, percent
-    from prism_prm.rl.pipeline import train_policy
     from prism_prm.rl.recipe import read_grpo_recipe
 
     settings = read_grpo_recipe(recipe, assignments or [])
-    main = True
-    if num_processes() > 1:
-        main = join_processes().is_main_process
-    folder = out or Path("runs") / recipe.stem
+    folder = out or check_folder(str(Path("runs") / recipe.stem))
+    from prism_prm.rl.pipeline import train_policy
+
+    is_main = num_processes() == 1 or join_processes().is_main_process
     curve = train_policy(settings, folder, bars=progress, say=say)
-    if not main:
-        return
+    if is_main:
+        conclude(lambda: report_facts(folder), lambda: _print(curve, folder))
+
+
+def _print(curve: Curve, folder: Path) -> None:
+    from prism_prm.report import PAGE, number, percent
+
     gold = curve.gold
     rows = [
         [str(look.update), number(look.mean("proxy")), percent(look.mean(gold)), percent(look.mean(f"greedy/{gold}"))]
@@ -53,5 +60,6 @@ def grpo(
     ]
     print_table("Held-out problems", ["update", "mean reward", "solved, sampled (%)", "solved, greedy (%)"], rows)
     for alarm in filter(None, curve.alarms.values()):
-        say(f"Alarm at {alarm}.")
-    say(f"Policy: {curve.policy}   Report: {folder / PAGE}")
+        tell(f"Alarm at {alarm}.")
+    tell(f"Policy: {curve.policy}")
+    tell(folder / PAGE)

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,13 +20,38 @@ import typer
 from typer.core import TyperCommand
 
 from prism_prm.config import Setting, settings_of
-from prism_prm.errors import ConfigError
+from prism_prm.errors import ConfigError, SettingError, shown
+from prism_prm.places import check_file, check_folder
+from prism_prm.ranges import fault
+
+
+def out_folder(help: str) -> Any:
+    """The option --out of a command that writes a folder."""
+    return typer.Option("--out", "-o", parser=check_folder, metavar="FOLDER", help=help)
+
+
+def out_file(ending: str, help: str) -> Any:
+    """The option --out of a command that writes one file."""
+    return typer.Option("--out", "-o", parser=lambda text: check_file(text, ending), metavar="FILE", help=help)
+
 
 Store = Annotated[
     Path | None,
     typer.Option(
+        parser=lambda text: check_folder(text, "--store"),
+        metavar="FOLDER",
         help="A folder of scores to reuse and add to, shared by score, margins, eval, rerank and search: a step that a "
         "PRM has scored is not scored again.",
+    ),
+]
+
+Families = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--family",
+        help="The PRMs' family, where their folders do not name it, or NAME=FAMILY for the PRM of that name; "
+        "my_file.py:Mine is a class in a file of yours. Give it several times for several PRMs.",
+        rich_help_panel="PRM",
     ),
 ]
 
@@ -70,8 +95,9 @@ class Options:
             default = ",".join(map(str, default))
         default = None if default in ("", (), dataclasses.MISSING) else default
         kind = str if setting.name in self.parse else self.narrowed.get(setting.name) or _kind(setting.hint)
-        flag = self.names.get(setting.name) or _flag(setting.name, kind)
-        option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None)
+        flag = self.names.get(setting.name) or _flag(setting.name, switches_off=kind is bool and default is not False)
+        shown = setting.shown or True
+        option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None, show_default=shown)
         hint = Annotated[kind | None, option] if default is None else Annotated[kind, option]
         return _keyword(_place(prefix, setting.name), hint, default)
 
@@ -83,7 +109,16 @@ class Options:
             value = values.pop(place)
             if was_given(place):
                 given[name] = self.parse[name](value) if name in self.parse else value
-        return given if self.as_given else self.cls(**given)
+                if reason := fault(given[name], settings_of(self.cls)[name].accepts):
+                    raise ConfigError(f"{self._option(name)} {shown(value)}: {reason}")
+        try:
+            return given if self.as_given else self.cls(**given)
+        except SettingError as error:
+            raise ConfigError(f"{self._option(error.name)} {shown(error.value)}: {error.reason}") from None
+
+    def _option(self, name: str) -> str:
+        """What a setting is called on the command line."""
+        return self.names.get(name) or _flag(name, switches_off=False)
 
 
 def _place(prefix: str, name: str) -> str:
@@ -91,9 +126,9 @@ def _place(prefix: str, name: str) -> str:
     return f"{prefix}__{name.replace('.', '__')}"
 
 
-def _flag(name: str, kind: Any) -> str:
+def _flag(name: str, switches_off: bool) -> str:
     word = name.rpartition(".")[2].replace("_", "-")
-    return f"--{word}/--no-{word}" if kind is bool else f"--{word}"
+    return f"--{word}/--no-{word}" if switches_off else f"--{word}"
 
 
 def _kind(hint: Any) -> Any:
@@ -118,6 +153,24 @@ def numbers(text: str) -> tuple[int, ...]:
         if not word.isdecimal():
             raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
     return tuple(map(int, words(text)))
+
+
+def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str, str]:
+    """PRM → its family, of the option --family: `FAMILY` is that of all PRMs, `NAME=FAMILY` that of one."""
+    own: dict[str, str] = {}
+    for_all: dict[str, str] = {}
+    for text in given or ():
+        name, equals, family = text.partition("=")
+        if equals and name in prms:
+            named, known = {name: family}, own
+        elif equals and not Path(text.rpartition(":")[0]).is_file():  # a file's path may have a = too
+            raise ConfigError(f"--family {text}: no PRM is called {name!r}. PRMs: {', '.join(prms) or 'none'}.")
+        else:
+            named, known = dict.fromkeys(prms, text), for_all
+        if twice := next((name for name in named if name in known), None):
+            raise ConfigError(f"--family {text}: the PRM {twice!r} has the family {known[twice]!r} already; give one")
+        known |= named
+    return for_all | own
 
 
 def with_settings(**settings: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -147,6 +200,17 @@ def with_settings(**settings: Options) -> Callable[[Callable[..., None]], Callab
         return run
 
     return decorate
+
+
+MAY_BE_EMPTY = ("--system",)
+"""Options whose text may be empty."""
+
+
+def refuse_empty(words: Sequence[str]) -> None:
+    """An empty word is a shell variable that is not set; as a path it would be the folder one is in."""
+    for before, word in zip(["", *words], words, strict=False):
+        if word == "" and before not in MAY_BE_EMPTY:
+            raise ConfigError(f'{before if before.startswith("-") else "an argument"} "": is empty; give a value')
 
 
 class SettingsCommand(TyperCommand):

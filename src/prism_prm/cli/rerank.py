@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, numbers, with_settings, words
-from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.cli.options import (
+    LOADING,
+    Families,
+    Options,
+    Store,
+    families_of,
+    numbers,
+    out_folder,
+    with_settings,
+    words,
+)  # fmt: skip
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
@@ -32,19 +42,26 @@ EXAMPLES = """
 
   `prism rerank pool.jsonl --prm base=prms/base --prm prism=prms/prism --out rerank`
 
+- PRMs of two families, whose folders do not name them:
+
+  `prism rerank pool.jsonl --prm a=prms/a --prm b=prms/b --family a=qwen --family b=rlhflow --out rerank`
+
 **A pool** has one record per problem, whose solutions are texts, lists of steps, or objects with more about them:
 
 `{"problem": "…", "answer": "12", "solutions": ["a text", ["two", "steps"], {"text": "…", "answer": "12"}]}`
 """
 
 
-LOADED = ("family", "dtype", "device", "device_map", "token_budget", "on_too_long", "cache", "cache_gb")
+LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache", "cache_gb")
 
 
 @with_settings(
     settings=Options(
         "prism_prm.rerank.pipeline:RerankSettings",
-        {"Selecting": ("aggregators", "ns", "num_draws", "seed"), "Answers": ("extract", "workers", "time_limit")},
+        {
+            "Selecting": ("aggregators", "ns", "num_draws", "seed"),
+            "Answers": ("answer_field", "extract", "workers", "time_limit"),
+        },
         names={"ns": "-n", "num_draws": "--draws"},
         parse={"aggregators": words, "ns": numbers, "extract": words},
     ),
@@ -55,9 +72,7 @@ def rerank(
     pool: Annotated[
         list[str], typer.Argument(help="Pool of solutions: .jsonl, .json, .parquet, a folder, or a hub data set.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", file_okay=False, help="Folder for tables, metrics.json and the report.")
-    ],
+    out: Annotated[Path, out_folder("Folder for tables, metrics.json and the report.")],
     prm: Annotated[
         list[str] | None,
         typer.Option(help="Score with this PRM: folder or hub id, or NAME=folder. Give several to compare them."),
@@ -71,38 +86,48 @@ def rerank(
     ] = None,
     task_data: Annotated[str | None, typer.Option(help="Local file of --task; default: the hub.")] = None,
     settings: RerankSettings,
+    family: Families = None,
     loading: LoadSettings,
     store: Store = None,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
 
-    Interrupted, the same command goes on where it was: grades and scores are kept in the output folder.
+    Writes selected.jsonl with what each rule selects from all solutions. A problem without a reference answer is
+    selected from, but not measured. Rerun the same command to resume: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
-    from prism_prm.rerank.pipeline import rerank_pool
+    from prism_prm.rerank.pipeline import SELECTED, rerank_pool
 
+    prms = named_places(prm or [])
+    how = asdict(loading) | {"family": families_of(family, prms)}
     results = rerank_pool(
-        pool, out, prms=named_places(prm or []), scores=named_places(scores or []), task=task, task_data=task_data,
-        settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
+        pool, out, prms=prms, scores=named_places(scores or []), task=task, task_data=task_data,
+        settings=settings, store=store, loading=how, bars=progress, say=say,
     )  # fmt: skip
-    _show(results)
-    say(f"Report: {out / PAGE}")
+
+    def show() -> None:
+        _show(results)
+        tell(out / PAGE)
+
+    say(f"Selected: {out / SELECTED}")
+    conclude(lambda: report_facts(out), show)
 
 
 def _show(results: Results) -> None:
     """The curves, and what could not be judged."""
     from prism_prm.report import percent
-    from prism_prm.rerank.report import TITLES, without_solution
+    from prism_prm.rerank.report import TITLES, notes
 
     rows = [
         [" · ".join(part for part in (curve.prm, TITLES[curve.method], curve.aggregator) if part)]
         + [percent(point.value) for point in curve.points]
         for curve in results.curves
     ]
-    print_table("Expected accuracy (%)", ["selection", *(f"n={n}" for n in results.ns)], rows)
+    if rows:
+        print_table("Expected accuracy (%)", ["selection", *(f"n={n}" for n in results.ns)], rows)
     pool = results.graded.pool
-    if empty := without_solution(pool.num_empty, len(pool.problems)):
-        say(empty)
+    for note in notes(results):
+        say(note)
     guessed = results.graded.count("method")["last number"]
     failed = {status: count for status, count in results.graded.count("status").items() if status != "ok"}
     shown = [f"{count:,} {status}" for status, count in failed.items()]

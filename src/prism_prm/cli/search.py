@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, numbers, with_settings
-from prism_prm.cli.ui import console, print_table, progress, say
+from prism_prm.cli.options import LOADING, Families, Options, Store, families_of, numbers, out_folder, with_settings
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.names import named_places
 
 if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
@@ -45,7 +46,7 @@ PANELS = {
         "policy.prompting.template",
     ),
     "PRM": ("prm",),
-    "Task": ("task", "task_data", "limit"),
+    "Task": ("task", "task_data", "answer_field", "limit"),
     "Search": (
         "search.method", "select", "n", "search.expand", "search.lookahead", "search.prm_weight", "search.aggregator",
         "search.max_steps", "search.sampling.max_tokens", "search.max_policy_tokens", "search.seed", "at_once",
@@ -64,28 +65,28 @@ PANELS = {
         parse={"n": numbers},
         as_given=True,
     ),
-    loading=Options(LOADING, {"PRM": ("family",), "Models that run here": ("dtype", "device")}),
+    loading=Options(LOADING, {"Models that run here": ("dtype", "device")}),
 )
 def search(
     *,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", file_okay=False, help="Folder for pools, metrics.json and the report.")
-    ],
+    out: Annotated[Path, out_folder("Folder for pools, metrics.json and the report.")],
     recipe: Annotated[Path | None, typer.Option(help="TOML file of settings; options override it.")] = None,
     given: dict[str, Any],
+    family: Families = None,
     loading: LoadSettings,
     store: Store = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that judge answers.", rich_help_panel="Task")
+        int | None, typer.Option(min=1, max=1000, help="Processes that judge answers.", rich_help_panel="Task")
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting: search.sampling.top_p=0.95")
+        list[str] | None,
+        typer.Option("--set", help="Set any setting, e.g. --set search.sampling.top_p=0.95. May be repeated."),
     ] = None,
 ) -> None:
     """Search for solutions of a task's problems, batched over problems, and measure how many are solved.
 
     Writes pools that `prism rerank` reads, metrics.json, and a report with accuracy against n and against tokens.
-    Interrupted, the same command goes on where it was. The key of a server is read from $OPENAI_API_KEY.
+    Rerun the same command to resume a stopped search. The key of a server is read from $OPENAI_API_KEY.
     """
     from prism_prm.report import PAGE
     from prism_prm.search.pipeline import search_task
@@ -94,35 +95,35 @@ def search(
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])
     how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
-    points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live)
-    _show(points)
-    say(f"Pools: {out / 'pools'}   Report: {out / PAGE}")
+    how["family"] = families_of(family, named_places(chosen.prm))
+    points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live, say=say)
+
+    def show() -> None:
+        _show(points)
+        tell(out / PAGE)
+
+    say(f"Pools: {out / 'pools'}")
+    conclude(lambda: report_facts(out), show)
 
 
 @contextlib.contextmanager
 def _live(label: str, total: int, done: int) -> Iterator[Callable[[Watch], None]]:
     """Problems, tokens per second, and the best score so far."""
-    from rich import progress as bars
-
-    columns = (
-        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(),
-        bars.TextColumn("problems"), bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[more]}"),
-    )  # fmt: skip
-    with bars.Progress(*columns, console=console()) as bar:
-        shown = bar.add_task(f"search, {label}", total=total, completed=done, more="")
+    with progress(f"searching, {label}", total, unit="problems", done=done) as bar:
 
         def watch(state: Watch) -> None:
             rate = state.spent.policy_tokens / state.seconds if state.seconds else 0.0
             more = f"{state.num_active} active   {rate:,.0f} tokens/s"
             if state.best == state.best:  # a number: something was scored
                 more += f"   best {state.best:.3f}"
-            bar.update(shown, completed=done + state.num_done, more=more)
+            bar(done + state.num_done - bar.done, more)
 
         yield watch
 
 
 def _show(points: Sequence[Point]) -> None:
     from prism_prm.report import number, percent
+    from prism_prm.search.report import aggregators_used
 
     rows = [
         [
@@ -133,5 +134,7 @@ def _show(points: Sequence[Point]) -> None:
     ]  # fmt: skip
     headers = ["PRM", "n", "accuracy (%)", "oracle (%)", "policy tokens", "PRM tokens"]
     print_table("Solved, and tokens per problem", headers, rows)
+    if used := aggregators_used(points):
+        say(f"Aggregator: {used}")
     for note in filter(None, (point.empty_note() for point in points)):
         say(note)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.ui import console
+from prism_prm.cli.options import Options, out_folder, with_settings
+from prism_prm.cli.ui import conclude, progress, report_facts, tell
+
+if TYPE_CHECKING:
+    from prism_prm.theory_report.closed_forms import VerifierSettings
 
 EXAMPLES = """
 Examples
@@ -22,11 +26,13 @@ Examples
 """
 
 
+@with_settings(
+    settings=Options("prism_prm.theory_report.closed_forms:VerifierSettings", {"": ("p", "alpha", "beta", "seed")})
+)
 def theory(
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the report.")],
-    p: Annotated[float, typer.Option(help="Share of right solutions.")] = 0.3,
-    alpha: Annotated[float, typer.Option(help="FPR of the verifier, on solutions.")] = 0.2,
-    beta: Annotated[float, typer.Option(help="FNR of the verifier, on solutions.")] = 0.2,
+    *,
+    out: Annotated[Path, out_folder("Folder for the report.")],
+    settings: VerifierSettings,
     simulate: Annotated[bool, typer.Option(help="Train small networks pointwise and pairwise (about 15 s).")] = True,
     runs: Annotated[
         list[str] | None, typer.Option(help="Two folders of `prism eval` (NAME=FOLDER): check ROC dominance, A then B.")
@@ -35,21 +41,32 @@ def theory(
         list[str] | None, typer.Option(help="A pool of solutions: measure p, α and β on it and predict Best-of-N.")
     ] = None,
     scores: Annotated[Path | None, typer.Option(help="Scores of the pool's solutions, if it holds none.")] = None,
+    answer_field: Annotated[
+        str | None, typer.Option(help="Field of the pool with the reference answer, where not called `answer`.")
+    ] = None,
     aggregator: Annotated[
-        str, typer.Option(help="From step scores to a solution's: last, min, product, mean, soft-min.")
-    ] = "min",
-    threshold: Annotated[float, typer.Option(help="A solution is accepted above this.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+        str | None,
+        typer.Option(
+            help="From step scores to a solution's: last, min, product, mean, soft-min. Scores without a card: min.",
+            show_default="the PRM's card",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="A solution is accepted above this. Scores without a card: 0.5.",
+            show_default="the PRM's card",
+        ),
+    ] = None,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""
     from prism_prm.report import PAGE
-    from prism_prm.theory_report.closed_forms import VerifierSettings
     from prism_prm.theory_report.pipeline import report_theory
 
-    settings = VerifierSettings(p, alpha, beta, seed=seed)
-    with console().status("playing out Best-of-N" + (", training small networks" if simulate else "")):
-        report_theory(
-            out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
-            threshold=threshold,
-        )  # fmt: skip
-    typer.echo(out / PAGE)
+    report_theory(
+        out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
+        threshold=threshold, answer_field=answer_field, bars=progress,
+    )  # fmt: skip
+    conclude(lambda: report_facts(out), lambda: tell(out / PAGE))

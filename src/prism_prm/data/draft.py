@@ -23,6 +23,8 @@ class Draft:
     name: str = ""
     answer: str | None = None
     ended: bool | None = None
+    where: str = ""
+    """Where it was read: `file:line`."""
 
     @classmethod
     def chain(
@@ -58,6 +60,7 @@ class Draft:
             tree.name,
             tree.answer,
             tree.ended,
+            tree.where,
         )
 
     def tree(self, tree_id: int) -> StepTree:
@@ -65,7 +68,7 @@ class Draft:
         nodes = map(Step, self.texts, self.labels, self.ratings, self.origins)
         return StepTree(
             tree_id, self.problem, tuple(nodes), tuple(self.parents), tuple(self.trunk), self.name, self.answer,
-            self.ended,
+            self.ended, self.where,
         )  # fmt: skip
 
     def check_links(self) -> None:

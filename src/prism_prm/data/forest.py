@@ -1,4 +1,4 @@
-"""Many trees as columns: what is written to Parquet, and what pairs are computed on."""
+"""Many trees as columns: what is written to `trees.parquet` and read back, and what pairs are computed on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from prism_prm.data.draft import Draft
+from prism_prm.data.formats import TREE_TABLE_KEYS, Format
+from prism_prm.data.read_options import ReadOptions
+from prism_prm.errors import DataError
+from prism_prm.records import Origin
 from prism_prm.types import Ints
 
 
@@ -73,3 +78,54 @@ def _starts(sizes: list[int]) -> Ints:
 
 def _flat(lists: Any) -> list[Any]:
     return list(chain.from_iterable(lists))
+
+
+class TreeTableNode(msgspec.Struct):
+    text: str
+    parent: int
+    label: float | None
+    rating: float | None
+    origin: Origin
+
+
+class TreeTableRow(msgspec.Struct):
+    """Read back as it was written: labels are kept, and neutral ratings are not judged anew."""
+
+    tree_id: int
+    problem: str
+    nodes: list[TreeTableNode]
+    trunk: list[int]
+    name: str = ""
+    answer: str | None = None
+    ended: bool | None = None
+    split: str = ""
+
+
+def _drop_reason(row: TreeTableRow, options: ReadOptions) -> str | None:
+    """Why the tree is left out, if it is."""
+    return None if options.split in (None, row.split) else "other-split"
+
+
+def _read(row: TreeTableRow, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    """The tree of a row."""
+    nodes = row.nodes
+    draft = Draft(
+        row.problem,
+        [node.text for node in nodes],
+        [node.parent for node in nodes],
+        [node.label for node in nodes],
+        [node.rating for node in nodes],
+        [node.origin for node in nodes],
+        row.trunk,
+        row.name,
+        row.answer,
+        row.ended,
+    )
+    try:
+        draft.check_links()
+    except DataError as error:
+        raise DataError(f"tree {row.tree_id}: {error}", reason=error.reason) from None
+    return [draft]
+
+
+TREE_TABLE_FORMAT = Format("trees", TreeTableRow, TREE_TABLE_KEYS, _read, _drop_reason)

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from prism_prm.data import math_shepherd, prm800k, prmbench, process_labels, solutions, stepwise, unlabelled
+from prism_prm.data import math_shepherd, plain_solutions, prm800k, step_lists
 from prism_prm.data.draft import Draft
-from prism_prm.data.options import ReadOptions
+from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import DataError
 from prism_prm.plugins import Plugins
+
+TREE_TABLE_KEYS = frozenset({"tree_id", "nodes", "trunk"})
+"""The fields of a row of our own `trees.parquet`."""
 
 
 def _never(record: Any, options: ReadOptions) -> str | None:  # noqa: ARG001
@@ -33,14 +36,25 @@ class Format:
 
 
 FORMATS: dict[str, tuple[Format, ...]] = {
-    "prm800k": (Format("prm800k", prm800k.Record, prm800k.KEYS, prm800k.read, prm800k.drop_reason),),
+    "prm800k": (Format("prm800k", prm800k.Prm800kRecord, prm800k.KEYS, prm800k.read, prm800k.drop_reason),),
     "math-shepherd": (
-        Format("math-shepherd", math_shepherd.Record, math_shepherd.KEYS, math_shepherd.read),
+        Format("math-shepherd", math_shepherd.TaggedRecord, math_shepherd.KEYS, math_shepherd.read),
         Format("math-shepherd", math_shepherd.SplitRecord, math_shepherd.SPLIT_KEYS, math_shepherd.read_split),
     ),
-    "stepwise": (Format("stepwise", stepwise.Record, stepwise.KEYS, stepwise.read),),
-    "process-labels": (Format("process-labels", process_labels.Record, process_labels.KEYS, process_labels.read),),
-    "prmbench": (Format("prmbench", prmbench.Record, prmbench.KEYS, prmbench.read, unique_names=True),),
+    "stepwise": (Format("stepwise", step_lists.StepwiseRecord, step_lists.STEPWISE_KEYS, step_lists.read_stepwise),),
+    "process-labels": (
+        Format(
+            "process-labels",
+            step_lists.ProcessLabelsRecord,
+            step_lists.PROCESS_LABELS_KEYS,
+            step_lists.read_process_labels,
+        ),
+    ),
+    "prmbench": (
+        Format(
+            "prmbench", step_lists.PRMBenchRecord, step_lists.PRMBENCH_KEYS, step_lists.read_prmbench, unique_names=True
+        ),
+    ),
 }
 """Format name → its variants, in the order in which they are tried."""
 
@@ -66,12 +80,15 @@ def added_formats() -> list[Format]:
     return [variant for name in _PLUGINS.added() for variant in find_format(name)]
 
 
-SOLUTIONS = tuple(Format("solutions", solutions.Record, keys, solutions.read) for keys in solutions.KEYS)
+SOLUTIONS = tuple(
+    Format("solutions", plain_solutions.PlainSolution, keys, plain_solutions.read_solution)
+    for keys in plain_solutions.KEYS
+)
 """Plain solutions, tried after all others and only when the user asks for splitting into steps."""
 
 UNLABELLED = (
-    Format("steps", unlabelled.Steps, unlabelled.STEPS_KEYS, unlabelled.read_steps),
-    Format("steps", unlabelled.Completions, unlabelled.COMPLETIONS_KEYS, unlabelled.read_completions),
+    Format("steps", step_lists.UnlabelledSteps, step_lists.STEPS_KEYS, step_lists.read_steps),
+    Format("steps", step_lists.UnlabelledCompletions, step_lists.COMPLETIONS_KEYS, step_lists.read_completions),
 )
 """Steps without labels, which can be scored and not learned from; tried after those with labels."""
 
@@ -113,8 +130,8 @@ def detect(
 
 def _hint(keys: set[str], with_solutions: bool) -> str:
     """What else the record looks like, and what to do with it."""
-    if pool := next((field for field in solutions.POOL_FIELDS if field in keys), None):
-        return f" It looks like {solutions.POOL.format(pool)}"
+    if pool := next((field for field in plain_solutions.POOL_FIELDS if field in keys), None):
+        return f" It looks like {plain_solutions.POOL.format(pool)}"
     if not with_solutions and any(variant.keys <= keys for variant in SOLUTIONS):
         return " It looks like a plain solution: `prism score` and `prism pairs` cut it into steps with --split-steps."
     return ""

@@ -1,5 +1,6 @@
-"""What the user names → sources → rows: .jsonl, .json, .jsonl.gz, .parquet, a folder of them, or a hub data set.
+"""What the user names → sources → rows: .jsonl, .json, both also as .gz, .parquet, a folder, or a hub data set.
 
+Names only say which files are data; how one is read its first bytes decide.
 A row is not decoded yet: JSON stays bytes until the format is known, so that it is decoded once, into its own type.
 """
 
@@ -10,18 +11,22 @@ import hashlib
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
 from prism_prm.errors import DataError
+from prism_prm.foreign import BOM, HEAD, check_kind, reading_parquet
+from prism_prm.places import is_hub_id, is_offline, nearest, no_connection
 from prism_prm.types import Advance
 
-Kind = Literal["jsonl", "json", "jsonl.gz", "parquet", "hub"]
-SUFFIXES: dict[str, Kind] = {".jsonl": "jsonl", ".json": "json", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
+Kind = Literal["jsonl", "json", "parquet", "hub"]
+SUFFIXES: dict[str, Kind] = {
+    ".jsonl": "jsonl", ".json": "json", ".jsonl.gz": "jsonl", ".json.gz": "json", ".parquet": "parquet",
+}  # fmt: skip
 TREE_TABLE = "trees.parquet"
 """The file that makes a folder one of ours; its neighbours are not input."""
 
@@ -91,10 +96,10 @@ def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
                     reason="unknown-suffix",
                 )
             sources.append(Source(str(given), kind))
-        elif _HUB_ID.fullmatch(str(given)) and kind_of(path) is None:
+        elif _HUB_ID.fullmatch(str(given)) and kind_of(path) is None and is_hub_id(str(given).split(":")[0]):
             sources.append(Source(str(given), "hub"))
         else:
-            raise DataError(f"{given}: no such file or folder", reason="no-such-file")
+            raise DataError(f"{given}: no such file or folder.{nearest(given)}", reason="no-such-file")
     return sources
 
 
@@ -110,72 +115,87 @@ def _in_folder(folder: Path) -> list[Source]:
 
 def rows(source: Source, advance: Advance = lambda _: None) -> Iterator[InputRow]:
     """The records of a source, as a stream."""
-    readers: dict[Kind, Callable[[Source, Advance], Iterator[InputRow]]] = {
-        "jsonl": _lines,
-        "json": _json,
-        "jsonl.gz": _gzip_lines,
-        "parquet": _parquet,
-        "hub": _hub,
-    }
     found = False
-    for row in readers[source.kind](source, advance):
+    for row in _hub(source) if source.kind == "hub" else _file(source, advance):
         found = True
         yield row
     if not found:
         raise DataError(f"{source.name}: the file is empty; was it downloaded completely?", reason="empty-file")
 
 
-def _lines(source: Source, advance: Advance) -> Iterator[InputRow]:
-    with Path(source.name).open("rb") as file:
-        for row in _file_lines(source.name, file):
-            advance(len(row.data))
-            yield row
+def _file(source: Source, advance: Advance) -> Iterator[InputRow]:
+    """The records of a file, as its first bytes say they are to be read."""
+    with Path(source.name).open("rb") as raw:
+        kind = check_kind(source.name, raw.read(HEAD), readable=("gzip", "parquet"))
+        raw.seek(0)
+        if kind == "parquet" or (kind == "text" and source.kind == "parquet"):
+            yield from _parquet(source, advance)
+        elif kind == "gzip":
+            yield from _unzipped(source, raw, advance)
+        else:
+            for row in _text(source, raw):
+                advance(len(row.data))
+                yield row
 
 
-def _file_lines(name: str, file: Iterable[bytes]) -> Iterator[InputRow]:
+def _text(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
+    """Lines of records; or all of it one array, or, if it is named .json, one record."""
+    head = file.peek(HEAD)[:HEAD]
+    check_kind(source.name, head)
+    is_array = head.removeprefix(BOM).lstrip()[:1] == b"["
+    if not is_array and source.kind != "json":
+        yield from _lines(source.name, file)
+        return
+    data = file.read().removeprefix(BOM)
+    if is_array:
+        yield from _array(source.name, data)
+    elif _is_json(data):
+        yield InputRow(f"{source.name}:1", data)
+    else:
+        yield from _lines(source.name, io.BytesIO(data))
+
+
+def _lines(name: str, file: Iterable[bytes]) -> Iterator[InputRow]:
     for number, line in enumerate(file, start=1):
         if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.removeprefix(BOM)
         if not line.isspace():
             yield InputRow(f"{name}:{number}", line, not line.endswith(b"\n"))
 
 
-def _gzip_lines(source: Source, advance: Advance) -> Iterator[InputRow]:
-    with Path(source.name).open("rb") as raw:
-        done = 0
-        try:
-            with gzip.GzipFile(fileobj=raw) as unzipped:
-                for row in _file_lines(source.name, io.BufferedReader(unzipped, 1 << 20)):
-                    advance(raw.tell() - done)
-                    done = raw.tell()
-                    yield row
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(
-                f"{source.name}: cannot be unpacked as gzip ({error}); download it again, or unpack it by hand",
-                reason="unreadable-gzip",
-            ) from error
+def _unzipped(source: Source, raw: BinaryIO, advance: Advance) -> Iterator[InputRow]:
+    done = 0
+    try:
+        with gzip.GzipFile(fileobj=raw) as unzipped:
+            for row in _text(source, io.BufferedReader(unzipped, 1 << 20)):
+                advance(raw.tell() - done)
+                done = raw.tell()
+                yield row
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{source.name}: cannot be unpacked as gzip ({error}); download it again, or unpack it by hand",
+            reason="unreadable-gzip",
+        ) from error
 
 
-def _json(source: Source, advance: Advance) -> Iterator[InputRow]:
-    """An array of records; also one record, or lines of records in a file that is only named .json."""
-    data = Path(source.name).read_bytes().removeprefix(b"\xef\xbb\xbf")
-    advance(len(data))
-    if data.lstrip()[:1] != b"[":
-        if _is_json(data):
-            yield InputRow(f"{source.name}:1", data)
-        else:
-            yield from _file_lines(source.name, io.BytesIO(data))
-        return
+def _array(name: str, data: bytes) -> Iterator[InputRow]:
+    """The records of an array, with the lines in which they begin."""
     try:
         records = msgspec.json.decode(data, type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
-        raise DataError(f"{source.name}: not a JSON array ({error}); was it cut short?", reason="not-json") from error
+    except RecursionError:
+        raise DataError(f"{name}: nested too deeply to be read; is this data?", reason="too-deep") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{name}: not one JSON array ({error}); was it cut short? Give one array of records, or "
+            "each line one record",
+            reason="not-json",
+        ) from error
     at, line = 0, 1
     for record in records:
         text = bytes(record)
         start = data.index(text, at)
         line += data.count(b"\n", at, start)
-        yield InputRow(f"{source.name}:{line}", text)
+        yield InputRow(f"{name}:{line}", text)
         at = start + len(text)
         line += text.count(b"\n")
 
@@ -183,44 +203,40 @@ def _json(source: Source, advance: Advance) -> Iterator[InputRow]:
 def _is_json(data: bytes) -> bool:
     try:
         msgspec.json.decode(data, type=msgspec.Raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return bool(data.strip())
 
 
 def _parquet(source: Source, advance: Advance) -> Iterator[InputRow]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     size = Path(source.name).stat().st_size
-    try:
-        with pq.ParquetFile(source.name) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=256):
-                for record in batch.to_pylist():
-                    yield InputRow(f"{source.name}: row {number}", record)
-                    number += 1
-                advance(size * batch.num_rows // max(1, file.metadata.num_rows))
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{source.name}: cannot be read as Parquet ({error}); download it again", reason="unreadable-parquet"
-        ) from error
+    with reading_parquet(source.name), pq.ParquetFile(source.name) as file:
+        number = 0
+        for batch in file.iter_batches(batch_size=256):
+            for record in batch.to_pylist():
+                yield InputRow(f"{source.name}: row {number}", record)
+                number += 1
+            advance(size * batch.num_rows // max(1, file.metadata.num_rows))
 
 
-def _hub(source: Source, advance: Advance) -> Iterator[InputRow]:  # noqa: ARG001
+def _hub(source: Source) -> Iterator[InputRow]:
     """`owner/name`, `owner/name:split` or `owner/name:config:split`; without a split, all of them in turn."""
     from datasets import load_dataset
 
+    if not is_offline() and (problem := no_connection()):
+        raise DataError(f"{source.name}: no such file, and {problem}. Name a local file.", reason="no-such-file")
     name, *rest = source.name.split(":")
     config, split = (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else None)
     try:
         loaded = load_dataset(name, config, split=split, streaming=True)
+        for part, records in {split: loaded}.items() if split else loaded.items():
+            for number, record in enumerate(records):
+                yield InputRow(f"{name}:{part}: row {number}", record)
     except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
         raise DataError(
             f"{source.name}: no such file, and the hub data set cannot be loaded ({type(error).__name__}: {error}). "
             "Check the name and the network; without one, give a local file",
             reason="no-such-file",
         ) from error
-    for part, records in {split: loaded}.items() if split else loaded.items():
-        for number, record in enumerate(records):
-            yield InputRow(f"{name}:{part}: row {number}", record)

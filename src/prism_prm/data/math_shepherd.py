@@ -10,7 +10,7 @@ import re
 import msgspec
 
 from prism_prm.data.draft import Draft, require_texts
-from prism_prm.data.options import ReadOptions
+from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import DataError
 
 TAG = "ки"
@@ -21,7 +21,7 @@ FIRST_STEP = re.compile(r"(?<!\s)\s*Step 1\s*:")
 _MARKER = re.compile(r"(?<!\s)\s*Step \d+\s*:\s*")
 
 
-class Record(msgspec.Struct):
+class TaggedRecord(msgspec.Struct):
     input: str
     label: str
 
@@ -40,7 +40,7 @@ KEYS = frozenset({"input", "label"})
 SPLIT_KEYS = frozenset({"questions", "solution"})
 
 
-def read(record: Record, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+def read(record: TaggedRecord, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
     """An original row as one solution."""
     *steps, rest = record.input.split(TAG)
     if not steps or rest.strip():

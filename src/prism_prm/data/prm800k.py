@@ -11,20 +11,20 @@ from collections.abc import Mapping
 import msgspec
 
 from prism_prm.data.draft import Draft, is_blank
-from prism_prm.data.options import NEUTRAL_LABELS, ReadOptions
+from prism_prm.data.read_options import NEUTRAL_LABELS, ReadOptions
 from prism_prm.errors import DataError
 from prism_prm.records import ROOT, Origin
 
 
-class Completion(msgspec.Struct, gc=False):
+class RatedCompletion(msgspec.Struct, gc=False):
     text: str
     rating: float | None = None
 
 
 class Position(msgspec.Struct, gc=False):
-    completions: list[Completion] | None
+    completions: list[RatedCompletion] | None
     chosen_completion: int | None
-    human_completion: Completion | None = None
+    human_completion: RatedCompletion | None = None
 
 
 class Question(msgspec.Struct, gc=False):
@@ -37,7 +37,7 @@ class Labels(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
 
-class Record(msgspec.Struct, gc=False):
+class Prm800kRecord(msgspec.Struct, gc=False):
     question: Question
     label: Labels
     is_quality_control_question: bool | None = None
@@ -47,7 +47,7 @@ class Record(msgspec.Struct, gc=False):
 KEYS = frozenset({"question", "label"})
 
 
-def drop_reason(record: Record, options: ReadOptions) -> str | None:
+def drop_reason(record: Prm800kRecord, options: ReadOptions) -> str | None:
     """Why the options leave this record out, or None."""
     if record.label.finish_reason in options.drop_finish:
         return f"finish:{record.label.finish_reason}"
@@ -61,14 +61,14 @@ def drop_reason(record: Record, options: ReadOptions) -> str | None:
     return None
 
 
-def read(record: Record, options: ReadOptions) -> list[Draft]:
+def read(record: Prm800kRecord, options: ReadOptions) -> list[Draft]:
     """The record as one tree."""
     if is_blank(record.question.problem):
         raise DataError("the problem is empty; every record needs one", reason="empty-text")
     label_of: dict[float | None, float | None] = {
         -1.0: 0.0, 0.0: NEUTRAL_LABELS[options.neutral], 1.0: 1.0, None: None,
     }  # fmt: skip
-    found: list[Completion] = []
+    found: list[RatedCompletion] = []
     parents: list[int] = []
     humans: list[int] = []
     trunk: list[int] = []
@@ -130,6 +130,6 @@ def _broken_trunk(at: int, size: int) -> DataError:
     )
 
 
-def _bad_rating(found: list[Completion], known: Mapping[float | None, float | None]) -> DataError:
+def _bad_rating(found: list[RatedCompletion], known: Mapping[float | None, float | None]) -> DataError:
     text, rating = next((step.text, step.rating) for step in found if step.rating not in known)
     return DataError(f"rating {rating:g} is not one of -1, 0, 1, null (of the step {text[:60]!r})", reason="bad-rating")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,13 +13,12 @@ from typing import Any
 import msgspec
 
 from prism_prm.data.draft import Draft
-from prism_prm.data.formats import Format, added_formats, detect, find_format
+from prism_prm.data.formats import TREE_TABLE_KEYS, Format, added_formats, detect, find_format
 from prism_prm.data.inputs import InputRow, Source, as_places, find_sources, rows
-from prism_prm.data.options import ReadOptions
-from prism_prm.errors import DataError
+from prism_prm.data.read_options import ReadOptions
+from prism_prm.errors import DataError, shown
 from prism_prm.records import StepTree
 
-TREE_TABLE_KEYS = frozenset({"tree_id", "nodes", "trunk"})
 SHOWN_BAD_RECORDS = 10
 
 
@@ -87,9 +87,9 @@ class Reader:
     def _detect(self, row: InputRow) -> Format:
         record = decode(row, dict[str, Any])
         if record.keys() >= TREE_TABLE_KEYS:
-            from prism_prm.data import tree_table
+            from prism_prm.data.forest import TREE_TABLE_FORMAT
 
-            return tree_table.FORMAT
+            return TREE_TABLE_FORMAT
         return detect(
             record,
             wanted=self._wanted,
@@ -112,6 +112,7 @@ class Reader:
                 continue
             if format.unique_names:
                 self._seen.add(draft.name)
+            draft.where = row.where
             yield draft
 
     def _bad(self, error: DataError) -> None:
@@ -136,7 +137,10 @@ def decode(row: InputRow, type_: Any) -> Any:
         return _DECODERS[type_].decode(row.data)
     except msgspec.ValidationError as error:
         reason = "missing-field" if "missing required field" in str(error) else "wrong-type"
-        raise DataError(f"{error}; correct the record, or is it in another format?", reason=reason) from error
+        said = f"{error}{_found(row, str(error))}; correct the record, or is it in another format?"
+        raise DataError(said, reason=reason) from error
+    except RecursionError:
+        raise DataError("nested too deeply to be read; is this data?", reason="too-deep") from None
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error}); convert the file to UTF-8", reason="not-utf8") from error
     except msgspec.DecodeError as error:
@@ -149,6 +153,22 @@ def decode(row: InputRow, type_: Any) -> Any:
         raise DataError(
             f"not JSON ({error}): found {start!r}; each line must be one record", reason="not-json"
         ) from error
+
+
+def _found(row: InputRow, message: str) -> str:
+    """The value that a message of msgspec's is about: it names the place alone."""
+    at = re.search(r" - at `\$(.*)`$", message)
+    if at is None or "missing required field" in message:
+        return ""
+    try:
+        value: Any = row.data if isinstance(row.data, dict) else msgspec.json.decode(row.data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # more is wrong with it than the message says
+        return ""
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", at[1]):
+        if not isinstance(value, list if index else dict) or (key and key not in value):
+            return ""  # a key of any name, which msgspec shows as […]
+        value = value[int(index)] if index else value[key]
+    return "" if "[...]" in at[1] else f", found {shown(value)}"
 
 
 def read_trees(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prism_prm.chosen import Choice
 from prism_prm.demo.arms import ARMS
-from prism_prm.demo.measure import (
-    AGGREGATORS,
+from prism_prm.demo.numbers import (
     StepNumbers,
     at_n,
     find_curve,
@@ -25,9 +25,6 @@ from prism_prm.rerank.curves import Curve
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.rl.looks import PROXY
 from prism_prm.statistics import Interval, over_seeds
-
-HOW = AGGREGATORS[0]
-"""The aggregator that figures and the summary use."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +51,13 @@ class Findings:
         """One FPR at the matched TPR per seed, on one test set."""
         return self.of_steps(prm, lambda numbers: numbers.fpr_at_tpr[group])
 
+    def aggregator(self, prm: str) -> Choice[str]:
+        """How a PRM's step scores become those of solutions, which all seeds share."""
+        return self.results[0].scored[prm].aggregator
+
     def of_pool(self, method: str, prm: str, n: int, *, far: bool = False) -> list[float]:
         """One accuracy per seed."""
-        how = HOW if prm else ""
+        how = self.aggregator(prm).value if prm else ""
         return [at_n(find_curve(curves, method, prm, how), n) for curves in (self.far_curves if far else self.curves)]
 
     def of_guided(self, prm: str, n: int, *, far: bool = False) -> list[float]:

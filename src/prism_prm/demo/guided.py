@@ -14,14 +14,11 @@ from prism_prm.search import Engine, FoundSolution, SearchSettings
 from prism_prm.world.oracle import solved
 from prism_prm.world.problems import Problem
 
-HOW = "min"
-"""How step scores become a beam's score."""
 
-
-def settings_for(n: int, temperature: float, seed: int) -> SearchSettings:
+def settings_for(n: int, aggregator: str, temperature: float, seed: int) -> SearchSettings:
     """Beam search with n candidates per round."""
     sampling = Sampling(temperature=temperature, max_step_tokens=8, max_tokens=64)
-    return SearchSettings("beam", n=n, aggregator=HOW, max_steps=12, seed=seed, sampling=sampling)
+    return SearchSettings("beam", n=n, aggregator=aggregator, max_steps=12, seed=seed, sampling=sampling)
 
 
 def guided_search(
@@ -40,11 +37,11 @@ def guided_search(
         engine = Engine(who, load_prm(prm, device="cpu", on_too_long="skip"), settings, at_once=64)
         for found in engine.run(problems):
             if found.solutions:
-                best = max(found.solutions, key=_score)
+                best = max(found.solutions, key=lambda solution: _score(solution, settings.how))
                 outcome[found.problem] = solved(Problem.parse(problems[found.problem], modulus), best.steps)
             advance(1)
     return outcome
 
 
-def _score(solution: FoundSolution) -> float:
-    return float("-inf") if not solution.scores else log_score(solution.scores, HOW)
+def _score(solution: FoundSolution, how: str) -> float:
+    return float("-inf") if not solution.scores else log_score(solution.scores, how)

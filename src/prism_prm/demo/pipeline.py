@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ from prism_prm.demo.findings import Findings, find
 from prism_prm.demo.policies import SKIPPED
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
-from prism_prm.demo.stages import SeedRun, quietly
+from prism_prm.demo.stages import SeedResult, SeedRun, quietly
 from prism_prm.types import Bars, Say, no_bars, silent
 
 
@@ -51,4 +52,16 @@ def run_demo(
     flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
     command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
     make_report(found, command).write(out)
+    _link(Path(out), results[0])
     return found
+
+
+def _link(out: Path, result: SeedResult) -> None:
+    """Short names for what people use afterwards: `data`, `policy` and `prms/base` in the demo's folder."""
+    targets = {"data": result.world.pool().parent, "policy": result.world.policy}
+    targets |= {f"prms/{name}": folder for name, folder in result.prms.items()}
+    for name, target in targets.items():
+        link = out / name
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.relpath(target, link.parent))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism_prm.demo.measure import differences
+from prism_prm.demo.numbers import differences
 from prism_prm.demo.reinforcement import ANSWER, ORACLE, STEPS, Run
 from prism_prm.report import NO_DATA, Report, looks, number, percent, percent_axes, signed_percent
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from prism_prm.demo.arms import ARMS
-from prism_prm.demo.findings import HOW, SUMMARY, Findings, cell, reference_ns, summary, title_of
-from prism_prm.demo.measure import at_n, differences, find_curve, plain
+from prism_prm.demo.findings import SUMMARY, Findings, cell, reference_ns, summary, title_of
+from prism_prm.demo.numbers import at_n, differences, find_curve, plain, predicted_best_of_n
 from prism_prm.demo.policies import policy_metrics, report_policies
 from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
-from prism_prm.demo.theory import predicted_best_of_n
 from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes, signed_percent
 from prism_prm.rerank.curves import Curve
 from prism_prm.statistics import over_seeds
@@ -183,11 +183,16 @@ def _best_of_n(found: Findings, report: Report, *, far: bool) -> None:
     where = "far-" if far else ""
     curves = found.far_curves if far else found.curves
     drawn = found.prms[:NUM_DRAWN]
-    lines = [("best-of-n", prm, HOW) for prm in drawn] + [("majority", "", ""), ("oracle", "", ""), ("mean", "", "")]
+    lines = [("best-of-n", prm, found.aggregator(prm).value) for prm in drawn]
+    lines += [("majority", "", ""), ("oracle", "", ""), ("mean", "", "")]
     names = [*map(title_of, drawn), "majority vote", "oracle", "one solution"]
     look = looks(names)
     if not far:
-        report.text(f"## Best-of-N\nSolutions are scored by the {HOW} of their steps; each value is an expectation.")
+        hows: dict[str, list[str]] = {}
+        for prm in found.prms:
+            hows.setdefault(str(found.aggregator(prm)), []).append(title_of(prm))
+        used = "; ".join(how if len(hows) == 1 else f"{how} ({', '.join(names)})" for how, names in hows.items())
+        report.text(f"## Best-of-N\nHow the scores of steps become a solution's: {used}. Each value is an expectation.")
     caption = "Accuracy against the number of solutions" + (", out of distribution." if far else ".")
     alt = "Accuracy against n for Best-of-N and the weighted vote of every PRM, majority vote and oracle"
     with report.figure(f"{where}best-of-n", caption=caption, alt=alt, size=(8.6, 4.2), panels=2) as panels:
@@ -221,8 +226,9 @@ def _theory(found: Findings, report: Report) -> None:
     ns = found.ns
     rows = []
     for prm in found.prms:
-        measured = [at_n(find_curve(found.curves[0], "best-of-n", prm, HOW), n) for n in ns]
-        p, alpha, beta, predicted = predicted_best_of_n(found.graded[0], found.results[0].scored[prm].pool, HOW, ns)
+        how = found.aggregator(prm).value
+        measured = [at_n(find_curve(found.curves[0], "best-of-n", prm, how), n) for n in ns]
+        p, alpha, beta, predicted = predicted_best_of_n(found.graded[0], found.results[0].scored[prm].pool, how, ns)
         rows.append([f"{title_of(prm)}: predicted", number(alpha, 2), number(beta, 2), *map(percent, predicted)])
         rows.append([f"{title_of(prm)}: measured", "", "", *map(percent, measured)])
     report.text(
@@ -250,6 +256,7 @@ def _metrics(found: Findings) -> dict[str, Any]:
     return {
         "seeds": [result.seed for result in found.results],
         "steps": [plain(seed) for seed in found.steps],
+        "aggregators": {prm: asdict(found.aggregator(prm)) for prm in found.prms},
         "pool": [pool(curves) for curves in found.curves],
         "far_steps": [plain(seed) for seed in found.far_steps],
         "guided": guided(far=False),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.chosen import Choice, card_values, choose_aggregator
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, settings_for
@@ -19,7 +20,7 @@ from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.scores import collect_steps
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import StepScores, scores_by_prm
-from prism_prm.resume import content_key, once
+from prism_prm.resume import content_key, once, stoppable
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search import SearchSettings
@@ -75,6 +76,8 @@ class DemoSettings:
 class Scored:
     """Everything one PRM said about the test sets of one seed."""
 
+    aggregator: Choice[str]
+    """How its step scores become those of solutions and beams."""
     steps: Steps
     """All test trees; a group per test set."""
     pool: StepScores
@@ -92,8 +95,10 @@ class SeedResult:
 
     seed: int
     world: World
+    prms: dict[str, Path]
+    """Folders of the base PRM and of every arm that was trained."""
     scored: dict[str, Scored]
-    """The base PRM and every arm."""
+    """What each of them said."""
     rounds: dict[str, dict[str, Any]]
     """For every arm the validation of its rounds, as run.json has it."""
     failed: dict[str, str]
@@ -123,26 +128,28 @@ class SeedRun:
         self.say = say
 
     def go(self) -> SeedResult:
-        """All stages in order."""
+        """All stages in order; what is done of a stopped seed is not done again."""
+        with stoppable(lambda: f"seed {self.seed}"):
+            return self._stages()
+
+    def _stages(self) -> SeedResult:
         settings = self.settings
         world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
-        prms: dict[str, Path] = {}
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
-        prms[BASE] = base
+        prms = {BASE: base}
         scored = {BASE: self._scored(BASE, base, world)}
         rounds: dict[str, dict[str, Any]] = {}
         failed: dict[str, str] = {}
         for name in settings.names:
             try:
-                folder, rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
+                prms[name], rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
             except DataError as error:
                 failed[name] = str(error)
                 self.say(f"{name}: not trained. {error}")
                 continue
-            prms[name] = folder
-            scored[name] = self._scored(name, folder, world)
+            scored[name] = self._scored(name, prms[name], world)
         policies = self._rewarded(world, prms) if settings.rl else {}
-        return SeedResult(self.seed, world, scored, rounds, failed, policies, settings.rl)
+        return SeedResult(self.seed, world, prms, scored, rounds, failed, policies, settings.rl)
 
     def _rewarded(self, world: World, prms: dict[str, Path]) -> dict[Run, Curve]:
         """Train policies with these PRMs as rewards."""
@@ -171,20 +178,23 @@ class SeedRun:
             return self.bars(f"{name}: {description}", total, unit=unit)
 
         run = TrainingRun(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
-        finished = run.go()
+        with stoppable(lambda: f"of {name}"):
+            finished = run.go()
         return Path(finished["best"]), finished["rounds"]
 
     def _scored(self, name: str, prm: Path, world: World) -> Scored:
         """Score the test trees and the pools, and search with the PRM; what was done before is read."""
-        store = ScoreStore(self.folder / "scores", load_prm(prm, device="cpu"))
+        scorer = load_prm(prm, device="cpu")
+        how = choose_aggregator(None, card_values(scorer))
+        store = ScoreStore(self.folder / "scores", scorer)
         found: list[Any] = []
         for far in (False, True) if self.settings.far else (False,):
             found += [
                 self._score_trees(name, store, world, far),
                 self._score_pool(name, store, world, far),
-                self._guided(name, prm, store.identity, world, far),
+                self._guided(name, prm, store.identity, how.value, world, far),
             ]
-        return Scored(*found)
+        return Scored(how, *found)
 
     def _score_trees(self, name: str, store: ScoreStore, world: World, far: bool) -> Steps:
         items = [
@@ -201,14 +211,14 @@ class SeedRun:
         with self.bars(f"{name}: scoring solutions", len(pool.trees())) as advance:
             return scores_by_prm(store, pool, advance=advance)
 
-    def _guided(self, name: str, prm: Path, identity: str, world: World, far: bool) -> dict[int, list[bool]]:
+    def _guided(self, name: str, prm: Path, identity: str, how: str, world: World, far: bool) -> dict[int, list[bool]]:
         """Search with the PRM on the problems of the pool."""
         policy = world.far_policy if far else world.policy
         assert policy is not None, "built without its far part"
         data = world.trees(NATURAL, far=far).parent.name  # which names its content
         found = {}
         for n in GUIDED_NS:
-            settings = settings_for(n, world.settings.temperature, self.seed)
+            settings = settings_for(n, how, world.settings.temperature, self.seed)
 
             def search(settings: SearchSettings = settings, policy: Path = policy) -> list[bool]:
                 total = world.settings.pool_problems

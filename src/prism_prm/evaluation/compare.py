@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from prism_prm import __version__
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
+from prism_prm.evaluation.control import Control, add_control, control_json, finding, make_controls, movable_scores
 from prism_prm.evaluation.evaluate import error_curve, histogram
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.measure import Measured, Tables, intervals
 from prism_prm.evaluation.report import steps_file
+from prism_prm.foreign import read_json
 from prism_prm.names import split_name
-from prism_prm.report import LOOKS, NO_DATA, Report, looks, p_value, percent, signed_percent
+from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent
 from prism_prm.statistics import NUM_DRAWS, SEED
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -48,22 +50,40 @@ class EvalRun:
         return float(self.metrics["benchmarks"][bench]["threshold"]["value"])
 
 
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Threshold(msgspec.Struct):
+    value: float
+
+
+class _Benchmark(msgspec.Struct):
+    threshold: _Threshold
+
+
+class _Metrics(msgspec.Struct):
+    """What must be in metrics.json."""
+
+    run: _Named
+    benchmarks: dict[str, _Benchmark]
+
+
 def load_run(given: str) -> EvalRun:
     """A run from `FOLDER` or `NAME=FOLDER`."""
     name, place = split_name(given)
     folder = Path(place)
     path = folder / "metrics.json"
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
-        benches = metrics["benchmarks"]
-        own_name = metrics["run"]["name"]
+        metrics = read_json(path)
+        known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; give folders that `prism eval --out` wrote") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not the metrics of a `prism eval` ({type(error).__name__}: {error})") from error
-    if not benches:
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
+    if not known.benchmarks:
         raise DataError(f"{path}: holds no benchmark")
-    return EvalRun(name or own_name, folder, metrics)
+    return EvalRun(name or known.run.name, folder, metrics)
 
 
 def load_runs(given: Sequence[str]) -> list[EvalRun]:
@@ -129,6 +149,8 @@ class Compared:
     """PRM → the steps that are in totals."""
     tables: dict[str, Tables]
     """PRM → table name → metrics."""
+    controls: dict[str, Control]
+    """PRM → the first one moved to its rates; none where the first has no level to move."""
 
     @property
     def runs(self) -> list[str]:
@@ -142,11 +164,16 @@ def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_D
     steps = load_steps(runs, bench)
     thresholds = {run.name: run.threshold(bench) for run in runs}
     redundancy = {run.name: float(run.metrics["settings"]["redundancy_threshold"]) for run in runs}
-    tables = {
-        name: benchmark.tables(own, thresholds[name], redundancy[name], num_draws, seed)[1]
-        for name, own in steps.items()
+    measured = {
+        name: benchmark.tables(own, thresholds[name], redundancy[name], num_draws, seed) for name, own in steps.items()
     }
-    return Compared(bench, thresholds, {name: benchmark.in_total(own) for name, own in steps.items()}, tables)
+    totals = {name: total for name, (total, _) in measured.items()}
+    first = runs[0].name
+    return Compared(
+        bench, thresholds, {name: total.steps for name, total in totals.items()},
+        {name: tables for name, (_, tables) in measured.items()},
+        make_controls(totals, movable_scores(benchmark, totals[first], redundancy[first])),
+    )  # fmt: skip
 
 
 def compare_runs(
@@ -160,6 +187,8 @@ def compare_runs(
     say: Say = silent,
 ) -> Report:
     """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
+
+    The report opens with whether each PRM is more than the first one with only its level moved.
 
     Args:
         runs: folders of `evaluate_prm`, or NAME=FOLDER; all on the same items, and the first is the base.
@@ -188,6 +217,8 @@ def compare_runs(
         with bars(f"comparing on {bench}", num_draws, unit="draws") as advance:
             compared.append(compare_bench(loaded, bench, num_draws=num_draws, seed=seed))
             advance(num_draws)
+        for line in _findings(compared[-1]):
+            say(line)
     report = build_comparison(loaded, compared, left_out=left_out, rounds=rounds)
     report.write(out)
     return report
@@ -200,6 +231,7 @@ def build_comparison(
     names = [run.name for run in runs]
     report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
     report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
+    report.text("\n".join(f"- {escaped(line)}" for one in compared for line in _findings(one)))
     report.text(_introduction(names, left_out))
     for one in compared:
         _add_bench(report, one, rounds=rounds)
@@ -211,12 +243,22 @@ def build_comparison(
     return report
 
 
+def _findings(one: Compared) -> list[str]:
+    """Per PRM whether it is more than the first one with its level moved."""
+    if not one.controls:
+        return [
+            f"{one.bench}: {one.runs[0]} has no level to move (only verdicts, or a threshold of 0 or 1), so whether a "
+            "change is more than a shift cannot be said."
+        ]
+    return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
+
+
 def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
     without = f" Not in all runs, and so left out: {', '.join(left_out)}." if left_out else ""
     return f"""
 All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
-**{names[0]}** are in percentage points and paired: the same problems are drawn for all, so what is hard for everybody
-cancels out. p is two-sided and not corrected for the number of comparisons.{without}
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so what is hard for
+everybody cancels out. p is two-sided and not corrected for the number of comparisons.{without}
 """
 
 
@@ -233,13 +275,16 @@ def _as_json(one: Compared) -> dict[str, Any]:
             }
             for name in one.runs[1:]
         },
+        "control": {name: control_json(control) for name, control in one.controls.items()},
     }
 
 
 def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
-    parts = ", ".join(f"{name} {one.thresholds[name]:.4g}" for name in one.runs)
+    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
     report.text(f"## {one.bench}\n\nThresholds: {parts}.")
     _add_rates(report, one)
+    for control in one.controls.values():
+        add_control(report, control, one.tables[control.first]["steps"])
     _add_differences(report, one)
     _add_figures(report, one)
     if rounds:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from prism_prm import metrics
+from prism_prm import chosen, metrics
+from prism_prm.chosen import CardValues, Choice
+from prism_prm.config import SHOWN
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import Benchmark, ItemSet, find_benchmark
 from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, PairTable, SubsetResult, intervals, measure_pairs
+from prism_prm.ranges import Natural, Range, Share, check
 from prism_prm.statistics import NUM_DRAWS, SEED
 from prism_prm.types import Bools
 
@@ -27,29 +30,22 @@ NUM_HISTOGRAM_BINS = 25
 class EvalSettings:
     """How steps are judged and how sure we are of the result."""
 
-    threshold: float = 0.5
-    """A step is good if its score is above this."""
-    target_tpr: float | None = None
+    threshold: Share | Literal["prm"] | None = field(default=None, metadata={SHOWN: "the PRM's card"})
+    """A step is good if its score is above this. By default the threshold of the PRM's card, but 0.5 for PRMBench and
+    ProcessBench, whose rules say so; "prm" takes the card's for them, too."""
+    target_tpr: Annotated[float, Range(above=0, most=1)] | None = None
     """Choose the threshold instead: the highest that keeps this share of the right steps of held-out problems."""
-    holdout: float = 0.2
+    holdout: Annotated[float, Range(above=0, below=1)] = 0.2
     """The share of problems held out to choose a threshold; they are not measured."""
-    redundancy_threshold: float = REDUNDANCY_THRESHOLD
+    redundancy_threshold: Share = REDUNDANCY_THRESHOLD
     """For PRMs with a redundancy score: a step is redundant above this (PRMBench NR and NCL)."""
-    num_draws: int = NUM_DRAWS
+    num_draws: Annotated[int, Range(100)] = NUM_DRAWS
     """How many bootstrap draws of problems the intervals rest on."""
-    seed: int = SEED
+    seed: Natural = SEED
     """The seed of the draws and of every choice of problems."""
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "redundancy_threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
-        if self.target_tpr is not None and not 0 < self.target_tpr <= 1:
-            raise ConfigError(f"a TPR of {self.target_tpr} cannot be aimed at; give a number in (0, 1]")
-        if not 0 < self.holdout < 1:
-            raise ConfigError(f"holdout {self.holdout} is not between 0 and 1")
-        if self.num_draws < 100:
-            raise ConfigError(f"{self.num_draws} bootstrap draws are too few for a 95 % interval; give at least 100")
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -57,6 +53,7 @@ class Threshold:
     """The threshold that was used, and where it came from."""
 
     value: float
+    origin: str
     target_tpr: float | None = None
     heldout_problems: int = 0
     heldout_right_steps: int = 0
@@ -82,10 +79,23 @@ class Evaluation:
     pairs: PairTable | None = None
 
 
-def choose_threshold(benchmark: Benchmark, steps: Steps, settings: EvalSettings) -> tuple[Threshold, Steps]:
+RULE = "the benchmark's rule"
+
+
+def fixed_threshold(benchmark: Benchmark, settings: EvalSettings, card: CardValues | None) -> Choice[float]:
+    """The threshold that is given, or the rule of the benchmark, or that of the PRM's card."""
+    if settings.threshold is None and benchmark.threshold is not None:
+        return Choice(benchmark.threshold, RULE)
+    return chosen.choose_threshold(None if settings.threshold == "prm" else settings.threshold, card)
+
+
+def choose_threshold(
+    benchmark: Benchmark, steps: Steps, settings: EvalSettings, card: CardValues | None = None
+) -> tuple[Threshold, Steps]:
     """The threshold, and the steps left to measure."""
     if settings.target_tpr is None:
-        return Threshold(settings.threshold), steps
+        fixed = fixed_threshold(benchmark, settings, card)
+        return Threshold(fixed.value, fixed.origin), steps
     if steps.hard:
         raise ConfigError("a threshold cannot be chosen for verdicts; give scores instead of labels")
     rng = np.random.default_rng(settings.seed)
@@ -100,12 +110,20 @@ def choose_threshold(benchmark: Benchmark, steps: Steps, settings: EvalSettings)
             f"{held_out.num_clusters} held-out problems have no right step to choose a threshold on; hold out more"
         )
     tpr = float(np.mean(held_out.probability[held_out.right] > value))
-    chosen = Threshold(value, settings.target_tpr, held_out.num_clusters, int(held_out.right.sum()), tpr)
-    return chosen, rest
+    origin = "chosen on held-out problems"
+    return (
+        Threshold(value, origin, settings.target_tpr, held_out.num_clusters, int(held_out.right.sum()), tpr),
+        rest,
+    )
 
 
 def evaluate_steps(
-    items: ItemSet, steps: Steps, settings: EvalSettings | None = None, *, notes: Mapping[str, int] | None = None
+    items: ItemSet,
+    steps: Steps,
+    settings: EvalSettings | None = None,
+    *,
+    notes: Mapping[str, int] | None = None,
+    card: CardValues | None = None,
 ) -> Evaluation:
     """Measure the judged steps of what was read of a benchmark.
 
@@ -114,6 +132,7 @@ def evaluate_steps(
         steps: its steps with scores, from `steps_from_predictions` for example.
         settings: threshold, bootstrap draws and seed.
         notes: what was left out, and how often; it goes to the report.
+        card: what the PRM's card says, for the threshold; `card_values(prm)` of `prism_prm.chosen`.
 
     Example:
         >>> items = read_benchmark("labelled", "labelled.jsonl")
@@ -124,7 +143,7 @@ def evaluate_steps(
     """
     settings = settings or EvalSettings()
     benchmark = find_benchmark(items.name)
-    threshold, rest = choose_threshold(benchmark, steps, settings)
+    threshold, rest = choose_threshold(benchmark, steps, settings, card)
     if not benchmark.in_total(rest).judged.any():
         raise DataError(
             f"{items.name}: no step has a label, so there is nothing to measure against", reason="empty-split"

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from prism_prm import metrics
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.statistics import number_clusters
 from prism_prm.types import Bools, Floats, Ints
 
@@ -120,6 +121,7 @@ class Steps:
         return self.only(np.isin(np.array(self.group_names)[self.item_group], list(names)))
 
 
+_AGAIN = "run `prism eval` again"
 _COLUMNS = ("item", "group", "cluster", "contaminated", "parent", "label", "probability", "redundancy")
 
 
@@ -151,12 +153,19 @@ def read_steps(path: str | Path) -> Steps:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    if not Path(path).exists():
+        raise DataError(f"{path}: no such file; {_AGAIN}")
+    words, kinds = pa.dictionary(pa.int32(), pa.string()), (pa.int32(), pa.int8(), pa.int32(), pa.int8())
+    types = (words, words, *kinds, pa.float64(), pa.float64())
+    fields = [pa.field(name, kind, nullable=False) for name, kind in zip(_COLUMNS, types, strict=True)]
+    with reading_parquet(path, _AGAIN):
         table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({error}); run `prism eval` again") from error
-    if tuple(table.column_names) != _COLUMNS:
-        raise DataError(f"{path}: not a table of judged steps; it has the columns {table.column_names}")
+        if tuple(table.column_names) != _COLUMNS:
+            raise DataError(f"{path}: not a table of judged steps; it has the columns {table.column_names}")
+        table = fitted(path, table, pa.schema(fields))
+    clusters = table["cluster"].to_numpy()
+    if not len(clusters) or not 0 <= clusters.min() <= clusters.max() < len(clusters):
+        raise DataError(f"{path}: its problems are not numbered; {_AGAIN}")
     item = table["item"].combine_chunks()
     step_item, names = item.indices.to_numpy(), item.dictionary.to_pylist()
     starts = np.flatnonzero(np.diff(step_item, prepend=-1)).astype(np.int64)

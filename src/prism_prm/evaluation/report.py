@@ -95,7 +95,7 @@ def _what_was_measured(evaluation: Evaluation) -> str:
     if evaluation.complete is False:
         lines.append("**This is a part of the benchmark**; values are not comparable with published ones.")
     if threshold.target_tpr is None:
-        lines.append(f"A step is good iff its score is above {threshold.value:g}.")
+        lines.append(f"A step is good iff its score is above {threshold.value:g} ({threshold.origin}).")
     else:
         lines.append(
             f"The threshold {threshold.value:.4f} was chosen for a TPR of {percent(threshold.target_tpr)} on "

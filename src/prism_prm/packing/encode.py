@@ -55,4 +55,5 @@ def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:
 def describe(tree: StepTree, node: int) -> str:
     """A tree and one of its nodes, for messages."""
     name = f" ({tree.name})" if tree.name else ""
-    return f"tree {tree.tree_id}{name}, node {node}"
+    place = f"{tree.where}: " if tree.where else ""
+    return f"{place}tree {tree.tree_id}{name}, node {node}"

@@ -25,7 +25,7 @@ from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.pairs.negatives import OtherProblems, add_perturbed
-from prism_prm.pairs.problems import Exclusions, Splits
+from prism_prm.pairs.same_problem import Exclusions, Splits
 from prism_prm.pairs.settings import PairSettings
 from prism_prm.pairs.summary import PairCounts, TreeCounts
 from prism_prm.pairs.vectorised import PairColumns, Small, annotated_columns, lookahead_columns

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prism_prm.data.draft import Draft
-from prism_prm.pairs.problems import normalise_problem
+from prism_prm.pairs.same_problem import normalise_problem
 from prism_prm.pairs.settings import PairSettings, priority
 from prism_prm.pairs.vectorised import NO_PAIRS, PairColumns
 from prism_prm.types import Ints

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prism_prm.errors import ConfigError
+from prism_prm.errors import SettingError
+from prism_prm.ranges import Count, Natural, Share, check
 
 Audit = Literal["drop", "keep", "off"]
 
@@ -14,38 +15,34 @@ Audit = Literal["drop", "keep", "off"]
 class PairSettings:
     """The rules of pairing; the defaults are those of `prism pairs`."""
 
-    lookahead: int | Literal["all", "none"] = "all"
+    lookahead: Count | Literal["all", "none"] = "all"
     """How many later steps become negatives of each position: all, none, or a number."""
-    min_gap: int = 1
+    min_gap: Count = 1
     """A lookahead negative stands at least this many steps later."""
-    max_gap: int | None = None
+    max_gap: Count | None = None
     """A lookahead negative stands at most this many steps later. By default there is no limit."""
     audit: Audit = "drop"
     """What to do with later steps that may be right already: drop them, keep and count them, or do not look (off)."""
-    max_per_position: int | None = None
+    max_per_position: Count | None = None
     """The most annotated pairs that a position gives. By default there is no limit."""
-    random: int = 0
+    random: Natural = 0
     """Negatives per position from other problems, an ablation."""
-    perturbed: int = 0
+    perturbed: Natural = 0
     """Negatives per position with a number or a sign changed, an ablation."""
-    positive_above: float = 0.5
+    positive_above: Share = 0.5
     """A step is right if its label is above this."""
-    negative_below: float = 0.5
+    negative_below: Share = 0.5
     """A step is wrong if its label is below this."""
-    seed: int = 0
+    seed: Natural = 0
     """The seed of splits and of every choice among pairs."""
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.lookahead, str) or self.lookahead > 0, "lookahead", self.lookahead, "all, none or ≥ 1")
-        _require(self.min_gap >= 1, "min_gap", self.min_gap, "≥ 1")
-        _require(self.max_gap is None or self.max_gap >= self.min_gap, "max_gap", self.max_gap, "≥ min_gap")
-        _require(self.max_per_position is None or self.max_per_position >= 1, "max_per_position",
-                 self.max_per_position, "≥ 1")  # fmt: skip
-        _require(self.seed >= 0, "seed", self.seed, "≥ 0")
-        _require(self.random >= 0, "random", self.random, "≥ 0")
-        _require(self.perturbed >= 0, "perturbed", self.perturbed, "≥ 0")
-        _require(0 <= self.negative_below <= self.positive_above <= 1, "negative_below", self.negative_below,
-                 "in [0, positive_above], which is at most 1")  # fmt: skip
+        check(self)
+        if self.max_gap is not None and self.max_gap < self.min_gap:
+            raise SettingError("max_gap", self.max_gap, f"must be at least min_gap, which is {self.min_gap}")
+        if self.negative_below > self.positive_above:
+            limit = f"must be at most positive_above, which is {self.positive_above}"
+            raise SettingError("negative_below", self.negative_below, limit)
 
     def is_positive(self, label: float | None) -> bool:
         """Whether a step with this label is right."""
@@ -54,11 +51,6 @@ class PairSettings:
     def is_negative(self, label: float | None) -> bool:
         """Whether a step with this label is wrong."""
         return label is not None and label < self.negative_below
-
-
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} {value} must be {rule}")
 
 
 _MASK = (1 << 64) - 1

@@ -7,12 +7,12 @@ sampling settings give the same step, whatever else is in the batch and whoever 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from prism_prm.errors import ConfigError, PrismError
+from prism_prm.errors import PrismError
+from prism_prm.ranges import Count, NotNegative, Range, check
 
 Ending = Literal["stop", "end", "cut"]
 """Why a step is over: the stop string, the end of the solution, or a limit on tokens."""
@@ -29,26 +29,19 @@ class PolicyError(PrismError):
 class Sampling:
     """How steps are sampled."""
 
-    temperature: float = 0.8
+    temperature: NotNegative = 0.8
     """The temperature of sampling; 0 is greedy."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(above=0, most=1)] = 1.0
     """Sample from the likeliest tokens that together have this probability."""
-    max_step_tokens: int = 512
+    max_step_tokens: Count = 512
     """A step with more tokens than this ends its solution, which counts as cut."""
-    max_tokens: int = 2048
+    max_tokens: Count = 2048
     """A solution with more tokens than this is cut."""
     stop: str = "\n\n"
     """The text between two steps."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
-            raise ConfigError(
-                f"temperature {self.temperature} must be a number from 0 on, and top_p {self.top_p} in (0, 1]"
-            )
-        if self.max_step_tokens < 1 or self.max_tokens < 1:
-            raise ConfigError("max_step_tokens and max_tokens must be 1 or more")
-        if not self.stop:
-            raise ConfigError("the stop string between steps is empty")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)

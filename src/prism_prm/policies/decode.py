@@ -20,7 +20,7 @@ from prism_prm.errors import ModelError
 from prism_prm.lm.kv_buffer import Columns
 from prism_prm.lm.shared_attention import Grid
 from prism_prm.policies.kv_cache import Kept
-from prism_prm.policies.sampling import choose, noise
+from prism_prm.policies.next_token import choose, noise
 
 SHRINK_AT = 0.75
 """What is done is taken out once at most this share is still of use: doing so copies the key/values of the rest."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prism_prm.errors import ConfigError
+from prism_prm.errors import SettingError
+from prism_prm.ranges import check
 
 MARK = "{problem}"
 
@@ -23,10 +24,9 @@ class Prompting:
     text."""
 
     def __post_init__(self) -> None:
+        check(self)
         if MARK not in self.user:
-            raise ConfigError(f"the user turn {self.user!r} has no {MARK} in it")
-        if self.template not in ("auto", "none"):
-            raise ConfigError(f"template {self.template!r} is not one of auto, none")
+            raise SettingError("user", self.user, f"must have {MARK} in it, where the problem goes")
 
 
 def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:

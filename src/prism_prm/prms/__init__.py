@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import new_class
 
 from prism_prm import plugins
+from prism_prm.aggregate import check_aggregator
 from prism_prm.errors import ConfigError
 from prism_prm.prms.base import Family, TextEncoder
 from prism_prm.prms.math_shepherd import MathShepherd
@@ -50,6 +51,10 @@ def find_family(name: str) -> type[Family]:
     lacking = sorted(found.__abstractmethods__) + ["head_name"] * (not hasattr(found, "head_name"))
     if lacking:
         raise ConfigError(f"The family {name!r} lacks {', '.join(lacking)}; docs/plugins.md shows a whole one.")
+    try:
+        check_aggregator(found.aggregator)
+    except ConfigError as error:
+        raise ConfigError(f"The family {name!r}: {error}") from None
     # A subclass, so that the author's class stays as it is written, under whatever name it is found.
     more = {"name": called, "sha256": sha256, "__doc__": found.__doc__, "__module__": found.__module__}
     made: type[Family] = new_class(found.__name__, (found,), exec_body=lambda body: body.update(more))

@@ -90,6 +90,8 @@ class Family(ABC):
     """Published models of this family → the settings in which they differ from its defaults."""
     config_extras: ClassVar[Mapping[str, Any]] = {}
     """What config.json of such a checkpoint says about its head."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """What the head's outputs stand for, in order: for model cards, and for config.json of classifiers."""
     aggregator: ClassVar[str] = "min"
     """How the family's own code makes one score of a solution."""
     settings: ClassVar[Mapping[str, str]] = {}

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from prism_prm.errors import ModelError
+from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
+from prism_prm.chosen import DEFAULT_THRESHOLD
+from prism_prm.config import from_mapping
+from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.files import write_text
-from prism_prm.plugins import is_in_file
+from prism_prm.foreign import read_json
 from prism_prm.prms import FAMILIES, Family, family_names
+from prism_prm.prms.readme import model_card
+from prism_prm.ranges import MAY_BE_EMPTY, Natural, Share, check
 
 CARD_FILE = "prism.json"
 README = "README.md"
 _FORMER = {"prod": "product"}
 """Aggregators under names that folders may still have."""
+_ONLY_WHERE_KNOWN = ("family_sha256", "base_model", "datasets")
+"""What prism.json leaves out where there is nothing to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +33,33 @@ class Card:
     """The content of prism.json."""
 
     family: str
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Annotated[str, MAY_BE_EMPTY]] = field(default_factory=dict)
     """Settings of the family's layout; see `Family.settings`."""
     compat: bool = False
     """Reproduce the published code's quirk, where it has one."""
-    threshold: float = 0.5
-    """A step counts as right iff its probability is above this."""
-    aggregator: str = "min"
-    """How step scores make one score of a solution."""
-    frozen_layers: int = 0
+    threshold: Share = DEFAULT_THRESHOLD
+    """A step counts as right iff its probability is above this; what commands judge by unless told otherwise."""
+    aggregator: str = DEFAULT_AGGREGATOR
+    """How step scores make one score of a solution; what commands select by unless told otherwise."""
+    frozen_layers: Natural = 0
     """How many lowest layers training left as the backbone had them: what they make of texts can be kept on disc."""
     family_sha256: str = ""
     """Of the file in which a family that is not ours is written; left out of prism.json where it is ours."""
+    base_model: str = ""
+    """The hub id of the model that this one was made from; left out of prism.json where it is not known."""
+    datasets: tuple[str, ...] = ()
+    """Hub ids of what it was trained on; files, which mean nothing to others, are left out."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_aggregator(self.aggregator)
+
+    def trained_on(self, inputs: Iterable[str]) -> Card:
+        """The card after training on some files and data sets of the hub."""
+        return replace(self, datasets=tuple(dict.fromkeys([*self.datasets, *filter(hub_id, inputs)])))
 
     def write(self, folder: Path) -> None:
-        said = asdict(self)
-        if not self.family_sha256:
-            del said["family_sha256"]
+        said = {key: value for key, value in asdict(self).items() if value or key not in _ONLY_WHERE_KNOWN}
         write_text(folder / CARD_FILE, json.dumps(said, indent=2) + "\n")
 
 
@@ -52,29 +69,19 @@ def read_card(folder: Path) -> Card | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        unknown = sorted(set(found) - set(Card.__slots__))
-        if unknown:
-            raise ModelError(f"{path}: unknown keys {unknown}. Known: {sorted(Card.__slots__)}.")
-        card = msgspec.convert(found, Card)
-        return replace(card, aggregator=_FORMER.get(card.aggregator, card.aggregator))
-    except (ValueError, msgspec.ValidationError, TypeError) as error:
+        found = msgspec.convert(read_json(path), dict[str, Any])
+        if isinstance(named := found.get("aggregator"), str):
+            found["aggregator"] = _FORMER.get(named, named)
+        return from_mapping(Card, found)
+    except DataError as error:
+        raise ModelError(str(error)) from None
+    except (ConfigError, msgspec.ValidationError) as error:
         raise ModelError(f"{path}: {error}") from None
 
 
-def model_card(card: Card) -> str:
-    """The README of a PRM folder."""
-    ours = FAMILIES.get(card.family)
-    outputs = f", outputs {', '.join(ours.outputs)}" if ours else ""
-    naming = f", family={card.family!r}" if is_in_file(card.family) else ""
-    return (
-        "---\nlibrary_name: prism-prm\npipeline_tag: token-classification\ntags: [process-reward-model]\n---\n\n"
-        "# A process reward model\n\n"
-        f"It scores each step of a solution; family `{card.family}`{outputs}. A step "
-        f"counts as right iff its probability is above {card.threshold}; a solution's score is the "
-        f"`{card.aggregator}` of its steps'.\n\n"
-        f"```python\nfrom prism_prm import load_prm\n\nprm = load_prm('.'{naming})\nprm.score(problem, steps)\n```\n"
-    )
+def hub_id(name: str | Path) -> str:
+    """The name itself where it is a hub id; "" for a folder, whose name means nothing to others."""
+    return "" if Path(name).exists() else str(name)
 
 
 def set_threshold(folder: Path, threshold: float) -> None:
@@ -83,7 +90,8 @@ def set_threshold(folder: Path, threshold: float) -> None:
     assert card is not None, "a PRM folder of ours"
     card = replace(card, threshold=threshold)
     card.write(folder)
-    write_text(folder / README, model_card(card))
+    (architecture,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    write_text(folder / README, model_card(card, architecture))
 
 
 def known_settings(name: str, family: type[Family]) -> Mapping[str, str] | None:

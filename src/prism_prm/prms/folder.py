@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,39 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prism_prm.errors import ConfigError, ModelError
+from prism_prm.errors import ConfigError, ModelError, first_sentence
 from prism_prm.files import whole_folder
 from prism_prm.lm.attention import check_attention
-from prism_prm.lm.load import (
-    OUTPUT_LAYER,
-    check_pickled,
-    load_checked,
-    load_tokenizer,
-    local_folder,
-    read_weights,
-    readable,
-)
+from prism_prm.lm.load import OUTPUT_LAYER, load_checked, load_tokenizer, read_weights
+from prism_prm.lm.place import local_folder, readable
 from prism_prm.plugins import is_in_file
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, README, Card, known_settings, read_card, recognise
+from prism_prm.prms.card import CARD_FILE, README, Card, hub_id, known_settings, read_card, recognise
 from prism_prm.prms.module import PrmModule
 
 log = logging.getLogger(__name__)
-
-
-def prm_folder(name: str | Path) -> str | Path:
-    """`name` itself, or the best round of the `prism train` run whose folder it is."""
-    folder = Path(name)
-    if (folder / "config.json").exists() or not (folder / "recipe.toml").exists():
-        return name
-    run = folder / "run.json"
-    if run.exists():
-        with readable(folder, run.name):
-            return folder / str(json.loads(run.read_text(encoding="utf-8"))["best"])
-    done = sorted(str(card.parent) for card in folder.glob(f"rounds/*/{CARD_FILE}"))
-    finished = f"the finished rounds are PRMs: {', '.join(done)}" if done else "no round is finished yet"
-    raise ModelError(f"{folder}: this run is not finished ({finished}); `prism train` with the same recipe goes on.")
 
 
 def load_folder(
@@ -65,16 +43,15 @@ def load_folder(
 
     kernel = check_attention(attn)
     folder = local_folder(name, allow_pickle=allow_pickle)
-    if not (folder / "config.json").exists():
-        raise ModelError(f"{folder}: no config.json, so this is not a model folder")
-    check_pickled(folder, allow_pickle=allow_pickle)
     with readable(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     card, kind = find_card(name, folder, config, family, settings, compat)
-    laid_out = kind(
-        load_tokenizer(folder, trust_remote_code=trust_remote_code), compat=card.compat, settings=card.settings
-    )
-    with torch.device("meta"):
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    try:
+        laid_out = kind(tokenizer, compat=card.compat, settings=card.settings)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from None
+    with readable(folder, "config.json"), torch.device("meta"):
         head = laid_out.make_head(config.hidden_size, config)
     names = [f"{laid_out.head_name}.{key}" for key in head.state_dict()]
     backbone = load_checked(
@@ -103,7 +80,10 @@ def find_card(
         card = Card(kind.name, known_settings(name, kind) or {}, aggregator=kind.aggregator)
     else:
         kind = _family_of(card, folder, family)
-    card = replace(card, settings={**card.settings, **(settings or {})}, family_sha256=kind.sha256)
+    card = replace(
+        card, settings={**card.settings, **(settings or {})}, family_sha256=kind.sha256,
+        base_model=hub_id(name) or card.base_model,
+    )  # fmt: skip
     return card if compat is None else replace(card, compat=compat), kind
 
 
@@ -171,6 +151,9 @@ def save_folder(
     config = copy.deepcopy(module.config)
     config.architectures = [family.architecture(config)]
     config.update(dict(family.config_extras))
+    if "num_labels" in family.config_extras:
+        config.id2label = dict(enumerate(family.labels))
+        config.label2id = {label: i for i, label in config.id2label.items()}
     config.dtype = next(iter(weights.values())).dtype
     vars(config).pop("auto_map", None)  # it names code of the original's repository, which is not written here
     with whole_folder(folder) as aside:
@@ -179,3 +162,18 @@ def save_folder(
         family.text.tokenizer.save_pretrained(aside)
         card.write(aside)
         (aside / README).write_text(readme, encoding="utf-8")
+
+
+def push_folder(folder: Path, repo_id: str, *, private: bool, message: str, token: str | None, api: Any) -> str:
+    """Put a folder on the Hugging Face hub; gives the address of the commit."""
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    api = api or HfApi(token=token)
+    try:
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message))
+    except (httpx.HTTPError, HFValidationError, OSError) as error:
+        said = first_sentence(error)
+        raise ModelError(f"{repo_id}: the hub did not take it ({said}); `hf auth login` logs in") from error

@@ -14,6 +14,7 @@ class LabelTokens(Family):
     """Reads the language model's own output layer at the rows of `+` and `-`."""
 
     head_name = "lm_head"
+    labels = ("right: the token `+`", "wrong: the token `-`")
     uses_lm_head = True
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:

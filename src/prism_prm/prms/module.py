@@ -9,6 +9,7 @@ O named log-odds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -26,6 +27,7 @@ from prism_prm.lm.attention import (
     dense_mask,
     eager_flex,
 )
+from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.packing import PackedBatch, Row, collate
 from prism_prm.prms.base import Family
 from prism_prm.prms.split_backbone import Halves
@@ -81,6 +83,17 @@ class PrmModule(nn.Module):
             yield
         finally:
             self.config._attn_implementation = before
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """No dropout while scoring, also between two updates of training."""
+        training = [part for part in self.modules() if part.training]
+        self.eval()
+        try:
+            yield
+        finally:
+            for part in training:  # one by one: frozen layers do not train beside those that do
+                part.training = True
 
     def gradient_checkpointing_enable(self, **options: Any) -> None:
         """Trade time for memory in training."""
@@ -146,3 +159,19 @@ class PrmModule(nn.Module):
         """Hidden states at read positions → log-odds, in 32 bits at least."""
         logits_RC: Tensor = self.head(hidden_RH)
         return self.to_log_odds(logits_RC if logits_RC.dtype == torch.float64 else logits_RC.float())
+
+
+def hash_model(module: PrmModule, family: Family) -> str:
+    """A hash of what decides a PRM's scores, as 32 hexadecimal digits; a few seconds for billions of parameters.
+
+    It is taken from memory, so it is right also after training or merging an adapter. It covers every parameter as
+    loaded (so the same folder in another dtype is another model), the backbone's config, the tokenizer, and the family
+    with its settings. It leaves out what changes no score: threshold, aggregator, versions.
+    """
+    config = plain_config(module.config)
+    config |= dict.fromkeys(family.config_extras)  # written with the head, which the weights below show
+    facts = {"family": family.name, "settings": family.chosen, "compat": family.compat, "config": config}
+    if family.sha256:
+        facts["code"] = family.sha256
+    texts = json.dumps(facts, sort_keys=True, default=str), tokenizer_text(family.text.tokenizer)
+    return hash_tensors(texts, module.state_dict().items())

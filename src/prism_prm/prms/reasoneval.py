@@ -17,6 +17,7 @@ class ReasonEval(Family):
     name = "reasoneval"
     outputs = ("validity", "redundancy")
     head_name = "score_head"
+    labels = ("wrong", "right but redundant", "right")
     config_extras: ClassVar = {"score_dimension": 3, "use_bias": False}
     architectures: ClassVar = {"mistral": "ReasonEval_7B", "llama": "ReasonEval_34B"}
     known: ClassVar = {"GAIR/ReasonEval-7B": {}, "GAIR/ReasonEval-34B": {}}

@@ -15,6 +15,7 @@ class Skywork(Family):
 
     name = "skywork"
     head_name = "v_head"
+    labels = ("right, as log-odds",)
     architectures: ClassVar = {"qwen2": "Qwen2ForPrmModel"}
     known: ClassVar = {"Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B": {}, "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-7B": {}}
     aggregator = "mean"

@@ -1,6 +1,7 @@
 """Generic two-label token classification: problem, then each step with a separator, read at the separator's last token.
 
-It needs no special token, so it fits every backbone; its checkpoints load as `…ForTokenClassification`.
+It needs no special token, so it fits every backbone. Where transformers has a token classifier with the same head (for
+Llama, Mistral, Qwen and many others), its checkpoints load there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class TokenClassification(Family):
 
     name = "token-classification"
     head_name = "score"
+    labels = ("wrong", "right")
     config_extras: ClassVar = {"num_labels": 2}
     settings: ClassVar = {"separator": "\n"}
 
@@ -40,6 +42,11 @@ class TokenClassification(Family):
         return two_label_log_odds(logits_RC)
 
     def architecture(self, config: Any) -> str:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+        from transformers import AutoModelForTokenClassification
+        from transformers.modeling_layers import GenericForTokenClassification
 
-        return str(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.get(config.model_type, super().architecture(config)))
+        # Older classes (GPT-2's, Falcon's) call their head otherwise, and would start with a random one.
+        known = AutoModelForTokenClassification._model_mapping.get(type(config), None)
+        if known is None or not issubclass(known, GenericForTokenClassification):
+            return super().architecture(config)
+        return str(known.__name__)

@@ -32,6 +32,7 @@ __all__ = [
     "Look",
     "Report",
     "count_axis",
+    "escaped",
     "label",
     "looks",
     "number",
@@ -189,6 +190,11 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def escaped(text: str) -> str:
+    """Text that is no Markdown, such as a PRM's name, as Markdown that shows it as it is."""
+    return re.sub(r"([\\`*<&]|(?<!\w)_|_(?!\w)|\](?=\())", r"\\\1", text)
 
 
 def _missing(value: float | None) -> bool:

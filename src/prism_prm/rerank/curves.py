@@ -11,7 +11,7 @@ from prism_prm.aggregate import log_score
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool
 from prism_prm.rerank.expectation import NUM_DRAWS, best_of, draw_orders, pass_at, voted
-from prism_prm.rerank.grading import GradedPool
+from prism_prm.rerank.grading import GradedPool, check_measured
 from prism_prm.rerank.select import relative_weights
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Comparison, Interval, compare_means, mean_interval, number_clusters
@@ -32,7 +32,7 @@ class Curve:
     aggregator: str
     ns: tuple[int, ...]
     values: Floats
-    """One row per n, one column per problem."""
+    """One row per n, one column per measured problem."""
     clusters: Ints
     """Problems with the same text are one cluster."""
     points: tuple[Interval, ...]
@@ -44,29 +44,37 @@ class Curve:
 
 
 def default_ns(graded: GradedPool) -> tuple[int, ...]:
-    """1, 2, 4, … up to the size of the smallest problem's pool, and that size."""
-    most = _most(graded.pool)
+    """1, 2, 4, … up to the size of the largest measured problem's pool, and that size."""
+    most = largest([len(graded.grades[problem]) for problem in graded.measured])
     powers = [1 << i for i in range(most.bit_length())]
     return tuple(sorted({*powers, most}))
 
 
 def check_ns(pool: Pool, ns: Sequence[int]) -> tuple[int, ...]:
-    """`ns` sorted; each must be possible for every problem."""
-    most = _most(pool)
+    """`ns` sorted; each must be possible for some problem."""
+    most = largest([len(entry.solutions) for entry in pool.problems])
     bad = [n for n in ns if not 1 <= n <= most]
     if bad or not ns:
         raise ConfigError(
-            f"n = {bad} is not possible: a problem of this pool has {most} solutions, so n goes from 1 to that."
+            f"n = {bad} is not possible: no problem of this pool has more than {most} solutions, so n goes from 1 to "
+            "that."
         )
     return tuple(sorted(set(ns)))
 
 
-def _most(pool: Pool) -> int:
-    """The largest n that is possible for every problem that has solutions at all."""
-    sizes = [len(entry.solutions) for entry in pool.problems if entry.solutions]
-    if not sizes:
-        raise DataError(f"none of the {len(pool.problems):,} problems has a solution, so there is nothing to measure")
-    return min(sizes)
+def largest(sizes: Sequence[int]) -> int:
+    """The largest n that is possible for some problem; a problem with fewer solutions takes all it has."""
+    most = max(sizes, default=0)
+    if not most:
+        raise DataError(f"none of the {len(sizes):,} problems has a solution, so there is nothing to select from")
+    return most
+
+
+def count_smaller(graded: GradedPool, ns: Sequence[int]) -> dict[int, int]:
+    """n → how many of the measured problems have solutions, but fewer than n; only where there are such problems."""
+    sizes = [len(graded.grades[problem]) for problem in graded.measured]
+    counts = {n: sum(0 < size < n for size in sizes) for n in ns}
+    return {n: count for n, count in counts.items() if count}
 
 
 def compute_curves(
@@ -79,23 +87,24 @@ def compute_curves(
     seed: int = 0,
     advance: Advance = ignore,
 ) -> list[Curve]:
-    """All curves of a pool; `scores` maps the name of a PRM to its step scores. `advance` is told of each problem."""
-    ns = default_ns(graded) if ns is None else check_ns(graded.pool, ns)
-    log_scores = {
-        (prm, aggregator): _log_scores(steps, aggregator) for prm, steps in scores.items() for aggregator in aggregators
-    }
+    """All curves of a pool's measured problems; `scores` maps the name of a PRM to its step scores.
+
+    At each n a problem with fewer solutions takes all it has. `advance` is told of each problem.
+    """
+    check_measured(graded)
+    ns = default_ns(graded) if ns is None else tuple(sorted(set(ns)))
+    log_scores = {(prm, how): log_scores_of(steps, how) for prm, steps in scores.items() for how in aggregators}
     names = [(method, "", "") for method in WITHOUT_PRM]
     names += [(method, *key) for key in log_scores for method in WITH_PRM]
     columns: list[list[Floats]] = []
-    start = 0
-    for problem, grades in enumerate(graded.grades):
-        here = slice(start, start + len(grades))
-        start += len(grades)
+    ends = np.cumsum([len(grades) for grades in graded.grades])
+    for problem in graded.measured:
+        here = slice(ends[problem] - len(graded.grades[problem]), ends[problem])
         columns.append(
             _of_problem(graded, problem, [values[here] for values in log_scores.values()], ns, num_draws, seed)
         )
         advance(1)
-    clusters, _ = number_clusters(entry.problem.text for entry in graded.pool.problems)
+    clusters, _ = number_clusters(graded.pool.problems[problem].problem.text for problem in graded.measured)
     curves = []
     for i, name in enumerate(names):
         values = np.stack([column[i] for column in columns], axis=1)
@@ -104,7 +113,8 @@ def compute_curves(
     return curves
 
 
-def _log_scores(steps: StepScores, aggregator: str) -> Floats:
+def log_scores_of(steps: StepScores, aggregator: str) -> Floats:
+    """The log of the score of each solution; −inf where it has none."""
     return np.array([-np.inf if step is None else log_score(step, aggregator) for step in steps])
 
 
@@ -115,6 +125,7 @@ def _of_problem(
     correct_N, groups_N = graded.correct(problem), graded.groups(problem)
     if not len(correct_N):
         return [np.zeros(len(ns))] * (len(WITHOUT_PRM) + len(WITH_PRM) * len(log_scores))
+    ns = [min(n, len(correct_N)) for n in ns]
     orders_DN = draw_orders(len(correct_N), num_draws, [seed, problem])
 
     def votes(weights_N: Floats) -> Floats:

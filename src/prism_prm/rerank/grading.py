@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,14 +22,15 @@ class Grade:
     answer: str | None
     method: str
     """How the answer was found; "given" where the pool says it."""
-    correct: bool
+    correct: bool | None
+    """None where nothing says so: the problem has no reference answer, and the pool no verdict of its own."""
     group: int
     """Equal answers of a problem have equal numbers, in order of first sight; −1 has no answer."""
     status: str
     """ "ok", "no answer", or why the answer could only be compared as text: "timeout", "error", "too long"."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GradedPool:
     """A pool with the grades of its solutions, problem by problem."""
 
@@ -39,8 +41,26 @@ class GradedPool:
         sizes = [len(entry.solutions) for entry in self.pool.problems]
         assert [len(grades) for grades in self.grades] == sizes, "one grade per solution"
 
+    @cached_property
+    def measured(self) -> tuple[int, ...]:
+        """The problems whose solutions are known to be right or wrong: by a reference answer, or by the pool's word."""
+        entries = self.pool.problems
+        by_word = [entry.problem.answer is None and bool(entry.solutions) and _is_judged(entry) for entry in entries]
+        return tuple(
+            i
+            for i, entry in enumerate(entries)
+            # A pool that goes by its own word says nothing of a problem without solutions, which counts as not solved.
+            if entry.problem.answer is not None or by_word[i] or (not entry.solutions and any(by_word))
+        )
+
+    @property
+    def num_unmeasured(self) -> int:
+        """How many problems have no reference: they can be selected from, and nothing more."""
+        return len(self.pool.problems) - len(self.measured)
+
     def correct(self, problem: int) -> Bools:
-        """Whether each solution of a problem is right."""
+        """Whether each solution of a measured problem is right."""
+        assert all(grade.correct is not None for grade in self.grades[problem]), "not measured"
         return np.array([grade.correct for grade in self.grades[problem]], dtype=np.bool_)
 
     def groups(self, problem: int) -> Ints:
@@ -53,8 +73,7 @@ class GradedPool:
 
 
 def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedPool:
-    """Grade all solutions; `advance` is told of each answer judged and each answer grouped, two per solution."""
-    _check_answers(pool)
+    """Grade all solutions; `advance` is told of each answer grouped and, with a reference, of each one judged."""
     found = [
         Extraction(solution.answer, "given") if solution.answer is not None else grader.extract(solution.text)
         for solution in pool.solutions
@@ -71,7 +90,7 @@ def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedP
         for k, solution in enumerate(entry.solutions):
             key, verdict = keys[at + k], verdicts.get(at + k)
             group = -1 if key.key is None else numbers.setdefault(key.key, len(numbers))
-            correct = bool(solution.correct) if verdict is None else verdict.correct
+            correct = (solution.correct if _is_judged(entry) else None) if verdict is None else verdict.correct
             status = key.status if verdict is None or verdict.status == "ok" else verdict.status
             extraction = found[at + k]
             of_problem.append(Grade(extraction.answer, extraction.method, correct, group, status))
@@ -80,14 +99,12 @@ def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedP
     return GradedPool(pool, tuple(grades))
 
 
-def _check_answers(pool: Pool) -> None:
-    """Every problem needs a reference answer, or the pool's own word on each solution."""
-    unknown = [entry for entry in pool.problems if entry.problem.answer is None and not _is_judged(entry)]
-    if unknown:
-        example = unknown[0].problem
+def check_measured(graded: GradedPool) -> None:
+    """Whoever measures needs a problem with a reference answer, or with the pool's own word on each solution."""
+    if not graded.measured:
         raise DataError(
-            f"{len(unknown)} of {len(pool.problems)} problems have no `answer` (the first: {example.name!r}, "
-            f"{example.text[:60]!r}). Add the answers to the pool, or name the task they belong to (--task).",
+            f"none of the {len(graded.pool.problems):,} problems has a reference answer (`answer`), so there is "
+            "nothing to measure. Add the answers to the pool, or name the task they belong to (--task).",
             reason="missing-field",
         )
 
@@ -106,4 +123,4 @@ def with_task(pool: Pool, task: Task) -> Pool:
             f"(the first: {missing[0][:60]!r}). Choose another task.",
             reason="unknown-problem",
         )
-    return Pool(tuple(PoolProblem(known[entry.problem.text.strip()], entry.solutions) for entry in pool.problems))
+    return Pool(tuple(replace(entry, problem=known[entry.problem.text.strip()]) for entry in pool.problems))

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from prism_prm.aggregate import AGGREGATORS, check_aggregator
 from prism_prm.answers import EXTRACTORS
+from prism_prm.chosen import GIVEN, CardValues, Choice, card_values, choose_aggregator
+from prism_prm.config import SHOWN
 from prism_prm.data.inputs import as_places, find_sources, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
-from prism_prm.rerank.curves import check_ns, compute_curves
+from prism_prm.prms.place import check_prm, checkable
+from prism_prm.ranges import Count, Natural, Range, check
+from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
 from prism_prm.rerank.grading import GradedPool, grade_pool, with_task
 from prism_prm.rerank.report import make_report
 from prism_prm.rerank.results import Results
+from prism_prm.rerank.selected import select_solutions, write_selected
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
+from prism_prm.resume import stoppable
 from prism_prm.tasks import MathGrader, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -27,34 +33,38 @@ if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
 
 SOLUTIONS = "solutions.parquet"
+SELECTED = "selected.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class RerankSettings:
     """How answers are found and judged, and how one of n solutions is selected."""
 
-    aggregators: tuple[str, ...] = tuple(AGGREGATORS)
-    """How step scores become a solution's score; the first is drawn in the main figure."""
-    ns: tuple[int, ...] | None = None
+    aggregators: tuple[str, ...] | None = field(default=None, metadata={SHOWN: "all, first that of the PRM's card"})
+    """How step scores become a solution's score: last, min, product, mean, soft-min. The first selects and is drawn in
+    the main figures. By default each PRM's own does, and all are measured."""
+    ns: tuple[Count, ...] | None = None
     """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[str, ...] = tuple(EXTRACTORS)
     """The ways to find the answer in a solution, surest first."""
-    num_draws: int = NUM_DRAWS
+    answer_field: str | None = None
+    """The field that holds the reference answer: in the pool, or with a task in its file. By default `answer`,
+    `final_answer`, `expected_answer` or `ground_truth`."""
+    num_draws: Count = NUM_DRAWS
     """How many draws per problem the votes rest on."""
-    seed: int = 0
+    seed: Natural = 0
     """The seed of these draws."""
-    workers: int | None = None
+    workers: Count | None = None
     """How many processes judge answers. By default one per core."""
-    time_limit: float = 5.0
+    time_limit: Annotated[float, Range(0.1)] = 5.0
     """The CPU seconds that one comparison of answers may take."""
 
     def __post_init__(self) -> None:
-        for how in self.aggregators:
+        check(self)
+        if self.aggregators == ():
+            raise ConfigError(f"no aggregator is named. Known: {', '.join(AGGREGATORS)}.")
+        for how in self.aggregators or ():
             check_aggregator(how)
-        for name, least in (("num_draws", 1), ("workers", 1), ("time_limit", 0.1)):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name} = {value} must be {least} or more")
 
 
 def rerank_pool(
@@ -73,6 +83,8 @@ def rerank_pool(
 ) -> Results:
     """Select one of n solutions in every way (Best-of-N, votes, with and without PRMs), measure it, write a report.
 
+    What is selected from all solutions of a problem is in `selections` and in `selected.jsonl`. A problem without a
+    reference answer is selected from, but not measured; one with fewer than n solutions takes all it has.
     Grades and scores are kept in `out`: the same call goes on where it was stopped.
 
     Args:
@@ -84,7 +96,7 @@ def rerank_pool(
         task_data: local file of `task`; default: the hub.
         settings: aggregators, numbers of solutions, draws and the judging of answers.
         store: a folder of scores to reuse and add to.
-        loading: options of `load_prm`, for PRMs that are given by their place.
+        loading: options of `load_prm`, for PRMs that are given by their place; `family` may be a dict by PRMs' names.
         bars: makes progress bars; default: none are shown.
         say: hears what people may want to know.
 
@@ -95,32 +107,71 @@ def rerank_pool(
         1.0
         >>> results.curve("best-of-n", "mine", "min").ns
         (1, 2, 3)
+        >>> [chosen.answer for chosen in results.selections if chosen.rule == "majority"]
+        ['3', '7']
     """
     settings, out = settings or RerankSettings(), Path(out)
-    found, title = _read(pool, bars)
-    found = with_task(found, load_task(task, task_data)) if task else found
+    _check_places(prms or {}, scores or {}, loading)
+    reference = load_task(task, task_data, answer_field=settings.answer_field) if task else None
+    found, title = _read(pool, settings.answer_field, with_answers=task is None, bars=bars)
+    if reference is not None:
+        found = with_task(found, reference)
+    largest([len(entry.solutions) for entry in found.problems])
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
-    step_scores = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars)
-    with bars("curves", len(found.problems), unit="problems") as advance:
-        curves = compute_curves(
-            graded, step_scores, aggregators=settings.aggregators, ns=ns, num_draws=settings.num_draws,
-            seed=settings.seed, advance=advance,
-        )  # fmt: skip
-    results = Results(title, graded, step_scores, curves, settings.aggregators, settings.num_draws)
-    write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, settings.aggregators)
+    with stoppable(lambda: "with all answers judged"):
+        step_scores, cards = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)
+    aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
+    own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
+    curves: list[Curve] = []
+    if graded.measured:
+        with bars("curves", len(graded.measured), unit="problems") as advance:
+            curves = compute_curves(
+                graded, step_scores, aggregators=aggregators, ns=ns, num_draws=settings.num_draws, seed=settings.seed,
+                advance=advance,
+            )  # fmt: skip
+    selections = select_solutions(graded, step_scores, own)
+    results = Results(title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws)
+    write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
+    write_selected(out / SELECTED, selections)
     results.write_curves(out / "curves.parquet")
     make_report(results).write(out)
     return results
 
 
-def _read(pool: Pool | str | Path | Sequence[str | Path], bars: Bars) -> tuple[Pool, str]:
+def _check_places(
+    prms: Mapping[str, Scorer | str | Path], tables: Mapping[str, str | Path], loading: Mapping[str, Any] | None
+) -> None:
+    """Refuse mistyped places before solutions are judged, which takes long."""
+    for name, prm in prms.items():
+        if isinstance(prm, str | Path):
+            check_prm(prm, **checkable(loading, name))
+    find_sources(tables.values())
+    if twice := sorted(set(prms) & set(tables)):
+        raise ConfigError(
+            f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
+        )
+    for path in tables.values():
+        from prism_prm.scorer.table import read_scores
+
+        read_scores(path)
+
+
+def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice[str]:
+    """What selects by a PRM's scores."""
+    return Choice(settings.aggregators[0], GIVEN) if settings.aggregators else choose_aggregator(None, card)
+
+
+def _read(
+    pool: Pool | str | Path | Sequence[str | Path], answer_field: str | None, *, with_answers: bool, bars: Bars
+) -> tuple[Pool, str]:
     """The pool, and the report's title."""
     if isinstance(pool, Pool):
         return pool, "Re-ranking"
     places = as_places(pool)
     with bars("reading", total_size(find_sources(places)), unit="bytes") as advance:
-        return read_pool(places, advance), f"Re-ranking {', '.join(Path(place).name for place in places)}"
+        found = read_pool(places, advance, answer_field=answer_field, with_answers=with_answers)
+    return found, f"Re-ranking {', '.join(Path(place).name for place in places)}"
 
 
 def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say) -> tuple[GradedPool, str]:
@@ -131,7 +182,8 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
         if known is not None:
             say(f"Grades: taken from {out / SOLUTIONS}")
             return known, graded_as
-        with bars("judging", 2 * len(pool.solutions), unit="comparisons") as advance:
+        referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.answer is not None)
+        with bars("judging", len(pool.solutions) + referenced, unit="comparisons") as advance:
             graded = grade_pool(pool, grader, advance)
     write_solutions(out / SOLUTIONS, graded, graded_as)
     return graded, graded_as
@@ -145,24 +197,26 @@ def _collect_scores(
     store: str | Path | None,
     loading: Mapping[str, Any] | None,
     bars: Bars,
-) -> dict[str, StepScores]:
-    """PRM → scores: those in the pool, those made before, and those to make now."""
+    say: Say,
+) -> tuple[dict[str, StepScores], dict[str, CardValues | None]]:
+    """PRM → scores: those in the pool, those made before, and those to make now; and what each PRM's card says."""
     from prism_prm.scorer.load import open_prm
-    from prism_prm.scorer.table import write_scores
+    from prism_prm.scorer.table import card_of_scores, write_scores
 
     found: dict[str, StepScores] = {}
+    cards: dict[str, CardValues | None] = {}
     if (own := scores_in_pool(pool)) is not None:
-        found["pool"] = own
+        found["pool"], cards["pool"] = own, None
     if twice := [name for name in prms if name in tables] + [name for name in (*prms, *tables) if name in found]:
         raise ConfigError(
             f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
         )
     for name, path in tables.items():
-        found[name] = scores_in_table(path, pool)
+        found[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
     for name, prm in prms.items():
         table = out / "scores" / f"{file_name(name)}.parquet"
-        scorer = open_prm(prm, loading)
+        scorer = open_prm(prm, loading, name)
         with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
-            write_scores(scorer, pool.trees(), table, store=store, advance=advance)
-        found[name] = scores_in_table(table, pool)
-    return found
+            write_scores(scorer, pool.trees(), table, store=store, advance=advance, say=say)
+        found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
+    return found, cards

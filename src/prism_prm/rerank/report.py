@@ -29,17 +29,19 @@ def make_report(results: Results) -> Report:
     differences = results.differences()
     report = Report(results.title, subtitle=subtitle, metrics=results.metrics(differences))
     report.text(_introduction(results))
-    if empty := without_solution(pool.num_empty, len(pool.problems)):
-        report.text(empty)
-    for method in WITH_PRM if results.scores else ("majority",):
-        _draw_method(results, method, report)
-    _tabulate_votes(results, report)
-    _tabulate_prms(results, report)
-    _tabulate_gains(results, differences, report)
-    _tabulate_pairs(results, differences, report)
-    for prm in results.scores:
-        for method in WITH_PRM:
-            _draw_aggregators(results, prm, method, report)
+    for note in notes(results):
+        report.text(note)
+    if results.curves:
+        for method in WITH_PRM if results.scores else ("majority",):
+            _draw_method(results, method, report)
+        _tabulate_votes(results, report)
+        _tabulate_prms(results, report)
+        _tabulate_gains(results, differences, report)
+        _tabulate_pairs(results, differences, report)
+        for prm in results.scores:
+            for method in WITH_PRM:
+                _draw_aggregators(results, prm, method, report)
+    _tabulate_selected(results, report)
     _tabulate_answers(results, report)
     return report
 
@@ -49,7 +51,28 @@ def without_solution(count: int, total: int) -> str:
     return f"{count:,} of {total:,} problems have no solution and count as not solved." if count else ""
 
 
+def notes(results: Results) -> list[str]:
+    """What is special about this pool and its scores, a line each: nothing is left out in silence."""
+    pool, graded = results.graded.pool, results.graded
+    found = [without_solution(pool.num_empty, len(pool.problems))] if results.curves else []
+    if graded.num_unmeasured:
+        lack = f"{graded.num_unmeasured:,} of {len(pool.problems):,} problems have no reference answer"
+        done = "selected from, but not measured" if results.curves else "selected from; there is nothing to measure"
+        found.append(f"{lack}: {done}. Give the answers in the pool, or name their task (--task).")
+    if results.smaller:
+        sizes = [len(graded.grades[i]) for i in graded.measured if graded.grades[i]]
+        counts = ", ".join(f"{count:,} at n = {n}" for n, count in results.smaller.items())
+        found.append(
+            f"The problems have {min(sizes):,} to {max(sizes):,} solutions. At each n, a problem with fewer takes all "
+            f"it has: {counts} (of {len(graded.measured):,})."
+        )
+    found += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
+    return [note for note in found if note]
+
+
 def _introduction(results: Results) -> str:
+    if not results.curves:
+        return "One solution of each problem was selected by every rule; `selected.jsonl` holds them."
     return f"""
 Each value is the **expected accuracy of selecting one answer from n solutions**, over all ways to draw n of a problem's
 solutions: exact for one solution, Best-of-n and the oracle; for the votes the mean of {number(results.num_draws)}
@@ -83,16 +106,18 @@ def _draw_method(results: Results, method: str, report: Report) -> None:
     """As in the paper: accuracy against n, a line per PRM, and the vote that needs no PRM beside them."""
     systems = list(results.scores)
     look = looks([*systems, "majority", "oracle", "mean"])
-    how = results.aggregators[0]
     caption = (
         f"{TITLES[method].capitalize()}: expected accuracy against the number of solutions; bands are 95 % intervals."
     )
-    caption += f" A solution's score is the {how} of its steps'." if systems else ""
+    if systems:
+        own = "; ".join(f"{prm}: {choice}" for prm, choice in results.own_aggregator.items())
+        caption += f" How the scores of steps become a solution's: {own}."
     alt = f"Accuracy of {TITLES[method]} against n: " + ", ".join([*systems, "majority vote", "oracle", "one solution"])
     with report.figure(method, caption=caption, alt=alt, size=_SIZE) as axes:
         _draw(axes, results.curve("oracle"), TITLES["oracle"], look["oracle"], band=not systems)
         for prm in systems:
-            _draw(axes, results.curve(method, prm, how), prm, look[prm], band=True)
+            curve = results.curve(method, prm, results.own_aggregator[prm].value)
+            _draw(axes, curve, prm, look[prm], band=True)
         _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=not systems)
         _draw(axes, results.curve("mean"), TITLES["mean"], look["mean"], band=False)
         _finish(axes, results.ns, TITLES[method])
@@ -158,13 +183,30 @@ def _tabulate_pairs(results: Results, differences: Sequence[Difference], report:
     rows: dict[str, list[str]] = {}
     for found in differences:
         if found.b:
-            name = f"{found.a} − {found.b} · {TITLES[found.method]} · {found.aggregator}"
+            hows = dict.fromkeys([found.aggregator, found.b_aggregator])  # two where each has its own
+            name = f"{found.a} − {found.b} · {TITLES[found.method]} · {' − '.join(hows)}"
             is_last = found.n == results.ns[-1]
             rows.setdefault(name, [name]).append(_cell(found) if is_last else signed_percent(found.gain.difference))
     if rows:
         headers = ["difference", *(f"n = {n}" for n in results.ns)]
         caption = "PRMs compared on the same pool (percentage points, paired), at the last n with its 95 % interval"
         report.table(headers, list(rows.values()), caption=caption)
+
+
+def _tabulate_selected(results: Results, report: Report) -> None:
+    """What each rule selected from all solutions, in short; `selected.jsonl` has it all."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for one in results.selections:
+        counts = rows.setdefault((one.prm, one.rule), [0, 0, 0])
+        counts[0] += one.solution is not None
+        counts[1] += one.answer is not None
+        counts[2] += one.solution is None
+    named = {key: " · ".join(part for part in (key[0], TITLES[key[1]]) if part) for key in rows}
+    report.table(
+        ["rule", "selected", "with an answer", "nothing to select"],
+        [[named[key], *map(number, counts)] for key, counts in rows.items()],
+        caption="Problems by what was selected from all their solutions; `selected.jsonl` has which, and its answer",
+    )
 
 
 def _tabulate_answers(results: Results, report: Report) -> None:

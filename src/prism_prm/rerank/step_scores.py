@@ -14,8 +14,7 @@ from prism_prm.types import Floats
 
 if TYPE_CHECKING:
     from prism_prm.records import StepTree
-    from prism_prm.scorer.protocol import Scorer
-    from prism_prm.scorer.results import TreeScores
+    from prism_prm.scorer.protocol import Scorer, TreeScores
     from prism_prm.scorer.store import ScoreStore
 
 StepScores = Sequence[Floats | None]

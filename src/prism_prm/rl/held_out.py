@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from prism_prm.policies.prompts import Prompting, render
-from prism_prm.tasks import Grader, Problem
+from prism_prm.tasks import Grader, TaskProblem
 
 Row = Mapping[str, Any]
 """A problem as the trainer and rewards see it: `prompt`, `problem`, `answer`, and what else a reward reads."""
@@ -20,7 +20,7 @@ TOKENS_AT_ONCE = 2**18
 """Their tokens at most, prompts included, at full length."""
 
 
-def problem_rows(problems: Sequence[Problem], prompting: Prompting, tokenizer: Any) -> list[dict[str, Any]]:
+def problem_rows(problems: Sequence[TaskProblem], prompting: Prompting, tokenizer: Any) -> list[dict[str, Any]]:
     """Problems as rows; the prompt is what `prism search` would send."""
     return [
         {
@@ -69,7 +69,7 @@ class AnswerGold:
 
     def __call__(self, rows: Sequence[Row], written: Sequence[Written]) -> Truth:
         answers = [self.grader.extract(one.text).answer if one.ended else None for one in written]
-        problems = [Problem(row["problem"], row["answer"], tolerance=row["tolerance"]) for row in rows]
+        problems = [TaskProblem(row["problem"], row["answer"], tolerance=row["tolerance"]) for row in rows]
         verdicts = self.grader.judge(list(zip(problems, answers, strict=True)))
         keys = [key.key for key in self.grader.keys(answers)]
         return Truth({"answer": [verdict.correct for verdict in verdicts]}, keys)

@@ -10,8 +10,7 @@ import numpy as np
 
 from prism_prm.errors import DataError
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.scorer.protocol import Scorer
-from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.protocol import Scorer, TreeScores
 from prism_prm.types import Floats
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from prism_prm.config import to_toml
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
-from prism_prm.lm.load import load_tokenizer, local_folder
+from prism_prm.lm.load import load_tokenizer
+from prism_prm.lm.place import local_folder
 from prism_prm.names import file_name
 from prism_prm.policies import PolicySettings, open_policy
 from prism_prm.resume import content_key, locked
@@ -24,7 +25,7 @@ from prism_prm.search.experiment import Point
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.tasks import Grader, MathGrader, Problem, load_problems, load_task
+from prism_prm.tasks import Grader, MathGrader, TaskProblem, load_problems, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def train_policy(
     return curve
 
 
-def split_problems(recipe: GrpoRecipe, say: Say = silent) -> tuple[list[Problem], list[Problem]]:
+def split_problems(recipe: GrpoRecipe, say: Say = silent) -> tuple[list[TaskProblem], list[TaskProblem]]:
     """(to train on, to be watched on): disjoint, and none of the first is in a task of the evaluation."""
     sets = recipe.problems
     train = list(load_problems(sets.train, sets.train_data).problems[: sets.limit])
@@ -149,7 +150,7 @@ class AnswerReward:
     ) -> list[float | None]:
         tolerances = columns.get("tolerance") or [0.0] * len(prompts)
         asked = zip(prompts, answer, tolerances, strict=True)
-        problems = [Problem(prompt, reference, tolerance=near) for prompt, reference, near in asked]
+        problems = [TaskProblem(prompt, reference, tolerance=near) for prompt, reference, near in asked]
         answers = [self.grader.extract(text).answer for text in completions]
         return [float(found.correct) for found in self.grader.judge(list(zip(problems, answers, strict=True)))]
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.errors import ConfigError
 from prism_prm.rl.completions import problem_text, reply_text
 from prism_prm.rl.credit import clip as clipped
@@ -24,7 +25,7 @@ from prism_prm.rl.credit import delta as differences
 from prism_prm.rl.packed import score_solutions
 from prism_prm.rl.spans import STOP, cut_steps
 from prism_prm.scorer.protocol import Scorer
-from prism_prm.tasks import Grader, MathGrader, Problem
+from prism_prm.tasks import Grader, MathGrader, TaskProblem
 from prism_prm.types import Floats
 
 log = logging.getLogger(__name__)
@@ -153,12 +154,12 @@ class PRMReward:
     @property
     def aggregator(self) -> str:
         """How step scores make the score of a solution."""
-        return self._aggregator or str(getattr(getattr(self.scorer, "card", None), "aggregator", "min"))
+        return choose_aggregator(self._aggregator, card_values(self.scorer)).value
 
     @property
     def threshold(self) -> float:
         """Above it a step counts as right in what is logged: as the PRM's card says, else 0.5."""
-        return float(getattr(getattr(self.scorer, "card", None), "threshold", 0.5))
+        return choose_threshold(None, card_values(self.scorer)).value
 
     @property
     def grader(self) -> Grader:
@@ -259,7 +260,7 @@ class PRMReward:
                 f"{self.reference!r}. Name the column with reference=."
             )
         asked = [
-            (Problem(problem, str(reference)), answer)
+            (TaskProblem(problem, str(reference)), answer)
             for problem, answer, reference in zip(problems, answers, references, strict=True)
         ]
         return [verdict.correct for verdict in self.grader.judge(asked)]

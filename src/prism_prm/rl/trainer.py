@@ -75,8 +75,8 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, credit: str = "process", **options: Any) -> None:
         check_trl()
+        find_credit(credit)  # before a model is loaded
         self.credit = credit
-        self._give_credit = find_credit(credit)
         super().__init__(*arguments, **options)
         self._step_reward, self._step_column = _only_prm_reward(self.reward_funcs, self.reward_weights.tolist())
         if self._step_reward.eos is None:
@@ -125,7 +125,7 @@ class StepGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         size = self.num_generations if self.model.training else self.num_generations_eval
         found: list[Floats] = []
         for start in range(0, len(solutions), size):
-            steps = self._give_credit(solutions[start : start + size])
+            steps = find_credit(self.credit)(solutions[start : start + size])
             if self.credit in STEPS_ONLY:
                 whole = standardise(beside[start : start + size])
                 steps = [weight * own + more for own, more in zip(steps, whole, strict=True)]

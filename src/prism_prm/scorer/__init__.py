@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prism_prm.scorer.load import init_prm, load_prm
     from prism_prm.scorer.prm import PRM, Prm
-    from prism_prm.scorer.protocol import Scorer
-    from prism_prm.scorer.results import TreeScores
+    from prism_prm.scorer.protocol import Scorer, TreeScores
 
 __all__ = ["PRM", "Prm", "Scorer", "TreeScores", "init_prm", "load_prm"]
 
@@ -20,7 +19,7 @@ _OWNERS = {
     "PRM": "prm",
     "Prm": "prm",
     "Scorer": "protocol",
-    "TreeScores": "results",
+    "TreeScores": "protocol",
     "init_prm": "load",
     "load_prm": "load",
 }

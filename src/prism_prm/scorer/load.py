@@ -10,18 +10,20 @@ import torch
 from torch import nn
 
 from prism_prm.errors import ConfigError, ModelError
-from prism_prm.lm.adapter import base_of, is_adapter, merge_adapter
+from prism_prm.lm.adapter import merge_adapter
 from prism_prm.lm.attention import check_attention
 from prism_prm.lm.device import pick_device, pick_dtype
-from prism_prm.lm.load import language_model, local_folder
+from prism_prm.lm.load import language_model
+from prism_prm.lm.place import base_of, is_adapter, local_folder
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, Card
-from prism_prm.prms.folder import load_folder, prm_folder
+from prism_prm.prms.card import CARD_FILE, Card, hub_id
+from prism_prm.prms.folder import load_folder
 from prism_prm.prms.module import PrmModule
+from prism_prm.prms.place import prm_folder
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
-from prism_prm.scorer.prm import Prm
+from prism_prm.scorer.prm import PRM
 from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.settings import LoadSettings, OnTooLong
 
@@ -44,7 +46,7 @@ def load_prm(
     cache_gb: float = 50.0,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
-) -> Prm:
+) -> PRM:
     """A PRM from a folder or a hub id.
 
     Args:
@@ -98,12 +100,18 @@ def load_prm(
     module.eval()
     check_packing(module)
     kept = cache if cache is None or isinstance(cache, CacheSettings) else _cache_of(str(name), card, cache, cache_gb)
-    return Prm(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
+    return PRM(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
 
 
-def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None) -> Scorer:
-    """The PRM itself, or the one at a place, loaded with options of `load_prm`."""
-    return load_prm(prm, **(loading or {})) if isinstance(prm, str | Path) else prm
+def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Scorer:
+    """The PRM itself, or the one at a place, loaded with options of `load_prm`; of PRMs with names the `family` may be
+    a mapping by name."""
+    if not isinstance(prm, str | Path):
+        return prm
+    options = dict(loading or {})
+    if isinstance(families := options.get("family"), Mapping):
+        options["family"] = families.get(name)
+    return load_prm(prm, **options)
 
 
 def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> CacheSettings:
@@ -128,7 +136,7 @@ def init_prm(
     token_budget: int | None = None,
     on_too_long: OnTooLong = "error",
     allow_pickle: bool = False,
-) -> Prm:
+) -> PRM:
     """A fresh PRM on any causal language model: a hub id, a folder, or a folder with one GGUF file.
 
     `family` is a name or a class of your own: `my_file.py:Mine`, which runs that file.
@@ -169,8 +177,10 @@ def init_prm(
     head = _fresh_head(laid_out, model, seed)
     module = PrmModule(body, head.to(next(body.parameters()).dtype), laid_out).to(target).eval()
     check_packing(module)
-    card = Card(kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256)
-    return Prm(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
+    card = Card(
+        kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256, base_model=hub_id(backbone)
+    )
+    return PRM(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
 
 
 def _cut(model: Any, layers: int) -> None:

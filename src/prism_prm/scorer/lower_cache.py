@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import uuid
 from collections.abc import Callable, Sequence
@@ -31,10 +32,10 @@ from torch import Tensor
 
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.lm.hash import hash_tensors, plain_config
 from prism_prm.packing import PackedBatch, Row, batch_rows
 from prism_prm.prms.module import PrmModule
 from prism_prm.prms.split_backbone import divide
-from prism_prm.scorer.model_hash import hash_lower
 
 log = logging.getLogger(__name__)
 
@@ -245,3 +246,16 @@ class _Need:
         columns_L = np.flatnonzero(is_run_L)
         part = Row(row.ids_L[columns_L], row.positions_L[columns_L], before_L[row.ends_L[columns_L]], (), (), ())
         return cls(kept, part, columns_L, [(int(before_L[a]), int(before_L[b]), key) for a, b, key in missing])
+
+
+def hash_lower(module: PrmModule, layers: int) -> str:
+    """A hash of the embedding and the lowest layers: what decides the hidden states behind them."""
+    backbone = module.backbone
+    upper = {f"layers.{i}." for i in range(layers, len(backbone.layers))}
+    config = plain_config(module.config)
+    for later in ("num_hidden_layers", "max_window_layers", "tie_word_embeddings"):
+        config.pop(later, None)
+    if config.get("layer_types"):
+        config["layer_types"] = config["layer_types"][:layers]
+    lower = [item for item in backbone.state_dict().items() if not item[0].startswith((*upper, "norm."))]
+    return hash_tensors([json.dumps([config, layers], sort_keys=True, default=str)], lower)

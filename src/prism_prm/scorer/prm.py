@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
 
 from prism_prm.aggregate import check_aggregator, solution_score
-from prism_prm.errors import DataError, ModelError, first_sentence
-from prism_prm.packing import EncodedTree, Row, describe, encode_tree, pack
+from prism_prm.errors import DataError
+from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import Card, model_card
-from prism_prm.prms.folder import save_folder
-from prism_prm.prms.module import PrmModule
+from prism_prm.prms.card import Card
+from prism_prm.prms.folder import push_folder, save_folder
+from prism_prm.prms.module import PrmModule, hash_model
+from prism_prm.prms.readme import model_card
 from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
-from prism_prm.scorer.model_hash import hash_model
-from prism_prm.scorer.protocol import Solution, as_trees
-from prism_prm.scorer.results import TreeScores
-from prism_prm.scorer.run import pair_cost, run_rows
+from prism_prm.scorer.protocol import Solution, TreeScores, as_trees
 from prism_prm.scorer.settings import OnTooLong
-from prism_prm.scorer.too_long import PackItem, check_choice, fit
+from prism_prm.scorer.whole_trees import check_choice, fit_all, rows_of, score_portion
+from prism_prm.types import Advance, bar_on_stderr, ignore
 
 if TYPE_CHECKING:
     from prism_prm.scorer.session import Session
-
-log = logging.getLogger(__name__)
 
 TREES_AT_ONCE = 512
 """Trees are laid out and sorted by length within portions of this many, so that memory stays bounded."""
@@ -127,12 +121,13 @@ class PRM:
         """
         return [scores.probability.tolist() for scores in self.score_trees(as_trees(solutions), progress=progress)]
 
-    def solution_score(self, problem: str, steps: Sequence[str]) -> float:
+    def solution_score(self, problem: str, steps: Sequence[str], how: str | None = None) -> float:
         """One score of a whole solution: its steps' scores put together as the PRM's card says (`card.aggregator`).
 
         Args:
             problem: the problem's text.
             steps: the texts of the steps, in order.
+            how: another aggregator than the card's: last, min, product, mean or soft-min.
 
         Example:
             >>> prm = load_prm("my-prm")
@@ -141,7 +136,9 @@ class PRM:
             >>> 0 < prm.solution_score("1 + 2?", ["Add.", "3"]) < min(prm.score("1 + 2?", ["Add.", "3"]))
             True
         """
-        return solution_score(self.score(problem, steps), self.card.aggregator)
+        how = self.card.aggregator if how is None else how
+        check_aggregator(how)
+        return solution_score(self.score(problem, steps), how)
 
     def score_trees(
         self,
@@ -149,7 +146,7 @@ class PRM:
         wanted: Sequence[Sequence[int]] | None = None,
         *,
         progress: bool = False,
-        advance: Callable[[int], None] | None = None,
+        advance: Advance = ignore,
     ) -> list[TreeScores]:
         """The scores of all nodes of each tree, or of the wanted ones only.
 
@@ -165,71 +162,22 @@ class PRM:
             >>> found.scored, found.outputs
             ([1], ('correct',))
         """
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         results: list[TreeScores] = []
-        with _bar(len(trees), progress) as bar, self.scoring():
+        with bar_on_stderr("scoring", len(trees), shown=progress) as bar, self.module.scoring():
             for start in range(0, len(trees), TREES_AT_ONCE):
-                some = trees[start : start + TREES_AT_ONCE]
-                nodes = (
-                    [range(len(tree.nodes)) for tree in some] if wanted is None else wanted[start : start + len(some)]
-                )
-                results += self._score_portion(some, nodes)
-                bar(len(some))
-                if advance is not None:
-                    advance(len(some))
+                some = slice(start, start + TREES_AT_ONCE)
+                results += score_portion(self, trees[some], wanted[some])
+                bar(len(results) - start)
+                advance(len(results) - start)
         return results
 
     def fill_cache(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> None:
         """Keep what scoring or training on these nodes will ask of the lower layers."""
         assert self.cache is not None, "a PRM is loaded with a cache or without"
-        items = [
-            item
-            for i, (tree, nodes) in enumerate(zip(trees, wanted, strict=True))
-            for item in fit(tree, i, nodes, self.family, self.context, self.on_too_long)[0]
-        ]
-        with self.scoring():
-            self.cache.fill(self._rows(items), self.token_budget)
-
-    def _rows(self, items: Sequence[PackItem]) -> list[Row]:
-        trees, groups = [item.tree for item in items], [item.groups for item in items]
-        return pack(trees, self.token_budget, groups, pair_cost=pair_cost(self.module))
-
-    def _score_portion(self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
-        items: list[PackItem] = []
-        too_long: list[tuple[int, ...]] = []
-        for i, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
-            fitting, long = fit(tree, i, wanted, self.family, self.context, self.on_too_long)
-            items += fitting
-            too_long.append(tuple(long))
-        if any(too_long):
-            done = "left unscored" if self.on_too_long == "skip" else "scored without their earliest steps"
-            log.warning("%d steps exceed the context of %d tokens: %s", sum(map(len, too_long)), self.context, done)
-
-        def owner(item: int, node: int) -> tuple[int, int]:
-            stands_for = items[item].is_node
-            return items[item].index, node if stands_for is None else stands_for
-
-        def named(item: int, node: int) -> str:
-            index, node = owner(item, node)
-            return describe(trees[index], node)
-
-        rows = self._rows(items)
-        scores = [np.full((len(tree.nodes), len(self.outputs)), np.nan) for tree in trees]
-        for owners, log_odds_RO in run_rows(self.module, rows, self.token_budget, named, self.cache):
-            for (item, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
-                index, node = owner(item, node)
-                scores[index][node] = values
-        return [TreeScores(self.outputs, *found) for found in zip(scores, too_long, strict=True)]
-
-    @contextlib.contextmanager
-    def scoring(self) -> Iterator[None]:
-        """No dropout while scoring, also between two updates of training."""
-        training = [part for part in self.module.modules() if part.training]
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for part in training:  # one by one: frozen layers do not train beside those that do
-                part.training = True
+        items, _ = fit_all(self, trees, wanted)
+        with self.module.scoring():
+            self.cache.fill(rows_of(self, items), self.token_budget)
 
     def session(self, problems: Sequence[str]) -> Session:
         """Growing trees of steps, one per problem, that keep key/values: only new tokens go through the model.
@@ -281,14 +229,13 @@ class PRM:
             >>> load_prm("new-prm").card.aggregator
             'mean'
         """
-        if aggregator is not None:
-            check_aggregator(aggregator)
         card = replace(
             self.card,
             threshold=self.card.threshold if threshold is None else threshold,
             aggregator=self.card.aggregator if aggregator is None else aggregator,
         )
-        save_folder(Path(folder), self.module, self.family, card, state, readme or model_card(card))
+        readme = readme or model_card(card, self.family.architecture(self.module.config))
+        save_folder(Path(folder), self.module, self.family, card, state, readme)
         self.card = card
 
     save_pretrained = save
@@ -316,19 +263,9 @@ class PRM:
             >>> prm.push_to_hub("me/my-prm")  # doctest: +SKIP
             'https://huggingface.co/me/my-prm/commit/…'
         """
-        import httpx
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HFValidationError
-
-        api = api or HfApi(token=token)
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder) / "prm")
-            try:
-                repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-                return str(api.upload_folder(repo_id=repo_id, folder_path=Path(folder) / "prm", commit_message=message))
-            except (httpx.HTTPError, HFValidationError, OSError) as error:
-                said = first_sentence(error)
-                raise ModelError(f"{repo_id}: the hub did not take it ({said}); `hf auth login` logs in") from error
+            return push_folder(Path(folder) / "prm", repo_id, private=private, message=message, token=token, api=api)
 
     def identity(self) -> str:
         """A hash of all that decides scores: the model, its context, and what becomes of longer paths."""
@@ -348,26 +285,6 @@ class PRM:
         encoded = self.encode_tree(tree)
         return len(encoded.prompt) + sum(map(len, encoded.ids))
 
-    def memory_estimate(self) -> int:
-        """Bytes that scoring takes at its peak, roughly: weights, and the activations and masks of one batch."""
-        config = self.module.config
-        weights = sum(p.numel() * p.element_size() for p in self.module.parameters())
-        width = 8 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
-        size = next(self.module.parameters()).element_size()
-        mask = 5 * self.token_budget * min(self.token_budget, self.context) if self.module.attention == "sdpa" else 0
-        return int(weights + self.token_budget * width * size + mask)
-
 
 Prm = PRM
 """The name it had first."""
-
-
-@contextlib.contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), disable=not shown, transient=True) as bar:
-        task = bar.add_task("scoring", total=total)
-        yield lambda done: bar.advance(task, done)

@@ -1,13 +1,16 @@
-"""What scores steps, as its users see it: search, re-ranking and evaluation need nothing else of a PRM."""
+"""What scores steps, and the scores it gives, as users see them: all that search, re-ranking and evaluation need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from prism_prm.errors import DataError
+import numpy as np
+
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.records import StepTree
-from prism_prm.scorer.results import TreeScores
+from prism_prm.types import Advance, ignore
 
 Solution = StepTree | tuple[str, Sequence[str]] | Mapping[str, Any]
 """What `score_many` takes: (problem, steps), {"problem": …, "steps": […]}, or a tree that is one."""
@@ -49,6 +52,41 @@ def _as_tree(solution: Solution, number: int) -> StepTree:
 def _no_solution(number: int, found: str) -> DataError:
     expected = '(problem, [step, …]), {"problem": …, "steps": […]} or a StepTree'
     return DataError(f"solution {number}: expected {expected}, found {found}", reason="wrong-type")
+
+
+def sigmoid(log_odds: np.ndarray) -> np.ndarray:
+    """Probabilities of log-odds, without overflow."""
+    small = np.exp(-np.abs(log_odds))
+    return np.asarray(np.where(log_odds >= 0, 1.0, small) / (1.0 + small))
+
+
+@dataclass(frozen=True, slots=True)
+class TreeScores:
+    """The scores of one tree, one row per node.
+
+    A node that was not asked for, or was left out by `on_too_long="skip"`, is NaN; a score is never NaN otherwise.
+    """
+
+    outputs: tuple[str, ...]
+    log_odds_NO: np.ndarray
+    too_long: tuple[int, ...] = ()
+    """Nodes whose path exceeds the context: left unscored, or scored without their earliest steps."""
+
+    @property
+    def probability(self) -> np.ndarray:
+        """P(the step is right) of each node."""
+        return sigmoid(self.log_odds_NO[:, 0])
+
+    def named(self, output: str) -> np.ndarray:
+        """The probability of one named output, such as ReasonEval's redundancy, for each node."""
+        if output not in self.outputs:
+            raise ConfigError(f"This PRM has no output {output!r}; it has: {', '.join(self.outputs)}.")
+        return sigmoid(self.log_odds_NO[:, self.outputs.index(output)])
+
+    @property
+    def scored(self) -> list[int]:
+        """The nodes that have a score."""
+        return np.flatnonzero(~np.isnan(self.log_odds_NO[:, 0])).tolist()
 
 
 class ScoredStep(Protocol):
@@ -95,7 +133,10 @@ class StepSession(Protocol[StepT]):
 
 
 class Scorer(Protocol):
-    """Scores the steps of solutions."""
+    """Scores the steps of solutions.
+
+    One that has a `card`, too, as a `PRM` has, says with its `aggregator` and `threshold` how its scores are best used.
+    """
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -120,7 +161,7 @@ class Scorer(Protocol):
         wanted: Sequence[Sequence[int]] | None = None,
         *,
         progress: bool = False,
-        advance: Callable[[int], None] | None = None,
+        advance: Advance = ignore,
     ) -> list[TreeScores]:
         """The scores of all nodes of each tree, or of the wanted ones only; `advance` hears of finished trees."""
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from prism_prm.errors import DataError, PrismError
 from prism_prm.lm.memory import halving
 from prism_prm.records import StepTree
-from prism_prm.scorer.results import sigmoid
-from prism_prm.scorer.run import check_finite
+from prism_prm.scorer.protocol import sigmoid
 from prism_prm.scorer.step_batch import Growth, in_batches, run_growth
+from prism_prm.scorer.whole_trees import check_finite
 
 if TYPE_CHECKING:
-    from prism_prm.scorer.prm import Prm
+    from prism_prm.scorer.prm import PRM
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +78,7 @@ class SessionNode:
 class Session:
     """Growing trees, one per problem: `extend`, `fork`, `drop`, `keep`."""
 
-    def __init__(self, prm: Prm, problems: Sequence[str]) -> None:
+    def __init__(self, prm: PRM, problems: Sequence[str]) -> None:
         self.prm = prm
         self.problems = list(problems)
         self.roots = [self._root(i, problem) for i, problem in enumerate(self.problems)]
@@ -148,7 +148,7 @@ class Session:
         """Run new nodes, and first the prompts of problems that were not touched before."""
         roots = {node.problem: self.roots[node.problem] for node in nodes}
         prompts = [root for root in roots.values() if root.keys_values is None and root.ids]
-        with self.prm.scoring():
+        with self.prm.module.scoring():
             for part in self._batches(prompts):
                 self._run(part)
             for part in self._batches(nodes):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prism_prm.errors import ConfigError
+from prism_prm.ranges import Count, NotNegative, check
 
 OnTooLong = Literal["error", "drop-left-steps", "skip"]
 
@@ -30,16 +30,16 @@ class LoadSettings:
     """With auto, the model is spread over all GPUs."""
     attn: Literal["sdpa", "flex"] = "sdpa"
     """The attention kernel; flex puts several trees into a row and needs a GPU."""
-    token_budget: int | None = None
+    token_budget: Count | None = None
     """Tokens per forward pass, padding included. By default 16,384 on a GPU and 8,192 on a CPU."""
-    context: int | None = None
+    context: Count | None = None
     """The longest path in tokens. By default the model's own limit."""
     on_too_long: OnTooLong = "error"
     """A step whose path exceeds the context: error stops, drop-left-steps scores it without the earliest steps, and
     skip (where it is offered) leaves it without a score."""
     cache: Path | None = None
     """A folder for the output of the PRM's frozen layers: PRMs that share these layers then score faster."""
-    cache_gb: float = 50.0
+    cache_gb: NotNegative = 50.0
     """The size limit of the cache folder in GB. Once it is full, the rest is computed each time."""
     allow_pickle: bool = False
     """Read pickled weights, which can run any code."""
@@ -47,8 +47,4 @@ class LoadSettings:
     """Run code from the model's repository."""
 
     def __post_init__(self) -> None:
-        for name in ("token_budget", "context"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be 1 or more")
-        if not self.cache_gb >= 0:
-            raise ConfigError(f"cache_gb = {self.cache_gb} must be 0 or more")
+        check(self)

@@ -4,15 +4,19 @@ A score is filed under its key, a hash of who scored (the scorer's identity: wei
 context, what becomes of long paths) and of what was read: the problem and every step up to the scored one. Other texts,
 another model or other settings have other keys, so an old score is never taken for a new one.
 
-Work is done in portions of trees. A portion is scored whole and becomes one file, named by its keys: it is there whole
-or not at all, a run that was killed repeats at most one portion per process, and repeats it bit for bit. Several
-processes may fill one store.
+A key is scored once and has one value: equal steps of one piece of work are scored where they come first, and what
+other work has filed is not scored again.
+
+Work is done in portions of trees. What a portion adds becomes one file, named by its keys: it is there whole or not at
+all, a run that was killed repeats at most one portion per process, and repeats it bit for bit. Several processes may
+fill one store.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,10 +28,11 @@ import pyarrow.parquet as pq
 
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.records import ROOT, StepTree
-from prism_prm.scorer.protocol import Scorer
-from prism_prm.scorer.results import TreeScores
-from prism_prm.types import Advance, ignore
+from prism_prm.resume import stoppable
+from prism_prm.scorer.protocol import Scorer, TreeScores
+from prism_prm.types import Advance, Say, ignore, silent
 
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""
@@ -80,7 +85,13 @@ def _digest(before: bytes, text: str) -> bytes:
 
 @contextlib.contextmanager
 def store_for(
-    out: str | Path, scorer: Scorer, folder: str | Path | None, *, share: Share | None = None, portion: int = PORTION
+    out: str | Path,
+    scorer: Scorer,
+    folder: str | Path | None,
+    *,
+    share: Share | None = None,
+    portion: int = PORTION,
+    say: Say = silent,
 ) -> Iterator[ScoreStore]:
     """The store in `folder`; without one, a store beside the file `out`, removed when the block has written that.
 
@@ -89,7 +100,7 @@ def store_for(
     share = share or Share()
     out = Path(out)
     own = out.with_name(f".{out.name}.scores")
-    yield ScoreStore(folder or own, scorer, portion=portion)
+    yield ScoreStore(folder or own, scorer, portion=portion, say=say)
     share.wait()
     if share.rank == 0:
         shutil.rmtree(own, ignore_errors=True)
@@ -98,13 +109,14 @@ def store_for(
 class ScoreStore:
     """The scores of one scorer in a folder, which those of others may share."""
 
-    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION) -> None:
+    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION, say: Say = silent) -> None:
         self.scorer = scorer
         self.portion = portion
+        self.say = say
         self.identity = scorer.identity()
         self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
         self._files: set[str] = set()
-        self._filed = _Scores.none(len(scorer.outputs))
+        self._filed = _FiledScores.none(len(scorer.outputs))
         """Everything in the folder, sorted by key."""
         self._look()
 
@@ -131,14 +143,23 @@ class ScoreStore:
         Every process of a `Share` calls this with the same requests, scores its share, and returns when all is there.
         """
         share = share or Share()
+        self._look()
         portions = list(self._portions(requests))
         is_there = [self._has(one) for one in portions]
+        missing = self._missing(portions)
         share.wait()  # or a fast process's new portions would look like an earlier run's to a slow one
-        for number, one in enumerate(portions):
-            if not is_there[number] and number % share.world == share.rank:
-                trees, nodes = zip(*((request.tree, request.nodes) for request in one.requests), strict=True)
-                self._write(one, self.scorer.score_trees(trees, nodes))
-            advance(len(one.requests))
+        total = sum(len(one.keys_N) for one in portions)
+        filed = total - sum(len(rest.keys_N) for rest in missing)
+        if filed:
+            self.say(f"Reusing {filed:,} of {total:,} scores")
+        with stoppable(lambda: f"with {filed:,} of {total:,} scores done" if filed else ""):
+            for number, (one, rest) in enumerate(zip(portions, missing, strict=True)):
+                if len(rest.keys_N) and number % share.world == share.rank:
+                    some = [request for request in rest.requests if request.nodes]
+                    found = self.scorer.score_trees([one.tree for one in some], [one.nodes for one in some])
+                    self._write(_Portion(some, rest.keys_N), found)
+                    filed += len(rest.keys_N)
+                advance(len(one.requests))
         share.wait()
         self._look()
         return Filled(len(portions), sum(is_there))
@@ -150,9 +171,10 @@ class ScoreStore:
 
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
         """File scores that were made elsewhere, in a session say; what is there already stays."""
-        one = _Portion.of(self.identity, requests)
-        if requests and not self._has(one):
-            self._write(one, scores)
+        self._look()
+        [rest] = self._missing([_Portion.of(self.identity, requests)])
+        if len(rest.keys_N):
+            self._write(rest, scores)
             self._look()
 
     def _portions(self, requests: Sequence[Request]) -> Iterator[_Portion]:
@@ -160,13 +182,24 @@ class ScoreStore:
             yield _Portion.of(self.identity, requests[start : start + self.portion])
 
     def _has(self, portion: _Portion) -> bool:
-        return (self.folder / portion.name).exists() or bool((self._filed.places(portion.keys_N) >= 0).all())
+        return bool((self._filed.places(portion.keys_N) >= 0).all())
+
+    def _missing(self, portions: Sequence[_Portion]) -> list[_Portion]:
+        """What each portion adds: its keys that are neither filed nor in an earlier place of the same work."""
+        keys_N = np.concatenate([np.empty(0, _KEYS), *(one.keys_N for one in portions)])
+        first_N = np.zeros(len(keys_N), bool)
+        first_N[np.unique(keys_N, return_index=True)[1]] = True
+        wanted_N = first_N & (self._filed.places(keys_N) < 0)
+        parts = _parts(wanted_N, [len(one.keys_N) for one in portions])
+        return [one.only(part_N) for one, part_N in zip(portions, parts, strict=True)]
 
     def _look(self) -> None:
         """Take in the files that are new, ours and those of other processes; of equal keys the first stays."""
         new = [path for path in sorted(self.folder.glob("*.parquet")) if path.name not in self._files]
         if new:
-            self._filed = _Scores.joined([self._filed, *(_Scores.in_file(path, self.scorer.outputs) for path in new)])
+            self._filed = _FiledScores.joined(
+                [self._filed, *(_FiledScores.in_file(path, self.scorer.outputs) for path in new)]
+            )
             self._files.update(path.name for path in new)
 
     def _write(self, portion: _Portion, scores: Sequence[TreeScores]) -> None:
@@ -174,15 +207,10 @@ class ScoreStore:
         log_odds_NO = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
         too_long_N = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows]).astype(bool)
         assert np.isfinite(log_odds_NO[~too_long_N]).all(), "a score is a number, unless its path was too long"
-        _Scores(portion.keys_N, log_odds_NO, too_long_N).write(self.folder / portion.name, self.scorer.outputs)
+        _FiledScores(portion.keys_N, log_odds_NO, too_long_N).write(self.folder / portion.name, self.scorer.outputs)
 
     def _read(self, portion: _Portion) -> Iterator[TreeScores]:
-        """A portion's scores: from its own file where it has one, so that a repeated run reads the same bits."""
-        path = self.folder / portion.name
-        if path.exists():
-            found = _Scores.in_file(path, self.scorer.outputs)
-        else:
-            found = self._filed.take(self._filed.places(portion.keys_N))
+        found = self._filed.take(self._filed.places(portion.keys_N))
         start = 0
         for request in portion.requests:
             nodes, here = np.array(request.nodes, np.int64), slice(start, start + len(request.nodes))
@@ -204,13 +232,27 @@ class _Portion:
         keys = b"".join(key for request in requests for key in keys_of(identity, request))
         return cls(requests, np.frombuffer(keys, _KEYS))
 
+    def only(self, wanted_N: np.ndarray) -> _Portion:
+        """The same requests for some of their nodes, perhaps for none."""
+        parts = _parts(wanted_N, [len(request.nodes) for request in self.requests])
+        requests = [
+            Request(request.tree, tuple(itertools.compress(request.nodes, part_N)))
+            for request, part_N in zip(self.requests, parts, strict=True)
+        ]
+        return _Portion(requests, self.keys_N[wanted_N])
+
     @property
     def name(self) -> str:
         return f"{hashlib.blake2b(self.keys_N.tobytes(), digest_size=16).hexdigest()}.parquet"
 
 
+def _parts(values_N: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """The values cut into parts of these sizes."""
+    return [values_N[start:end] for start, end in itertools.pairwise(itertools.accumulate(sizes, initial=0))]
+
+
 @dataclass(frozen=True, slots=True)
-class _Scores:
+class _FiledScores:
     """Scores by key, as columns."""
 
     keys_N: np.ndarray
@@ -218,11 +260,11 @@ class _Scores:
     too_long_N: np.ndarray
 
     @classmethod
-    def none(cls, outputs: int) -> _Scores:
+    def none(cls, outputs: int) -> _FiledScores:
         return cls(np.empty(0, _KEYS), np.empty((0, outputs)), np.empty(0, bool))
 
     @classmethod
-    def joined(cls, parts: Sequence[_Scores]) -> _Scores:
+    def joined(cls, parts: Sequence[_FiledScores]) -> _FiledScores:
         """All of them sorted by key."""
         keys_N, first_N = np.unique(np.concatenate([part.keys_N for part in parts]), return_index=True)
         log_odds_NO = np.concatenate([part.log_odds_NO for part in parts])
@@ -235,19 +277,26 @@ class _Scores:
         at_N = np.minimum(np.searchsorted(self.keys_N, keys_N), len(self.keys_N) - 1)
         return np.where(self.keys_N[at_N] == keys_N, at_N, -1)
 
-    def take(self, places_N: np.ndarray) -> _Scores:
+    def take(self, places_N: np.ndarray) -> _FiledScores:
         assert (places_N >= 0).all(), "requests are filled before they are read"
-        return _Scores(self.keys_N[places_N], self.log_odds_NO[places_N], self.too_long_N[places_N])
+        return _FiledScores(self.keys_N[places_N], self.log_odds_NO[places_N], self.too_long_N[places_N])
 
     @classmethod
-    def in_file(cls, path: Path, outputs: Sequence[str]) -> _Scores:
+    def in_file(cls, path: Path, outputs: Sequence[str]) -> _FiledScores:
+        remedy = "not a file of the score store; remove it to score it again"
+        fields = [("key", pa.binary(_KEY_BYTES)), *((name, pa.float64()) for name in outputs), ("too_long", pa.bool_())]
+        schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
         try:
-            table = pq.read_table(path)
-            keys_N = np.frombuffer(b"".join(table["key"].to_pylist()), _KEYS)
-            log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
-            return cls(keys_N, log_odds_NO, table["too_long"].to_numpy())
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise DataError(f"{path}: not a file of the score store ({error}); remove it to score it again") from error
+            with reading_parquet(path, remedy):
+                table = fitted(path, pq.read_table(path), schema)
+        except DataError as error:
+            raise error if remedy in str(error) else DataError(f"{error}; {remedy}", reason=error.reason) from None
+        keys_N = np.frombuffer(b"".join(table["key"].to_pylist()), _KEYS)
+        log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
+        too_long_N = table["too_long"].to_numpy()
+        if not np.isfinite(log_odds_NO[~too_long_N]).all():
+            raise DataError(f"{path}: a score is no finite number; {remedy}", reason="out-of-range")
+        return cls(keys_N, log_odds_NO, too_long_N)
 
     def write(self, path: Path, outputs: Sequence[str]) -> None:
         data = pa.py_buffer(self.keys_N.tobytes())

@@ -8,25 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prism_prm.chosen import CardValues, card_values
 from prism_prm.data import Reader, ReadOptions
 from prism_prm.data.inputs import TREE_TABLE, as_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
+from prism_prm.foreign import fitted, reading_parquet
+from prism_prm.pools import holds_pool, read_pool
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
 from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.protocol import Scorer
-from prism_prm.scorer.results import TreeScores, sigmoid
+from prism_prm.scorer.protocol import Scorer, TreeScores, sigmoid
 from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
+from prism_prm.scorer.whole_trees import memory_estimate
 from prism_prm.tables import iter_trees, scores_schema
 from prism_prm.types import Bars, Say, no_bars, silent
 
 _TOO_LONG = b"prism_prm.too_long"
+_CARD = b"prism_prm.card"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +83,26 @@ def table_of_trees(
 
 def read_scores(path: str | Path) -> pa.Table:
     """A scores table, whatever its family's outputs."""
-    try:
+    if not Path(path).exists():
+        raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file")
+    with reading_parquet(path, "`prism score` writes such a table"):
         table = pq.read_table(path)
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: cannot be read as a scores table ({error}); `prism score` writes one") from error
-    missing = sorted(set(scores_schema(()).names) - set(table.column_names))
-    if missing:
-        raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
-    return table
+        missing = sorted(set(scores_schema(()).names) - set(table.column_names))
+        if missing:
+            raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
+        kind = table.schema.field(table.schema.names.index("log_odds")).type
+        if not pa.types.is_struct(kind) or not kind.num_fields:
+            raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
+        return fitted(path, table, scores_schema([field.name for field in kind]))
+
+
+def card_of_scores(path: str | Path) -> CardValues | None:
+    """What the card of the PRM that made a scores table said then; None where the table does not know."""
+    said = (pq.read_metadata(path).metadata or {}).get(_CARD)
+    try:
+        return None if said is None else msgspec.json.decode(said, type=CardValues)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path}: what it says of its PRM's card cannot be read ({error}); score again") from error
 
 
 def write_scores(
@@ -97,6 +114,7 @@ def write_scores(
     portion: int = PORTION,
     share: Share | None = None,
     advance: Callable[[int], None] = lambda _: None,
+    say: Say = silent,
 ) -> ScoreReport:
     """Score trees into one table; work that was stopped is resumed.
 
@@ -106,11 +124,12 @@ def write_scores(
     share = share or Share()
     out = Path(out)
     requests = [Request.all_of(tree) for tree in trees]
-    with store_for(out, scorer, store, share=share, portion=portion) as filed:
+    with store_for(out, scorer, store, share=share, portion=portion, say=say) as filed:
         job = _job(filed.identity, trees)
         is_done = is_made_for(out, job)
         share.wait()  # every process looks before any of them writes
         if is_done:
+            say(f"Reusing all scores: {out} is complete")
             advance(len(trees))
             found = -(-len(trees) // portion)
         else:
@@ -160,10 +179,10 @@ def score_files(
         bars, say = no_bars, silent
     trees = _read_trees(as_places(inputs), format, options or ReadOptions(), say)
     scorer = open_prm(prm, loading)
-    if isinstance(scorer, PRM) and scorer.memory_estimate() > 10**9:
-        say(f"needs about {scorer.memory_estimate() / 1e9:.1f} GB of memory per process (an estimate)")
+    if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
+        say(f"needs about {size / 1e9:.1f} GB of memory per process (an estimate)")
     with bars("scoring", len(trees), unit="trees") as advance:
-        report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance)
+        report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance, say=say)
     if report.too_long:
         all_scored = report.steps == sum(len(tree.nodes) for tree in trees)
         done = "scored without their earliest steps" if all_scored else "left out"
@@ -175,6 +194,8 @@ def _read_trees(inputs: Sequence[str | Path], format: str, options: ReadOptions,
     """All trees; a table of ours keeps the ids it was written with."""
     if len(inputs) == 1 and ((path := Path(inputs[0])).name == TREE_TABLE or (path / TREE_TABLE).is_file()):
         trees = list(iter_trees(path))
+    elif format == "pool" or (format == "auto" and holds_pool(inputs)):
+        trees = read_pool(inputs).trees()
     else:
         reader = Reader(inputs, format=format, options=options, unlabelled=True)
         trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]
@@ -202,7 +223,11 @@ def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) 
             scores = list(store.read(some))
             writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, store.identity))
             too_long += sum(len(found.too_long) for found in scores)
-        writer.add_key_value_metadata({KEY: job, _TOO_LONG: str(too_long)})
+        card = card_values(store.scorer)
+        about: dict[str | bytes, str | bytes] = {KEY: job, _TOO_LONG: str(too_long)}
+        if card is not None:
+            about[_CARD] = msgspec.json.encode(card)
+        writer.add_key_value_metadata(about)
 
 
 def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
@@ -219,7 +244,9 @@ def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScor
     for tree in trees:
         values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
         for row in rows.get(tree.content_hash(), ()):
-            if own_N[row] and tree.parents[node_N[row]] == parent_N[row]:  # not a candidate offered elsewhere
-                values_NO[node_N[row]] = log_odds_NO[row]
+            node = node_N[row]
+            is_there = own_N[row] and 0 <= node < len(tree.nodes)
+            if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
+                values_NO[node] = log_odds_NO[row]
         found.append(TreeScores(outputs, values_NO))
     return found

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from prism_prm.policies import Policy
 from prism_prm.search.engine import AT_ONCE, Engine
+from prism_prm.search.found import Found, FoundSolution
 from prism_prm.search.methods import METHODS, SearchSettings
-from prism_prm.search.results import Found, FoundSolution
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer

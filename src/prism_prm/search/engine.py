@@ -6,13 +6,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from prism_prm.chosen import card_values, choose_aggregator
 from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
 from prism_prm.records import unique_names
+from prism_prm.search.found import Found, found
 from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
-from prism_prm.search.results import Found, found
 from prism_prm.search.scoring import Scoring
 from prism_prm.search.tree import SearchNode, Spent, child, root
 
@@ -32,7 +33,7 @@ class Watch:
     spent: Spent = field(default_factory=Spent)
     seconds: float = 0.0
     best: float = math.nan
-    """The highest P(right) of a finished solution's last step so far."""
+    """The highest score of a finished solution so far."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +69,7 @@ class Engine:
     ) -> None:
         self.policy = policy
         self.prm = prm
-        self.settings = settings
+        self.settings = replace(settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value)
         self.method = find_method(settings, prm is not None)
         self.at_once = at_once
         self.watch = watch
@@ -174,7 +175,6 @@ class Engine:
         self.state.num_done += 1
         self.state.spent.prm_tokens += spent.prm_tokens
         for node in nodes:
-            steps = node.nodes()
-            value = steps[-1].probability if steps else None
-            if value is not None and not value <= self.state.best:
-                self.state.best = value
+            if node.probabilities() is not None:
+                score = math.exp(node.log_score(self.settings.how))
+                self.state.best = score if math.isnan(self.state.best) else max(self.state.best, score)

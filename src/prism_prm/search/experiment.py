@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_prm.aggregate import log_score
+from prism_prm.chosen import Choice, card_values, choose_aggregator
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
 from prism_prm.records import StepTree
@@ -20,16 +21,16 @@ from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.report import without_solution
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
-from prism_prm.resume import Journal
-from prism_prm.scorer.results import TreeScores
+from prism_prm.resume import Journal, stoppable
+from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
+from prism_prm.search.found import Done, Found
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.results import Done, Found
 from prism_prm.statistics import Interval, mean_interval, number_clusters
-from prism_prm.tasks import Grader, Problem
-from prism_prm.types import Bars, Floats, no_bars
+from prism_prm.tasks import Grader, TaskProblem
+from prism_prm.types import Bars, Floats, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from prism_prm.policies import Policy
@@ -45,6 +46,8 @@ class Point:
 
     prm: str
     """"" where there is none."""
+    aggregator: Choice[str] | None
+    """How the scores of steps became those of paths and solutions; None without a PRM."""
     n: int
     accuracy: Interval
     oracle: Interval
@@ -83,12 +86,13 @@ class Experiment:
     def __init__(
         self,
         recipe: SearchRecipe,
-        problems: Sequence[Problem],
+        problems: Sequence[TaskProblem],
         policy: Policy,
         out: Path,
         *,
         bar: Bars = no_bars,
         live: Live = no_live,
+        say: Say = silent,
         store: str | Path | None = None,
     ) -> None:
         self.recipe = recipe
@@ -98,6 +102,7 @@ class Experiment:
         self.store = Path(store or out / "scores")
         self.bar = bar
         self.live = live
+        self.say = say
         self._prm_identities: dict[str, str] = {}
         self.keys = problem_keys([problem.text for problem in problems])
         self.clusters, _ = number_clusters(problem.text for problem in problems)
@@ -114,12 +119,13 @@ class Experiment:
                 found, seconds = self._search(prm, name, n)
                 graded = self._grade(self._pool(found, name, n), grader)
                 pools.append(graded)
-                points.append(self._point(name, n, graded, found, seconds))
+                points.append(self._point(name, self._aggregator(prm), n, graded, found, seconds))
         return points, pools
 
     def _search(self, prm: Scorer | None, name: str, n: int) -> tuple[list[Found], float]:
         """What the search of one size finds; problems done before are not done again."""
-        settings = replace(self.recipe.search, n=n)
+        how = self._aggregator(prm)
+        settings = replace(self.recipe.search, n=n, aggregator=None if how is None else how.value)
         if METHODS[settings.method].independent:  # sampled once, for all PRMs and with none of them
             settings = replace(settings, method="sample")
         made_with = {
@@ -130,13 +136,20 @@ class Experiment:
         label = _label(name, n)
         with Journal(self.out / "journal" / f"{file_name(label)}.jsonl", made_with, Done) as journal:
             todo = [i for i, key in enumerate(self.keys) if key not in journal.done]
-            if todo:
-                self._search_rest(prm, settings, journal, todo, label)
+            total = len(self.keys)
+            if len(todo) < total:
+                self.say(f"Reusing {total - len(todo):,} of {total:,} searched problems, {label}")
+            with stoppable(lambda: f"with {len(journal.done):,} of {total:,} problems searched, {label}"):
+                if todo:
+                    self._search_rest(prm, settings, journal, todo, label)
             seconds = max((done.seconds for done in journal.done.values()), default=0.0)
             found = [replace(journal.done[key].found, problem=i) for i, key in enumerate(self.keys)]
         if prm is not None:
             self._file_scores(prm, found)
         return found, seconds
+
+    def _aggregator(self, prm: Scorer | None) -> Choice[str] | None:
+        return None if prm is None else choose_aggregator(self.recipe.search.aggregator, card_values(prm))
 
     def _file_scores(self, prm: Scorer, found: Sequence[Found]) -> None:
         """What the search has scored, for whoever scores the same solutions with the same PRM."""
@@ -185,21 +198,23 @@ class Experiment:
         with self.bar("judging", 2 * len(pool.solutions)) as advance:
             return grade_pool(pool, grader, advance)
 
-    def _point(self, name: str, n: int, graded: GradedPool, found: Sequence[Found], seconds: float) -> Point:
-        correct = np.array([self._is_solved(graded, i) for i in range(len(found))], dtype=np.float64)
+    def _point(
+        self, name: str, how: Choice[str] | None, n: int, graded: GradedPool, found: Sequence[Found], seconds: float
+    ) -> Point:
+        correct = np.array([self._is_solved(graded, i, how) for i in range(len(found))], dtype=np.float64)
         oracle = np.array([graded.correct(i).any() for i in range(len(found))], dtype=np.float64)
         return Point(
-            name, n, mean_interval(correct, self.clusters), mean_interval(oracle, self.clusters),
+            name, how, n, mean_interval(correct, self.clusters), mean_interval(oracle, self.clusters),
             float(np.mean([entry.policy_tokens for entry in found])),
             float(np.mean([entry.prm_tokens for entry in found])),
             float(np.mean([len(entry.solutions) for entry in found])), seconds, correct,
             graded.pool.num_empty,
         )  # fmt: skip
 
-    def _is_solved(self, graded: GradedPool, problem: int) -> bool:
+    def _is_solved(self, graded: GradedPool, problem: int, how: Choice[str] | None) -> bool:
         """Whether the solution that is selected is right."""
         solutions = graded.pool.problems[problem].solutions
-        scores = [_log_score(solution.scores, self.recipe.search.aggregator) for solution in solutions]
+        scores = [_log_score(solution.scores, how.value) if how else -np.inf for solution in solutions]
         keys = [None if group < 0 else str(group) for group in graded.groups(problem).tolist()]
         chosen = SELECTORS[self.recipe.selector](keys, np.array(scores))
         return chosen is not None and bool(graded.correct(problem)[chosen])
@@ -213,31 +228,40 @@ class Experiment:
         pool = self._pool(found, "", most)
         graded = self._grade(pool, grader)
         scores: dict[str, StepScores] = {}
+        hows: dict[str, Choice[str] | None] = {"": None}
         read: dict[str, float] = {"": 0.0}
         for name, make in prms.items():
             prm = make()
+            hows[name] = self._aggregator(prm)
             scores[name] = self._score(prm, name, pool)
             self._pool(found, name, most, scores[name])
             read[name] = sum(map(prm.count_tokens, scorable(prm, pool))) / len(self.problems)
-        aggregator = self.recipe.search.aggregator
+        used = list(dict.fromkeys(how.value for how in hows.values() if how))
         with self.bar("curves", len(self.problems)) as advance:
-            curves = compute_curves(graded, scores, aggregators=[aggregator], ns=self.recipe.ns, advance=advance)
-        of = {(curve.method, curve.prm): curve for curve in curves}
+            curves = compute_curves(graded, scores, aggregators=used, ns=self.recipe.ns, advance=advance)
+        of = {(curve.method, curve.prm, curve.aggregator): curve for curve in curves}
+        sizes = np.array([len(entry.solutions) for entry in found])
         written = float(np.mean([entry.policy_tokens for entry in found]))
         points = []
         for name in list(prms) or [""]:
             method = CURVE_OF[self.recipe.selector]
-            curve = of[method, "" if method == "majority" else name]
+            how = hows[name]
+            curve = of[method, "", ""] if method == "majority" or how is None else of[method, name, how.value]
             for k, n in enumerate(self.recipe.ns):
                 share = n / most
                 tokens = (written * share, read[name] * share)
-                oracle = of["oracle", ""].points[k]
-                points.append(Point(name, n, curve.points[k], oracle, *tokens, float(n), seconds, curve.values[k]))
+                oracle, solutions = of["oracle", "", ""].points[k], float(np.minimum(n, sizes).mean())
+                points.append(
+                    Point(
+                        name, how, n, curve.points[k], oracle, *tokens, solutions, seconds, curve.values[k],
+                        pool.num_empty,
+                    )
+                )  # fmt: skip
         return points, [graded]
 
     def _score(self, prm: Scorer, name: str, pool: Pool) -> StepScores:
         with self.bar(f"scoring, {name}", len(pool.trees())) as advance:
-            return scores_by_prm(ScoreStore(self.store, prm), pool, advance)
+            return scores_by_prm(ScoreStore(self.store, prm, say=self.say), pool, advance)
 
 
 def _label(prm: str, n: int) -> str:

@@ -13,9 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from prism_prm.aggregate import check_aggregator
+from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
+from prism_prm.config import SHOWN
 from prism_prm.errors import ConfigError
 from prism_prm.policies import Sampling, node_key
+from prism_prm.ranges import Count, Natural, Positive, Share, check
 from prism_prm.search.tree import SearchNode, merge
 
 RANKED = ("beam", "dvts")
@@ -28,36 +30,31 @@ class SearchSettings:
 
     method: Literal["sample", "greedy", "best-of-n", "beam", "dvts", "particle"] = "beam"
     """How to search; docs/search.md describes the methods."""
-    n: int = 16
+    n: Count = 16
     """How many solutions to sample, or candidates per round of a tree search. `prism search` goes by its own n."""
-    expand: int = 4
+    expand: Count = 4
     """For beam and dvts: samples per kept beam, so that n/expand beams are kept."""
-    lookahead: int = 0
+    lookahead: Natural = 0
     """For beam and dvts: write this many greedy steps ahead of a candidate, and rank it by the score at their end."""
-    prm_weight: float = 1.0
+    prm_weight: Share = 1.0
     """For beam and dvts: rank by weight · log score + (1 − weight) · log-likelihood. 1 is the PRM alone, 0 the policy's
     likelihood alone."""
-    resample_temperature: float = 1.0
+    resample_temperature: Positive = 1.0
     """For particle: resample by softmax(logit(score) / this)."""
-    aggregator: str = "last"
-    """How step scores become a path's score: last, min, product, mean or soft-min."""
-    max_steps: int = 40
+    aggregator: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
+    """How step scores become a path's score: last, min, product, mean or soft-min. By default each PRM's own."""
+    max_steps: Count = 40
     """A solution with more steps than this is cut."""
-    max_policy_tokens: int | None = None
+    max_policy_tokens: Count | None = None
     """Stop a problem when the policy has written this many tokens for it, and take what there is."""
-    seed: int = 0
+    seed: Natural = 0
     """The seed of all sampling."""
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
-        check_aggregator(self.aggregator)
-        for name in ("n", "expand", "max_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be 1 or more")
-        if self.max_policy_tokens is not None and self.max_policy_tokens < 1:
-            raise ConfigError(f"max_policy_tokens = {self.max_policy_tokens} must be 1 or more")
-        if self.lookahead < 0 or not 0 <= self.prm_weight <= 1 or not self.resample_temperature > 0:
-            raise ConfigError("lookahead must be ≥ 0, prm_weight in [0, 1], and resample_temperature above 0")
+        check(self)
+        if self.aggregator is not None:
+            check_aggregator(self.aggregator)
         if self.lookahead and not self.prm_weight:
             raise ConfigError("looking ahead serves the PRM's score, to which prm_weight = 0 gives no weight")
 
@@ -70,6 +67,11 @@ class SearchSettings:
     def width(self) -> int:
         """Beams that are kept."""
         return max(1, self.n // self.fan)
+
+    @property
+    def how(self) -> str:
+        """The aggregator; an engine has put that of its PRM's card here where none was given."""
+        return self.aggregator or DEFAULT_AGGREGATOR
 
     @property
     def needs_log_likelihood(self) -> bool:
@@ -160,7 +162,7 @@ def value(node: SearchNode, end: SearchNode, settings: SearchSettings) -> float:
     total = 0.0
     # A weight of 0 leaves its part out altogether: 0 · −inf is not a number.
     if weight > 0:
-        total += weight * end.log_score(settings.aggregator)
+        total += weight * end.log_score(settings.how)
     if weight < 1:
         assert node.log_likelihood is not None, "the policy says how likely its steps are"
         total += (1 - weight) * node.log_likelihood
@@ -223,14 +225,14 @@ def particle(start: SearchNode, settings: SearchSettings) -> Search:
     exploring where the PRM is unsure. A finished particle stays as it is and takes part in the resampling. Gives the n
     particles at the end; a solution that several of them share is there several times.
     """
-    from prism_prm.policies.sampling import noise  # it needs torch, for which the settings above should not wait
+    from prism_prm.policies.next_token import noise  # it needs torch, for which the settings above should not wait
 
     (particles,) = yield Expand((start,), (settings.n,))
     for depth in range(1, settings.max_steps):
         if all(node.is_finished for node in particles):
             break
         if len(particles) > 1:
-            weights = resampling_weights([node.log_score(settings.aggregator) for node in particles], settings)
+            weights = resampling_weights([node.log_score(settings.how) for node in particles], settings)
             number = noise(node_key(settings.seed, start.text, (-1, depth))).random()
             particles = [particles[i] for i in resample(weights, float(number))]
         going = tuple(dict.fromkeys(node for node in particles if not node.is_finished))

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from prism_prm.config import from_mapping, override, read_toml
-from prism_prm.errors import ConfigError
+from prism_prm.config import read_settings
+from prism_prm.errors import ConfigError, SettingError
 from prism_prm.policies import PolicySettings
+from prism_prm.ranges import Count, check
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.search.engine import AT_ONCE
 from prism_prm.search.methods import SearchSettings, find_method
@@ -23,28 +24,32 @@ class SearchRecipe:
     """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
     task_data: str | None = None
     """The local file of a known task. By default it comes from the hub."""
-    limit: int | None = None
+    answer_field: str | None = None
+    """The field of the task's file that holds the reference answer. By default `answer`, `final_answer`,
+    `expected_answer` or `ground_truth`."""
+    limit: Count | None = None
     """Use only this many problems, from the first on."""
-    n: tuple[int, ...] = (16,)
+    n: tuple[Count, ...] = (16,)
     """How many solutions to sample, or candidates per round of a tree search. Several sizes are run one after the other
     (`-n 4,16,64`)."""
     select: Literal["argmax", "majority", "weighted"] | None = None
     """How solutions become one answer. By default weighted with a PRM and majority without."""
     prm: tuple[str, ...] = ()
     """Folder or hub id of a PRM, or NAME=place. Several PRMs are compared."""
-    at_once: int = AT_ONCE
+    at_once: Count = AT_ONCE
     """How many problems are searched side by side."""
     policy: PolicySettings = field(default_factory=PolicySettings)
     search: SearchSettings = field(default_factory=SearchSettings)
 
     def __post_init__(self) -> None:
+        check(self)
         if not self.policy.name:
             raise ConfigError("no policy: give one with --policy, e.g. --policy hf:Qwen/Qwen2.5-Math-1.5B-Instruct")
         if not self.task:
             raise ConfigError("no task: give one with --task, e.g. --task math-500, or a file of problems with answers")
         find_method(self.search, bool(self.prm))
-        if not self.n or min(self.n) < 1 or self.at_once < 1 or (self.limit is not None and self.limit < 1):
-            raise ConfigError("n, at_once and limit must be 1 or more")
+        if not self.n:
+            raise SettingError("n", self.n, "must name at least one size, such as 16")
         if self.selector not in SELECTORS:
             raise ConfigError(f"Unknown way to select {self.select!r}. Known: {', '.join(SELECTORS)}.")
         if self.selector != "majority" and not self.prm and self.search.method != "greedy":
@@ -65,12 +70,4 @@ class SearchRecipe:
 
 def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> SearchRecipe:
     """A recipe file, then the options that were given ("search.method" → value), then `--set` assignments."""
-    settings: dict[str, Any] = read_toml(path) if path is not None else {}
-    for dotted, value in given.items():
-        if value is not None:
-            *sections, key = dotted.split(".")
-            section = settings
-            for name in sections:
-                section = section.setdefault(name, {})
-            section[key] = value
-    return from_mapping(SearchRecipe, override(settings, assignments))
+    return read_settings(SearchRecipe, path, assignments, given)

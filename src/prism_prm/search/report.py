@@ -42,7 +42,7 @@ def make_report(
         subtitle=f"{number(len(clusters))} problems, {recipe.policy.name}, select {recipe.selector}",
         metrics=_metrics(recipe, task, points, pools, found),
     )
-    report.text(_introduction(recipe))
+    report.text(_introduction(recipe, points))
     _draw(points, report)
     _tabulate(points, report)
     if found:
@@ -55,12 +55,17 @@ def make_report(
     return report
 
 
-def _introduction(recipe: SearchRecipe) -> str:
+def aggregators_used(points: Sequence[Point]) -> str:
+    """How each PRM's step scores became the score of a path, and why so; "" without a PRM."""
+    return "; ".join(dict.fromkeys(f"{point.prm}: {point.aggregator}" for point in points if point.aggregator))
+
+
+def _introduction(recipe: SearchRecipe, points: Sequence[Point]) -> str:
     search = recipe.search
     method = METHODS[search.method]
     text = f"**{search.method}**: {method.about}. Steps are sampled at temperature {search.sampling.temperature:g}. "
-    if recipe.prm:
-        text += f"A path is scored by the {search.aggregator} of its steps. "
+    if used := aggregators_used(points):
+        text += f"How the scores of steps become a path's: {used}. "
     if method.independent:
         text += "Each value is the expectation over all ways to draw n of the sampled solutions. "
     text += (

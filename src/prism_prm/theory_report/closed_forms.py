@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from prism_prm.errors import ConfigError
 from prism_prm.evaluation.display import draw_pair_accuracy
+from prism_prm.ranges import Count, Natural, Share, check
 from prism_prm.report import LOOKS, Report, count_axis, looks, number, percent, percent_axes
-from prism_prm.theory import margins, selection, simulation
+from prism_prm.theory import centre_margin, selection, simulation
 
 NUM_TRIALS = 50_000
 FIGURE_N = 2 ** np.arange(0, 11)
@@ -20,19 +20,18 @@ FIGURE_N = 2 ** np.arange(0, 11)
 class VerifierSettings:
     """The verifier the closed forms are shown for."""
 
-    p: float = 0.3
-    """Share of right solutions."""
-    alpha: float = 0.2
-    """FPR at the solution level."""
-    beta: float = 0.2
-    """FNR at the solution level."""
-    ns: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    seed: int = 0
+    p: Share = 0.3
+    """The share of right solutions."""
+    alpha: Share = 0.2
+    """The FPR of the verifier, on solutions."""
+    beta: Share = 0.2
+    """The FNR of the verifier, on solutions."""
+    ns: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
+    seed: Natural = 0
+    """The seed of everything random."""
 
     def __post_init__(self) -> None:
-        for name in ("p", "alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is not a share in [0, 1]")
+        check(self)
 
 
 def add_best_of_n(report: Report, settings: VerifierSettings) -> None:
@@ -129,18 +128,19 @@ picks one of m candidates at each step stays right with P(m)^T: what a false pos
 
 def add_margins(report: Report) -> None:
     """What each loss pulls at."""
+    floor = centre_margin.SC_FLOOR
     report.text(f"""
 ## Centre and margin
 
 With a = (s⁺+s⁻)/2 and m = s⁺−s⁻ the policy's ratio depends on m alone. The step-contrastive loss −log σ(m) has no
 gradient on a. The pointwise loss pulls a towards ½ as well. On scores in [0, 1] the step-contrastive loss cannot fall
-below −log σ(1) = {margins.SC_FLOOR:.3f}; on log-odds it can. FPR(τ) = P(m < 2(a−τ)) and FNR(τ) = P(m ≤ 2(τ−a)): wider
+below −log σ(1) = {floor:.3f}; on log-odds it can. FPR(τ) = P(m < 2(a−τ)) and FNR(τ) = P(m ≤ 2(τ−a)): wider
 margins lower both, as long as the centre stays.
 """)
     rows = []
     for right, wrong in ((0.85, 0.80), (0.40, 0.45), (0.95, 0.30)):
-        a, m = margins.centre_margin(np.array(right), np.array(wrong))
-        bce, sc = margins.bce_gradient(a, m), margins.sc_gradient(m)
+        a, m = centre_margin.centre_margin(np.array(right), np.array(wrong))
+        bce, sc = centre_margin.bce_gradient(a, m), centre_margin.sc_gradient(m)
         values = (float(sc[0]), float(sc[1]), float(bce[0]), float(bce[1]))
         rows.append([f"{right:.2f} / {wrong:.2f}", f"{float(m):+.2f}", *(f"{value:+.2f}" for value in values)])
     report.table(
@@ -153,8 +153,8 @@ margins lower both, as long as the centre stays.
     rows = []
     for mean in (0.2, 0.4, 0.6):
         margin = mean + 0.15 * rng.normal(size=NUM_TRIALS)
-        fpr, fnr = margins.rates_from_margins(centre, margin, 0.5)
-        safe = margins.safe_thresholds(centre + margin / 2, centre - margin / 2, 0.2, 0.2)
+        fpr, fnr = centre_margin.rates_from_margins(centre, margin, 0.5)
+        safe = centre_margin.safe_thresholds(centre + margin / 2, centre - margin / 2, 0.2, 0.2)
         shown = "none" if safe is None else f"{safe[0]:.2f} to {safe[1]:.2f}"
         rows.append([f"{mean:g}", percent(fpr), percent(fnr), shown])
     report.table(

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.chosen import CardValues, Choice, choose_aggregator, choose_threshold
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.metrics.counts import ratio
 from prism_prm.pools import Pool, read_pool
 from prism_prm.report import LOOKS, Report, count_axis, percent, percent_axes
 from prism_prm.rerank.curves import default_ns
 from prism_prm.rerank.expectation import best_of
-from prism_prm.rerank.grading import GradedPool, grade_pool
+from prism_prm.rerank.grading import GradedPool, check_measured, grade_pool
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
 from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
 from prism_prm.tasks import MathGrader
@@ -33,18 +34,23 @@ class JudgedPool:
     """Solutions without a score (say, without a step): they count as 0, so they are rejected and ranked last."""
     num_empty: int = 0
     """Problems without a solution: nothing can be predicted for them, so they are left out."""
+    num_unmeasured: int = 0
+    """Problems without a reference answer: left out, too."""
 
 
 @dataclass(frozen=True)
 class PoolPrediction:
     """Rates of the verifier "score > threshold" on whole solutions, and Best-of-N predicted and measured."""
 
-    aggregator: str
-    threshold: float
+    aggregator: Choice[str]
+    threshold: Choice[float]
     num_problems: int
     num_solutions: int
     num_unscored: int
     num_empty: int
+    num_unmeasured: int
+    num_smaller: int
+    """Problems with fewer solutions than the largest n: at each n they take all they have."""
     p: Interval
     alpha: Interval
     beta: Interval
@@ -66,17 +72,20 @@ def judge_pool(graded: GradedPool, scores: Sequence[Floats | None], aggregator: 
     check_aggregator(aggregator)
     values = np.array([0.0 if steps is None else solution_score(steps, aggregator) for steps in scores])
     ends = np.cumsum([len(entry.solutions) for entry in graded.pool.problems])
-    known = [i for i, grades in enumerate(graded.grades) if grades]
-    split = np.split(values, ends[:-1])
+    known = [i for i in graded.measured if graded.grades[i]]
+    split, unscored = np.split(values, ends[:-1]), np.split([steps is None for steps in scores], ends[:-1])
     return JudgedPool(
         tuple(graded.correct(i) for i in known), tuple(split[i] for i in known),
-        sum(steps is None for steps in scores), graded.pool.num_empty,
+        sum(int(unscored[i].sum()) for i in known), len(graded.measured) - len(known), graded.num_unmeasured,
     )  # fmt: skip
 
 
-def predict(pool: JudgedPool, ns: Sequence[int], *, aggregator: str, threshold: float, seed: int = 0) -> PoolPrediction:
+def predict(
+    pool: JudgedPool, ns: Sequence[int], *, aggregator: Choice[str], threshold: Choice[float], seed: int = 0
+) -> PoolPrediction:
     """Measure the rates, predict Best-of-N from them, and measure that too."""
-    accepted = [scores > threshold for scores in pool.scores]
+    accepted = [scores > threshold.value for scores in pool.scores]
+    sizes = np.array([len(right) for right in pool.correct])
     sums = np.array(
         [
             [right.sum(), len(right), (~right & good).sum(), (~right).sum(), (right & ~good).sum(), right.sum()]
@@ -100,9 +109,10 @@ def predict(pool: JudgedPool, ns: Sequence[int], *, aggregator: str, threshold: 
         return tuple(mean_interval(column, seed=seed) for column in table.T)
 
     return PoolPrediction(
-        aggregator, threshold, num, int(total[1]), pool.num_unscored, pool.num_empty, p, alpha, beta, tuple(ns),
-        tuple(float(selection.best_of_n(own_p, alpha.value, beta.value, n).mean()) for n in ns),
-        tuple(float(selection.best_of_n(p.value, alpha.value, beta.value, n)) for n in ns),
+        aggregator, threshold, num, int(total[1]), pool.num_unscored, pool.num_empty, pool.num_unmeasured,
+        int((sizes < max(ns)).sum()), p, alpha, beta, tuple(ns),
+        tuple(float(selection.best_of_n(own_p, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
+        tuple(float(selection.best_of_n(p.value, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
         float(selection.ceiling(own_p, alpha.value, beta.value).mean()),
         measured([good.astype(np.float64) for good in accepted]),
         measured(pool.scores),
@@ -114,30 +124,32 @@ def add_pool(
     inputs: Sequence[str | Path],
     scores: str | Path | None,
     *,
-    aggregator: str,
-    threshold: float,
+    aggregator: str | None,
+    threshold: float | None,
     seed: int = 0,
+    answer_field: str | None = None,
 ) -> None:
     """Read, grade and judge a pool, and add what theory says of it."""
-    check_aggregator(aggregator)
-    if not 0 <= threshold <= 1:
-        raise ConfigError(f"threshold {threshold} is not in [0, 1]")
-    pool = read_pool(inputs)
-    found = _scores(pool, scores)
+    pool = read_pool(inputs, answer_field=answer_field)
+    found, card = _scores(pool, scores)
     with MathGrader() as grader:
         graded = grade_pool(pool, grader)
-    judged = judge_pool(graded, found, aggregator)
-    prediction = predict(judged, default_ns(graded), aggregator=aggregator, threshold=threshold, seed=seed)
-    add_prediction(report, prediction)
+    check_measured(graded)
+    how, above = choose_aggregator(aggregator, card), choose_threshold(threshold, card)
+    judged = judge_pool(graded, found, how.value)
+    add_prediction(report, predict(judged, default_ns(graded), aggregator=how, threshold=above, seed=seed))
 
 
-def _scores(pool: Pool, path: str | Path | None) -> StepScores:
+def _scores(pool: Pool, path: str | Path | None) -> tuple[StepScores, CardValues | None]:
+    """The scores of the pool's solutions, and what the card of their PRM says; a pool does not know whose its are."""
     if path is not None:
-        return scores_in_table(path, pool)
+        from prism_prm.scorer.table import card_of_scores
+
+        return scores_in_table(path, pool), card_of_scores(path)
     own = scores_in_pool(pool)
     if own is None:
         raise ConfigError("the pool holds no scores; give --scores (`prism rerank --prm` keeps them in its folder)")
-    return own
+    return own, None
 
 
 def add_prediction(report: Report, found: PoolPrediction) -> None:
@@ -148,11 +160,18 @@ def add_prediction(report: Report, found: PoolPrediction) -> None:
 
     unscored = f" ({found.num_unscored:,} have no score and count as rejected)" if found.num_unscored else ""
     empty = f" ({found.num_empty:,} more have no solution and are left out)" if found.num_empty else ""
+    empty += f" ({found.num_unmeasured:,} without a reference answer are left out)" if found.num_unmeasured else ""
+    smaller = (
+        f" {found.num_smaller:,} problems have fewer than {found.ns[-1]} solutions; at each N they take all they have."
+        if found.num_smaller
+        else ""
+    )
     report.text(f"""
 ## Predicted and measured Best-of-N on a pool
 
-{found.num_problems:,} problems{empty} with {found.num_solutions:,} solutions{unscored}. A solution is accepted if the
-{found.aggregator} of its step scores is above {found.threshold:g}. On whole solutions p = {rate(found.p)} %,
+{found.num_problems:,} problems{empty} with {found.num_solutions:,} solutions{unscored}.{smaller} A solution is accepted
+if the {found.aggregator.value} ({found.aggregator.origin}) of its step scores is above
+{found.threshold.value:g} ({found.threshold.origin}). On whole solutions p = {rate(found.p)} %,
 α = {rate(found.alpha)} %, β = {rate(found.beta)} %. The prediction assumes that the verifier errs alike on all
 problems; what it misses shows how much errors depend on the problem. Its limit is {percent(found.ceiling)} %.
 """)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from prism_prm.prms.module import PrmModule
-    from prism_prm.scorer import Prm
+    from prism_prm.scorer import PRM
     from prism_prm.training.recipe import HardwareSettings, Lora, Recipe
 
 CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
@@ -110,10 +110,10 @@ def weights_to_save(model: Any, accelerator: Accelerator, hardware: HardwareSett
     return {key: value.to(dtype) for key, value in state.items()} if accelerator.is_main_process else {}
 
 
-def save_trained(prm: Prm, model: Any, folder: Path, accelerator: Accelerator, recipe: Recipe) -> None:
+def save_trained(prm: PRM, model: Any, folder: Path, accelerator: Accelerator, recipe: Recipe) -> None:
     """The trained PRM as a folder, whole or not at all; the main process writes it, the others wait."""
     hardware = recipe.hardware
-    prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers)
+    prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers).trained_on(recipe.data.inputs)
     if hardware.lora is not None:
         prm.module = merged(accelerator.unwrap_model(model))
     state = weights_to_save(prm.module if hardware.lora else model, accelerator, hardware)

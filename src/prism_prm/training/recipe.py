@@ -1,7 +1,7 @@
 """A recipe: everything that decides a run, in one TOML file.
 
-Each section is documented where it is used: [data.read] in data/options.py, [data.pairs] in pairs/settings.py,
-[objective] in losses.py, [curriculum] in curriculum.py, [train] in loop.py, and the rest here.
+Each section is documented where it is used: [data.read] in data/read_options.py, [data.pairs] in pairs/settings.py,
+[objective] in losses.py, [curriculum] in curriculum.py, [train] in settings.py, and the rest here.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from prism_prm.aggregate import check_aggregator
-from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.config import read_settings
 from prism_prm.curriculum import Curriculum
-from prism_prm.data.options import ReadOptions
+from prism_prm.data.formats import find_format
+from prism_prm.data.inputs import find_sources
+from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import ConfigError
+from prism_prm.lm.place import check_model
 from prism_prm.losses import Objective
+from prism_prm.pairs.same_problem import Splits
 from prism_prm.pairs.settings import PairSettings
-from prism_prm.training.loop import TrainSettings
+from prism_prm.prms import find_family
+from prism_prm.prms.place import check_prm
+from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check
+from prism_prm.tables import check_pairs_folder
+from prism_prm.training.settings import TrainSettings
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -35,7 +43,7 @@ class DataSettings:
     """The format of the records; auto finds it by their keys."""
     exclude: tuple[str, ...] = ()
     """Files whose problems must not be trained on."""
-    split: dict[str, float] = field(default_factory=lambda: {"train": 0.95, "validation": 0.05})
+    split: dict[str, Share] = field(default_factory=lambda: {"train": 0.95, "validation": 0.05})
     """Shares of the problems; `train` is trained on."""
     read: ReadOptions = field(default_factory=ReadOptions)
     """Section [data.read]: neutral ratings, finish reasons and other choices of reading."""
@@ -43,8 +51,10 @@ class DataSettings:
     """Section [data.pairs]: lookahead, audit, ablations, seed."""
 
     def __post_init__(self) -> None:
+        check(self)
         if bool(self.inputs) == bool(self.folder):
             raise ConfigError('[data] needs either inputs = ["file.jsonl", …] or folder = "made by prism pairs".')
+        Splits(self.split)
 
 
 @dataclass(frozen=True)
@@ -58,10 +68,11 @@ class BaseSettings:
     family: str | None = None
     """The PRM's family where it is not known from its folder; with a backbone: the family to make (default qwen).
     One of your own is `my_file.py:Mine`, which runs that file."""
-    layers: int | None = None
+    layers: Count | None = None
     """With a backbone: use only this many of its lowest layers; default: all."""
 
     def __post_init__(self) -> None:
+        check(self)
         if bool(self.prm) == bool(self.backbone):
             raise ConfigError('[base] needs either prm = "…" or backbone = "…".')
         if self.layers and self.prm:
@@ -72,14 +83,17 @@ class BaseSettings:
 class Lora:
     """Section [hardware.lora]: train low-rank adapters (peft) instead of the weights; each round merges them."""
 
-    r: int = 16
+    r: Count = 16
     """The rank of the adapters."""
-    alpha: float = 32
+    alpha: Positive = 32
     """The adapters' output is scaled by alpha / r."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Range(0, below=1)] = 0.0
     """The share of the adapters' input that is dropped in training."""
     targets: tuple[str, ...] = TARGETS
     """The names of the layers that get adapters."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -96,18 +110,19 @@ class HardwareSettings:
     """The attention kernel; flex puts several trees into a row and needs a GPU."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass, to save memory."""
-    frozen_layers: int = 0
+    frozen_layers: Natural = 0
     """The embedding and this many lowest layers stay as they are."""
     cache: str | None = None
     """A folder for what the frozen layers make of texts: computed once, then only the other layers run. Runs may share
     it, and `prism eval --cache` too."""
-    cache_gb: float = 50.0
+    cache_gb: NotNegative = 50.0
     """How much the folder may take, with all that is in it; beyond that, states are computed each time."""
     lora: Lora | None = None
-    score_tokens: int | None = None
+    score_tokens: Count | None = None
     """Padded tokens per forward pass when scoring margins and validating; default: that of `prism score`."""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.cache and not self.frozen_layers:
             raise ConfigError("hardware.cache keeps the output of frozen layers: set hardware.frozen_layers too.")
 
@@ -126,26 +141,23 @@ CRITERIA = {
 class ValidationSettings:
     """Section [validation]: how each round is measured on problems that are not trained on."""
 
-    split: str | None = "validation"
+    split: Annotated[str, MAY_BE_EMPTY] | None = "validation"
     """The split to measure on; leave out with split = "" to train without validation (the last round is then best)."""
-    max_trees: int | None = None
+    max_trees: Count | None = None
     """Measure on this many trees only, spread evenly over the split."""
     criterion: Literal["fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "auroc", "pairwise_accuracy"] = (
         "fpr_at_tpr_90"
     )
     """What the best round is best in."""
-    threshold: float | None = None
+    threshold: Annotated[float, Range(0, below=1)] | None = None
     """Saved with every PRM: a step counts as right above it. Default: the validation threshold that reaches `tpr`."""
-    tpr: float = 0.9
+    tpr: Annotated[float, Range(above=0, most=1)] = 0.9
     """The share of right steps that the saved threshold keeps."""
     aggregator: str = "min"
     """Saved with every PRM: how step scores become a solution's score."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.tpr <= 1:
-            raise ConfigError(f"validation.tpr = {self.tpr}: a share above 0, up to 1.")
-        if self.threshold is not None and not 0 <= self.threshold < 1:
-            raise ConfigError(f"validation.threshold = {self.threshold}: from 0 to below 1.")
+        check(self)
         check_aggregator(self.aggregator)
 
 
@@ -155,9 +167,9 @@ class Recipe:
 
     data: DataSettings
     base: BaseSettings
-    seed: int = 0
+    seed: Natural = 0
     """Decides the order of pairs, and fresh weights where there are any."""
-    lookahead_ratio: float | None = None
+    lookahead_ratio: NotNegative | None = None
     """At most this many lookahead pairs per annotated pair in a round, chosen by the seed; default: all."""
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     """Where training curves are logged."""
@@ -168,10 +180,22 @@ class Recipe:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
 
     def __post_init__(self) -> None:
+        check(self)
         if self.objective.on == "labels" and self.curriculum.mode != "none":
             raise ConfigError("objective.on = 'labels' has no margins: set curriculum.mode = 'none'.")
-        if self.lookahead_ratio is not None and self.lookahead_ratio < 0:
-            raise ConfigError(f"lookahead_ratio = {self.lookahead_ratio}: must not be negative.")
+
+
+def check_places(recipe: Recipe) -> None:
+    """Refuse data and models that are not there, before anything is imported or made."""
+    data, base = recipe.data, recipe.base
+    find_sources([*data.inputs, *data.exclude])
+    if data.folder:
+        check_pairs_folder(data.folder)
+    if base.prm:
+        check_prm(base.prm, family=base.family)
+    elif base.backbone:
+        check_model(base.backbone)
+        find_family(base.family or "qwen")
 
 
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
@@ -186,4 +210,7 @@ def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
         >>> recipe.train.lr
         2e-06
     """
-    return from_mapping(Recipe, override(read_toml(path), assignments))
+    recipe = read_settings(Recipe, path, assignments)
+    if recipe.data.format != "auto":
+        find_format(recipe.data.format)
+    return recipe

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,82 +17,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_prm.curriculum import Binned, assign
-from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
-from prism_prm.scorer import Prm, init_prm, load_prm
+from prism_prm.prms.place import is_whole
+from prism_prm.resume import stoppable
+from prism_prm.scorer import PRM, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings
-from prism_prm.scorer.run import pair_cost
 from prism_prm.scorer.store import ScoreStore, Share
-from prism_prm.training.batches import RowLimits, batch_maker, too_long
+from prism_prm.scorer.whole_trees import pair_cost
+from prism_prm.training.batches import RowLimits, batch_maker
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
 from prism_prm.training.model import check_cache, count, prepare, release_memory, save_trained
-from prism_prm.training.recipe import Recipe, load_recipe
+from prism_prm.training.recipe import Recipe
 from prism_prm.training.run_folder import claimed
-from prism_prm.training.source import TRAIN, data_folder, make_data
+from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data
 from prism_prm.training.validation import Validation, best_round
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-
 BASE = "0_base"
-
-
-def train_prm(
-    recipe: Recipe | str | Path,
-    out: str | Path,
-    *,
-    assignments: Sequence[str] = (),
-    accelerator: Accelerator | None = None,
-    bars: Bars = no_bars,
-    say: Say = silent,
-) -> dict[str, Any]:
-    """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
-
-    A run that was stopped goes on with the same call; what is done is not done again. Gives the content of run.json:
-    `rounds` with their validation, and the place of the `best` one, which `load_prm` reads.
-
-    Args:
-        recipe: a recipe, or the TOML file that holds one.
-        out: the run's folder; every round leaves a PRM folder in it.
-        assignments: settings to override, as `--set` takes them: "train.lr=2e-6".
-        accelerator: of accelerate; default: a new one, with the recipe's precision.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
-
-    Example:
-        >>> run = train_prm("recipe.toml", "run", assignments=["train.epochs=1"])
-        >>> list(run["rounds"])
-        ['0_base', '1_all']
-        >>> prm = load_prm("run")
-    """
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, assignments)
-    elif assignments:
-        raise ConfigError("assignments change the recipe in a file; change a Recipe itself with dataclasses.replace")
-    if accelerator is None:
-        from accelerate import Accelerator
-
-        accelerator = Accelerator(mixed_precision=recipe.hardware.mixed_precision)
-    return Run(recipe, out, accelerator, bars=bars, say=say).go()
 
 
 class Run:
     """One recipe in one folder; under `accelerate launch` every process has its own of the same."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        folder: str | Path,
-        accelerator: Accelerator,
-        *,
-        bars: Bars = no_bars,
-        say: Say = silent,
+        self, recipe: Recipe, folder: str | Path, accelerator: Accelerator, *, bars: Bars = no_bars, say: Say = silent
     ) -> None:
         self.recipe = recipe
         self.folder = Path(folder)
@@ -110,7 +65,9 @@ class Run:
         check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
         with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
             finished = self.claim.finished
-            if finished is None:
+            if lost := self.claim.lost:
+                self.say(f"{lost}: the weights of the best round are gone; this round is trained again.")
+            if finished is None or lost:
                 with self._opened_log():
                     finished = self._stages()
             else:
@@ -172,7 +129,7 @@ class Run:
             self._main_only(make)
         return folder
 
-    def _validation(self, data: Path, prm: Prm) -> Validation | None:
+    def _validation(self, data: Path, prm: PRM) -> Validation | None:
         settings = self.recipe.validation
         if not settings.split:
             return None
@@ -180,22 +137,14 @@ class Run:
         self.say(validation.described())
         return validation
 
-    def _fitting(self, split: Split, prm: Prm) -> tuple[Examples, np.ndarray]:
-        """The examples to train on that fit the model's context, and their kinds."""
-        examples = split.examples(self.recipe.objective.on)
-        long = too_long(examples, prm.family, prm.context)
-        if len(long) and self.recipe.train.on_too_long == "error":
-            raise DataError(
-                f"{len(long)} of {len(examples)} examples are longer than the model's context of {prm.context} tokens, "
-                f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to leave them out.'
-            )
-        kept = np.setdiff1d(np.arange(len(examples)), long)
-        self.examples = {"fitting": len(kept), "too_long": len(long)}
-        self.say(f"{len(kept)} examples of {len(split.trees)} trees to train on; {len(long)} left out as too long")
-        kinds = split.kinds if examples.labels is None else np.full(len(examples), "labelled", dtype=object)
-        return examples.take(kept), kinds[kept]
+    def _fitting(self, split: Split, prm: PRM) -> tuple[Examples, np.ndarray]:
+        """The examples to train on, and their kinds."""
+        kept, kinds, self.examples = examples_that_fit(split, self.recipe, prm)
+        left_out = self.examples["too_long"]
+        self.say(f"{len(kept)} examples of {len(split.trees)} trees to train on; {left_out} left out as too long")
+        return kept, kinds
 
-    def _binned(self, train: Examples, kinds: np.ndarray, prm: Prm, name: str = "") -> Binned:
+    def _binned(self, train: Examples, kinds: np.ndarray, prm: PRM, name: str = "") -> Binned:
         """Margins, and the rounds they give; one round of everything where no margin is asked for."""
         recipe = self.recipe
         if train.labels is not None or recipe.curriculum.takes_all:
@@ -220,6 +169,8 @@ class Run:
         if self._is_done(folder):
             return folder
         recipe = self.recipe
+        # What was measured of weights that are gone says nothing of those that follow.
+        self._main_only(lambda: folder.with_name(f"{name}.json").unlink(missing_ok=True))
         if recipe.hardware.cache:
             self._fill_cache(name, examples, start)
         prm = self._load(start)
@@ -243,7 +194,7 @@ class Run:
         )
         if note := work.broken_limit():
             self.say(f"round {name}: {note}")
-        with self._logged(work):
+        with self._logged(work), stoppable(work.resumed):
             model = work.run(self.accelerator)
         if prm.cache is not None:
             prm.cache.flush()
@@ -275,6 +226,8 @@ class Run:
             if (log := self.log) is not None:
 
                 def on_resume(done: int) -> None:
+                    if done:
+                        self.say(f"Resuming round {work.name} from update {done:,} of {len(work.updates):,}")
                     log.resume(work.name, done)
                     advance(done)
 
@@ -286,13 +239,13 @@ class Run:
                 work.on_resume, work.on_update = on_resume, on_update
             yield
 
-    def _validated(self, name: str, place: Prm | Path, data: Validation | None) -> dict[str, Any]:
+    def _validated(self, name: str, place: PRM | Path, data: Validation | None) -> dict[str, Any]:
         """The metrics of a round; the threshold they give goes into its PRM folder."""
         path = self.folder / "rounds" / f"{name}.json"
         if not self._is_done(path):
             result: dict[str, Any] = {}
             if data is not None:
-                store = self._store(place if isinstance(place, Prm) else self._load(place))
+                store = self._store(place if isinstance(place, PRM) else self._load(place))
                 with self.bars(f"validating {name}", data.num_trees) as advance:
                     result = data.measure(store, self.recipe.validation, self.share, advance)
 
@@ -326,7 +279,7 @@ class Run:
 
     # --- what the stages share ---
 
-    def _load(self, place: Path | str) -> Prm:
+    def _load(self, place: Path | str) -> PRM:
         hardware = self.recipe.hardware
         kept = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
         return load_prm(
@@ -334,13 +287,13 @@ class Run:
             attn=hardware.attn, token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
 
-    def _store(self, prm: Prm) -> ScoreStore:
+    def _store(self, prm: PRM) -> ScoreStore:
         """The run's scores: what was scored before a stop is not scored again."""
-        return ScoreStore(self.folder / "scores", prm)
+        return ScoreStore(self.folder / "scores", prm, say=self.say)
 
     def _is_done(self, path: Path) -> bool:
         """Whether a stage need not be done again; all processes look before any goes on and makes it."""
-        found = self.claim.is_begun and path.exists()
+        found = self.claim.is_begun and (path.exists() if path.suffix == ".json" else is_whole(path))
         self.accelerator.wait_for_everyone()
         return found
 

@@ -1,14 +1,20 @@
-"""The data of a run: made from the recipe's inputs, unless it is there."""
+"""The data of a run: made from the recipe's inputs, unless it is there, and the examples in it that fit the PRM."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from prism_prm.config import to_toml
+from prism_prm.errors import DataError
 from prism_prm.files import write_text
+from prism_prm.training.batches import too_long
 
 if TYPE_CHECKING:
+    from prism_prm.pairs.examples import Examples, Split
+    from prism_prm.scorer import PRM
     from prism_prm.training.recipe import Recipe
 
 TRAIN = "train"
@@ -24,7 +30,7 @@ def make_data(recipe: Recipe, run: Path) -> None:
     from prism_prm.data import Reader
     from prism_prm.data.inputs import find_sources
     from prism_prm.pairs.build import PairRecipe, build_pairs
-    from prism_prm.pairs.problems import Exclusions, Splits
+    from prism_prm.pairs.same_problem import Exclusions, Splits
 
     settings, folder = recipe.data, data_folder(recipe, run)
     if settings.folder:
@@ -40,3 +46,17 @@ def make_data(recipe: Recipe, run: Path) -> None:
     splits = Splits(settings.split, settings.pairs.seed)
     build_pairs(reader, folder, PairRecipe(settings.pairs, splits, exclusions))
     write_text(note, made_from)
+
+
+def examples_that_fit(split: Split, recipe: Recipe, prm: PRM) -> tuple[Examples, np.ndarray, dict[str, int]]:
+    """The examples to train on that fit the PRM's context, their kinds, and how many fit or do not."""
+    examples = split.examples(recipe.objective.on)
+    long = too_long(examples, prm.family, prm.context)
+    if len(long) and recipe.train.on_too_long == "error":
+        raise DataError(
+            f"{len(long)} of {len(examples)} examples are longer than the model's context of {prm.context} tokens, "
+            f'the first in tree {examples.tree[long[0]]}; set train.on_too_long = "skip" to leave them out.'
+        )
+    kept = np.setdiff1d(np.arange(len(examples)), long)
+    kinds = split.kinds if examples.labels is None else np.full(len(examples), "labelled", dtype=object)
+    return examples.take(kept), kinds[kept], {"fitting": len(kept), "too_long": len(long)}

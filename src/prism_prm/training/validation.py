@@ -12,7 +12,7 @@ from prism_prm.errors import DataError
 from prism_prm.metrics.counts import fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, pairwise_accuracy, threshold_for_tpr
 from prism_prm.pairs.examples import Examples, Split, labelled_steps
-from prism_prm.scorer.results import sigmoid
+from prism_prm.scorer.protocol import sigmoid
 from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import too_long
 from prism_prm.training.margins import score_examples
@@ -20,7 +20,7 @@ from prism_prm.training.recipe import CRITERIA, ValidationSettings
 from prism_prm.types import Floats
 
 if TYPE_CHECKING:
-    from prism_prm.scorer import Prm
+    from prism_prm.scorer import PRM
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Validation:
     """How many steps and pairs are not measured, and why."""
 
     @classmethod
-    def of(cls, split: Split, prm: Prm, settings: ValidationSettings) -> Validation:
+    def of(cls, split: Split, prm: PRM, settings: ValidationSettings) -> Validation:
         """The part of a split that the PRM can read; a step that is as likely right as wrong says nothing."""
         chosen = _some_trees(split, settings.max_trees)
         labelled = labelled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
@@ -117,6 +117,6 @@ def _some_trees(split: Split, limit: int | None) -> list[int]:
     return [ids[i] for i in np.linspace(0, len(ids) - 1, limit).astype(int)]
 
 
-def _fitting(examples: Examples, prm: Prm) -> tuple[Examples, np.ndarray]:
+def _fitting(examples: Examples, prm: PRM) -> tuple[Examples, np.ndarray]:
     kept = np.setdiff1d(np.arange(len(examples)), too_long(examples, prm.family, prm.context))
     return examples.take(kept), kept

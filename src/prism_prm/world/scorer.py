@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.records import ROOT, StepTree
-from prism_prm.scorer.protocol import Solution, as_trees
-from prism_prm.scorer.results import TreeScores
+from prism_prm.scorer.protocol import Solution, TreeScores, as_trees
 from prism_prm.world.oracle import State
 from prism_prm.world.oracle import advance as after
 from prism_prm.world.problems import Problem

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
-from prism_prm.evaluation.benchmarks.labelled import LABELLED
-from prism_prm.evaluation.benchmarks.pair_folders import PAIRS
+from prism_prm.evaluation.benchmarks.labelled import LABELLED, PAIRS
 from prism_prm.evaluation.benchmarks.prmbench import PRMBENCH
 from prism_prm.evaluation.benchmarks.processbench import PROCESSBENCH
 from prism_prm.plugins import Plugins

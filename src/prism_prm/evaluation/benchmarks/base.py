@@ -13,7 +13,7 @@ import xxhash
 from prism_prm.errors import DataError
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Tables
-from prism_prm.pairs.problems import Exclusions, normalise_problem
+from prism_prm.pairs.same_problem import Exclusions, normalise_problem
 from prism_prm.records import StepTree
 from prism_prm.report import Report
 from prism_prm.statistics import NUM_DRAWS, SEED
@@ -118,6 +118,8 @@ class Benchmark:
     """Whether it can be a folder of `prism pairs`, with splits to choose from."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Groups whose items are in no total → what these are called; predictions may leave them out."""
+    threshold: float | None = None
+    """Where its rules judge every PRM; None leaves it to each PRM's card."""
     by_redundancy: tuple[str, ...] = ()
     """Groups whose steps are judged by their redundancy score, where a PRM has one."""
     measure: Callable[[Measurer], Tables] = lambda _: {}

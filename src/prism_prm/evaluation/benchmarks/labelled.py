@@ -1,20 +1,25 @@
-"""Any labelled data that `prism pairs` reads: a PRM800K test split, your own labels, a trees.parquet.
+"""Your own labels as benchmarks: any labelled data that `prism pairs` reads, and the pairs that it has written.
 
-A step is right if its label is above ½ and wrong if it is below; others are not judged.
+In labelled data (a PRM800K test split, a trees.parquet) a step is right if its label is above ½ and wrong if it is
+below; others are not judged. Each kind of pair is a group: annotated errors, and steps that come too early (lookahead),
+are measured apart.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prism_prm.data.options import ReadOptions
+import numpy as np
+
+from prism_prm.data.read_options import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
-from prism_prm.records import unique_names
+from prism_prm.pairs.examples import Split, as_one_tree
+from prism_prm.records import ROOT, StepTree, unique_names
 from prism_prm.tables import check_split
 
 
@@ -42,4 +47,34 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ite
     return ItemSet(tuple(items), files, dict(notes))
 
 
+def read_pair_folders(folders: Sequence[str | Path], split: str | None = None) -> ItemSet:
+    """An item per tree and kind of pair: its chosen steps are right, its rejected ones wrong, others not judged."""
+    items: list[Item] = []
+    for folder in folders:
+        data = Split.read(Path(folder), split)
+        for kind in sorted(set(data.kinds)):
+            pairs = data.pairs.take(np.flatnonzero(data.kinds == kind))
+            for indices in pairs.by_tree():
+                tree, groups = as_one_tree(pairs, indices)
+                judged = _judged(tree, {chosen for chosen, _ in groups}, {rejected for _, rejected in groups})
+                named = replace(judged, tree_id=len(items), name=f"{tree.name or tree.tree_id}:{kind}#{len(items)}")
+                items.append(Item(named, str(kind), tree.problem))
+    files = tuple(map(str, folders))
+    return ItemSet(tuple(items), files)
+
+
+def _judged(tree: StepTree, right: Collection[int], wrong: Collection[int]) -> StepTree:
+    """The tree with these labels alone, and only the nodes that they stand on."""
+    kept = sorted({node for judged in (*right, *wrong) for node in tree.path(judged)})
+    number = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
+    labels = dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
+    return replace(
+        tree,
+        nodes=tuple(replace(tree.nodes[node], label=labels.get(node), rating=None) for node in kept),
+        parents=tuple(number[tree.parents[node]] for node in kept),
+        trunk=tuple(number[node] for node in tree.trunk if node in number),
+    )
+
+
 LABELLED = Benchmark(read_labelled, has_splits=True)
+PAIRS = Benchmark(read_pair_folders, has_splits=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm import metrics
+from prism_prm.data import step_lists
 from prism_prm.data.inputs import find_sources, rows
-from prism_prm.data.options import ReadOptions
-from prism_prm.data.prmbench import Record, read
+from prism_prm.data.read_options import ReadOptions
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.evaluation import display
@@ -53,7 +53,7 @@ FULL_SIZE = {
 }  # fmt: skip
 
 
-class _Row(Record):
+class _Row(step_lists.PRMBenchRecord):
     question: str = ""
     """The problem as MATH has it; `original_question` was typed anew for every class."""
 
@@ -75,7 +75,7 @@ def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
                     notes["rows whose id was seen before"] += 1
                     continue
                 seen.add(item.tree.name)
-                items.append(replace(item, tree=replace(item.tree, tree_id=len(items))))
+                items.append(replace(item, tree=replace(item.tree, tree_id=len(items), where=row.where)))
     files = tuple(source.name for source in sources)
     found_sizes = Counter(item.group for item in items)
     return ItemSet(tuple(items), files, dict(notes), complete=found_sizes == FULL_SIZE)
@@ -94,7 +94,7 @@ def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:
     wordings = (record.original_question, record.modified_question)
     return [
         Item(draft.tree(0), TWINS if i else record.classification, problem, also=wordings)
-        for i, draft in enumerate(read(record, ReadOptions()))
+        for i, draft in enumerate(step_lists.read_prmbench(record, ReadOptions()))
     ]
 
 
@@ -216,6 +216,7 @@ PRMBENCH = Benchmark(
     read_prmbench,
     hub="hitsmy/PRMBench_Preview",
     aside={TWINS: "correct twins"},
+    threshold=0.5,
     by_redundancy=GROUPS["simplicity"],
     measure=measure_prmbench,
     shows_groups=False,

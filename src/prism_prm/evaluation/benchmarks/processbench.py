@@ -130,6 +130,7 @@ def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
 PROCESSBENCH = Benchmark(
     read_processbench,
     hub="Qwen/ProcessBench",
+    threshold=0.5,
     measure=measure_processbench,
     headlines=headlines,
     add_to_report=add_to_report,

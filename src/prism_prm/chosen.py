@@ -1,0 +1,60 @@
+"""Which aggregator and threshold are used, and why: the given one, else that of the PRM's card, else ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
+
+T = TypeVar("T")
+
+DEFAULT_THRESHOLD = 0.5
+"""Of a PRM without a card."""
+
+GIVEN = "as given"
+CARD = "from the PRM's card"
+DEFAULT = "the default, since no card sets it"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[T]):
+    """A value that is used, and where it came from."""
+
+    value: T
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.value}, {self.origin}"
+
+
+@dataclass(frozen=True, slots=True)
+class CardValues:
+    """What a PRM's card says about the use of its scores."""
+
+    aggregator: str = DEFAULT_AGGREGATOR
+    threshold: float = DEFAULT_THRESHOLD
+
+
+def card_values(scorer: object) -> CardValues | None:
+    """Those of a scorer; None where it has no card, which is fine: another scorer than ours need not have one."""
+    card = getattr(scorer, "card", None)
+    return None if card is None else CardValues(card.aggregator, card.threshold)
+
+
+def choose_aggregator(given: str | None, card: CardValues | None) -> Choice[str]:
+    """How step scores become a solution's score."""
+    choice = _choose(given, None if card is None else card.aggregator, DEFAULT_AGGREGATOR)
+    check_aggregator(choice.value)
+    return choice
+
+
+def choose_threshold(given: float | None, card: CardValues | None) -> Choice[float]:
+    """Above which score a step counts as right."""
+    return _choose(given, None if card is None else card.threshold, DEFAULT_THRESHOLD)
+
+
+def _choose(given: T | None, said: T | None, default: T) -> Choice[T]:
+    if given is not None:
+        return Choice(given, GIVEN)
+    return Choice(default, DEFAULT) if said is None else Choice(said, CARD)

@@ -1,0 +1,181 @@
+"""The control of a comparison: the first PRM with only its level moved, until it errs as often as the other one.
+
+Whoever calls fewer steps good has fewer false positives. Only what is left between the other PRM and this control is
+more than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from prism_prm import metrics
+from prism_prm.evaluation import display
+from prism_prm.evaluation.benchmarks import Benchmark
+from prism_prm.evaluation.measure import Measured, Measurer, Table, all_rates, intervals
+from prism_prm.metrics.shift import MATCHES, Shifts
+from prism_prm.report import NO_DATA, Report, escaped, percent, signed_percent
+from prism_prm.statistics import Comparison, cluster_sums, resampled_sums
+from prism_prm.types import Floats
+
+RATES = ("fpr", "fnr", "precision", "prm_score")
+"""What the control's table shows."""
+TOLERANCE = 0.01
+"""How far from the other PRM's rate the control may be for a difference to say anything."""
+FREE = {"fnr": "fpr", "fpr": "fnr"}
+"""The rate that is matched → the one that then tells the two apart."""
+VERDICTS = {
+    "better": "{name} is more than {first} shifted: it is better",
+    "worse": "{name} is worse than {first} merely shifted",
+    "mixed": "{name} is not {first} shifted: it is better in one of the two rates and worse in the other",
+    "a shift": "{name} cannot be told from {first} merely shifted",
+    "unmatched": "no shift of {first} reaches {name}'s rates (too many equal scores), so they cannot be compared",
+}
+"""Verdict → what it means."""
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """The first PRM, its log-odds moved by one number; fitted anew in every draw."""
+
+    shift: Measured
+    rates: Table
+
+
+@dataclass(frozen=True)
+class Control:
+    """One PRM against the first one moved to its FNR, and to its FPR."""
+
+    first: str
+    name: str
+    own: Table
+    """The rates of the PRM itself."""
+    at: dict[str, Shifted]
+    """The rate that is matched → the first PRM moved there."""
+    num_fixed: int
+    """Steps that no shift moves: scores of exactly 0 or 1, and those judged by redundancy."""
+
+    def difference(self, match: str, rate: str) -> Comparison:
+        """The PRM minus the control that matches its `match`."""
+        return self.own[rate].minus(self.at[match].rates[rate])
+
+    def is_matched(self, match: str) -> bool:
+        """Whether the control reaches the PRM's rate."""
+        return abs(self.own[match].value - self.at[match].rates[match].value) <= TOLERANCE
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS: what the two rates that are left free say where they surely differ."""
+        matched = [self.difference(match, FREE[match]) for match in MATCHES if self.is_matched(match)]
+        lower, higher = any(one.high < 0 for one in matched), any(one.low > 0 for one in matched)
+        if not matched:
+            return "unmatched"
+        return {(True, False): "better", (False, True): "worse", (True, True): "mixed"}.get((lower, higher), "a shift")
+
+
+def movable_scores(benchmark: Benchmark, of: Measurer, redundancy_threshold: float) -> Floats:
+    """The scores, with 1 and 0 for steps that are good, or bad, whatever the threshold."""
+    easiest, hardest = (benchmark.judge(of.steps, t, redundancy_threshold) for t in (-np.inf, np.inf))
+    return np.where(hardest, 1.0, np.where(easiest, of.steps.probability, 0.0))
+
+
+def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str, Control]:
+    """A control for every PRM but the first, whose `scores` are given; none where no shift changes its verdicts."""
+    (name, first), *others = measurers.items()
+    keep, right, num_clusters = first.steps.judged, first.steps.right, first.steps.num_clusters
+    num_fixed = int(np.isin(scores[keep], (0, 1)).sum())
+    if not 0 < first.threshold < 1 or num_fixed == keep.sum():
+        return {}
+    clusters = first.steps.step_cluster[keep]
+    columns = np.concatenate([metrics.confusion(right, other.good)[keep] for _, other in others], axis=1)
+    sums = cluster_sums(columns, clusters, num_clusters)
+    # The first resample is everything once: the value itself; the draws follow.
+    counts = np.concatenate([sums.sum(axis=0)[None], resampled_sums(sums, first.draws)])
+    shifts = Shifts.of(right[keep], scores[keep])
+    cuts, reached = shifts.fit(
+        chain([np.ones(num_clusters, np.int64)], first.draws), clusters, counts.reshape(len(counts), len(others), 4)
+    )
+    amounts = shifts.amounts(first.threshold)[cuts]
+
+    def measured(values: Floats) -> Measured:
+        return Measured(float(values[0]), values[1:], num_clusters)
+
+    def shifted(o: int, m: int) -> Shifted:
+        rates = {rate: measured(values) for rate, values in all_rates(reached[:, o, m]).items()}
+        return Shifted(measured(amounts[:, o, m]), rates)
+
+    return {
+        called: Control(name, called, other.rates(), {m: shifted(o, i) for i, m in enumerate(MATCHES)}, num_fixed)
+        for o, (called, other) in enumerate(others)
+    }
+
+
+def control_json(control: Control) -> dict[str, Any]:
+    """What goes into metrics.json."""
+    return {
+        "verdict": control.verdict,
+        "finding": finding(control),
+        "steps_that_no_shift_moves": control.num_fixed,
+        **{
+            f"at_{match}": {
+                "shift_of_log_odds": shifted.shift.interval(),
+                "matched": control.is_matched(match),
+                "metrics": intervals(shifted.rates),
+                "differences": {rate: control.difference(match, rate) for rate in shifted.rates},
+            }
+            for match, shifted in control.at.items()
+        },
+    }
+
+
+def finding(control: Control) -> str:
+    """Whether the PRM is more than the first one shifted, in words and numbers."""
+    verdict = VERDICTS[control.verdict].format(first=control.first, name=control.name)
+    return f"{verdict}. " + " ".join(_sentence(control, match) for match in MATCHES)
+
+
+def _sentence(control: Control, match: str) -> str:
+    rate, aim = FREE[match], control.own[match].value
+    shifted = control.at[match].rates
+    reached = shifted[match].value
+    short = "" if percent(reached) == percent(aim) else f" (it reaches {percent(reached)} %)"
+    found = control.difference(match, rate)
+    return (
+        f"At {control.name}'s {match.upper()} of {percent(aim)} %{short}, {control.first} merely shifted has "
+        f"{rate.upper()} {display.shown(shifted[rate])} %; {control.name} has {display.shown(control.own[rate])} %: "
+        f"difference {signed_percent(found.difference, found.low, found.high)} points."
+    )
+
+
+def add_control(report: Report, control: Control, first: Table) -> None:
+    """The table of one PRM beside the first one, as it is and shifted."""
+    name, base = control.name, control.first
+    rows = []
+    for rate in RATES:
+        moved = [display.shown(shifted.rates[rate]) for shifted in control.at.values()]
+        found = [control.difference(match, rate) for match in control.at]
+        differences = [signed_percent(one.difference, one.low, one.high) for one in found]
+        rows.append(
+            [display.RATES[rate], display.shown(first[rate]), *moved, display.shown(control.own[rate]), *differences]
+        )
+    shifts = [_number_with_interval(shifted.shift) for shifted in control.at.values()]
+    rows.append(["shift of log-odds", "0", *shifts, *[NO_DATA] * (1 + len(MATCHES))])
+    moved_to = [f"{base} shifted to the same {match.upper()}" for match in control.at]
+    minus = [f"difference at the same {match.upper()}" for match in control.at]
+    report.table(["metric", base, *moved_to, name, *minus], rows, caption=f"Is {name} more than {base} shifted?")
+    if control.num_fixed:
+        report.text(
+            f"{control.num_fixed:,} steps of {escaped(base)} score exactly 0 or 1, or are judged by redundancy. "
+            "No shift moves them."
+        )
+
+
+def _number_with_interval(measured: Measured) -> str:
+    found = measured.interval()
+    bounds = "" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
+    return f"{found.value:+.2f}{bounds}".replace("-", "−")

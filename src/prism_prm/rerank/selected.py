@@ -1,0 +1,97 @@
+"""`selected.jsonl`: which solution each rule selects from all that a problem has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from prism_prm.chosen import Choice
+from prism_prm.files import whole_file
+from prism_prm.rerank.curves import log_scores_of
+from prism_prm.rerank.grading import GradedPool
+from prism_prm.rerank.select import SELECTORS, relative_weights
+from prism_prm.rerank.step_scores import StepScores
+from prism_prm.types import Floats
+
+RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted"}
+"""A method of the curves → its selector; the first needs no PRM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What one rule selects from all solutions of one problem."""
+
+    problem_id: int
+    """Ordinal of the problem in the pool."""
+    name: str
+    problem: str
+    rule: str
+    """majority, best-of-n or weighted."""
+    prm: str
+    """Whose scores; "" where none are needed."""
+    aggregator: str
+    num_solutions: int
+    """How many there were to select from."""
+    solution: int | None
+    """Place of the selected one among them; None where there is none, or where none of them votes."""
+    steps: tuple[str, ...]
+    answer: str | None
+    score: float | None
+    """Of the selected solution, by the PRM; None without a PRM, or where it gave none."""
+    share: float | None
+    """Of all votes, those for this answer; None for Best-of-n, and where nobody votes."""
+    correct: bool | None
+    """None where no reference says so."""
+
+
+def select_solutions(
+    graded: GradedPool, scores: Mapping[str, StepScores], aggregators: Mapping[str, Choice[str]]
+) -> tuple[Selection, ...]:
+    """Of each problem what the majority selects, then what Best-of-n and the weighted vote select with each PRM."""
+    log_scores = {prm: log_scores_of(steps, aggregators[prm].value) for prm, steps in scores.items()}
+    ends = np.cumsum([len(grades) for grades in graded.grades])
+    found: list[Selection] = []
+    for problem, grades in enumerate(graded.grades):
+        here = slice(ends[problem] - len(grades), ends[problem])
+        found.append(_select(graded, problem, "majority", "", "", np.zeros(len(grades)), [None] * len(grades)))
+        for prm, values in log_scores.items():
+            for rule in ("best-of-n", "weighted"):
+                how = aggregators[prm].value
+                found.append(_select(graded, problem, rule, prm, how, values[here], scores[prm][here]))
+    return tuple(found)
+
+
+def _select(
+    graded: GradedPool, problem: int, rule: str, prm: str, how: str, log_scores_N: Floats, steps_N: StepScores
+) -> Selection:
+    entry, grades = graded.pool.problems[problem], graded.grades[problem]
+    keys = [None if grade.group < 0 else str(grade.group) for grade in grades]
+    chosen = SELECTORS[RULES[rule]](keys, log_scores_N)
+    about = (problem, entry.problem.name, entry.problem.text, rule, prm, how, len(grades), chosen)
+    if chosen is None:
+        return Selection(*about, (), None, None, None, None)
+    grade = grades[chosen]
+    score = None if steps_N[chosen] is None else float(np.exp(log_scores_N[chosen]))
+    share = None if rule == "best-of-n" else _share(keys, relative_weights(log_scores_N), keys[chosen])
+    return Selection(*about, entry.solutions[chosen].steps, grade.answer, score, share, grade.correct)
+
+
+def _share(keys: Sequence[str | None], weights_N: Floats, winner: str | None) -> float | None:
+    votes = np.array([key is not None for key in keys])
+    total = float(weights_N[votes].sum())
+    return float(weights_N[[key == winner for key in keys]].sum()) / total if total > 0 else None
+
+
+def write_selected(path: str | Path, selections: Sequence[Selection]) -> None:
+    """A line per problem and rule, whole or not at all."""
+    with whole_file(path) as aside, aside.open("wb") as file:
+        file.writelines(_lines(selections))
+
+
+def _lines(selections: Sequence[Selection]) -> Iterator[bytes]:
+    for selection in selections:
+        yield msgspec.json.encode(selection) + b"\n"

@@ -1,0 +1,239 @@
+"""Whole trees through a PRM: made to fit the context, packed, run in batches by token budget, every score checked.
+
+A path longer than the context is an error by default, else a counted choice; never a made-up score.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prism_prm.errors import ConfigError, DataError, ModelError
+from prism_prm.lm.memory import halving
+from prism_prm.packing import EncodedTree, Group, Layout, Row, batch_rows, describe, encode_tree, merge_rows, pack
+from prism_prm.prms.module import PrmModule
+from prism_prm.records import ROOT, Step, StepTree
+from prism_prm.scorer.lower_cache import LowerCache
+from prism_prm.scorer.protocol import TreeScores
+from prism_prm.scorer.settings import OnTooLong
+
+if TYPE_CHECKING:
+    from prism_prm.scorer.prm import PRM
+
+log = logging.getLogger(__name__)
+
+Named = Callable[[int, int], str]
+"""(tree, node) of a read → how to name it in a message."""
+
+DENSE_FACTOR = 1.0
+"""How much dearer a multiplication is inside masked attention than in the rest of the model, which has elementwise work
+beside its matrix products: measured 0.8 on a CPU with a narrow model."""
+
+
+def fit_all(
+    prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]
+) -> tuple[list[PackItem], list[tuple[int, ...]]]:
+    """Items for some nodes of each tree, and for each tree the nodes that were too long."""
+    items: list[PackItem] = []
+    too_long: list[tuple[int, ...]] = []
+    for i, (tree, wanted) in enumerate(zip(trees, nodes, strict=True)):
+        fitting, long = fit(tree, i, wanted, prm.family, prm.context, prm.on_too_long)
+        items += fitting
+        too_long.append(tuple(long))
+    return items, too_long
+
+
+def rows_of(prm: PRM, items: Sequence[PackItem]) -> list[Row]:
+    """The items packed for the PRM's attention and token budget."""
+    trees, groups = [item.tree for item in items], [item.groups for item in items]
+    return pack(trees, prm.token_budget, groups, pair_cost=pair_cost(prm.module))
+
+
+def score_portion(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
+    """The scores of some nodes of each tree: all trees are laid out, sorted by length and run together."""
+    items, too_long = fit_all(prm, trees, nodes)
+    if any(too_long):
+        done = "left unscored" if prm.on_too_long == "skip" else "scored without their earliest steps"
+        first = next(describe(tree, long[0]) for tree, long in zip(trees, too_long, strict=True) if long)
+        log.warning(
+            "%d steps exceed the context of %d tokens: %s; the first: %s",
+            sum(map(len, too_long)), prm.context, done, first,
+        )  # fmt: skip
+
+    def owner(item: int, node: int) -> tuple[int, int]:
+        stands_for = items[item].is_node
+        return items[item].index, node if stands_for is None else stands_for
+
+    def named(item: int, node: int) -> str:
+        index, node = owner(item, node)
+        return describe(trees[index], node)
+
+    rows = rows_of(prm, items)
+    scores = [np.full((len(tree.nodes), len(prm.outputs)), np.nan) for tree in trees]
+    for owners, log_odds_RO in run_rows(prm.module, rows, prm.token_budget, named, prm.cache):
+        for (item, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
+            index, node = owner(item, node)
+            scores[index][node] = values
+    return [TreeScores(prm.outputs, *found) for found in zip(scores, too_long, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class PackItem:
+    """Something to pack: an encoded tree, the nodes to read, and whose scores these are."""
+
+    tree: EncodedTree
+    groups: Sequence[Group]
+    index: int
+    """Which of the trees to score it belongs to."""
+    is_node: int | None = None
+    """The node of that tree which this item's last node stands for; None: nodes are the tree's own."""
+
+
+def check_choice(choice: str) -> None:
+    if choice not in get_args(OnTooLong):
+        raise ConfigError(f"on_too_long={choice!r} is not one of {', '.join(get_args(OnTooLong))}")
+
+
+def fit(
+    tree: StepTree, index: int, nodes: Sequence[int], family: Layout, context: int, choice: OnTooLong
+) -> tuple[list[PackItem], list[int]]:
+    """Items whose every path fits the context, and the nodes that were too long."""
+    encoded = encode_tree(tree, family)
+    long = [node for node in nodes if encoded.path_tokens(node) > context]
+    if long and choice == "error":
+        raise DataError(
+            f"{describe(tree, long[0])}: problem and steps up to here are {encoded.path_tokens(long[0])} tokens, "
+            f"but the model's context is {context}. With on_too_long='drop-left-steps' (--on-too-long) its earliest "
+            "steps are left out.",
+            reason="too-long",
+        )
+    left_out = set(long)
+    groups = [(node,) for node in nodes if node not in left_out]
+    items = [PackItem(encoded, groups, index)] if groups else []
+    if choice == "drop-left-steps":
+        items += _shortened(tree, index, long, encoded, family, context)
+    return items, long
+
+
+def _shortened(
+    tree: StepTree, index: int, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
+) -> Iterator[PackItem]:
+    """For each node the longest end of its path that fits, laid out as a solution of its own."""
+    ends = _fitting_ends(tree, long, encoded, family, context)
+    for node in long:
+        end = ends[node]
+        if end is None:
+            raise DataError(
+                f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} "
+                "tokens",
+                reason="too-long",
+            )
+        yield PackItem(end, [(len(end.ids) - 1,)], index, node)
+
+
+def _fitting_ends(
+    tree: StepTree, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
+) -> dict[int, EncodedTree | None]:
+    """For each node the end of its path that fits; None where not even the node alone does.
+
+    A path from some first step that is too long at a node is so at every later node too, however the family lays out
+    its steps. So the search begins where that for the node before ended, and every node costs about two layouts.
+    """
+    wanted, search = set(long), set[int]()
+    for node in long:
+        while node != ROOT and node not in search and encoded.path_tokens(node) > context:
+            search.add(node)
+            node = tree.parents[node]
+    depths = tree.depths()
+    firsts: dict[int, int] = {}
+    ends: dict[int, EncodedTree | None] = {}
+    for node in sorted(search):
+        first = firsts.get(tree.parents[node], 1)
+        kept = _last_steps(tree, node, depths[node] + 1 - first)
+        end = None
+        while kept:
+            end = encode_tree(StepTree.chain(tree.problem, kept), family)
+            if end.path_tokens(len(kept) - 1) <= context:
+                break
+            kept, end = kept[1:], None
+        firsts[node] = depths[node] + 1 - len(kept)
+        if node in wanted:
+            ends[node] = end
+    return ends
+
+
+def _last_steps(tree: StepTree, node: int, count: int) -> list[Step]:
+    """The last steps of a node's path."""
+    steps: list[Step] = []
+    for _ in range(count):
+        steps.append(tree.nodes[node])
+        node = tree.parents[node]
+    return steps[::-1]
+
+
+def pair_cost(module: PrmModule) -> float:
+    """Attention's work per (token, token) of a row, in units of the rest of the work per token.
+
+    It is 0 where only tokens that are seen are paid for: long rows are then not dearer.
+    """
+    if module.in_blocks or module.attention == "flex":
+        return 0.0
+    config = module.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    pair = 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
+    embedding = module.backbone.get_input_embeddings().weight.numel()
+    token = 2 * (sum(parameter.numel() for parameter in module.backbone.parameters()) - embedding)
+    return float(DENSE_FACTOR * pair / token)
+
+
+def run_rows(
+    module: PrmModule, rows: Sequence[Row], token_budget: int, named: Named, cache: LowerCache | None = None
+) -> Iterator[tuple[tuple[tuple[int, int], ...], Tensor]]:
+    """(owners, log-odds_RO on the CPU in 64 bits) of each batch."""
+    if module.attention == "flex":
+        rows = merge_rows(rows, token_budget)
+
+    def forward(some: Sequence[Row]) -> Tensor:
+        with torch.inference_mode():
+            batch = module.collate(some)
+            batch = batch if cache is None else cache.attach(batch, some)
+            log_odds_RO: Tensor = module(batch.to(module.device))
+            return log_odds_RO.double().cpu()
+
+    def name_row(row: Row) -> str:
+        return f"a row of {len(row)} tokens with {named(*row.owners[0])}"
+
+    for batch in batch_rows(rows, token_budget):
+        for part, log_odds_RO in halving(batch, forward, name_row):
+            owners = tuple(owner for row in part for owner in row.owners)
+            check_finite(log_odds_RO, owners, named)
+            yield owners, log_odds_RO
+    if cache is not None:
+        cache.flush()
+
+
+def check_finite(log_odds_RO: Tensor, owners: Sequence[tuple[int, int]], named: Named) -> None:
+    """A score that is not a number is an error that says whose it is."""
+    bad_R = ~torch.isfinite(log_odds_RO).all(dim=1)
+    if bool(bad_R.any()):
+        first = int(bad_R.nonzero()[0, 0])
+        raise ModelError(
+            f"{named(*owners[first])}: the model's score is {log_odds_RO[first].tolist()}, not a finite number "
+            "(broken weights, or an overflow of a 16-bit dtype: try bfloat16 or float32)"
+        )
+
+
+def memory_estimate(prm: PRM) -> int:
+    """Bytes that scoring takes at its peak, roughly: weights, and the activations and masks of one batch."""
+    config = prm.module.config
+    weights = sum(p.numel() * p.element_size() for p in prm.module.parameters())
+    width = 8 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
+    size = next(prm.module.parameters()).element_size()
+    mask = 5 * prm.token_budget * min(prm.token_budget, prm.context) if prm.module.attention == "sdpa" else 0
+    return int(weights + prm.token_budget * width * size + mask)

@@ -1,0 +1,54 @@
+"""`train_prm`: from a recipe to a trained PRM, as `prism train` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.errors import ConfigError
+from prism_prm.training.recipe import Recipe, load_recipe
+from prism_prm.training.run import Run
+from prism_prm.types import Bars, Say, no_bars, silent
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def train_prm(
+    recipe: Recipe | str | Path,
+    out: str | Path,
+    *,
+    assignments: Sequence[str] = (),
+    accelerator: Accelerator | None = None,
+    bars: Bars = no_bars,
+    say: Say = silent,
+) -> dict[str, Any]:
+    """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
+
+    A run that was stopped goes on with the same call; what is done is not done again. Gives the content of run.json:
+    `rounds` with their validation, and the place of the `best` one, which `load_prm` reads.
+
+    Args:
+        recipe: a recipe, or the TOML file that holds one.
+        out: the run's folder; every round leaves a PRM folder in it.
+        assignments: settings to override, as `--set` takes them: "train.lr=2e-6".
+        accelerator: of accelerate; default: a new one, with the recipe's precision.
+        bars: makes progress bars; default: none are shown.
+        say: hears what people may want to know.
+
+    Example:
+        >>> run = train_prm("recipe.toml", "run", assignments=["train.epochs=1"])
+        >>> list(run["rounds"])
+        ['0_base', '1_all']
+        >>> prm = load_prm("run")
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, assignments)
+    elif assignments:
+        raise ConfigError("assignments change the recipe in a file; change a Recipe itself with dataclasses.replace")
+    if accelerator is None:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(mixed_precision=recipe.hardware.mixed_precision)
+    return Run(recipe, out, accelerator, bars=bars, say=say).go()

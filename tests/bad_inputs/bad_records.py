@@ -1,0 +1,137 @@
+"""Records: every field that a command reads, missing, null, of another type, not a number, out of range, or empty."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bad_rows import Row
+from valid_inputs import COMMANDS, RECORDS, write_records
+
+from prism_prm.errors import shown
+
+MISSING = "(missing)"
+HUGE = 10**30
+TEXT = (MISSING, None, 3, True, "", "  ", ["a"], {"a": "b"})
+TEXTS = (MISSING, None, 3, "a", [], [3], [None], [""], {"a": "b"})
+WHOLE = (MISSING, None, "x", 1.5, True, HUGE, [1])
+
+FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
+    ("pairs", "prm800k"): {
+        "question": (MISSING, None, 3, "x", []),
+        "question.problem": TEXT,
+        "label": (MISSING, None, 3, []),
+        "label.steps": (MISSING, None, 3, "x", [3], [None], {}),
+        "label.finish_reason": (3, []),
+        "label.steps.0.completions": (MISSING, 3, "x", [3], [None]),
+        "label.steps.0.completions.0.text": TEXT,
+        "label.steps.0.completions.0.rating": ("x", 2, -3, 0.5, True, HUGE, math.nan, []),
+        "label.steps.0.chosen_completion": (MISSING, "x", 5, -1, 0.5, HUGE, True),
+        "label.steps.0.human_completion": (3, "x", {}, {"text": ""}, {"text": None}),
+        "is_quality_control_question": ("x", 1),
+    },
+    ("pairs shepherd", "shepherd"): {"input": TEXT, "label": TEXT},
+    ("pairs split_shepherd", "split_shepherd"): {
+        "questions": TEXT,
+        "solution": (MISSING, None, 3, "x", [], {}, {"Step 2": {"content": "a", "label": 1}}),
+        "solution.Step 1.content": TEXT,
+        "solution.Step 1.label": (MISSING, None, "x", -1, 2, math.nan, HUGE, True),
+    },
+    ("pairs stepwise", "stepwise"): {
+        "prompt": TEXT,
+        "completions": (*TEXTS, ["a"]),
+        "labels": (MISSING, None, 3, "x", [], [True], ["x", "y"], [2, 0], [-1, 0], [math.nan, 0], [HUGE, 0], [None, 0]),
+    },
+    ("pairs processbench", "processbench"): {
+        "problem": TEXT,
+        "steps": TEXTS,
+        "label": (*WHOLE, -2, 2, math.nan),
+        "id": (1.5, [], {}),
+    },
+    ("eval", "processbench"): {
+        "problem": TEXT,
+        "steps": TEXTS,
+        "label": (*WHOLE, -2, 2, math.nan),
+        "id": (1.5, "gsm8k-1"),
+    },
+    ("eval prmbench", "prmbench"): {
+        "classification": (MISSING, None, 3, "nonsense", ""),
+        "idx": (MISSING, None, 3),
+        "modified_question": TEXT,
+        "modified_process": (MISSING, None, 3, "a", [], [3], [None]),
+        "error_steps": (MISSING, None, 3, "x", ["x"], [0], [-1], [1.5], [True]),
+        "original_question": (3, ""),
+        "original_process": (3, [], [3]),
+    },
+    ("pairs plain", "plain"): {"problem": TEXT, "solution": (MISSING, None, 3, "", "  ", ["a"])},
+    ("score", "unlabelled"): {"problem": TEXT, "steps": TEXTS, "id": (1.5, [])},
+    ("score trl", "trl"): {"prompt": TEXT, "completions": TEXTS},
+    ("eval predictions", "predictions"): {
+        "id": (MISSING, None, 3, "nonsense", ""),
+        "scores": (MISSING, None, 3, "x", [], [0.5], ["x", 0.5], [-0.1, 0.5], [1.1, 0.5], [math.nan, 0.5], [True, 0.5],
+                   [HUGE, 0.5], [None, 0.5]),
+        "labels": ([True, False], 3, "x"),
+        "redundancy": ("x", [0.5], [2, 2], [0.5, 0.5]),
+    },
+    ("rerank", "pool"): {
+        "problem": TEXT,
+        "answer": (True, {"a": 1}, math.nan),
+        "tolerance": ("abc", -0.5, True, [1], math.nan, HUGE),
+        "error": ("x", -1, True, [1], math.nan),
+        "solutions": (MISSING, None, 3, "a", {"a": 1}),
+        "scores": (5, "x", [1], [[0.5, 0.5]], {"a": 1}),
+        "solutions.0": (3, None, True, {}),
+        "solutions.0.steps": (3, "a", [3], [""], [None], {}),
+        "solutions.0.scores": (5, "x", [0.5], [-0.1, 0.5], [2, 0.5], [math.nan, 0.5], ["x", 0.5], [True, 0.5]),
+        "solutions.0.answer": (True, [1], {}),
+        "solutions.0.tokens": ("x", 1.5, -1, True, HUGE),
+        "solutions.0.correct": ("x", 1),
+        "solutions.1.text": (MISSING, 3, None),
+    },
+    ("search", "task"): {
+        "problem": TEXT,
+        "answer": (MISSING, None, "", "  ", [], True, {"a": 1}, math.nan),
+        "tolerance": ("abc", -0.5, True, [1], math.nan),
+        "error": ("x", -1, True, [1]),
+    },
+    ("theory pool", "pool"): {
+        "solutions": (MISSING, 3),
+        "solutions.0.scores": ("x", [2, 2]),
+    },
+}  # fmt: skip
+"""(command, file) → field → bad values of it, in the file's first record."""
+
+NAMED_LATER = {"processbench": {"id"}, "predictions": {"id", "scores", "labels", "redundancy"}}
+"""Fields whose mistakes show only beside other records: the file is named, and no line."""
+
+
+def _write(file: str, dotted: str, value: Any, folder: Path) -> None:
+    records = copy.deepcopy(RECORDS[file])
+    part: Any = records[0]
+    *path, last = [int(key) if key.isdecimal() else key for key in dotted.split(".")]
+    for key in path:
+        part = part[key]
+    if value == MISSING:
+        del part[last]
+    else:
+        part[last] = value
+    write_records(folder / f"{file}.jsonl", records)
+
+
+def _is_repeated(file: str, value: Any) -> bool:
+    """Whether the message has to repeat the value; it may name the type of a wrong one within a list or a dict."""
+    return type(value) in (int, float) and abs(value) < HUGE and file not in ("pool", "split_shepherd")
+
+
+def rows() -> Iterator[Row]:
+    for (command, file), fields in FIELDS.items():
+        for dotted, values in fields.items():
+            for value in values:
+                where = f"{file}.jsonl" if dotted in NAMED_LATER.get(file, ()) else f"{file}.jsonl:1"
+                found = [str(value)] if _is_repeated(file, value) else []
+                name = f"{command}: {file}.jsonl {dotted} = {shown(value)}"
+                yield Row(name, tuple(COMMANDS[command]), (where, *found), partial(_write, file, dotted, value))

@@ -1,0 +1,32 @@
+"""The code in the docs, and the tutorial as a reader would run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(page: str, *languages: str) -> list[str]:
+    """The code blocks of a page that are in one of these languages."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [code for language, code in found if language in languages]
+
+
+def run_tutorial(demo: Path, folder: Path) -> None:
+    """All its commands in order, on a demo's folder, with `prism` of this Python on the path."""
+    (folder / "prism-demo").symlink_to(demo)
+    (folder / "bin").mkdir()
+    for name, words in {"prism": "-m prism_prm", "python": ""}.items():
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (folder / "bin" / name).chmod(0o755)
+    commands = [code for code in blocks("docs/tutorial.md", "bash") if "activate" not in code]
+    assert len(commands) == 5, "one block for each section"
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-e", "-c", "\n".join(commands)], cwd=folder, env=os.environ | {"PATH": path}, check=True
+    )  # fmt: skip

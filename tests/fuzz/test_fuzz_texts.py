@@ -1,0 +1,157 @@
+"""Texts that others write: solutions, answers, servers' responses, and what stands on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from cases import anything, as_json, fuzz, mutated, survives, torn
+from hypothesis import strategies as st
+
+from prism_prm.answers import Judge, extract_answer
+from prism_prm.answers.forms import read as read_form
+from prism_prm.answers.latex import normalise
+from prism_prm.answers.numerals import numeral, plain_key, same_plainly, text_key
+from prism_prm.cli.options import numbers, words
+from prism_prm.config import override
+from prism_prm.data.inputs import find_sources
+from prism_prm.data.plain_solutions import split_steps
+from prism_prm.http import Patience, Server
+from prism_prm.names import file_name, named_places, split_name
+from prism_prm.pairs.same_problem import Splits
+from prism_prm.policies.base import Ask, Sampling
+from prism_prm.policies.openai import OpenAiPolicy, _names
+
+PIECES = (
+    "1", "2", "-3", "0.5", "1,000", "11,\\! 111", "x", "y^2", "\\frac", "\\frac{1}{2}", "\\sqrt{2}", "\\sqrt[", "{",
+    "}", "(", ")", "[", "]", "\\left(", "\\right)", "\\{", "\\}", "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\boxed{",
+    "\\boxed", "\\fbox{3}", "####", "#### 7", "The answer is ", "answer: ", "=", "<", "\\le", ",", ";", ".", ":", "%",
+    "\\%", "^\\circ", "\\text{ cm}", "cm", "12:30", "pm", "\\begin{pmatrix}", "\\end{pmatrix}", "\\\\", "&", "\\cup",
+    "\\infty", "\\pi", "e", "i", "\\pm", "!", "^", "_", "\\", "|", "Step 1:", "- ", "1. ", "```", "~~~", "\n", "\n\n",
+    " ", "\t", "\x00", "\u2028", "½", "²", "−", "∞", "π", "٣", "Ⅳ", "十", "\ud800", "é", "👍", "\\overline{3}",
+    "0.\\dot{3}", "1 \\frac12", "million", "1e5", "1e999", "9" * 400, "(" * 300, "{" * 300, "\\frac{" * 100,
+    "-" * 200, "\\text{" * 60, "^" * 200, "\\begin{a}" * 40,
+)  # fmt: skip
+texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=60)
+
+
+@fuzz(0.06, text=texts, other=texts)
+def test_answers_are_found_and_compared_plainly(text: str, other: str) -> None:
+    def read() -> None:
+        found = extract_answer(text)
+        assert found.answer is None or found.answer.strip() == found.answer
+        for spelling in (normalise(text), normalise(found.answer or "")):
+            numeral(spelling), plain_key(spelling), text_key(spelling), read_form(spelling)
+        same_plainly(normalise(text), normalise(other), 0.01)
+
+    survives("answers", read)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge(workers=1, seconds=2.0) as judge:
+        yield judge
+
+
+@fuzz(0.01, pairs=st.lists(st.tuples(texts, texts), min_size=4, max_size=8))
+def test_answers_are_judged(judge: Judge, pairs: list[tuple[str, str]]) -> None:
+    verdicts = survives("judge", lambda: judge.judge(pairs, [0.0] * len(pairs)))
+    keys = survives("judge", lambda: judge.keys([answer for _, answer in pairs]))
+    assert len(verdicts) == len(keys) == len(pairs)
+
+
+@fuzz(0.05, text=texts | st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
+def test_solutions_are_cut_into_steps(text: str) -> None:
+    steps = survives("steps", lambda: split_steps(text))
+    assert all(step.strip() == step != "" for step in steps)
+    assert "".join("".join(steps).split()) == "".join(text.split())
+
+
+RESPONSES = [
+    {
+        "id": "x", "model": "m", "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        "choices": [{"index": 0, "text": "so x = 1", "finish_reason": "stop", "stop_reason": "\n\n",
+                     "logprobs": {"token_logprobs": [-0.5, None, -1.5]}}],
+    },
+    {"choices": [{"text": "", "finish_reason": "length", "matched_stop": 3}]},
+    {"data": [{"id": "m"}], "object": "list"},
+]  # fmt: skip
+responses = mutated(RESPONSES).map(as_json) | torn(mutated(RESPONSES).map(as_json)) | anything
+
+
+Said = tuple[int, dict[str, str], bytes]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[OpenAiPolicy, list[Said]]]:
+    """A policy whose server says what stands in the list."""
+    said: list[Said] = []
+
+    def respond(_: httpx.Request) -> httpx.Response:
+        ((status, headers, data),) = said
+        return httpx.Response(status, headers=headers, stream=httpx.ByteStream(data))
+
+    patience = Patience(timeout=30, retries=0, backoff=0)
+    policy = OpenAiPolicy("http://localhost:1/v1", model="m", patience=patience, log_likelihood=True)
+    policy.server._client = httpx.AsyncClient(transport=httpx.MockTransport(respond))
+    yield policy, said
+    policy.close()
+
+
+STATUSES = (*(200,) * 8, 204, 301, 400, 401, 429, 500, 599)
+HEADERS: tuple[dict[str, str], ...] = (
+    {}, {}, {"Location": "http://[x"}, {"Location": "\x01"}, {"Retry-After": "nan"}, {"Retry-After": "-1"},
+    {"Content-Encoding": "gzip"},
+)  # fmt: skip
+
+
+@fuzz(0.06, data=responses, status=st.sampled_from(STATUSES), headers=st.sampled_from(HEADERS))
+def test_servers(served: tuple[OpenAiPolicy, list[Said]], data: bytes, status: int, headers: dict[str, str]) -> None:
+    policy, said = served
+    said[:] = [(status, headers, data)]
+    for written in survives("servers", lambda: policy.write([Ask("p", 1, 8)], Sampling())) or ():
+        written.text.encode()
+        assert written.num_tokens >= 0
+    server: Server = policy.server
+    survives("servers", lambda: server.together([server.ask("GET", "/models", _names)]))
+
+
+WORDS = (
+    "1", "4,16", "a", "a=b", "=", "a=", "=b", ",", ".", "..", "/", "\x00", "\n", " ", "é", "x" * 300, "-1", "1e3",
+    "²", "٣", "train=0.9", "test=0.1", "nan", "inf", "a.b=1", "a..b=1", "a=[", "a=nan", "a={b=1}", "http://",
+    "https://", "localhost", ":", ":8000", "[::1]", "@", "#", "?", "%", "%zz", "\ud800", "~", "owner/name",
+    "owner/name:split", "*", "\\",
+)  # fmt: skip
+typed = st.lists(st.sampled_from(WORDS), max_size=5).map("".join) | st.text(max_size=20)
+SMALL: dict[str, Callable[[str], Any]] = {
+    "numbers": numbers,
+    "words": words,
+    "name": split_name,
+    "names": lambda text: named_places([text, "x"]),
+    "file name": file_name,
+    "set": lambda text: override({"a": {"b": 1}}, [text]),
+    "sources": lambda text: find_sources([text]),
+    "split": Splits.parse,
+}
+
+
+@fuzz(0.05, text=typed, which=st.sampled_from(sorted(SMALL)))
+def test_small_parsers(text: str, which: str) -> None:
+    survives("command line", lambda: SMALL[which](text))
+
+
+@fuzz(0.02, text=typed, scheme=st.sampled_from(("", "http://", "https://")))
+def test_addresses(text: str, scheme: str) -> None:
+    def connect() -> None:
+        Server(scheme + text, Patience(), 1, key_variable="NO_KEY").close()
+
+    survives("addresses", connect)
+
+
+def test_json_can_say_what_python_cannot_write() -> None:
+    """The mutations do reach what they are meant to reach: a lone surrogate and a number that is none."""
+    assert as_json({"a": "\ud800", "b": float("nan")}) == b'{"a": "\\ud800", "b": NaN}'
+    assert json.loads(as_json([10**30])) == [10**30]
