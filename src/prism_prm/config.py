@@ -73,9 +73,9 @@ def read_toml(path: str | Path, below: Sequence[Path] = ()) -> dict[str, Any]:
         settings = tomllib.loads(read_text(path))
     except FileNotFoundError:
         by = f" (that {below[-1]} extends)" if below else ""
-        raise ConfigError(f"{path}: no such file{by}. Name a TOML file, e.g. one of those in recipes/.") from None
+        raise ConfigError(f"{path}: no such file{by}. Name a TOML file, e.g. one in recipes/.") from None
     except (IsADirectoryError, NotADirectoryError):
-        raise ConfigError(f"{path}: not a file. Name a TOML file, e.g. one of those in recipes/.") from None
+        raise ConfigError(f"{path}: not a file. Name a TOML file, e.g. one in recipes/.") from None
     except OSError as error:  # no permission, a name that is too long
         raise ConfigError(f"{path}: cannot be read ({error.strerror}). Name a TOML file.") from None
     except DataError as error:

@@ -24,11 +24,12 @@ class Curriculum:
     """Section [curriculum]: bins of the margin, trained one after the other."""
 
     mode: Literal["bins", "none"] = "bins"
-    """`bins`: a round per bin, easy to hard. `none`: the pairs of all bins, shuffled, in one round."""
+    """`bins`: one round per bin, from easy to hard. `none`: one round with the pairs of all bins, shuffled."""
     bins: tuple[tuple[float, float], ...] = PAPER_BINS
-    """[lo, hi) each, the topmost [lo, hi]; without holes or overlaps. A bin below 0 keeps negative margins."""
+    """The bins [lo, hi) of the margin, the topmost [lo, hi], without gaps or overlaps. A bin below 0 keeps negative
+    margins."""
     rescore: bool = False
-    """Score the pairs again before each later round, with the PRM trained so far, and bin by the new margins."""
+    """Before each later round, score the pairs again with the PRM trained so far, and bin by the new margins."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -44,7 +45,7 @@ class Curriculum:
                 kind = "hole" if next_hi < lo else "overlap"
                 raise ConfigError(f"curriculum.bins has a {kind} between [{next_lo}, {next_hi}] and [{lo}, {hi}].")
         if self.rescore and self.mode == "none":
-            raise ConfigError("curriculum.rescore needs rounds to score between; mode = 'none' has a single one.")
+            raise ConfigError("curriculum.rescore needs several rounds, but mode = 'none' has only one.")
 
     @property
     def easy_to_hard(self) -> tuple[tuple[float, float], ...]:
@@ -102,7 +103,7 @@ def assign(margins: NDArray[np.float64], curriculum: Curriculum) -> Binned:
     """Sort pairs into rounds by their margin; every pair is in one round or counted as dropped."""
     if not np.isfinite(margins).all():
         bad = int(np.flatnonzero(~np.isfinite(margins))[0])
-        raise DataError(f"margin {bad} is {margins[bad]}: score the pairs again; a margin must be a number.")
+        raise DataError(f"margin {bad} is {margins[bad]}: a margin must be a number; score the pairs again.")
     bins = curriculum.easy_to_hard
     top, bottom = bins[0][1], bins[-1][0]
     members = [

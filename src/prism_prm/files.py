@@ -54,7 +54,7 @@ def writing(path: Path) -> Iterator[None]:
         if number not in _CANNOT_WRITE or not _is_about(error, path):
             raise
         raise PrismError(
-            f"{path}: cannot be written ({os.strerror(number)}); nothing is left half-written. To go on, "
+            f"{path}: cannot be written ({os.strerror(number)}); nothing is left half-written. To resume, "
             f"{_CANNOT_WRITE[number]} and rerun the same command."
         ) from error
 
@@ -144,7 +144,7 @@ class JsonLines:
                 records.append(msgspec.json.decode(line))
             except msgspec.MsgspecError as error:
                 raise DataError(
-                    f"{self.path}:{number}: not a JSON record ({error}); mend or remove the file."
+                    f"{self.path}:{number}: not a JSON record ({error}); correct or remove the file."
                 ) from None
         return records
 
@@ -169,8 +169,8 @@ class JsonLines:
             if not isinstance(error, OSError):
                 raise
             raise PrismError(
-                f"{self.path}: a line could not be written ({error}). Those before it are whole; make room and start "
-                "the same command again."
+                f"{self.path}: a line could not be written ({error}). Earlier lines are complete; make room and rerun "
+                f"the same command."
             ) from error
         self._end += len(line)
 
@@ -190,7 +190,7 @@ class JsonLines:
         data = self.path.read_bytes() if self.path.exists() else b""
         end = data.rfind(b"\n") + 1
         if end < len(data) and self._end is None:
-            log.warning("%s: the last line is cut off (a full disc, or a killed process); it is dropped", self.path)
+            log.warning("%s: the last line is cut off (a full disk, or a killed process) and is dropped", self.path)
         self._end = end
         return data[:end]
 

@@ -56,7 +56,7 @@ def refuse_changes(
     if names:
         changed = "; ".join(f"{name} = {new.get(name)} (was {old.get(name)})" for name in names[:5])
         raise ConfigError(
-            f"{where} was started with other settings; now: {changed}. Name another --out, or remove it to start anew."
+            f"{where} was started with other settings; now: {changed}. Name another --out, or remove it to start again."
         )
 
 
@@ -213,7 +213,7 @@ def _exclusive_file(path: Path, message: str) -> Iterator[None]:
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
-        raise PrismError(f"{message} If none is running (one was killed), remove {path}.") from None
+        raise PrismError(f"{message} If none is running because it was killed, remove {path}.") from None
     try:
         yield
     finally:

@@ -47,7 +47,7 @@ class MathGrader:
     ) -> None:
         unknown = [method for method in methods if method not in EXTRACTORS]
         if unknown or not methods:
-            raise ConfigError(f"Unknown ways to find an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
+            raise ConfigError(f"Unknown ways to extract an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
         self.methods = tuple(methods)
         self.seconds = seconds
         self._judge = Judge(workers=workers, seconds=seconds)

@@ -72,7 +72,7 @@ def test_verdicts_have_no_ranking_and_no_threshold_to_choose(tmp_path: Path) -> 
     found = run(benchmark, steps)
     assert "auroc" not in found.subsets["all"].tables["steps"]
     assert found.curve == {}
-    with pytest.raises(ConfigError, match="cannot be chosen for verdicts"):
+    with pytest.raises(ConfigError, match="can be chosen only for scores"):
         run(benchmark, steps, EvalSettings(target_tpr=0.9, num_draws=100))
 
 

@@ -107,7 +107,7 @@ def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path:
     assert "2 of 6 problems have no solution and count as not solved." in output
     assert "2 of 6 problems have no solution and count as not solved." in (out / "report.md").read_text()
     again = run(pool, "--out", out, "--prm", prm_folders[0], "--workers", 1)
-    assert "Grades: taken from" in again
+    assert "Reusing the grades in" in again
 
 
 def test_two_prms_on_one_pool(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
@@ -245,7 +245,7 @@ def test_an_interrupted_run_goes_on(
     assert not (tmp_path / "out" / "metrics.json").exists()
     with monkeypatch.context() as patch:
         patch.setattr(Workers, "run", stop)
-        assert "Grades: taken from" in run(*arguments, "-o", tmp_path / "out")
+        assert "Reusing the grades in" in run(*arguments, "-o", tmp_path / "out")
     assert metrics_of(tmp_path / "out") == metrics_of(tmp_path / "whole")
 
 
@@ -284,7 +284,7 @@ def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
         (["-n", "1,x"], ConfigError, "-n x: expected whole numbers"),
         (["-n", "6"], ConfigError, "no problem of this pool has more than 5 solutions"),
         (["--aggregators", ","], ConfigError, "no aggregator is named. Known: last, min"),
-        (["--extract", "box"], ConfigError, "Unknown ways to find an answer"),
+        (["--extract", "box"], ConfigError, "Unknown ways to extract an answer"),
         (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
         (["--prm", "a=x", "--scores", "a=y"], ConfigError, "Two sets of scores are called 'a'"),
         (["--scores", "none.parquet"], DataError, "none.parquet: cannot be read as a scores table"),
@@ -361,8 +361,8 @@ def test_each_prm_can_have_a_family_of_its_own(
     [
         (["c=qwen"], "--family c=qwen: no PRM is called 'c'. PRMs: a, b."),
         (["c=my.py:Mine"], "--family c=my.py:Mine: no PRM is called 'c'. PRMs: a, b."),
-        (["qwen", "rlhflow"], "--family rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
-        (["a=qwen", "a=rlhflow"], "--family a=rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
+        (["qwen", "rlhflow"], "--family rlhflow: the PRM 'a' already has the family 'qwen'; give only one"),
+        (["a=qwen", "a=rlhflow"], "--family a=rlhflow: the PRM 'a' already has the family 'qwen'; give only one"),
     ],
 )
 def test_a_family_that_fits_no_prm_or_comes_twice(given: list[str], said: str) -> None:

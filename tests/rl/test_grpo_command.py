@@ -103,7 +103,7 @@ def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path) -> Non
     train, held_out = split_problems(recipe, said.append)
     assert len(held_out) == 3
     assert len(train) == 45, "two of the 47 are evaluated on"
-    assert said == ["2 of 47 problems are also held out or evaluated on: left out."]
+    assert said == ["2 of 47 problems are also held out or used for evaluation, and are left out."]
     with pytest.raises(ConfigError, match="0 problems to train on"):
         split_problems(read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=50"]))
 
@@ -113,7 +113,7 @@ def test_recipes_that_cannot_run_are_refused() -> None:
         GrpoRecipe(problems=ProblemSets("gsm8k"))
     with pytest.raises(ConfigError, match="no problems"):
         ProblemSets()
-    with pytest.raises(ConfigError, match="goes by the scores of steps"):
+    with pytest.raises(ConfigError, match="needs step scores"):
         GrpoRecipe("policy", problems=ProblemSets("gsm8k"), credit="pure")
     with pytest.raises(ConfigError, match="Unknown credit"):
         GrpoRecipe("policy", "prm", "best", problems=ProblemSets("gsm8k"))

@@ -50,7 +50,7 @@ def spell_out(text: str) -> str:
     try:
         return _Speller(text).sequence()
     except RecursionError:
-        raise NotAFormulaError("brackets in brackets without end") from None
+        raise NotAFormulaError("brackets are nested too deeply") from None
 
 
 @dataclass(slots=True)

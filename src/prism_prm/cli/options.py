@@ -40,8 +40,8 @@ Store = Annotated[
     typer.Option(
         parser=lambda text: check_folder(text, "--store"),
         metavar="FOLDER",
-        help="A folder of scores to reuse and add to, shared by score, margins, eval, rerank and search: a step that a "
-        "PRM has scored is not scored again.",
+        help="A folder of scores to reuse and extend, shared by score, margins, eval, rerank and search, so that "
+        "nothing is scored twice.",
     ),
 ]
 
@@ -49,8 +49,8 @@ Families = Annotated[
     list[str] | None,
     typer.Option(
         "--family",
-        help="The PRMs' family, where their folders do not name it, or NAME=FAMILY for the PRM of that name; "
-        "my_file.py:Mine is a class in a file of yours. Give it several times for several PRMs.",
+        help="The family of all PRMs, or NAME=FAMILY for one of them; needed if the folders do not name it. "
+        "my_file.py:Mine is a class in your own file. May be repeated.",
         rich_help_panel="PRM",
     ),
 ]
@@ -168,7 +168,9 @@ def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str,
         else:
             named, known = dict.fromkeys(prms, text), for_all
         if twice := next((name for name in named if name in known), None):
-            raise ConfigError(f"--family {text}: the PRM {twice!r} has the family {known[twice]!r} already; give one")
+            raise ConfigError(
+                f"--family {text}: the PRM {twice!r} already has the family {known[twice]!r}; give only one"
+            )
         known |= named
     return for_all | own
 

@@ -30,10 +30,10 @@ Json = Annotated[
     typer.Option("--json", help="Print the result as one JSON object on standard output.", rich_help_panel=_PANEL),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show the result, warnings and errors only.", rich_help_panel=_PANEL)
+    bool, typer.Option("--quiet", "-q", help="Show only the result, warnings and errors.", rich_help_panel=_PANEL)
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Log more, and show where an error arose.", rich_help_panel=_PANEL)
+    bool, typer.Option("--verbose", "-v", help="Log more, and show tracebacks of errors.", rich_help_panel=_PANEL)
 ]
 _OPTIONS = {"as_json": Json, "quiet": Quiet, "verbose": Verbose}
 

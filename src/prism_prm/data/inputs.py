@@ -183,7 +183,7 @@ def _array(name: str, data: bytes) -> Iterator[InputRow]:
     try:
         records = msgspec.json.decode(data, type=list[msgspec.Raw])
     except RecursionError:
-        raise DataError(f"{name}: nested too deeply to be read; is this data?", reason="too-deep") from None
+        raise DataError(f"{name}: nested too deeply to be read; is this a data file?", reason="too-deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(
             f"{name}: not one JSON array ({error}); was it cut short? Give one array of records, or "

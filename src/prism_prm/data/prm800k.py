@@ -124,8 +124,8 @@ def _chosen(position: Position, at: int, first: int) -> int:
 
 def _broken_trunk(at: int, size: int) -> DataError:
     return DataError(
-        f"position {at} has neither a chosen nor a human completion, yet {size - at} positions follow; "
-        "their prefix is unknown",
+        f"position {at} has neither a chosen nor a human completion, but {size - at} positions follow, whose prefix is "
+        f"unknown",
         reason="broken-trunk",
     )
 

@@ -140,7 +140,7 @@ def decode(row: InputRow, type_: Any) -> Any:
         said = f"{error}{_found(row, str(error))}; correct the record, or is it in another format?"
         raise DataError(said, reason=reason) from error
     except RecursionError:
-        raise DataError("nested too deeply to be read; is this data?", reason="too-deep") from None
+        raise DataError("nested too deeply to be read; is this a data file?", reason="too-deep") from None
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error}); convert the file to UTF-8", reason="not-utf8") from error
     except msgspec.DecodeError as error:

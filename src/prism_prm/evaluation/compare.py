@@ -82,7 +82,7 @@ def load_run(given: str) -> EvalRun:
     except msgspec.ValidationError as error:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
     if not known.benchmarks:
-        raise DataError(f"{path}: holds no benchmark")
+        raise DataError(f"{path}: contains no benchmark")
     return EvalRun(name or known.run.name, folder, metrics)
 
 
@@ -127,15 +127,15 @@ def _require_same(bench: str, name_a: str, a: Steps, name_b: str, b: Steps) -> N
         others = set(theirs.items)
         if extra := [item for item in mine.items if item not in others]:
             raise DataError(
-                f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run lacks "
+                f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run does not have "
                 f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on the "
                 "same --data, with the same --limit, threshold rule and seed"
             )
     same = a.items == b.items and np.array_equal(a.starts, b.starts) and np.array_equal(a.parent, b.parent)
     if not same or not np.array_equal(a.label, b.label):
         raise DataError(
-            f"{bench}: {name_a} and {name_b} have items of the same names but other steps or labels; evaluate both on "
-            "the same files"
+            f"{bench}: {name_a} and {name_b} have items with the same names but different steps or labels; "
+            "evaluate both on the same files"
         )
 
 
@@ -211,7 +211,7 @@ def compare_runs(
     loaded = load_runs([str(run) for run in runs])
     shared, left_out = shared_benches(loaded)
     if left_out:
-        say(f"not in all runs, and so left out: {', '.join(left_out)}")
+        say(f"left out because not in all runs: {', '.join(left_out)}")
     compared = []
     for bench in shared:
         with bars(f"comparing on {bench}", num_draws, unit="draws") as advance:

@@ -165,7 +165,7 @@ def read_steps(path: str | Path) -> Steps:
         table = fitted(path, table, pa.schema(fields))
     clusters = table["cluster"].to_numpy()
     if not len(clusters) or not 0 <= clusters.min() <= clusters.max() < len(clusters):
-        raise DataError(f"{path}: its problems are not numbered; {_AGAIN}")
+        raise DataError(f"{path}: its problems have no numbers; {_AGAIN}")
     item = table["item"].combine_chunks()
     step_item, names = item.indices.to_numpy(), item.dictionary.to_pylist()
     starts = np.flatnonzero(np.diff(step_item, prepend=-1)).astype(np.int64)

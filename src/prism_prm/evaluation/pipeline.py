@@ -107,7 +107,7 @@ def _items(
 def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
     """Where the scores come from, in words; it must be one place."""
     if not benches:
-        raise ConfigError("--bench names no benchmark")
+        raise ConfigError("--bench is empty; name a benchmark")
     found = {option: value for option, value in given.items() if value is not None}
     if len(found) != 1:
         what = f"got {' and '.join(found)}" if found else "got none"

@@ -118,7 +118,7 @@ def _read_predictions(path: str | Path) -> dict[str, Prediction]:
                 if (prediction.scores is None) == (prediction.labels is None):
                     raise DataError(f"item {prediction.id}: give either scores or labels")
                 if prediction.id in found:
-                    raise DataError(f"item {prediction.id} was predicted before; give each item once")
+                    raise DataError(f"item {prediction.id} occurs twice; give each item once")
             except DataError as error:
                 raise DataError(f"{row.where}: {error}", reason=error.reason) from error
             found[prediction.id] = prediction

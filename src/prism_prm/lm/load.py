@@ -40,7 +40,7 @@ def _attention_fits(folder: Path) -> Iterator[None]:
         if "does not support an attention implementation" not in reason:
             raise
         raise ModelError(
-            f"{folder}: {reason}. A PRM may do with attn='flex', a policy can be served (openai:<base url>)."
+            f"{folder}: {reason}. A PRM may work with attn='flex'; a policy can be served (openai:<base url>)."
         ) from error
 
 

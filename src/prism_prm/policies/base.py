@@ -30,13 +30,13 @@ class Sampling:
     """How steps are sampled."""
 
     temperature: NotNegative = 0.8
-    """The temperature of sampling; 0 is greedy."""
+    """The sampling temperature. 0 is greedy."""
     top_p: Annotated[float, Range(above=0, most=1)] = 1.0
-    """Sample from the likeliest tokens that together have this probability."""
+    """Nucleus sampling: sample from the likeliest tokens that together have this probability."""
     max_step_tokens: Count = 512
-    """A step with more tokens than this ends its solution, which counts as cut."""
+    """A step with more tokens than this ends its solution, which then counts as cut."""
     max_tokens: Count = 2048
-    """A solution with more tokens than this is cut."""
+    """A solution is cut after this many tokens."""
     stop: str = "\n\n"
     """The text between two steps."""
 

@@ -45,7 +45,7 @@ class TextEncoder:
         """The ids of a step's text, which must be some."""
         ids = self.plain(text)
         if not ids:
-            raise DataError(f"the step {text!r} makes no token, so it cannot be scored", reason="empty-step")
+            raise DataError(f"the step {text!r} has no tokens, so it cannot be scored", reason="empty-step")
         return ids
 
     def layout(self, text: str) -> list[int]:

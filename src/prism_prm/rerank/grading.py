@@ -120,7 +120,7 @@ def with_task(pool: Pool, task: Task) -> Pool:
     if missing:
         raise DataError(
             f"{len(missing)} of {len(pool.problems)} problems of the pool are not in the task {task.name!r} "
-            f"(the first: {missing[0][:60]!r}). Choose another task.",
+            f"(the first: {missing[0][:60]!r}). Name another task.",
             reason="unknown-problem",
         )
     return Pool(tuple(replace(entry, problem=known[entry.problem.text.strip()]) for entry in pool.problems))

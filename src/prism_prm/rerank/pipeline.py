@@ -40,24 +40,24 @@ SELECTED = "selected.jsonl"
 class RerankSettings:
     """How answers are found and judged, and how one of n solutions is selected."""
 
-    aggregators: tuple[str, ...] | None = field(default=None, metadata={SHOWN: "all, first that of the PRM's card"})
-    """How step scores become a solution's score: last, min, product, mean, soft-min. The first selects and is drawn in
-    the main figures. By default each PRM's own does, and all are measured."""
+    aggregators: tuple[str, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
+    """How step scores become a solution's score: last, min, product, mean, soft-min. The first one selects and is
+    drawn in the main figures. By default that is the PRM's own, and all are measured."""
     ns: tuple[Count, ...] | None = None
-    """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
+    """The numbers of solutions to select from, e.g. 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[str, ...] = tuple(EXTRACTORS)
-    """The ways to find the answer in a solution, surest first."""
+    """The ways to find the answer in a solution, most reliable first."""
     answer_field: str | None = None
-    """The field that holds the reference answer: in the pool, or with a task in its file. By default `answer`,
+    """The field of the pool, or of the task's file, that holds the reference answer. By default `answer`,
     `final_answer`, `expected_answer` or `ground_truth`."""
     num_draws: Count = NUM_DRAWS
-    """How many draws per problem the votes rest on."""
+    """The number of draws per problem over which votes are averaged."""
     seed: Natural = 0
-    """The seed of these draws."""
+    """The seed for the draws."""
     workers: Count | None = None
-    """How many processes judge answers. By default one per core."""
+    """The number of processes that judge answers. By default one per core."""
     time_limit: Annotated[float, Range(0.1)] = 5.0
-    """The CPU seconds that one comparison of answers may take."""
+    """The limit in CPU seconds for one comparison of answers."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -180,7 +180,7 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
         graded_as = grading_hash(pool, grader)
         known = read_grades(out / SOLUTIONS, pool, graded_as)
         if known is not None:
-            say(f"Grades: taken from {out / SOLUTIONS}")
+            say(f"Reusing the grades in {out / SOLUTIONS}")
             return known, graded_as
         referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.answer is not None)
         with bars("judging", len(pool.solutions) + referenced, unit="comparisons") as advance:

@@ -206,7 +206,7 @@ def _read_run(out: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise PrismError(f"{out / RUN}: not a JSON record ({error}); remove it to start anew.") from error
+        raise PrismError(f"{out / RUN}: not a JSON record ({error}); remove it to start again.") from error
     return found
 
 

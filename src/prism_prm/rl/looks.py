@@ -40,16 +40,17 @@ class MonitorSettings:
     """Section [monitor]: how often a policy is looked at, and how closely."""
 
     every: int = 5
-    """Updates between two looks, beside those before the first and after the last. 0: only these two."""
+    """Updates between two looks at the held-out problems. There is always one before the first update and one after
+    the last; with 0, only these two."""
     samples: int = 4
-    """Sampled solutions per held-out problem at every look, beside the greedy one."""
+    """Sampled solutions per held-out problem at every look, in addition to the greedy one."""
     votes: int = 16
-    """Samples of the untrained policy per problem, whose majority stands in for the truth in the alarm without gold; 0:
-    no such alarm."""
+    """Samples of the untrained policy per problem. Their majority vote replaces the true answer in the alarm without
+    gold. With 0 there is no such alarm."""
     kl: bool = True
-    """Measure the divergence from the untrained policy, of which a copy is held in memory."""
+    """Measure the divergence from the untrained policy, which keeps a copy of it in memory."""
     stop_on_alarm: bool = False
-    """End training at the first alarm that goes by the gold."""
+    """Stop training at the first alarm based on true answers."""
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.samples < 1 or self.votes < 0:

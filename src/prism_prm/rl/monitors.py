@@ -66,7 +66,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         say: Say = silent,
     ) -> None:
         if not rows:
-            raise ConfigError("there are no held-out problems to look at")
+            raise ConfigError("there are no held-out problems to monitor the policy on")
         self.rows = list(rows)
         self.reward = reward
         self.gold = gold

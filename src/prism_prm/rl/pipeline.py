@@ -68,7 +68,7 @@ def train_policy(
     if not isinstance(recipe, GrpoRecipe):
         recipe = read_grpo_recipe(recipe, assignments)
     elif assignments:
-        raise ConfigError("assignments change the recipe in a file; change a GrpoRecipe with dataclasses.replace")
+        raise ConfigError("assignments apply to a recipe file; change a GrpoRecipe object with dataclasses.replace")
     out = Path(out)
     grpo_config(recipe.trainer, out)  # refuses what TRL does not know before anything is loaded
     state = PartialState()
@@ -106,10 +106,13 @@ def split_problems(recipe: GrpoRecipe, say: Say = silent) -> tuple[list[TaskProb
         known |= {problem.text.strip() for problem in load_task(task, recipe.evaluation.data.get(task)).problems}
     kept = [problem for problem in train if problem.text.strip() not in known]
     if len(kept) < len(train):
-        say(f"{len(train) - len(kept):,} of {len(train):,} problems are also held out or evaluated on: left out.")
+        say(
+            f"{len(train) - len(kept):,} of {len(train):,} problems are also held out or used for evaluation, and are "
+            f"left out."
+        )
     if not kept or not held_out:
         raise ConfigError(
-            f"{sets.train}: {len(kept):,} problems to train on and {len(held_out):,} to be watched on are left; lower "
+            f"{sets.train}: {len(kept):,} problems to train on and {len(held_out):,} held-out problems are left; lower "
             "problems.num_held_out, or name other problems"
         )
     return kept, held_out

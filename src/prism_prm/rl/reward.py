@@ -120,7 +120,9 @@ class PRMReward:
         if clip is not None and not 0 < clip <= 1:
             raise ConfigError(f"clip = {clip} must be in (0, 1]: scores are probabilities.")
         if delta and not verifiable:
-            raise ConfigError("delta leaves the last step to the reward for a right answer; give verifiable=1.0, say.")
+            raise ConfigError(
+                "delta leaves the last step to the reward for a right answer; set verifiable, e.g. verifiable=1.0."
+            )
         if not stop:
             raise ConfigError("the stop string between steps is empty")
         self.prm = prm

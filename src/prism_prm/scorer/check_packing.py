@@ -59,7 +59,7 @@ def check_session(module: PrmModule) -> None:
     if fault := _verdict(module).session:
         raise ModelError(
             f"{module.config.model_type}: this architecture cannot be scored in sessions: {fault}. Whole solutions and "
-            f"trees can be scored; for search take a PRM of another architecture, {_FAITHFUL}."
+            f"trees can be scored; for search use a PRM of another architecture, {_FAITHFUL}."
         )
 
 

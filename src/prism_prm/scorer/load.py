@@ -117,8 +117,8 @@ def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None,
 def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> CacheSettings:
     if not card.frozen_layers:
         raise ConfigError(
-            f"{name}: its {CARD_FILE} names no frozen_layers, so no layer's output can be shared with another PRM; "
-            "leave out the cache, or train with hardware.frozen_layers"
+            f"{name}: its {CARD_FILE} names no frozen_layers, so there are no activations to cache; leave out the "
+            f"cache, or train with hardware.frozen_layers"
         )
     return CacheSettings(folder, card.frozen_layers, gigabytes)
 
@@ -215,7 +215,7 @@ def _fresh_head(family: Family, model: Any, seed: int) -> nn.Module:
     if family.uses_lm_head:
         output = model.get_output_embeddings()
         if output.bias is not None:
-            raise ModelError(f"{config.model_type}: its output layer has a bias, which family {family.name!r} has not")
+            raise ModelError(f"{config.model_type}: its output layer has a bias, but family {family.name!r} has none")
         head.weight = output.weight
         # The folder may have an output layer of its own, whatever its config says.
         config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight

@@ -123,7 +123,7 @@ class LowerCache:
             self._add(path)
             self._announce(path)
         except (OSError, SafetensorError) as error:
-            log.warning("%s: no more states can be kept (%s): they are computed each time", self.folder, error)
+            log.warning("%s: no more activations can be cached (%s): they are computed each time", self.folder, error)
             self.is_full, self.room = True, 0
 
     def _look_through(self) -> None:
@@ -168,7 +168,7 @@ class LowerCache:
             shard: Any = safe_open(path, framework="pt")
             keys, stops = shard.get_tensor("keys").numpy(), shard.get_tensor("stops").tolist()
         except (SafetensorError, OSError) as error:
-            raise DataError(f"{path}: not a shard of kept states ({error}); remove it to have it made again") from error
+            raise DataError(f"{path}: not a shard of cached activations ({error}); remove it") from error
         for key, start, stop in zip(keys, [0, *stops], stops, strict=False):
             self._place[key.tobytes()] = (len(self._shards), start, stop)
         self._shards.append(shard.get_slice("hidden"))
@@ -203,7 +203,7 @@ class LowerCache:
         if self._bytes + self._new_bytes + size > self.room:
             if not self.is_full:
                 folder = self.settings.folder
-                log.warning("%s is full (%.1f GB): other states are computed each time", folder, self.room / 1e9)
+                log.warning("%s is full (%.1f GB): other activations are computed each time", folder, self.room / 1e9)
             self.is_full = True
             return
         self._new[key] = states.clone()

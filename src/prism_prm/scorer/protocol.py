@@ -19,7 +19,7 @@ Solution = StepTree | tuple[str, Sequence[str]] | Mapping[str, Any]
 def as_trees(solutions: Sequence[Solution]) -> list[StepTree]:
     """The solutions as trees, numbered through; whatever is none is an error that says what it is."""
     if isinstance(solutions, Mapping | StepTree):
-        raise DataError("that is one solution; give a list of them", reason="wrong-type")
+        raise DataError("this is one solution; give a list of solutions", reason="wrong-type")
     return [_as_tree(solution, number) for number, solution in enumerate(solutions)]
 
 
@@ -39,11 +39,11 @@ def _as_tree(solution: Solution, number: int) -> StepTree:
             raise _no_solution(number, f"a {type(solution).__name__} of {len(solution)}")
     try:
         if not isinstance(problem, str):
-            raise DataError(f"the problem is no text but of type {type(problem).__name__}")
+            raise DataError(f"the problem must be a text, not of type {type(problem).__name__}")
         tree = StepTree.chain(problem, steps, tree_id=number)
         for i, step in enumerate(tree.nodes):
             if not isinstance(step.text, str):
-                raise DataError(f"step {i} is no text but of type {type(step.text).__name__}")
+                raise DataError(f"step {i} must be a text, not of type {type(step.text).__name__}")
     except DataError as error:
         raise DataError(f"solution {number}: {error}", reason="wrong-type") from error
     return tree

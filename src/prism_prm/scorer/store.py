@@ -295,7 +295,7 @@ class _FiledScores:
         log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
         too_long_N = table["too_long"].to_numpy()
         if not np.isfinite(log_odds_NO[~too_long_N]).all():
-            raise DataError(f"{path}: a score is no finite number; {remedy}", reason="out-of-range")
+            raise DataError(f"{path}: a score is not a finite number; {remedy}", reason="out-of-range")
         return cls(keys_N, log_odds_NO, too_long_N)
 
     def write(self, path: Path, outputs: Sequence[str]) -> None:

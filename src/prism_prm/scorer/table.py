@@ -102,7 +102,7 @@ def card_of_scores(path: str | Path) -> CardValues | None:
     try:
         return None if said is None else msgspec.json.decode(said, type=CardValues)
     except msgspec.DecodeError as error:
-        raise DataError(f"{path}: what it says of its PRM's card cannot be read ({error}); score again") from error
+        raise DataError(f"{path}: its copy of the PRM's card cannot be read ({error}); score again") from error
 
 
 def write_scores(

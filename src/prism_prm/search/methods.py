@@ -29,26 +29,27 @@ class SearchSettings:
     """What all methods share, and the few knobs that some have."""
 
     method: Literal["sample", "greedy", "best-of-n", "beam", "dvts", "particle"] = "beam"
-    """How to search; docs/search.md describes the methods."""
+    """The search method (see docs/search.md)."""
     n: Count = 16
-    """How many solutions to sample, or candidates per round of a tree search. `prism search` goes by its own n."""
+    """How many solutions to sample, or candidates per round of a tree search. `prism search` uses its own n instead."""
     expand: Count = 4
-    """For beam and dvts: samples per kept beam, so that n/expand beams are kept."""
+    """For beam and dvts: the number of samples per kept beam. n/expand beams are kept."""
     lookahead: Natural = 0
-    """For beam and dvts: write this many greedy steps ahead of a candidate, and rank it by the score at their end."""
+    """For beam and dvts: write this many greedy steps after each candidate and rank the candidate by the score at
+    their end."""
     prm_weight: Share = 1.0
-    """For beam and dvts: rank by weight · log score + (1 − weight) · log-likelihood. 1 is the PRM alone, 0 the policy's
-    likelihood alone."""
+    """For beam and dvts: rank by weight · log score + (1 − weight) · log-likelihood. 1 uses only the PRM, 0 only the
+    policy's likelihood."""
     resample_temperature: Positive = 1.0
-    """For particle: resample by softmax(logit(score) / this)."""
+    """For particle: the temperature T of resampling by softmax(logit(score) / T)."""
     aggregator: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
     """How step scores become a path's score: last, min, product, mean or soft-min. By default each PRM's own."""
     max_steps: Count = 40
-    """A solution with more steps than this is cut."""
+    """A solution is cut after this many steps."""
     max_policy_tokens: Count | None = None
-    """Stop a problem when the policy has written this many tokens for it, and take what there is."""
+    """Stop a problem after the policy has written this many tokens for it, and keep what was found."""
     seed: Natural = 0
-    """The seed of all sampling."""
+    """The seed for all sampling."""
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class SearchSettings:
         if self.aggregator is not None:
             check_aggregator(self.aggregator)
         if self.lookahead and not self.prm_weight:
-            raise ConfigError("looking ahead serves the PRM's score, to which prm_weight = 0 gives no weight")
+            raise ConfigError("lookahead needs the PRM's score, but prm_weight = 0 ignores it")
 
     @property
     def fan(self) -> int:
@@ -290,5 +291,5 @@ def find_method(settings: SearchSettings, has_prm: bool) -> Method:
     method = METHODS[settings.method]
     likelihood_only = settings.method in RANKED and settings.prm_weight == 0
     if method.needs_prm and not has_prm and not likelihood_only:
-        raise ConfigError(f"The method {settings.method} ranks by a PRM's scores: give one with --prm.")
+        raise ConfigError(f"The method {settings.method} needs a PRM's scores: give a PRM with --prm.")
     return method

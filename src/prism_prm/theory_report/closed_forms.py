@@ -23,12 +23,12 @@ class VerifierSettings:
     p: Share = 0.3
     """The share of right solutions."""
     alpha: Share = 0.2
-    """The FPR of the verifier, on solutions."""
+    """The verifier's FPR on whole solutions."""
     beta: Share = 0.2
-    """The FNR of the verifier, on solutions."""
+    """The verifier's FNR on whole solutions."""
     ns: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
     seed: Natural = 0
-    """The seed of everything random."""
+    """The seed for everything random."""
 
     def __post_init__(self) -> None:
         check(self)

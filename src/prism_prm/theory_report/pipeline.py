@@ -53,7 +53,7 @@ def report_theory(
     if runs and len(runs) != 2:
         raise ConfigError(f"--runs compares two runs; got {len(runs)}")
     if scores is not None and not pool:
-        raise ConfigError("--scores are those of a --pool; give that too")
+        raise ConfigError("--scores also needs --pool, the pool that was scored")
     if aggregator is not None:
         check_aggregator(aggregator)
     if threshold is not None and not 0 <= threshold <= 1:

@@ -46,7 +46,7 @@ def train_prm(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, assignments)
     elif assignments:
-        raise ConfigError("assignments change the recipe in a file; change a Recipe itself with dataclasses.replace")
+        raise ConfigError("assignments apply to a recipe file; change a Recipe object with dataclasses.replace")
     if accelerator is None:
         from accelerate import Accelerator
 

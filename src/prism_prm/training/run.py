@@ -66,12 +66,12 @@ class Run:
         with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
             finished = self.claim.finished
             if lost := self.claim.lost:
-                self.say(f"{lost}: the weights of the best round are gone; this round is trained again.")
+                self.say(f"{lost}: the weights of the best round are missing; this round is trained again.")
             if finished is None or lost:
                 with self._opened_log():
                     finished = self._stages()
             else:
-                self.say(f"{self.folder} is finished already; nothing to do.")
+                self.say(f"{self.folder} is already finished; nothing to do.")
         return {**finished, "best": str(self.folder / finished["best"])}
 
     def _stages(self) -> dict[str, Any]:

@@ -52,8 +52,8 @@ class Claim:
         changed = [name for name, key in content.items() if before.get(name) != key]
         if changed:
             raise PrismError(
-                f"{self.folder}: the {' and the '.join(changed)} changed since its first update, so it cannot go on. "
-                "Name another --out, or remove the folder to start anew."
+                f"{self.folder}: the {' and the '.join(changed)} changed since its first update, so it cannot be "
+                f"resumed. Name another --out, or remove the folder to start again."
             )
 
     def begin(self) -> None:

@@ -43,7 +43,7 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ite
     notes.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
     files = tuple(source.name for source in reader.sources)
     if not items:
-        raise DataError(f"{', '.join(files)}: no step carries a label, so there is nothing to measure against")
+        raise DataError(f"{', '.join(files)}: no step has a label, so there is nothing to measure")
     return ItemSet(tuple(items), files, dict(notes))
 
 
