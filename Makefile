@@ -27,7 +27,7 @@ test-slow: $(READY)  ## run the slow proofs too
 
 fuzz: export PRISM_FUZZ_CASES ?= 200000
 fuzz: $(READY)   ## run the fuzzers with 200,000 cases (`make test` runs 2,000)
-	$(BIN)/python -m pytest tests/fuzz -q -n 2 --dist load
+	$(BIN)/python -m pytest tests/fuzz -q
 
 check: $(READY)  ## lint and type-check
 	$(BIN)/ruff check .

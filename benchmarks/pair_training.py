@@ -30,8 +30,9 @@ from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
 from prism_prm.pairs.examples import Examples
 from prism_prm.records import StepTree
 from prism_prm.scorer.whole_trees import pair_cost
-from prism_prm.training.batches import Packing, RowLimits, batch_maker
-from prism_prm.training.loop import Round, TrainSettings
+from prism_prm.training.batches import RowLimits, batch_maker
+from prism_prm.training.loop import Round
+from prism_prm.training.settings import Packing, TrainSettings
 from prism_prm.types import Ints
 
 PAIRS_PER_UPDATE = 64

@@ -65,7 +65,7 @@ def world_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world = world_settings("quick")
     tokenizer = make_tokenizer(world.modulus)
     folder = tmp_path_factory.mktemp("world") / "policy"
-    model, _ = train_policy(world.policy, world.pretraining, tokenizer)
+    model, *_ = train_policy(world.policy, world.pretraining, tokenizer)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

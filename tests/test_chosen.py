@@ -17,10 +17,10 @@ CARD = CardValues("product", 0.3)
 def test_what_is_given_wins_then_the_card_then_the_default() -> None:
     assert str(choose_aggregator("last", CARD)) == "last, as given"
     assert str(choose_aggregator(None, CARD)) == "product, from the PRM's card"
-    assert str(choose_aggregator(None, None)) == "min, the default, as no card says"
+    assert str(choose_aggregator(None, None)) == "min, the default, since no card sets it"
     assert str(choose_threshold(0.0, CARD)) == "0.0, as given"
     assert str(choose_threshold(None, CARD)) == "0.3, from the PRM's card"
-    assert str(choose_threshold(None, None)) == "0.5, the default, as no card says"
+    assert str(choose_threshold(None, None)) == "0.5, the default, since no card sets it"
 
 
 def test_only_a_scorer_with_a_card_has_its_values() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from prism_prm.errors import DataError
+from prism_prm.errors import DataError, PrismError
 from prism_prm.files import JsonLines, whole_file, whole_folder
 
 
@@ -105,3 +108,65 @@ lines.append("y" * 57)
     assert "PrismError" in done.stderr
     assert f"{path}: a line could not be written" in done.stderr
     assert path.read_text() == '"' + "x" * 57 + '"\n'
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG])
+def test_what_cannot_be_written_is_named(number: int, tmp_path: Path) -> None:
+    """The system's error has no path when a write fails, and the path of a file aside when opening one does."""
+    for write in (whole_file, whole_folder):
+        with pytest.raises(PrismError) as caught, write(tmp_path / "out.bin"):
+            raise OSError(number, os.strerror(number))
+        assert str(caught.value).startswith(
+            f"{tmp_path}/out.bin: cannot be written ({os.strerror(number)}); nothing is"
+        )
+        assert str(caught.value).endswith("and rerun the same command.")
+        with pytest.raises(PrismError, match="cannot be written"), write(tmp_path / "out.bin") as aside:
+            raise OSError(number, os.strerror(number), str(aside))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_file_that_is_read_is_not_taken_for_one_of_writing(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), whole_file(tmp_path / "out.bin"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/input.jsonl")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "files.write_text(path, 'x' * 9999)",
+        "\nwith files.whole_file(path) as aside:\n    pq.write_table(pa.table({'x': list(range(9999))}), aside)",
+        "\nwith files.whole_folder(path) as aside:\n    save_file({'x': np.arange(9999.0)}, aside / 'x.safetensors')",
+    ],
+)
+def test_libraries_that_meet_a_full_disc(write: str, tmp_path: Path) -> None:
+    code = f"""
+import resource, sys
+import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+from safetensors.numpy import save_file
+from prism_prm import files
+path = sys.argv[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+{write}
+"""
+    path = tmp_path / "out"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"prism_prm.errors.PrismError: {path}: cannot be written (File too large)")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disc_ends_a_command_with_its_path(tmp_path: Path) -> None:
+    line = {"prompt": "1 + 1?", "completions": [f"step {i}" for i in range(99)], "labels": [True] * 99}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+    code = """
+import resource, sys
+from prism_prm.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+sys.argv = ["prism", "pairs", "in.jsonl", "--lookahead-audit", "off", "--out", "out"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: out/\w+\.\w+: cannot be written \(File too large\); .*", done.stderr.splitlines()[-1])
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

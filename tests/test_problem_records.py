@@ -12,7 +12,7 @@ import pytest
 
 from prism_prm.data.problem_records import TaskProblem, problem_of
 from prism_prm.errors import DataError
-from prism_prm.pools import read_pool
+from prism_prm.pools import read_pool, write_pool
 from prism_prm.tasks import load_task
 
 NAN, INF = float("nan"), float("inf")
@@ -34,11 +34,11 @@ OF_PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"name": True}, "`name` is True, expected a text or a number"),
     ({"name": None, "id": ["a"]}, "`id` is ['a'], expected a text or a number"),
     ({"level": {}}, "`level` is {}, expected a text or a number"),
-    ({"tolerance": "abc"}, "`tolerance` is 'abc', expected a number from 0 to 1"),
-    ({"tolerance": -0.1}, "`tolerance` is -0.1, expected a number from 0 to 1"),
-    ({"tolerance": 5}, "`tolerance` is 5, expected a number from 0 to 1"),
-    ({"tolerance": True}, "`tolerance` is True, expected a number from 0 to 1"),
-    ({"tolerance": []}, "`tolerance` is [], expected a number from 0 to 1"),
+    ({"tolerance": "abc"}, "`tolerance` is 'abc', expected a number from 0 to 1,000,000"),
+    ({"tolerance": -0.1}, "`tolerance` is -0.1, expected a number from 0 to 1,000,000"),
+    ({"tolerance": True}, "`tolerance` is True, expected a number from 0 to 1,000,000"),
+    ({"tolerance": []}, "`tolerance` is [], expected a number from 0 to 1,000,000"),
+    ({"tolerance": 10**30}, "`tolerance` is 1000000000000000000000000000000, expected a number from 0 to 1,000,000"),
     ({"error": "x"}, "`error` is 'x', expected a number that is 0 or more"),
     ({"error": -1}, "`error` is -1, expected a number that is 0 or more"),
     ({"error": "nan"}, "`error` is 'nan', expected a number that is 0 or more"),
@@ -128,3 +128,18 @@ def test_the_named_field_alone_counts(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", {"problem": "q", "answer": "1", "gold": "2"}, {"problem": "q", "gold": ""})
     with pytest.raises(DataError, match=r"a\.jsonl:2: no `gold`, which --answer-field names; found the fields"):
         load_task(str(path), answer_field="gold")
+
+
+def test_a_number_out_of_range_deep_in_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"problem": "q", "answer": "1", "completions": ["a"], "scores": [[1e999]]}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:1: Number out of range"):
+        read_pool(path)
+
+
+def test_an_error_larger_than_the_answer_is_written_and_read_back(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", GOOD | {"answer": "4", "error": 8})
+    pool = read_pool(path)
+    assert pool.problems[0].problem.tolerance == 2.0
+    write_pool(tmp_path / "b.jsonl", pool.problems)
+    assert read_pool(tmp_path / "b.jsonl").problems == pool.problems

@@ -43,8 +43,13 @@ def test_two_may_extend_one(tmp_path: Path) -> None:
     assert read_toml(tmp_path / "top.toml") == {"a": 1, "b": 2}
 
 
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x\.toml: cannot be read \(File name too long\)"):
+        read_toml(write(tmp_path / "a.toml", f'extends = "{"x" * 300}.toml"\n'))
+
+
 def test_what_is_extended_is_the_name_of_a_file(tmp_path: Path) -> None:
-    for text in ("extends = 3", "extends = ''", "extends = ['a.toml']"):
+    for text in ("extends = 3", "extends = ''", "extends = ['a.toml']", 'extends = "\\u0000"'):
         with pytest.raises(ConfigError, match=r"a\.toml: extends = .*, expected the name of a TOML file"):
             read_toml(write(tmp_path / "a.toml", text + "\n"))
 

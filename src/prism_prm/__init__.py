@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from prism_prm.rerank import weighted_vote as weighted_vote
     from prism_prm.rerank.pipeline import RerankSettings as RerankSettings
     from prism_prm.rerank.pipeline import rerank_pool as rerank_pool
+    from prism_prm.rl.pipeline import train_policy as train_policy
+    from prism_prm.rl.recipe import GrpoRecipe as GrpoRecipe
     from prism_prm.rl.reward import PRMReward as PRMReward
     from prism_prm.rl.trainer import StepGRPOTrainer as StepGRPOTrainer
     from prism_prm.scorer import PRM as PRM
@@ -74,6 +76,7 @@ _EXPORTS = {
     "ConfigError": "prism_prm.errors",
     "DataError": "prism_prm.errors",
     "EvalSettings": "prism_prm.evaluation.evaluate",
+    "GrpoRecipe": "prism_prm.rl.recipe",
     "Judge": "prism_prm.answers",
     "ModelError": "prism_prm.errors",
     "PRM": "prism_prm.scorer",
@@ -127,6 +130,7 @@ _EXPORTS = {
     "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.plain_solutions",
     "steps_from_predictions": "prism_prm.evaluation.scores",
+    "train_policy": "prism_prm.rl.pipeline",
     "train_prm": "prism_prm.training.pipeline",
     "weighted_vote": "prism_prm.rerank",
 }

@@ -14,7 +14,7 @@ DEFAULT_THRESHOLD = 0.5
 
 GIVEN = "as given"
 CARD = "from the PRM's card"
-DEFAULT = "the default, as no card says"
+DEFAULT = "the default, since no card sets it"
 
 
 @dataclass(frozen=True, slots=True)

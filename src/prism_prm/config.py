@@ -76,6 +76,8 @@ def read_toml(path: str | Path, below: Sequence[Path] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such file{by}. Name a TOML file, e.g. one of those in recipes/.") from None
     except (IsADirectoryError, NotADirectoryError):
         raise ConfigError(f"{path}: not a file. Name a TOML file, e.g. one of those in recipes/.") from None
+    except OSError as error:  # no permission, a name that is too long
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Name a TOML file.") from None
     except DataError as error:
         raise ConfigError(str(error)) from None
     except RecursionError:
@@ -85,7 +87,7 @@ def read_toml(path: str | Path, below: Sequence[Path] = ()) -> dict[str, Any]:
     base = settings.pop(EXTENDS, None)
     if base is None:
         return settings
-    if not isinstance(base, str) or not base.strip():
+    if not isinstance(base, str) or not base.strip() or "\0" in base:
         raise ConfigError(f"{path}: {EXTENDS} = {base!r}, expected the name of a TOML file")
     return _merged(read_toml(chain[-1].parent / base, chain), settings)
 

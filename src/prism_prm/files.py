@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
@@ -32,45 +34,86 @@ def _usual_mode(path: Path) -> int:
     return mode
 
 
+_CANNOT_WRITE = {
+    errno.ENOSPC: "make room there", errno.EDQUOT: "make room there", errno.EFBIG: "make room there",
+    errno.EACCES: "change the permissions, or name another place",
+    errno.EPERM: "change the permissions, or name another place", errno.EROFS: "name a place that can be written",
+}  # fmt: skip
+"""What the system may say of a place to write → the remedy."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disc or a missing permission is said with the path; the system often leaves it out."""
+    try:
+        yield
+    except PrismError:
+        raise
+    except Exception as error:
+        number = _system_error(error)
+        if number not in _CANNOT_WRITE or not _is_about(error, path):
+            raise
+        raise PrismError(
+            f"{path}: cannot be written ({os.strerror(number)}); nothing is left half-written. To go on, "
+            f"{_CANNOT_WRITE[number]} and rerun the same command."
+        ) from error
+
+
+def _system_error(error: Exception) -> int:
+    """The system's number of an error, which safetensors gives in words; 0 where there is none."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else 0
+
+
+def _is_about(error: Exception, path: Path) -> bool:
+    """Whether an error is about a path and not about a file that is read at the same time."""
+    named = getattr(error, "filename", None)
+    return named is None or Path(os.fsdecode(named)).absolute().is_relative_to(path.absolute().parent)
+
+
 @contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path; when the block ends without error it becomes `path`."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(path)
-    mode = _usual_mode(aside)
-    try:
-        yield aside
-        with aside.open("rb") as written:
-            os.fsync(written.fileno())
-        aside.chmod(mode)  # some libraries write files that only their owner can read
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = _usual_mode(aside)
+        try:
+            yield aside
+            with aside.open("rb") as written:
+                os.fsync(written.fileno())
+            aside.chmod(mode)  # some libraries write files that only their owner can read
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder; when the block ends without error it becomes `path`, replacing it."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(path)
-    aside.mkdir()
-    mode = _usual_mode(aside / ".mode")
-    try:
-        yield aside
-        for file in aside.rglob("*"):
-            if file.is_file():
-                file.chmod(mode)
-        if path.exists():
-            old = _aside(path)
-            os.replace(path, old)
-            os.replace(aside, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(aside, path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.mkdir()
+        mode = _usual_mode(aside / ".mode")
+        try:
+            yield aside
+            for file in aside.rglob("*"):
+                if file.is_file():
+                    file.chmod(mode)
+            if path.exists():
+                old = _aside(path)
+                os.replace(path, old)
+                os.replace(aside, path)
+                shutil.rmtree(old)
+            else:
+                os.replace(aside, path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -120,9 +163,11 @@ class JsonLines:
                 rest = rest[self._file.write(rest) :]
             if self.sync:
                 os.fsync(self._file.fileno())
-        except OSError as error:
+        except BaseException as error:  # Ctrl-C too
             with contextlib.suppress(OSError):
                 self._cut()
+            if not isinstance(error, OSError):
+                raise
             raise PrismError(
                 f"{self.path}: a line could not be written ({error}). Those before it are whole; make room and start "
                 "the same command again."

@@ -61,7 +61,7 @@ class Server:
         if concurrency < 1:
             raise ConfigError(f"concurrency = {concurrency} must be 1 or more")
         self.patience = patience
-        self.url = _address(url)
+        self.url = server_address(url)
         self.shown = _without_secrets(self.url)
         self.key_variable = key_variable
         self.num_retries = 0
@@ -159,12 +159,13 @@ class Server:
         return answer, "", 0.0
 
 
-def _address(url: str) -> httpx.URL:
+def server_address(url: str) -> httpx.URL:
+    """The URL of a server, if it is one."""
     try:
         address = httpx.URL(url.rstrip("/"))
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, ValueError, TypeError):  # httpx raises all three for ports that are no numbers
         address = httpx.URL("")
-    if address.scheme not in ("http", "https") or not address.host:
+    if address.scheme not in ("http", "https") or not address.host or not 0 < (address.port or 80) < 2**16:
         raise ServerError(f"{url!r} is not the address of a server; expected e.g. http://localhost:8000/v1")
     return address
 

@@ -1,20 +1,20 @@
 """The objectives: what a PRM's log-odds should be, pair by pair or step by step.
 
 Every function takes log-odds (probability = sigmoid) and returns one loss per pair or step, never a mean: how many
-pairs make an update is decided by the sampler, not here. Shapes: P pairs, N steps.
+pairs make an update is decided by the sampler, not here. Shapes: P pairs, N steps. torch is imported where it is used,
+so that a recipe is read without it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from prism_prm.errors import ConfigError
 from prism_prm.ranges import NotNegative, Positive, check
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,32 @@ class Objective:
 
     def _contrastive(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         if self.space == "probability":
-            chosen_P, rejected_P = torch.sigmoid(chosen_P), torch.sigmoid(rejected_P)
+            chosen_P, rejected_P = chosen_P.sigmoid(), rejected_P.sigmoid()
         return step_contrastive(chosen_P, rejected_P, self.temperature, self.margin)
 
     def _pointwise_pair(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         """The mean over the pair's two steps, or the chosen step alone in a hybrid anchored there."""
-        right_P = pointwise(chosen_P, torch.ones_like(chosen_P), self.positive_weight, self.negative_weight)
+        weights = (self.positive_weight, self.negative_weight)
+        right_P = pointwise(chosen_P, chosen_P.new_ones(chosen_P.shape), *weights)
         if self.name == "hybrid" and self.anchor_on == "chosen":
             return right_P
-        wrong_P = pointwise(rejected_P, torch.zeros_like(rejected_P), self.positive_weight, self.negative_weight)
+        wrong_P = pointwise(
+            rejected_P, rejected_P.new_zeros(rejected_P.shape), self.positive_weight, self.negative_weight
+        )
         return (right_P + wrong_P) / 2
 
 
 def step_contrastive(chosen_P: Tensor, rejected_P: Tensor, temperature: float = 1.0, margin: float = 0.0) -> Tensor:
     """−log σ((r⁺ − r⁻ − margin) / temperature): the paper's loss at temperature 1 and margin 0."""
-    return F.softplus(-(chosen_P - rejected_P - margin) / temperature)
+    from torch.nn.functional import softplus
+
+    return softplus(-(chosen_P - rejected_P - margin) / temperature)
 
 
 def pointwise(
     log_odds_N: Tensor, label_N: Tensor, positive_weight: float = 1.0, negative_weight: float = 1.0
 ) -> Tensor:
     """Cross-entropy with a hard or soft label: −w⁺·y·log p − w⁻·(1 − y)·log(1 − p)."""
-    return positive_weight * label_N * F.softplus(-log_odds_N) + negative_weight * (1 - label_N) * F.softplus(
-        log_odds_N
-    )
+    from torch.nn.functional import softplus
+
+    return positive_weight * label_N * softplus(-log_odds_N) + negative_weight * (1 - label_N) * softplus(log_odds_N)

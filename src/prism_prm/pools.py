@@ -124,6 +124,20 @@ def read_pool(
     return Pool(tuple(entry for found in find_sources(source) for entry in _entries(found, read, advance)))
 
 
+def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
+    """Whether the first record of the first source is one of a pool: several solutions of a problem."""
+    row = next(rows(find_sources(source)[0]))
+    try:
+        record = decode(row, dict[str, Any])
+    except DataError:
+        return False
+    lists = [field for field in POOL_FIELDS if isinstance(record.get(field), list)]
+    if not lists or any(isinstance(record.get(field), list) for field in ("labels", "steps")):
+        return False
+    # TRL calls the steps of one solution `completions`; a reference answer beside them shows that they are solutions.
+    return lists != ["completions"] or "prompt" not in record or record.get("answer") is not None
+
+
 def _entries(
     source: Source, read: Callable[[Mapping[str, Any]], PoolProblem], advance: Advance
 ) -> Iterator[PoolProblem]:

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from prism_prm.errors import ConfigError, DataError, PrismError
-from prism_prm.files import JsonLines, write_text
+from prism_prm.files import JsonLines, write_text, writing
 
 try:
     import fcntl
@@ -90,6 +90,17 @@ def is_made_for(table: str | Path, key: str) -> bool:
     except (OSError, pa.ArrowInvalid):
         return False
     return bool(metadata.get(KEY.encode()) == key.encode())
+
+
+@contextlib.contextmanager
+def stoppable(resumed: Callable[[], str]) -> Iterator[None]:
+    """Who stops the block (Ctrl-C) hears where the same work is resumed: "from update 20". Outer blocks add to it."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if text := resumed():
+            stop.add_note(text)
+        raise
 
 
 class Journal(Generic[T]):
@@ -160,7 +171,8 @@ def locked_file(path: str | Path) -> Iterator[None]:
 def _held(lock: Path, message: str) -> Iterator[None]:
     """Hold a lock file; neither it nor folders that were made for it alone stay behind."""
     made = [folder for folder in lock.parents if not folder.exists()]
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    with writing(lock.parent):
+        lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         with _system_lock(lock, message) if fcntl is not None else _exclusive_file(lock, message):
             yield
@@ -173,7 +185,9 @@ def _held(lock: Path, message: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _system_lock(path: Path, message: str) -> Iterator[None]:
     while True:
-        with path.open("w") as lock:
+        with writing(path):
+            lock = path.open("w")
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

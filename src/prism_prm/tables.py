@@ -152,6 +152,14 @@ def check_split(path: str | Path, split: str | None) -> None:
         )
 
 
+def check_pairs_folder(folder: str | Path, split: str | None = None) -> None:
+    """Refuse a folder that `prism pairs` has not written, or that has no such split."""
+    for name, schema in (("trees.parquet", TREES), ("pairs.parquet", PAIRS)):
+        with _open(folder, name, schema):
+            pass
+    check_split(folder, split)
+
+
 def iter_trees(path: str | Path, *, split: str | None = None) -> Iterator[StepTree]:
     """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with."""
     with _open(path, "trees.parquet", TREES) as file:

@@ -96,6 +96,7 @@ TASKS: dict[str, TaskSource] = {
     "math-500-100": TaskSource("HuggingFaceH4/MATH-500:test", "100 of them, over all levels", subsample=100),
     "aime-2024": TaskSource("HuggingFaceH4/aime_2024:train", "30 problems of AIME I and II 2024"),
     "amc-2023": TaskSource("math-ai/amc23:test", "40 problems of AMC 12 2023"),
+    "amc-83": TaskSource("AI-MO/aimo-validation-amc:train", "83 problems of AMC 12 2022 and 2023"),
     "gsm8k": TaskSource("openai/gsm8k:main:test", "1,319 word problems"),
     "minerva": TaskSource("math-ai/minervamath:test", "272 problems of university science", tolerance=0.01),
     "olympiadbench": TaskSource("math-ai/olympiadbench:test", "675 olympiad problems in English, text only"),
@@ -113,6 +114,13 @@ class Task:
 
     name: str
     problems: tuple[TaskProblem, ...]
+
+
+def load_problems(place: str, source: str | Path | None = None) -> Task:
+    """A task, a file of problems, or a hub data set named by its id (`owner/name[:config]:split`)."""
+    if source is None and "/" in place and place not in _PLUGINS.names() and not Path(place).exists():
+        return Task(place, tuple(read_problems(place)))
+    return load_task(place, source)
 
 
 def load_task(name: str, source: str | Path | None = None, *, answer_field: str | None = None) -> Task:

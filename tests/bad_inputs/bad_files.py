@@ -60,9 +60,9 @@ JSON = {"compare": "eval/metrics.json", "theory runs": "eval/metrics.json"}
 GONE = {**READ, **TABLES, **TOML, **JSON}
 SCORED = {
     "model.safetensors": ("empty", "HTML", "Git LFS", "zeros", "cut short", "a picture", "a number"),
-    "config.json": ("empty", "HTML", "Git LFS", "cut short", "a number", "null", "nested"),
+    "config.json": ("empty", "HTML", "Git LFS", "cut short"),
     "prism.json": ("empty", "HTML", "Git LFS", "cut short", "a number", "null", "nested"),
-    "tokenizer.json": ("empty", "HTML", "Git LFS", "cut short", "a number", "null"),
+    "tokenizer.json": ("empty", "HTML", "Git LFS", "cut short"),
 }
 CARD: dict[str, tuple[Any, ...]] = {
     "family": (None, 3, "", "nonsense", "rlhflow", "family.py", "family.py:Mine", "family.py:Other", "no.py:Mine"),
@@ -73,15 +73,9 @@ CARD: dict[str, tuple[Any, ...]] = {
     "frozen_layers": (None, "x", -1, 1.5, True, 10**30),
     "nonsense": (1,),
 }
-CONFIG: dict[str, tuple[Any, ...]] = {
-    "hidden_size": (None, "x", 0, -1, 31, 64, 10**30),
-    "num_hidden_layers": (None, "x", -1, 3, 1),
-    "vocab_size": (None, "x", 5, -1),
-    "model_type": (None, "nonsense", 3),
-}
 
 
-def _replace(file: str, make: Callable[[bytes], bytes], folder: Path) -> None:
+def change_bytes(file: str, make: Callable[[bytes], bytes], folder: Path) -> None:
     path = folder / file
     path.write_bytes(make(path.read_bytes()))
 
@@ -95,7 +89,7 @@ def _become_folder(file: str, folder: Path) -> None:
     (folder / file).mkdir()
 
 
-def _set(file: str, key: str, value: Any, folder: Path) -> None:
+def change_key(file: str, key: str, value: Any, folder: Path) -> None:
     found = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps({**found, key: value}))
 
@@ -125,22 +119,21 @@ def rows() -> Iterator[Row]:
         for kind in kinds:
             if file.endswith(".toml") and kind in ("cut short",):
                 continue
-            change = partial(_replace, file, CONTENTS[kind])
+            change = partial(change_bytes, file, CONTENTS[kind])
             yield Row(f"{command}: {file} is {kind}", tuple(COMMANDS[command]), (Path(file).name,), change)
     score = tuple(COMMANDS["score"])
     for file, kinds in SCORED.items():
         for kind in kinds:
-            change = partial(_replace, f"prm/{file}", CONTENTS[kind])
+            change = partial(change_bytes, f"prm/{file}", CONTENTS[kind])
             word = {"model.safetensors": "cannot be read", "tokenizer.json": "tokenizer"}.get(file, file)
             yield Row(f"score: prm/{file} is {kind}", score, ("prm", word), change)
     for file in ("model.safetensors", "config.json"):
         yield Row(f"score: no prm/{file}", score, ("prm", Path(file).suffix), partial(_remove, f"prm/{file}"))
-    for file, fields in (("prism.json", CARD), ("config.json", CONFIG)):
-        for key, values in fields.items():
-            for value in values:
-                change = partial(_set, f"prm/{file}", key, value)
-                words = ("prm", key) if file == "prism.json" and ".py" not in str(value) else ("prm",)
-                yield Row(f"score: prm/{file} {key} = {shown(value)}", score, words, change)
+    for key, values in CARD.items():
+        for value in values:
+            change = partial(change_key, "prm/prism.json", key, value)
+            words = ("prm",) if ".py" in str(value) else ("prm", key)
+            yield Row(f"score: prm/prism.json {key} = {shown(value)}", score, words, change)
     yield Row(
         "score: prm/prism.json without a family",
         score,

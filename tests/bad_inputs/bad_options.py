@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -32,10 +33,8 @@ FINE = {
 WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     *(("eval", "--threshold", value, ("0.5",)) for value in ("x", "nan", "2", "-0.5", "inf", "tpr=x", "fpr=0.5")),
     *(("eval", "--threshold", value, ()) for value in ("tpr=0", "tpr=1.5", "tpr=nan", "tpr=-1")),
-    *(("eval", "--bench", value, ("processbench",)) for value in ("nonsense", "processbench,nonsense", ",")),
-    ("eval", "--scores", "scores.parquet", ("--prm",)),
-    ("eval", "--predictions", "predictions.jsonl", ("--prm",)),
-    ("eval", "--split", "train", ("split",)),
+    *(("eval", "--bench", value, ("processbench",)) for value in ("nonsense", "processbench,nonsense")),
+    ("eval", "--split", "labelled", ("--split",)),
     ("eval", "--data", "nowhere.jsonl", ()),
     ("eval", "--trained-on", "nowhere.jsonl", ()),
     ("eval", "--name", "two\nlines", ()),
@@ -48,7 +47,6 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("rerank", "--scores", "nowhere.parquet", ()),
     ("rerank", "--scores", "task.jsonl", ()),
     ("rerank", "--task", "nonsense", ("gsm8k",)),
-    ("rerank", "--prm", "nowhere/there/prm", ()),
     *(("rerank", flag, "0", ("1 or more",)) for flag in ("--draws", "--workers", "--token-budget")),
     ("rerank", "--time-limit", "0", ("0.1 or more",)),
     *(("pairs", "--lookahead", value, ("all",)) for value in ("0", "-1", "x", "1.5", "nan")),
@@ -61,9 +59,9 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("pairs", "--exclude", "nowhere.jsonl", ()),
     *((name, "--dtype", "nonsense", ("float32",)) for name in ("score", "margins", "eval", "search")),
     *((name, "--device", "nonsense", ("cpu",)) for name in ("score", "margins", "eval", "search")),
-    *((name, "--family", "nonsense", ("qwen",)) for name in ("score", "margins", "eval", "search")),
+    *((name, "--family", "nonsense", ("qwen",)) for name in ("score", "margins", "eval")),
     *((name, "--family", "family.py", ()) for name in ("score", "margins")),
-    *((name, "--family", "family.py:Other", ("Other",)) for name in ("score", "margins")),
+    *((name, "--family", "family.py:Other", ()) for name in ("score", "margins")),
     *((name, "--token-budget", "0", ("1 or more",)) for name in ("score", "margins", "eval")),
     ("score", "--context", "0", ("1 or more",)),
     ("score", "--chunk", "0", ("1",)),
@@ -75,8 +73,6 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("theory", "--alpha", "1.5", ("at most 1",)),
     ("theory", "--beta", "1.5", ("at most 1",)),
     ("theory", "--aggregator", "nonsense", ("min",)),
-    ("theory", "--runs", "eval", ("two",)),
-    ("theory", "--scores", "scores.parquet", ("--pool",)),
     ("theory", "--pool", "nowhere.jsonl", ()),
     ("compare", "--draws", "99", ("100",)),
     ("demo", "--seeds", "0", ("1",)),
@@ -92,6 +88,19 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("search", "--task-data", "nowhere.jsonl", ()),
 ]  # fmt: skip
 """(command, option, value, further words): what the types of options do not say."""
+
+
+CONTRADICTIONS = [
+    ("eval", ("--scores", "scores.parquet"), ("--scores", "--prm")),
+    ("eval", ("--predictions", "predictions.jsonl"), ("--predictions", "--prm")),
+    ("theory", ("--runs", "eval"), ("--runs", "two", "1")),
+    ("theory", ("--scores", "scores.parquet"), ("--scores", "--pool")),
+    ("search", ("--method", "sample", "--select", "nonsense"), ("--select", "nonsense")),
+    ("search", ("--lookahead", "1", "--prm-weight", "0"), ("prm_weight",)),
+    ("pairs", ("--min-gap", "3", "--max-gap", "2"), ("--max-gap 2", "3")),
+    ("pairs", ("--negative-below", "0.9"), ("--negative-below 0.9", "0.5")),
+]
+"""(command, options, words): options that do not go together."""
 
 
 def options(name: str) -> Iterator[tuple[str, Any]]:
@@ -118,8 +127,10 @@ def _kind(hint: Any) -> Any:
 
 def rows() -> Iterator[Row]:
     for name, flag, value, more in WORDS:
-        found = value.rpartition(",")[2].splitlines()[-1:]
+        found = re.split(r"[,\n:]", value)[-1:]
         yield Row(f"{name} {flag} {value!r}", (*COMMANDS[name], flag, value), (*found, *more))
+    for name, given, words in CONTRADICTIONS:
+        yield Row(f"{name} {' '.join(given)}", (*COMMANDS[name], *given), words)
     for name in dict.fromkeys(name.split()[0] for name in COMMANDS):
         yield Row(f"{name} --nonsense", (*COMMANDS[name], "--nonsense"), ("--nonsense",))
         for flag, kind in options(name):

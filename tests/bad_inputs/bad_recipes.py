@@ -88,7 +88,6 @@ PAIRED = [
     ("train.toml", "curriculum.bins", [[0.0]], "curriculum.bins", "[[0.0]]"),
     ("train.toml", "curriculum.rescore", True, "rescore"),
     ("train.toml", "hardware.cache", "states", "hardware.cache", "frozen_layers"),
-    ("train.toml", "hardware.frozen_layers", 3, "frozen_layers = 3", "2"),
     ("train.toml", "validation.aggregator", "nonsense", "nonsense", "min"),
     ("search.toml", "search.aggregator", "nonsense", "nonsense", "min"),
     ("search.toml", "search", {"lookahead": 1, "prm_weight": 0.0}, "prm_weight"),
@@ -99,15 +98,10 @@ PAIRED = [
 """What no single type can say: settings that contradict each other."""
 
 NAMES: list[Any] = [
-    ("train.toml", "base.family", "nonsense", "nonsense", "qwen"),
     ("train.toml", "data.format", "nonsense", "nonsense", "prm800k"),
-    ("train.toml", "data.inputs", ["nowhere.jsonl"], "nowhere.jsonl"),
-    ("train.toml", "data.exclude", ["nowhere.jsonl"], "nowhere.jsonl"),
-    ("train.toml", "base.prm", "nowhere/there/prm", "nowhere/there/prm"),
     ("search.toml", "prm", ["a=prm", "a=policy"], "'a'"),
     ("search.toml", "prm", ["=prm"], "''"),
     ("search.toml", "prm", ["a="], "a="),
-    ("search.toml", "prm", ["nowhere/there/prm"], "nowhere/there/prm"),
     ("search.toml", "task", "nonsense", "nonsense", "gsm8k"),
     ("search.toml", "task_data", "nowhere.jsonl", "nowhere.jsonl"),
     ("search.toml", "policy.name", "nonsense", "nonsense", "hf:"),

@@ -63,7 +63,7 @@ FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
         "idx": (MISSING, None, 3),
         "modified_question": TEXT,
         "modified_process": (MISSING, None, 3, "a", [], [3], [None]),
-        "error_steps": (MISSING, None, 3, "x", ["x"], [0], [-1], [1.5], [HUGE], [True]),
+        "error_steps": (MISSING, None, 3, "x", ["x"], [0], [-1], [1.5], [True]),
         "original_question": (3, ""),
         "original_process": (3, [], [3]),
     },
@@ -100,12 +100,12 @@ FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
     },
     ("theory pool", "pool"): {
         "solutions": (MISSING, 3),
-        "solutions.0.scores": (MISSING, "x", [2, 2]),
+        "solutions.0.scores": ("x", [2, 2]),
     },
 }  # fmt: skip
 """(command, file) → field → bad values of it, in the file's first record."""
 
-NAMED_LATER = {"processbench": {"id"}, "predictions": {"id", "labels", "redundancy"}}
+NAMED_LATER = {"processbench": {"id"}, "predictions": {"id", "scores", "labels", "redundancy"}}
 """Fields whose mistakes show only beside other records: the file is named, and no line."""
 
 
@@ -122,11 +122,16 @@ def _write(file: str, dotted: str, value: Any, folder: Path) -> None:
     write_records(folder / f"{file}.jsonl", records)
 
 
+def _is_repeated(file: str, value: Any) -> bool:
+    """Whether the message has to repeat the value; it may name the type of a wrong one within a list or a dict."""
+    return type(value) in (int, float) and abs(value) < HUGE and file not in ("pool", "split_shepherd")
+
+
 def rows() -> Iterator[Row]:
     for (command, file), fields in FIELDS.items():
         for dotted, values in fields.items():
             for value in values:
                 where = f"{file}.jsonl" if dotted in NAMED_LATER.get(file, ()) else f"{file}.jsonl:1"
-                found = [str(value)] if type(value) in (int, float) and value == value else []
+                found = [str(value)] if _is_repeated(file, value) else []
                 name = f"{command}: {file}.jsonl {dotted} = {shown(value)}"
                 yield Row(name, tuple(COMMANDS[command]), (where, *found), partial(_write, file, dotted, value))

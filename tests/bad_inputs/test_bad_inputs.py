@@ -11,6 +11,7 @@ from typing import Any
 
 import bad_files
 import bad_options
+import bad_places
 import bad_recipes
 import bad_records
 import pytest
@@ -19,7 +20,7 @@ from valid_inputs import COMMANDS, write_inputs
 
 from prism_prm.cli import main
 
-ROWS: list[Row] = [*bad_options.rows(), *bad_recipes.rows(), *bad_records.rows(), *bad_files.rows()]
+ROWS: list[Row] = [*bad_options.rows(), *bad_recipes.rows(), *bad_records.rows(), *bad_files.rows(), *bad_places.rows()]
 
 
 def run(folder: Path, command: tuple[str, ...] | list[str]) -> int:

@@ -116,7 +116,7 @@ def test_pairs_then_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     (tmp_path / "in.jsonl").write_text(GOOD)
     out = tmp_path / "out"
     assert prism(monkeypatch, "pairs", tmp_path / "in.jsonl", "--out", out, "--lookahead-audit", "off") == 0
-    assert "lookahead pairs" in capfd.readouterr().err
+    assert "lookahead pairs" in capfd.readouterr().out
     assert prism(monkeypatch, "export", out, "--format", "trl-preference") == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert rows[0] == {"prompt": "1+1?\n\n", "chosen": "a = 1", "rejected": "b = 2"}
@@ -135,7 +135,7 @@ def test_export_ends_quietly_when_its_reader_does(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(GOOD * 3000)
     prism_command = f"{sys.executable} -m prism_prm"
     command = (
-        f"{prism_command} pairs {tmp_path}/in.jsonl --lookahead-audit off --out {tmp_path}/out 2>/dev/null && "
+        f"{prism_command} pairs {tmp_path}/in.jsonl --lookahead-audit off --out {tmp_path}/out >/dev/null 2>&1 && "
         f"{prism_command} export {tmp_path}/out --format jsonl | head -1"
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)

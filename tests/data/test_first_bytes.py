@@ -106,7 +106,7 @@ def test_what_is_no_parquet_says_so(tmp_path: Path) -> None:
         list(read_trees(tmp_path / "a.parquet"))
 
 
-@pytest.mark.parametrize("data", [gzip.compress(b"a = 1"), table(LINES)])
+@pytest.mark.parametrize("data", [gzip.compress(b"a = 1"), table(LINES)], ids=["gzip", "parquet"])
 def test_a_recipe_is_a_text(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.toml").write_bytes(data)
     with pytest.raises(PrismError, match=r"a\.toml: this is (packed with gzip|a Parquet table)"):

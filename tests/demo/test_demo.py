@@ -13,15 +13,21 @@ from typer.testing import CliRunner
 from docs_code import run_tutorial
 from prism_prm.cli import app
 from prism_prm.demo.arms import ARMS, Budget
-from prism_prm.demo.findings import find
+from prism_prm.demo.findings import find, summary
 from prism_prm.demo.numbers import differences, measure_steps
+from prism_prm.demo.pipeline import run_demo
 from prism_prm.demo.presets import demo_settings
+from prism_prm.demo.reinforcement import rl_problems
 from prism_prm.demo.report import make_report
 from prism_prm.demo.stages import BASE, SeedRun, quietly
 from prism_prm.evaluation.benchmarks import Item
 from prism_prm.evaluation.scores import collect_steps
+from prism_prm.pools import read_pool
 from prism_prm.records import Step, StepTree
+from prism_prm.tables import iter_trees
+from prism_prm.world.build import build_world
 from prism_prm.world.perturb import PERTURBATIONS
+from prism_prm.world.policy import PolicySettings, shown_problems
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +136,56 @@ def test_arms_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
     assert pointwise == prism, "pointwise trains on the same pairs with the same budget"
     continued, budget = recipes["continued"]["train"], pointwise["train"]
     assert continued["pairs_per_update"] == 2 * budget["pairs_per_update"], "a pair is two steps"
+
+
+def test_policies_are_trained_with_every_prm_and_the_oracle(out: Path) -> None:
+    settings = demo_settings(quick=True)
+    assert settings.rl is not None
+    metrics = json.loads((out / "metrics.json").read_text())
+    runs = metrics["policies"][0]
+    assert list(runs) == [f"{prm}-outcome-0" for prm in ("base", *settings.names, "oracle")]
+    starts = {
+        json.dumps({k: run["looks"][0][k] for k in ("answer", "steps", "greedy/answer")}) for run in runs.values()
+    }
+    assert len(starts) == 1, "all start from the same policy, watched on the same problems"
+    for run in runs.values():
+        assert [look["update"] for look in run["looks"]] == [0, 3, 6]
+    for look in runs["oracle-outcome-0"]["looks"]:
+        assert look["proxy"] == pytest.approx(look["steps"]), "the oracle rewards what is true"
+    text = (out / "report.md").read_text()
+    before, after = (round(100 * runs["base-outcome-0"]["looks"][i]["answer"]) for i in (0, -1))
+    assert f"| {before} → {after} |" in text
+    assert "figures/reinforcement.svg" in text
+
+
+def test_rl_problems_are_new_to_every_model(out: Path) -> None:
+    """Neither trained on nor measured by, in the world's own files and in the policy's own training."""
+    settings = demo_settings(quick=True)
+    assert settings.rl is not None
+    world = build_world(settings.world, out / "world")
+    train, held_out = ({problem.text for problem in some} for some in rl_problems(world, settings.rl))
+    assert (len(train), len(held_out)) == (settings.rl.updates * settings.rl.prompts, settings.rl.held_out)
+    seen = {tree.problem for name in ("base", "annotated", "natural", *PERTURBATIONS)
+            for tree in iter_trees(world.trees(name))}  # fmt: skip
+    seen |= {entry.problem.text for entry in read_pool(world.pool()).problems}
+    made = json.loads((world.policy.parent / "settings.json").read_text())
+    updates = made.pop("updates")
+    seen |= {one.text for one in shown_problems(PolicySettings(**made), settings.world.pretraining, updates)}
+    assert not train & held_out
+    assert not (train | held_out) & seen
+
+
+def test_without_trl_the_last_act_is_skipped_and_says_how_to_install_it(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prism_prm.demo.pipeline.find_spec", lambda _: None)
+    said: list[str] = []
+    found = run_demo(out, quick=True, say=said.append)
+    assert any("pip install 'prism-prm[rl]'" in line for line in said)
+    assert found.runs == []
+    assert "pip install 'prism-prm[rl]'" in (out / "report.md").read_text()
+    headers, _ = summary(found)
+    assert "RL: solved" not in headers
 
 
 def test_differences_are_paired() -> None:

@@ -106,7 +106,7 @@ def test_the_threshold_is_the_cards_unless_the_benchmark_has_a_rule(tmp_path: Pa
     assert threshold("--scores", table) == (0.375, "from the PRM's card")
     assert threshold("--scores", table, "--threshold", 0.25) == (0.25, "as given")
     predictions = write_jsonl(tmp_path / "p.jsonl", [{"id": f"tree-{i}", "scores": [0.9, 0.4]} for i in range(4)])
-    assert threshold("--predictions", predictions) == (0.5, "the default, as no card says")
+    assert threshold("--predictions", predictions) == (0.5, "the default, since no card sets it")
     common = ["eval", "--data", data, "--draws", 100, "--bench", "processbench"]
     assert threshold("--prm", tmp_path / "prm", bench="processbench") == (0.5, "the benchmark's rule")
 

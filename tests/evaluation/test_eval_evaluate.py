@@ -104,10 +104,10 @@ def test_a_limit_makes_a_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"threshold": 1.5}, "threshold 1.5 is not in"),
-        ({"target_tpr": 0.0}, "cannot be aimed at"),
-        ({"holdout": 1.0}, "holdout 1.0 is not between"),
-        ({"num_draws": 20}, "20 bootstrap draws are too few"),
+        ({"threshold": 1.5}, "threshold = 1.5: must be 0 or more and at most 1"),
+        ({"target_tpr": 0.0}, "target_tpr = 0.0: must be above 0"),
+        ({"holdout": 1.0}, "holdout = 1.0: must be above 0 and below 1"),
+        ({"num_draws": 20}, "num_draws = 20: must be 100 or more"),
     ],
 )
 def test_settings_are_checked(given: dict[str, Any], message: str) -> None:

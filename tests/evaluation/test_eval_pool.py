@@ -85,7 +85,7 @@ def test_a_table_of_scores_says_what_the_card_of_its_prm_says(tmp_path: Path, ti
         found = metrics(tmp_path / name)["pool"]
         used[name] = (found["aggregator"]["value"], found["threshold"]["value"], found["threshold"]["origin"])
     assert used == {
-        "table": ("product", 0.25, "from the PRM's card"), "pool": ("min", 0.5, "the default, as no card says")
+        "table": ("product", 0.25, "from the PRM's card"), "pool": ("min", 0.5, "the default, since no card sets it")
     }  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def recipes(draw: st.DrawFn) -> bytes:
 
 
 @fuzz(
-    0.12,
+    0.04,
     data=recipes() | torn(recipes()) | anything,
     base=st.sampled_from((b"", b'extends = "a.toml"\n', b"seed = 4\n")),
 )

@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from prism_prm.data import Reader
 from prism_prm.evaluation.compare import load_run
 from prism_prm.evaluation.judged_steps import read_steps
+from prism_prm.lm.place import base_of
 from prism_prm.pools import read_pool
 from prism_prm.prms.card import read_card
+from prism_prm.prms.place import read_run
 from prism_prm.records import StepPair, StepTree
 from prism_prm.resume import Journal, is_made_for, once
 from prism_prm.scorer.protocol import TreeScores
@@ -179,6 +181,8 @@ CARDS = [
         "frozen_layers": 0,
     }
 ]
+ADAPTERS = [{"base_model_name_or_path": "x", "peft_type": "LORA", "r": 8}]
+RUNS = [{"best": "rounds/1", "rounds": {"1": {"accuracy": 0.5}}}]
 METRICS = [{"run": {"name": "x"}, "benchmarks": {"prmbench": {"threshold": {"value": 0.5}}}}]
 
 
@@ -199,3 +203,12 @@ def test_json_of_folders(tmp_path_factory: pytest.TempPathFactory, card: bytes, 
         return [run.threshold(bench) for bench in run.benches]
 
     survives("metrics", thresholds)
+
+
+@fuzz(0.02, adapter=json_file(ADAPTERS), run=json_file(RUNS))
+def test_json_of_runs_and_adapters(tmp_path_factory: pytest.TempPathFactory, adapter: bytes, run: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "adapter_config.json").write_bytes(adapter)
+    (folder / "run.json").write_bytes(run)
+    survives("adapters", lambda: base_of(folder))
+    survives("runs", lambda: read_run(folder))

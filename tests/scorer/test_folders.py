@@ -219,7 +219,10 @@ def test_a_damaged_card_is_named(tiny_lm: Callable[..., Path], tmp_path: Path) -
         ('{"family": "qwan"}', "prism.json: Unknown family 'qwan'. Known: qwen"),
         ('{"family": "qwen", "treshold": 1}', r"Unknown keys \['treshold'\]"),
         ('{"family": "token-classification", "threshold": "high"}', "prism.json.*threshold"),
-        ('{"family": "token-classification", "threshold": 1.5}', r"prism.json: threshold 1.5 is not in \[0, 1\]"),
+        (
+            '{"family": "token-classification", "threshold": 1.5}',
+            r"prism.json: threshold = 1.5: must be 0 or more and at most 1",
+        ),
         (
             '{"family": "token-classification", "aggregator": "max"}',
             "prism.json: Unknown aggregator 'max'. Known: last, min",

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from prism_prm import PrismError, StepTree, init_prm, load_prm
 from prism_prm.cli import app
+from prism_prm.pools import holds_pool
 from prism_prm.scorer.table import read_scores, write_scores
 from prism_prm.tables import scores_schema, write_trees
 
@@ -102,7 +103,7 @@ def test_command(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.parquet"
     result = run("score", "--prm", folder / "prm", folder / "solutions.jsonl", "--out", out, "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "21 steps of 7 trees" in result.stderr
+    assert "21 steps of 7 trees" in result.stdout
     assert read_scores(out).num_rows == 21
 
     write_trees(tmp_path / "trees.parquet", chains())
@@ -132,7 +133,9 @@ def test_a_run_is_its_best_round_and_steps_need_no_labels(folder: Path, tmp_path
     shutil.copytree(folder / "prm", runs / "rounds" / "1_all")
     with pytest.raises(PrismError, match=rf"the finished rounds are PRMs: {runs}/rounds/1_all"):
         load_prm(runs)
-    (runs / "run.json").write_text(json.dumps({"best": "rounds/1_all"}))
+    (runs / "run.json").write_text(
+        json.dumps({"best": "rounds/1_all", "criterion": "auroc", "beats_base": True, "rounds": {}})
+    )
     assert run(*command).exit_code == 0
     table = read_scores(tmp_path / "s.parquet")
     assert table["probability"].to_pylist() == pytest.approx(
@@ -149,3 +152,35 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
     write_trees(tmp_path / "trees.parquet", chains())
     with pytest.raises(PrismError, match=r"not a scores table; it lacks the columns \['log_odds'"):
         read_scores(tmp_path / "trees.parquet")
+
+
+def test_a_pool_is_scored_solution_by_solution(folder: Path, tmp_path: Path) -> None:
+    """Its table holds the scores that `prism rerank --prm` would make, under the same trees."""
+    pool = tmp_path / "pool.jsonl"
+    solutions = ["First.\n\nSo \\boxed{3}", {"steps": ["1 + 2 = 3"], "answer": "3"}, ""]
+    pool.write_text(json.dumps({"problem": "1 + 2?", "answer": "3", "solutions": solutions}) + "\n")
+    out = tmp_path / "s.parquet"
+    result = run("score", "--prm", folder / "prm", pool, "--out", out, "--device", "cpu")
+    assert "3 steps of 2 trees" in result.stdout
+    table = read_scores(out)
+    assert table["name"].to_pylist() == ["0#0", "0#0", "0#1"]
+    prm = load_prm(folder / "prm", device="cpu")
+    expected = [*prm.score("1 + 2?", ["First.", "So \\boxed{3}"]), *prm.score("1 + 2?", ["1 + 2 = 3"])]
+    assert table["probability"].to_pylist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"problem": "p", "solutions": ["a", "b"]}, True),
+        ({"prompt": "p", "completions": ["a", "b"], "answer": "1"}, True),
+        ({"problem": "p", "completions": ["a", "b"]}, True),
+        ({"prompt": "p", "completions": ["a", "b"]}, False),
+        ({"prompt": "p", "completions": ["a", "b"], "labels": [True, False]}, False),
+        ({"problem": "p", "steps": ["a"]}, False),
+        ({"problem": "p", "solution": "a"}, False),
+    ],
+)
+def test_what_is_a_pool(record: dict[str, object], expected: bool, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps(record) + "\n")
+    assert holds_pool(tmp_path / "x.jsonl") == expected

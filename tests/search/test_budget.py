@@ -79,5 +79,5 @@ def test_every_budget_from_one_token_up(method: str, lookahead: int, n: int, exp
 
 def test_a_budget_is_at_least_one_token() -> None:
     for wrong in (0, -5):
-        with pytest.raises(PrismError, match=f"max_policy_tokens = {wrong} must be 1 or more"):
+        with pytest.raises(PrismError, match=f"max_policy_tokens = {wrong}: must be 1 or more"):
             SearchSettings(max_policy_tokens=wrong)

@@ -22,11 +22,12 @@ from prism_prm.packing import collate
 from prism_prm.pairs.examples import Examples, as_one_tree, labelled_steps
 from prism_prm.scorer import PRM
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
-from prism_prm.training.batches import Packing, RowLimits, batch_maker, micro_batches, parts_of_update
-from prism_prm.training.loop import NotFiniteError, Round, TrainSettings, chance_of
+from prism_prm.training.batches import RowLimits, batch_maker, micro_batches, parts_of_update
+from prism_prm.training.loop import NotFiniteError, Round, chance_of
 from prism_prm.training.margins import fill_cache
 from prism_prm.training.model import merged, prepare
 from prism_prm.training.recipe import HardwareSettings, Lora
+from prism_prm.training.settings import Packing, TrainSettings
 
 
 def tiny_copy(tiny_prm: Callable[..., Any]) -> PRM:
@@ -240,7 +241,7 @@ def test_learning_rate_is_a_formula() -> None:
 
 
 def test_impossible_settings() -> None:
-    with pytest.raises(ConfigError, match=r"train.pairs_per_update = 0: must be above 0"):
+    with pytest.raises(ConfigError, match="pairs_per_update = 0: must be 1 or more"):
         TrainSettings(pairs_per_update=0)
     with pytest.raises(ConfigError, match="warmup"):
         TrainSettings(warmup=1.0)

@@ -434,3 +434,34 @@ def test_with_kept_states_a_run_ends_the_same(recipe_file: Path, tmp_path: Path)
     assert prm.cache.folder == folder
     run(recipe_file, tmp_path / "again", *wanted, "objective.space=log-odds")
     assert sorted(folder.iterdir()) == shards, "another objective finds all states"
+
+
+def test_weights_that_are_gone_are_noticed(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    """A finished run whose best round has lost its weights is not done: it is trained again, to the same bits."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    best = json.loads((out / "run.json").read_text())["best"]
+    (out / best / "model.safetensors").unlink()
+    with pytest.raises(PrismError, match="the weights of this run's best round are gone"):
+        load_prm(out)
+    said: list[str] = []
+    result = Run(load_recipe(recipe_file), out, Accelerator(cpu=True), say=said.append).go()
+    assert said[0] == f"{out / best}: the weights of the best round are gone; this round is trained again."
+    assert not any("nothing to do" in line for line in said)
+    assert result["best"] == str(out / best)
+    for key, value in weights(finished / best).items():
+        assert torch.equal(weights(out / best)[key], value)
+    assert (out / best / "prism.json").read_text() == (finished / best / "prism.json").read_text()
+    assert losses(out) == losses(finished)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"best": 3}', '{"best": "rounds/1"}', "[" * 20_000])
+def test_a_broken_run_file_is_said(text: str, recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    (out / "run.json").write_text(text)
+    message = r"run/run\.json: not what `prism train` writes there \(.*\)\. Remove it and run `prism train`"
+    with pytest.raises(PrismError, match=message):
+        run(recipe_file, out)
+    with pytest.raises(PrismError, match=message):
+        load_prm(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from prism_prm.tables import iter_trees
 from prism_prm.world.build import World, build_world, load_policy
 from prism_prm.world.oracle import judge, judge_step
 from prism_prm.world.perturb import PERTURBATIONS
-from prism_prm.world.policy import PolicySettings, make_model, right_step_share, train_policy
+from prism_prm.world.policy import PolicySettings, make_model, right_step_share, shown_problems, train_policy
 from prism_prm.world.problems import ANSWER_MARK, Problem, ProblemSettings, draw_problems
 from prism_prm.world.sampling import Chance, sample_next_steps, sample_solutions, sample_tokens
+from prism_prm.world.scorer import OracleScorer
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS, STEP_END, make_tokenizer, prompt_of, solution_text
 
@@ -196,3 +198,32 @@ def test_words_of_the_chat_are_not_drawn() -> None:
     written = "".join(step for steps, _ in solutions for step in steps)
     assert "+1" in written
     assert not [word for word in ("user", "assistant", "<", "\n") if word in written]
+
+
+def test_what_a_policy_was_shown_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every problem of its batches, and those that it was measured by."""
+    from prism_prm.world import policy as training
+
+    seen: list[str] = []
+    batch = training.training_batch
+
+    def noted(problems: list[Problem], tokenizer: Any) -> Any:
+        seen.extend(problem.text for problem in problems)
+        return batch(problems, tokenizer)
+
+    monkeypatch.setattr(training, "training_batch", noted)
+    settings = PolicySettings(layers=1, hidden=16, heads=2, batch=8, target=0.05, backbone_target=0.05)
+    problems = ProblemSettings(5, "+-", 2, 3)
+    *_, updates = train_policy(settings, problems, make_tokenizer(5))
+    assert {problem.text for problem in shown_problems(settings, problems, updates)} == set(seen)
+
+
+def test_the_oracle_scores_steps_by_the_truth() -> None:
+    scorer = OracleScorer(7)
+    assert scorer.score("3+5-1", ["3+5=1", "1-1=0", "#### 0"]) == pytest.approx([1, 1, 1])
+    assert scorer.score("3+5-1", ["3+5=2", "2-1=1", "#### 1"]) == pytest.approx([0, 1, 1]), (
+        "what follows is judged anew"
+    )
+    lenient = OracleScorer(7, lambda _problem, step, right: right or step.startswith("3"), "lenient")
+    assert lenient.score("3+5-1", ["3+5=2", "#### 2"]) == pytest.approx([1, 0])
+    assert scorer.identity() != lenient.identity()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import compare, demo, evaluate, export, margins, pairs, rerank, score, search, theory, train
+from prism_prm.cli import compare, demo, evaluate, export, grpo, margins, pairs, rerank, score, search, theory, train
 from prism_prm.cli.options import SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
+from prism_prm.cli.running import alone_in_its_folder, end_stopped, stop_on_signals, with_display
 from prism_prm.cli.threads import settle_waiting
-from prism_prm.cli.ui import alone_in_its_folder
+from prism_prm.cli.ui import complain
 from prism_prm.errors import PrismError
 
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -24,7 +26,6 @@ app = typer.Typer(
     name="prism",
     help="Train, measure and use process reward models (PRMs): models that score each step of a chain of reasoning.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,25 +49,35 @@ def _options(
     check_alone(context.invoked_subcommand or "")
 
 
-app.command(epilog=pairs.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(pairs.pairs))
-app.command(epilog=export.EXAMPLES)(export.export)
-app.command(epilog=score.EXAMPLES, cls=SettingsCommand)(score.score)
-app.command(epilog=margins.EXAMPLES, cls=SettingsCommand)(margins.margins)
-app.command(epilog=train.EXAMPLES)(train.train)
-app.command("eval", epilog=evaluate.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(evaluate.evaluate))
-app.command(epilog=compare.EXAMPLES)(alone_in_its_folder(compare.compare))
-app.command(epilog=theory.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(theory.theory))
-app.command(epilog=rerank.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(rerank.rerank))
-app.command(epilog=search.EXAMPLES, cls=SettingsCommand)(alone_in_its_folder(search.search))
-app.command(epilog=demo.EXAMPLES)(alone_in_its_folder(demo.demo))
+def _add(command: Callable[..., None], epilog: str, *, name: str | None = None, settings: bool, alone: bool) -> None:
+    """Add a command; `settings`: options are made from settings classes, `alone`: it holds its folder `out`."""
+    held = alone_in_its_folder(command) if alone else command
+    app.command(name, epilog=epilog, cls=SettingsCommand if settings else None)(with_display(held))
+
+
+_add(pairs.pairs, pairs.EXAMPLES, settings=True, alone=True)
+_add(export.export, export.EXAMPLES, settings=False, alone=False)
+_add(score.score, score.EXAMPLES, settings=True, alone=False)
+_add(margins.margins, margins.EXAMPLES, settings=True, alone=False)
+_add(train.train, train.EXAMPLES, settings=False, alone=False)
+_add(evaluate.evaluate, evaluate.EXAMPLES, name="eval", settings=True, alone=True)
+_add(compare.compare, compare.EXAMPLES, settings=False, alone=True)
+_add(theory.theory, theory.EXAMPLES, settings=True, alone=True)
+_add(rerank.rerank, rerank.EXAMPLES, settings=True, alone=True)
+_add(search.search, search.EXAMPLES, settings=True, alone=True)
+_add(grpo.grpo, grpo.EXAMPLES, settings=False, alone=False)
+_add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
 
 
 def main() -> None:
     """Run the command line; an error the user can mend is printed plainly and ends with status 2."""
     settle_waiting(os.environ)
+    stop_on_signals()
     try:
         refuse_empty(sys.argv[1:])
         sys.exit(app(standalone_mode=len(sys.argv) == 1))  # without any words it shows its help by itself
+    except KeyboardInterrupt as stop:  # before a command began
+        end_stopped(stop)
     except UsageError as error:
         _end(_usage(error))
     except PrismError as error:
@@ -89,5 +100,5 @@ def _usage(error: Any) -> str:
 
 
 def _end(message: str) -> NoReturn:
-    typer.secho(f"error: {message}", fg="red", err=True)
+    complain(f"error: {message}")
     sys.exit(2)

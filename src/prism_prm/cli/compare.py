@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from prism_prm.cli.ui import progress, say
+from prism_prm.cli.options import out_folder
+from prism_prm.cli.ui import conclude, progress, report_facts, say, tell
 
 EXAMPLES = """
 Examples
@@ -20,10 +21,12 @@ Examples
 
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Folders of `prism eval`, or NAME=FOLDER; the first is the base.")],
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the report.")],
+    out: Annotated[Path, out_folder("Folder for the report.")],
     rounds: Annotated[bool, typer.Option(help="The runs are rounds of a curriculum, in this order.")] = False,
-    draws: Annotated[int, typer.Option(min=100, max=10**6, help="Bootstrap draws of problems.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
+    draws: Annotated[
+        int, typer.Option(min=100, max=10**6, help="How many bootstrap draws of problems to take.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of the draws.")] = 0,
 ) -> None:
     """Put PRMs side by side: rates, classes, splits, rounds, and paired differences with p-values.
 
@@ -34,4 +37,4 @@ def compare(
     from prism_prm.report import PAGE
 
     compare_runs(runs, out, rounds=rounds, num_draws=draws, seed=seed, bars=progress, say=say)
-    typer.echo(out / PAGE)
+    conclude(lambda: report_facts(out), lambda: tell(out / PAGE))

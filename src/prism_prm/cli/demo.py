@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.cli.options import out_folder
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 
 EXAMPLES = """
 Examples
@@ -21,28 +22,35 @@ Examples
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(file_okay=False, help="Folder for everything that is made; what is there is reused.")
-    ] = Path("prism-demo"),
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many worlds; several give intervals.")] = 1,
-    first_seed: Annotated[int, typer.Option(min=0, max=10**9, help="The first of them.")] = 0,
-    full: Annotated[bool, typer.Option("--full", help="All ablations, and tests out of distribution.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A much smaller world: everything works, about a minute.")] = (
-        False
+    out: Annotated[Path, out_folder("Folder for everything that is made; what is there is reused.")] = Path(
+        "prism-demo"
     ),
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many worlds to run. Several give intervals.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0, max=10**9, help="The seed of the first world.")] = 0,
+    full: Annotated[
+        bool, typer.Option("--full", help="Add all ablations, out-of-distribution tests, and all credits.")
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Run a much smaller world in about a minute, to see that everything works."),
+    ] = False,
 ) -> None:
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
-    Real training and real re-ranking with the code of a large run; only the models and problems are small. Ends with
-    a table and the path of report.html. Interrupted, the same command goes on where it was.
+    Real training, re-ranking, search and reinforcement learning with the code of a large run; only the models and
+    problems are small. Ends with a table and the path of report.html. Rerun the same command to resume a stopped demo.
     """
     from prism_prm.demo.findings import summary
     from prism_prm.demo.pipeline import run_demo
     from prism_prm.report import PAGE, percent
 
     found = run_demo(out, seeds=seeds, first_seed=first_seed, full=full, quick=quick, bars=progress, say=say)
-    # A terminal has no room for intervals, nor for many columns; the report has them.
-    headers, rows = summary(found, show=lambda mean: percent(mean.value, digits=0))
-    columns = list(zip(headers, *rows, strict=True))
-    print_table("Summary (%)", columns[0], columns[1:])
-    say(f"Report: {out / PAGE}")
+
+    def show() -> None:
+        # A terminal has no room for intervals, nor for many columns; the report has them.
+        headers, rows = summary(found, show=lambda mean: percent(mean.value, digits=0))
+        columns = list(zip(headers, *rows, strict=True))
+        print_table("Summary (%)", columns[0], columns[1:])
+        tell(out / PAGE)
+
+    conclude(lambda: report_facts(out), show)

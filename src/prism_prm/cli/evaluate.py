@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, LOADING, Options, Store, with_settings
-from prism_prm.cli.ui import print_table, progress, say
-from prism_prm.errors import ConfigError
+from prism_prm.cli.options import FITTING, LOADING, Options, Store, out_folder, with_settings
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.errors import ConfigError, SettingError
 
 if TYPE_CHECKING:
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
@@ -54,9 +54,7 @@ def evaluate(
             help="prmbench, processbench, labelled, pairs, or one that a package of yours adds; several with commas."
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(file_okay=False, help="Folder for report.html, report.md, metrics.json and scores.")
-    ],
+    out: Annotated[Path, out_folder("Folder for report.html, report.md, metrics.json and scores.")],
     prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure, or a run's.")] = None,
     data: Annotated[
         list[str] | None,
@@ -104,15 +102,26 @@ def evaluate(
     from prism_prm.evaluation.pipeline import evaluate_prm
     from prism_prm.report import PAGE
 
-    settings = replace(settings, **({} if threshold is None else _threshold(threshold)))
+    settings = settings if threshold is None else _with_threshold(settings, threshold)
     evaluations = evaluate_prm(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
         limit=limit, settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
     )  # fmt: skip
-    for evaluation in evaluations.values():
-        _print(evaluation)
-    typer.echo(out / PAGE)
+
+    def show() -> None:
+        for evaluation in evaluations.values():
+            _print(evaluation)
+        tell(out / PAGE)
+
+    conclude(lambda: report_facts(out), show)
+
+
+def _with_threshold(settings: EvalSettings, text: str) -> EvalSettings:
+    try:
+        return replace(settings, **_threshold(text))
+    except SettingError as error:
+        raise ConfigError(f"--threshold {text}: {error.reason}, e.g. 0.5 or tpr=0.95") from None
 
 
 def _threshold(text: str) -> dict[str, Any]:

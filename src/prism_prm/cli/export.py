@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from prism_prm.cli.options import out_file
+from prism_prm.errors import ConfigError
+
 EXAMPLES = """
 Examples
 
@@ -25,22 +28,26 @@ def export(
     format: Annotated[
         Literal["trl-stepwise", "trl-preference", "jsonl"],
         typer.Option(
+            metavar="FORMAT",
             help="trl-stepwise: prompt, completions, labels. trl-preference: prompt, chosen, rejected. "
-            "jsonl: everything about each pair, with its texts."
+            "jsonl: everything about each pair, with its texts.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(dir_okay=False, help="A .jsonl file; standard output without it.")] = None,
-    split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
+    out: Annotated[Path | None, out_file(".jsonl", "The .jsonl file to write. By default standard output.")] = None,
+    split: Annotated[str | None, typer.Option(help="Write only this split. By default all.")] = None,
 ) -> None:
     """Write pairs or labelled solutions as JSON lines that other trainers read."""
-    from prism_prm.cli.ui import progress, say
+    from prism_prm.cli.ui import DISPLAY, conclude, progress, tell
     from prism_prm.export import EXPORTS, export_pairs
 
     if out is not None:
         with progress("Writing", None, unit="records") as advance:
             count = export_pairs(folder, format, out, split=split, advance=advance)
-        say(f"{count:,} records in {out}")
+        facts = {"out": str(out), "records": count}
+        conclude(lambda: facts, lambda: tell(f"{count:,} records in {out}"))
         return
+    if DISPLAY.get().as_json:
+        raise ConfigError("--json needs --out: without it the records themselves go to standard output")
     import msgspec
 
     try:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, LOADING, Options, Store, with_settings
+from prism_prm.cli.options import FITTING, LOADING, Options, Store, out_file, with_settings
 from prism_prm.cli.processes import share_of_work
-from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.cli.ui import conclude, print_table, progress, say, tell
 from prism_prm.resume import locked_file
 
 if TYPE_CHECKING:
@@ -36,42 +36,45 @@ def margins(
     *,
     pairs: Annotated[Path, typer.Argument(help="A folder that `prism pairs` has written.")],
     prm: Annotated[str, typer.Option(help="Folder or hub id of the PRM to score with.")],
-    out: Annotated[Path, typer.Option(dir_okay=False, help="The table to write (Parquet), by pair id and model hash.")],
+    out: Annotated[Path, out_file(".parquet", "The table to write (Parquet), by pair id and model hash.")],
     split: Annotated[str | None, typer.Option(help="Only pairs of this split. Default: all.")] = None,
     loading: LoadSettings,
     store: Store = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print bins, drops and histogram as JSON.")] = False,
 ) -> None:
     """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.
 
-    All candidates of a tree are scored in one packed pass. A run that was stopped goes on where it was; under
+    All candidates of a tree are scored in one packed pass. Rerun the same command to resume; under
     `accelerate launch` the work is split over the processes. `prism train` does this as its second stage.
     """
+    from prism_prm.prms.place import check_prm, checkable
+    from prism_prm.tables import check_pairs_folder
+
+    check_prm(prm, **checkable(asdict(loading)))
+    check_pairs_folder(pairs, split)
     from prism_prm.training.margins import measure_margins
 
     with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():
         found = measure_margins(
             prm, pairs, out, split=split, store=store, share=share, loading=asdict(replace(loading, device=own)),
-            bars=progress,
+            bars=progress, say=say,
         )  # fmt: skip
     if share.rank == 0:
-        _show(found.margin_N, found.kind_N, out, as_json)
+        _show(found.margin_N, found.kind_N, out)
 
 
-def _show(margins: np.ndarray, kinds: np.ndarray, out: Path, as_json: bool) -> None:
+def _show(margins: np.ndarray, kinds: np.ndarray, out: Path) -> None:
     from prism_prm.curriculum import Curriculum, assign
     from prism_prm.training.margins import histogram
 
     facts = histogram(margins, kinds, width=0.1)
-    if as_json:
-        import json
-
-        binned = assign(margins, Curriculum())
-        typer.echo(json.dumps({"pairs": len(margins), "bins": binned.bin_sizes, "dropped": binned.dropped, **facts}))
-        return
-    print_table("Margins r⁺ − r⁻", ["margin", *facts["counts"], "all", ""], _rows(facts))
     binned = assign(margins, Curriculum())
-    say(f"the paper's bins: {binned.bin_sizes}; dropped: {binned.dropped}; table: {out}")
+    about = {"out": str(out), "pairs": len(margins), "bins": binned.bin_sizes, "dropped": binned.dropped, **facts}
+
+    def show() -> None:
+        print_table("Margins r⁺ − r⁻", ["margin", *facts["counts"], "all", ""], _rows(facts))
+        tell(f"the paper's bins: {binned.bin_sizes}; dropped: {binned.dropped}; table: {out}")
+
+    conclude(lambda: about, show)
 
 
 def _rows(facts: dict[str, Any]) -> list[list[str]]:

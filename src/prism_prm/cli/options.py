@@ -21,11 +21,25 @@ from typer.core import TyperCommand
 
 from prism_prm.config import Setting, settings_of
 from prism_prm.errors import ConfigError, SettingError, shown
+from prism_prm.places import check_file, check_folder
 from prism_prm.ranges import fault
+
+
+def out_folder(help: str) -> Any:
+    """The option --out of a command that writes a folder."""
+    return typer.Option("--out", "-o", parser=check_folder, metavar="FOLDER", help=help)
+
+
+def out_file(ending: str, help: str) -> Any:
+    """The option --out of a command that writes one file."""
+    return typer.Option("--out", "-o", parser=lambda text: check_file(text, ending), metavar="FILE", help=help)
+
 
 Store = Annotated[
     Path | None,
     typer.Option(
+        parser=lambda text: check_folder(text, "--store"),
+        metavar="FOLDER",
         help="A folder of scores to reuse and add to, shared by score, margins, eval, rerank and search: a step that a "
         "PRM has scored is not scored again.",
     ),
@@ -81,7 +95,7 @@ class Options:
             default = ",".join(map(str, default))
         default = None if default in ("", (), dataclasses.MISSING) else default
         kind = str if setting.name in self.parse else self.narrowed.get(setting.name) or _kind(setting.hint)
-        flag = self.names.get(setting.name) or _flag(setting.name, kind)
+        flag = self.names.get(setting.name) or _flag(setting.name, switches_off=kind is bool and default is not False)
         shown = setting.shown or True
         option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None, show_default=shown)
         hint = Annotated[kind | None, option] if default is None else Annotated[kind, option]
@@ -104,7 +118,7 @@ class Options:
 
     def _option(self, name: str) -> str:
         """What a setting is called on the command line."""
-        return self.names.get(name) or _flag(name, None)
+        return self.names.get(name) or _flag(name, switches_off=False)
 
 
 def _place(prefix: str, name: str) -> str:
@@ -112,9 +126,9 @@ def _place(prefix: str, name: str) -> str:
     return f"{prefix}__{name.replace('.', '__')}"
 
 
-def _flag(name: str, kind: Any) -> str:
+def _flag(name: str, switches_off: bool) -> str:
     word = name.rpartition(".")[2].replace("_", "-")
-    return f"--{word}/--no-{word}" if kind is bool else f"--{word}"
+    return f"--{word}/--no-{word}" if switches_off else f"--{word}"
 
 
 def _kind(hint: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import Options, with_settings
+from prism_prm.cli.options import Options, out_folder, with_settings
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def pairs(
             "(owner/name, owner/name:split, owner/name:config:split).",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for trees.parquet, pairs.parquet and summary.json.")],
+    out: Annotated[Path, out_folder("Folder for trees.parquet, pairs.parquet and summary.json.")],
     format: Annotated[
         str,
         typer.Option(
@@ -109,14 +109,13 @@ def pairs(
         ),
     ] = None,
     pairing: PairSettings,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Turn labelled solutions into matched pairs of a right and a wrong step (docs/data.md).
 
     Every pair compares two steps under one prefix. **Annotated** pairs are right and wrong candidates that people or
     models rated; **lookahead** pairs take later steps of the same solution, which come too early, as the wrong ones.
     """
-    from prism_prm.cli.ui import progress
+    from prism_prm.cli.ui import conclude, progress
     from prism_prm.data import Reader
     from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.same_problem import Exclusions, Splits
@@ -126,12 +125,7 @@ def pairs(
     recipe = PairRecipe(pairing, splits, Exclusions.read(exclude, exclude_ngram) if exclude else None)
     with progress("Reading and pairing", _total_bytes(reader), unit="bytes") as advance:
         summary = build_pairs(reader, out, recipe, advance=advance)
-    if json:
-        import json as encoder
-
-        typer.echo(encoder.dumps(summary, indent=2, ensure_ascii=False))
-    else:
-        _show(summary, out)
+    conclude(lambda: summary, lambda: _show(summary, out))
 
 
 def _total_bytes(reader: Reader) -> int | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from prism_prm.scorer.store import Share
 
-SHARING = ("score", "margins", "train")
+SHARING = ("score", "margins", "train", "grpo")
 """The commands that several processes may run together."""
 
 _COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")

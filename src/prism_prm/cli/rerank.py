@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import LOADING, Families, Options, Store, families_of, numbers, with_settings, words
-from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.cli.options import (
+    LOADING,
+    Families,
+    Options,
+    Store,
+    families_of,
+    numbers,
+    out_folder,
+    with_settings,
+    words,
+)  # fmt: skip
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
@@ -62,9 +72,7 @@ def rerank(
     pool: Annotated[
         list[str], typer.Argument(help="Pool of solutions: .jsonl, .json, .parquet, a folder, or a hub data set.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", file_okay=False, help="Folder for tables, metrics.json and the report.")
-    ],
+    out: Annotated[Path, out_folder("Folder for tables, metrics.json and the report.")],
     prm: Annotated[
         list[str] | None,
         typer.Option(help="Score with this PRM: folder or hub id, or NAME=folder. Give several to compare them."),
@@ -85,8 +93,7 @@ def rerank(
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
 
     Writes selected.jsonl with what each rule selects from all solutions. A problem without a reference answer is
-    selected from, but not measured.
-    Interrupted, the same command goes on where it was: grades and scores are kept in the output folder.
+    selected from, but not measured. Rerun the same command to resume: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
     from prism_prm.rerank.pipeline import SELECTED, rerank_pool
@@ -97,8 +104,13 @@ def rerank(
         pool, out, prms=prms, scores=named_places(scores or []), task=task, task_data=task_data,
         settings=settings, store=store, loading=how, bars=progress, say=say,
     )  # fmt: skip
-    _show(results)
-    say(f"Selected: {out / SELECTED}   Report: {out / PAGE}")
+
+    def show() -> None:
+        _show(results)
+        tell(out / PAGE)
+
+    say(f"Selected: {out / SELECTED}")
+    conclude(lambda: report_facts(out), show)
 
 
 def _show(results: Results) -> None:

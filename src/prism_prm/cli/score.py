@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, with_settings
+from prism_prm.cli.options import LOADING, Options, Store, out_file, with_settings
 from prism_prm.cli.processes import share_of_work
-from prism_prm.cli.ui import progress, say
+from prism_prm.cli.ui import conclude, progress, say, tell
 from prism_prm.resume import locked_file
 
 if TYPE_CHECKING:
@@ -43,20 +43,38 @@ ALL_OF_LOADING = (
 )
 def score(
     *,
-    inputs: Annotated[list[str], typer.Argument(help="Files, folders or hub data sets: problem and steps, or trees.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(help="Files, folders or hub data sets: problems with steps, trees, or pools of solutions."),
+    ],
     prm: Annotated[str, typer.Option(help="Folder or hub id of a PRM, of a LoRA adapter of one, or a run's.")],
-    out: Annotated[Path, typer.Option(dir_okay=False, help="The table to write (Parquet).")],
-    format: Annotated[str, typer.Option(help="Format of the input; found by itself as a rule.")] = "auto",
+    out: Annotated[Path, out_file(".parquet", "The table to write (Parquet).")],
+    format: Annotated[
+        str,
+        typer.Option(
+            help="The format of the input. auto finds it by the fields of the records; pool is a pool of solutions."
+        ),
+    ] = "auto",
     loading: LoadSettings,
     store: Store = None,
-    chunk: Annotated[int, typer.Option(min=1, max=10**6, help="Trees per part file: what a stop can cost.")] = 64,
+    chunk: Annotated[
+        int,
+        typer.Option(
+            min=1, max=10**6, help="How many trees are scored and saved together. A stop loses no more than that."
+        ),
+    ] = 64,
     reading: ReadOptions,
 ) -> None:
     """Score every step of solutions or trees with a PRM.
 
     Writes one row per step: its ids, the family's named log-odds, the probability that it is right, and the hash of the
-    model. A run that was stopped goes on where it was. Under `accelerate launch` the work is split over the processes.
+    model. Rerun the same command to resume. Under `accelerate launch` the work is split over the processes.
     """
+    from prism_prm.data.inputs import find_sources
+    from prism_prm.prms.place import check_prm, checkable
+
+    check_prm(prm, **checkable(asdict(loading)))
+    find_sources(inputs)
     from prism_prm.scorer.table import score_files
 
     with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():
@@ -66,5 +84,5 @@ def score(
             loading=own_loading, bars=progress, say=say,
         )  # fmt: skip
     if share.rank == 0:
-        resumed = f"; {report.resumed} portions were there already" if report.resumed else ""
-        say(f"{report.steps} steps of {report.trees} trees → {out}{resumed}")
+        facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}
+        conclude(lambda: facts, lambda: tell(f"{report.steps:,} steps of {report.trees:,} trees → {out}"))

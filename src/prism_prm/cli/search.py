@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import LOADING, Families, Options, Store, families_of, numbers, with_settings
-from prism_prm.cli.ui import console, print_table, progress, say
+from prism_prm.cli.options import LOADING, Families, Options, Store, families_of, numbers, out_folder, with_settings
+from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ PANELS = {
 )
 def search(
     *,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", file_okay=False, help="Folder for pools, metrics.json and the report.")
-    ],
+    out: Annotated[Path, out_folder("Folder for pools, metrics.json and the report.")],
     recipe: Annotated[Path | None, typer.Option(help="TOML file of settings; options override it.")] = None,
     given: dict[str, Any],
     family: Families = None,
@@ -81,13 +79,14 @@ def search(
         int | None, typer.Option(min=1, max=1000, help="Processes that judge answers.", rich_help_panel="Task")
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting: search.sampling.top_p=0.95")
+        list[str] | None,
+        typer.Option("--set", help="Set any setting, e.g. --set search.sampling.top_p=0.95. May be repeated."),
     ] = None,
 ) -> None:
     """Search for solutions of a task's problems, batched over problems, and measure how many are solved.
 
     Writes pools that `prism rerank` reads, metrics.json, and a report with accuracy against n and against tokens.
-    Interrupted, the same command goes on where it was. The key of a server is read from $OPENAI_API_KEY.
+    Rerun the same command to resume a stopped search. The key of a server is read from $OPENAI_API_KEY.
     """
     from prism_prm.report import PAGE
     from prism_prm.search.pipeline import search_task
@@ -97,29 +96,27 @@ def search(
     chosen = read_recipe(recipe, given, assignments or [])
     how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
     how["family"] = families_of(family, named_places(chosen.prm))
-    points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live)
-    _show(points)
-    say(f"Pools: {out / 'pools'}   Report: {out / PAGE}")
+    points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live, say=say)
+
+    def show() -> None:
+        _show(points)
+        tell(out / PAGE)
+
+    say(f"Pools: {out / 'pools'}")
+    conclude(lambda: report_facts(out), show)
 
 
 @contextlib.contextmanager
 def _live(label: str, total: int, done: int) -> Iterator[Callable[[Watch], None]]:
     """Problems, tokens per second, and the best score so far."""
-    from rich import progress as bars
-
-    columns = (
-        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(),
-        bars.TextColumn("problems"), bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[more]}"),
-    )  # fmt: skip
-    with bars.Progress(*columns, console=console()) as bar:
-        shown = bar.add_task(f"search, {label}", total=total, completed=done, more="")
+    with progress(f"searching, {label}", total, unit="problems", done=done) as bar:
 
         def watch(state: Watch) -> None:
             rate = state.spent.policy_tokens / state.seconds if state.seconds else 0.0
             more = f"{state.num_active} active   {rate:,.0f} tokens/s"
             if state.best == state.best:  # a number: something was scored
                 more += f"   best {state.best:.3f}"
-            bar.update(shown, completed=done + state.num_done, more=more)
+            bar(done + state.num_done - bar.done, more)
 
         yield watch
 

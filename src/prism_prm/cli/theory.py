@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import Options, with_settings
-from prism_prm.cli.ui import console
+from prism_prm.cli.options import Options, out_folder, with_settings
+from prism_prm.cli.ui import conclude, progress, report_facts, tell
 
 if TYPE_CHECKING:
     from prism_prm.theory_report.closed_forms import VerifierSettings
@@ -31,7 +31,7 @@ Examples
 )
 def theory(
     *,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the report.")],
+    out: Annotated[Path, out_folder("Folder for the report.")],
     settings: VerifierSettings,
     simulate: Annotated[bool, typer.Option(help="Train small networks pointwise and pairwise (about 15 s).")] = True,
     runs: Annotated[
@@ -65,9 +65,8 @@ def theory(
     from prism_prm.report import PAGE
     from prism_prm.theory_report.pipeline import report_theory
 
-    with console().status("playing out Best-of-N" + (", training small networks" if simulate else "")):
-        report_theory(
-            out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
-            threshold=threshold, answer_field=answer_field,
-        )  # fmt: skip
-    typer.echo(out / PAGE)
+    report_theory(
+        out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
+        threshold=threshold, answer_field=answer_field, bars=progress,
+    )  # fmt: skip
+    conclude(lambda: report_facts(out), lambda: tell(out / PAGE))

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from prism_prm.cli.options import out_folder
 from prism_prm.cli.processes import join_processes, num_processes
-from prism_prm.cli.ui import print_table, progress, say
+from prism_prm.cli.ui import conclude, print_table, progress, say, tell
+from prism_prm.places import check_folder
 
 EXAMPLES = """
 Examples
@@ -27,22 +29,21 @@ SHOWN = {
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe: one TOML file (see recipes/).")],
-    out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="The run's folder. Default: runs/NAME for NAME.toml.")
-    ] = None,
+    out: Annotated[Path | None, out_folder("The run's folder. Default: runs/NAME for NAME.toml.")] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting, e.g. --set train.lr=2e-6. Repeatable.")
+        list[str] | None, typer.Option("--set", help="Override a setting, e.g. --set train.lr=2e-6. May be repeated.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print run.json to standard output at the end.")] = False,
 ) -> None:
     """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
 
-    A run that was stopped goes on with the same command; what is done is not done again. Every round leaves a complete
+    Rerun the same command to resume a stopped run; what is done is not done again. Every round leaves a complete
     PRM folder under OUT/rounds, and OUT/run.json names the best one.
     """
-    from prism_prm.training.recipe import load_recipe
+    from prism_prm.training.recipe import check_places, load_recipe
 
     settings = load_recipe(recipe, assignments or [])
+    folder = out or check_folder(str(Path("runs") / recipe.stem))
+    check_places(settings)
     from accelerate import Accelerator
 
     from prism_prm.training.pipeline import train_prm
@@ -50,14 +51,9 @@ def train(
     if num_processes() > 1:
         join_processes()
     accelerator = Accelerator(mixed_precision=settings.hardware.mixed_precision)
-    folder = out or Path("runs") / recipe.stem
     finished = train_prm(settings, folder, accelerator=accelerator, bars=progress, say=say)
     if accelerator.is_main_process:
-        _print(finished, folder)
-        if as_json:
-            import json
-
-            typer.echo(json.dumps(finished))
+        conclude(lambda: finished, lambda: _print(finished, folder))
 
 
 def _print(finished: dict[str, Any], folder: Path) -> None:
@@ -69,5 +65,5 @@ def _print(finished: dict[str, Any], folder: Path) -> None:
     if names:
         print_table(f"Validation of {folder}", ["round", *(SHOWN[name] for name in names)], rows)
     if finished["beats_base"] is False:
-        say(f"No round is better than the base PRM in {finished['criterion']}.")
-    say(f"Best round by {finished['criterion']}: {finished['best']}")
+        tell(f"No round is better than the base PRM in {finished['criterion']}.")
+    tell(f"Best round by {finished['criterion']}: {finished['best']}")

@@ -1,95 +1,131 @@
-"""What commands show while they work: progress bars and tables on standard error, data on standard output."""
+"""What commands show: results on standard output, and all else (progress, remarks, errors) on standard error."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import json
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from prism_prm.resume import locked
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Advance = Callable[[int], None]
-"""Call with how many more units are done."""
-
 SECONDS_BETWEEN_LINES = 30.0
+_WIDE = 1000
+"""Columns of a file or pipe, where no table needs to be folded."""
 
 
+@dataclass(frozen=True, slots=True)
+class Display:
+    """How much a command shows, as its options say."""
+
+    as_json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+
+DISPLAY: ContextVar[Display] = ContextVar("DISPLAY", default=Display())  # noqa: B039 (it is frozen)
+
+
+@cache
 def console() -> Console:
-    """The console for everything that is not data."""
+    """The console for everything that is no result; one for all, so that lines go above a progress bar."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 def say(text: str) -> None:
-    """A line for people, not wrapped, so that paths in it can be copied."""
-    console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """A remark for people, not wrapped, so that paths in it can be copied; none with --quiet."""
+    if not DISPLAY.get().quiet:
+        console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """An error, in red where there are colours."""
+    console().print(text, style="red", markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+class Bar:
+    """Shows how far some work is: a bar in a terminal, and in a log file a line every half minute and at the end."""
+
+    def __init__(self, description: str, total: float | None, unit: str, done: int = 0) -> None:
+        self.description, self.total, self.unit, self.done = description, total, unit, done
+        self.more = ""
+        self.started = self.said = time.monotonic()
+
+    def __call__(self, steps: int, more: str = "") -> None:
+        """So many more are done; `more` is what else there is to say now."""
+        self.done += steps
+        self.more = more or self.more
+        self.changed()
+
+    def changed(self) -> None:
+        """Show it, if it is time."""
+        if time.monotonic() - self.said >= SECONDS_BETWEEN_LINES:
+            self.line()
+
+    def line(self) -> None:
+        """Show it as a line."""
+        self.said = time.monotonic()
+        of = "" if self.total is None else f" of {self.total:,.0f}"
+        after = timedelta(seconds=round(self.said - self.started))
+        more = f", {self.more}" if self.more else ""
+        say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}{more}")
 
 
 @contextlib.contextmanager
-def progress(description: str, total: float | None, *, unit: str = "", shown: bool = True) -> Iterator[Advance]:
-    """A progress bar over `total` units (None: unknown; "bytes": as KB, MB, …); yields the function that advances it.
-
-    In a log file, which has no place for a bar, it is a line every half minute and one at the end.
-    """
-    if shown and not console().is_terminal:
-        lines = _Lines(description, total, unit)
-        yield lines.advance
-        lines.say()
+def progress(description: str, total: float | None, *, unit: str = "", done: int = 0) -> Iterator[Bar]:
+    """Progress over `total` units (None: unknown; "bytes": as KB, MB, …); yields what advances it."""
+    bar = Bar(description, total, unit, done)
+    if DISPLAY.get().quiet or not console().is_terminal:
+        yield bar
+        bar.line()
         return
     from rich import progress as bars
 
     count = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
-    shown_unit = "" if unit == "bytes" else unit
     columns = (
         bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), count,
-        bars.TextColumn(shown_unit, markup=False), bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
+        bars.TextColumn("" if unit == "bytes" else unit, markup=False), bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[more]}", markup=False),
     )  # fmt: skip
-    with bars.Progress(*columns, console=console(), disable=not shown) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda steps: bar.advance(task, steps)
+    with bars.Progress(*columns, console=console()) as live:
+        task = live.add_task(description, total=total, completed=done, more="")
+        bar.changed = lambda: live.update(task, completed=bar.done, more=bar.more)  # type: ignore[method-assign]
+        yield bar
 
 
-class _Lines:
-    """Progress as lines: how far, and after which time."""
-
-    def __init__(self, description: str, total: float | None, unit: str) -> None:
-        self.description, self.total, self.unit = description, total, unit
-        self.done = 0
-        self.started = self.said = time.monotonic()
-
-    def advance(self, steps: int) -> None:
-        self.done += steps
-        if time.monotonic() - self.said >= SECONDS_BETWEEN_LINES:
-            self.say()
-
-    def say(self) -> None:
-        self.said = time.monotonic()
-        of = "" if self.total is None else f" of {self.total:,.0f}"
-        after = timedelta(seconds=round(self.said - self.started))
-        say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}")
+def conclude(facts: Callable[[], Mapping[str, Any]], show: Callable[[], None]) -> None:
+    """The result of a command: for people, or with --json as one JSON object."""
+    if DISPLAY.get().as_json:
+        sys.stdout.write(json.dumps(facts(), ensure_ascii=False) + "\n")
+    else:
+        show()
 
 
-def alone_in_its_folder(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which then holds its folder `out`: two at once would mix their files."""
+def report_facts(out: Path) -> dict[str, Any]:
+    """What --json gives of a command that writes a report: its metrics, and where the page is."""
+    from prism_prm.report import PAGE
 
-    @functools.wraps(command)
-    def run(*, out: Path, **options: Any) -> None:
-        with locked(out):
-            command(out=out, **options)
+    return {"report": str(out / PAGE), **json.loads((out / "metrics.json").read_text(encoding="utf-8"))}
 
-    return run
+
+def tell(text: object) -> None:
+    """A line of the result."""
+    sys.stdout.write(f"{text}\n")
 
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table for people; the first column is left-aligned, the others right. Brackets are brackets, not mark-up."""
+    """A table of results; the first column is left-aligned, the others right. Brackets are brackets, not mark-up."""
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -98,4 +134,4 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(Text(header), justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*map(Text, row))
-    console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)

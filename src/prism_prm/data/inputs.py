@@ -20,6 +20,7 @@ import msgspec
 
 from prism_prm.errors import DataError
 from prism_prm.foreign import BOM, HEAD, check_kind, reading_parquet
+from prism_prm.places import is_hub_id, is_offline, nearest, no_connection
 from prism_prm.types import Advance
 
 Kind = Literal["jsonl", "json", "parquet", "hub"]
@@ -95,10 +96,10 @@ def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
                     reason="unknown-suffix",
                 )
             sources.append(Source(str(given), kind))
-        elif _HUB_ID.fullmatch(str(given)) and kind_of(path) is None:
+        elif _HUB_ID.fullmatch(str(given)) and kind_of(path) is None and is_hub_id(str(given).split(":")[0]):
             sources.append(Source(str(given), "hub"))
         else:
-            raise DataError(f"{given}: no such file or folder", reason="no-such-file")
+            raise DataError(f"{given}: no such file or folder.{nearest(given)}", reason="no-such-file")
     return sources
 
 
@@ -224,6 +225,8 @@ def _hub(source: Source) -> Iterator[InputRow]:
     """`owner/name`, `owner/name:split` or `owner/name:config:split`; without a split, all of them in turn."""
     from datasets import load_dataset
 
+    if not is_offline() and (problem := no_connection()):
+        raise DataError(f"{source.name}: no such file, and {problem}. Name a local file.", reason="no-such-file")
     name, *rest = source.name.split(":")
     config, split = (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else None)
     try:

@@ -22,6 +22,10 @@ _PERHAPS_ANSWERS = (
 """Names that are not taken for the answer unless the user says so: some data sets mean something else by them."""
 
 
+MOST_TOLERANCE = 1e6
+"""Relative to the reference; a larger one is nonsense."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskProblem:
     """A problem and what is known about its answer."""
@@ -88,16 +92,16 @@ def _answer_of(record: Mapping[str, Any], answer_field: str | None) -> str | Non
 
 
 def _tolerance_of(record: Mapping[str, Any], answer: str | None, tolerance: float) -> float:
-    error = _number(record, "error", "a number that is 0 or more")  # OlympiadBench: how far off, absolutely
+    error = _number(record, "error", math.inf)  # OlympiadBench: how far off, absolutely
     number = numeral(normalise(answer)) if answer and error else None
     if number and number.value and error:
         try:
             tolerance = error / abs(float(number.value))
         except (OverflowError, ZeroDivisionError):
             tolerance = math.inf
-        if tolerance == math.inf:
+        if tolerance > MOST_TOLERANCE:
             raise DataError(f"`error` is {error:g}, too large beside the answer {answer!r:.60}", reason="out-of-range")
-    return _number(record, "tolerance", "a number from 0 to 1", most=1.0) or tolerance
+    return _number(record, "tolerance", MOST_TOLERANCE) or tolerance
 
 
 def scalar_text(value: Any) -> str | None:
@@ -113,7 +117,7 @@ def _is_finite(value: float) -> bool:
     return isinstance(value, int) or math.isfinite(value)
 
 
-def _number(record: Mapping[str, Any], field: str, expected: str, most: float = math.inf) -> float | None:
+def _number(record: Mapping[str, Any], field: str, most: float) -> float | None:
     """A number, also one that is written as a text."""
     value = record.get(field)
     if value is None or value == "":
@@ -123,7 +127,8 @@ def _number(record: Mapping[str, Any], field: str, expected: str, most: float = 
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not 0 <= found <= most or found == math.inf:
-        raise _unfit(field, value, expected)
+        upper = "that is 0 or more" if most == math.inf else f"from 0 to {most:,.0f}"
+        raise _unfit(field, value, f"a number {upper}")
     return found
 
 

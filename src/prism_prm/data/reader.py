@@ -160,7 +160,10 @@ def _found(row: InputRow, message: str) -> str:
     at = re.search(r" - at `\$(.*)`$", message)
     if at is None or "missing required field" in message:
         return ""
-    value: Any = row.data if isinstance(row.data, dict) else msgspec.json.decode(row.data)
+    try:
+        value: Any = row.data if isinstance(row.data, dict) else msgspec.json.decode(row.data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # more is wrong with it than the message says
+        return ""
     for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", at[1]):
         if not isinstance(value, list if index else dict) or (key and key not in value):
             return ""  # a key of any name, which msgspec shows as […]

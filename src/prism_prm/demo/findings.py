@@ -17,10 +17,13 @@ from prism_prm.demo.numbers import (
     measure_pool,
     measure_steps,
 )
+from prism_prm.demo.policies import change, plain_runs
+from prism_prm.demo.reinforcement import ANSWER, ORACLE, Run
 from prism_prm.demo.stages import BASE, GUIDED_NS, SeedResult
-from prism_prm.report import percent
+from prism_prm.report import NO_DATA, percent
 from prism_prm.rerank.curves import Curve
 from prism_prm.rerank.grading import GradedPool
+from prism_prm.rl.looks import PROXY
 from prism_prm.statistics import Interval, over_seeds
 
 
@@ -64,6 +67,11 @@ class Findings:
         return [float(np.mean(by_n[n])) for by_n in outcomes]
 
     @property
+    def runs(self) -> list[Run]:
+        """The policies that every seed has trained."""
+        return [run for run in self.results[0].policies if all(run in result.policies for result in self.results)]
+
+    @property
     def ns(self) -> tuple[int, ...]:
         return self.curves[0][0].ns
 
@@ -84,7 +92,7 @@ def find(results: Sequence[SeedResult]) -> Findings:
 
 def title_of(prm: str) -> str:
     """How a PRM is called in tables."""
-    return "base PRM" if prm == BASE else ARMS[prm].title
+    return {BASE: "base PRM", ORACLE: "oracle"}.get(prm) or ARMS[prm].title
 
 
 def cell(found: Interval, show: Callable[..., str] = percent) -> str:
@@ -109,13 +117,26 @@ def summary(
     n_few, n_many = reference_ns(found)
     headers = ["PRM", *SUMMARY, f"Best-of-{n_few}", f"Best-of-{n_many}", f"weighted vote {n_many}"]
     headers += [f"beam search {n}" for n in GUIDED_NS]
+    policies = {} if far else {run.prm: run for run in plain_runs(found)}
+    if policies:
+        headers += ["RL: solved", "RL: reward"]
+
+    def ends(prm: str) -> list[str]:
+        """Of the policy that the PRM rewarded: what is true, and what the PRM says."""
+        if prm not in policies:
+            return [NO_DATA] * 2 if policies else []
+        return [change(found, policies[prm], measure) for measure in (ANSWER, PROXY)]
+
     rows = []
     for prm in found.prms:
         cells = [show(over_seeds(found.of_steps(prm, get, far=far))) for get in SUMMARY.values()]
         for method, n in (("best-of-n", n_few), ("best-of-n", n_many), ("weighted", n_many)):
             cells.append(show(over_seeds(found.of_pool(method, prm, n, far=far))))
         cells += [show(over_seeds(found.of_guided(prm, n, far=far))) for n in GUIDED_NS]
+        cells += ends(prm)
         rows.append([title_of(prm), *cells])
+    if ORACLE in policies:  # which has nothing else to show
+        rows.append([title_of(ORACLE), *[NO_DATA] * (len(headers) - 3), *ends(ORACLE)])
     return headers, rows
 
 

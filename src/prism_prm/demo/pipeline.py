@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from prism_prm.demo.findings import Findings, find
+from prism_prm.demo.policies import SKIPPED
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
 from prism_prm.demo.stages import SeedResult, SeedRun, quietly
@@ -28,7 +31,7 @@ def run_demo(
         out: folder for everything that is made; what is there is reused.
         seeds: how many worlds; several give intervals.
         first_seed: the first of them.
-        full: all ablations, and tests out of distribution.
+        full: all ablations, tests out of distribution, and every way to give credit in reinforcement learning.
         quick: a much smaller world, where everything works within about a minute.
         bars: makes progress bars; default: none are shown.
         say: hears what people may want to know.
@@ -37,6 +40,9 @@ def run_demo(
         >>> found = run_demo("demo", quick=True)  # doctest: +SKIP
     """
     settings = demo_settings(quick=quick, full=full)
+    if find_spec("trl") is None:
+        say(SKIPPED)
+        settings = replace(settings, rl=None)
     with quietly():
         results = []
         for seed in range(first_seed, first_seed + seeds):

@@ -11,6 +11,7 @@ import numpy as np
 from prism_prm.demo.arms import ARMS
 from prism_prm.demo.findings import SUMMARY, Findings, cell, reference_ns, summary, title_of
 from prism_prm.demo.numbers import at_n, differences, find_curve, plain, predicted_best_of_n
+from prism_prm.demo.policies import policy_metrics, report_policies
 from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
 from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes, signed_percent
 from prism_prm.rerank.curves import Curve
@@ -42,6 +43,7 @@ def make_report(found: Findings, command: str) -> Report:
         headers, rows = summary(found, far=True)
         report.table(headers, rows, caption="Summary (%), out of distribution")
         _best_of_n(found, report, far=True)
+    report_policies(found, report, title_of)
     report.metrics = _metrics(found)
     return report
 
@@ -260,5 +262,6 @@ def _metrics(found: Findings) -> dict[str, Any]:
         "guided": guided(far=False),
         "far_pool": [pool(curves) for curves in found.far_curves],
         "far_guided": guided(far=True) if found.far_steps else [],
+        "policies": policy_metrics(found),
         "verdicts": [result.world.verdicts() for result in found.results],
     }

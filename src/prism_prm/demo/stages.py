@@ -5,32 +5,37 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prism_prm.chosen import Choice, card_values, choose_aggregator
 from prism_prm.config import from_mapping
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, settings_for
+from prism_prm.demo.reinforcement import ORACLE, Reinforcement, Run, jobs_of, runs_of, train_policies
 from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import Item
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.scores import collect_steps
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import StepScores, scores_by_prm
-from prism_prm.resume import content_key, once
+from prism_prm.resume import content_key, once, stoppable
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search import SearchSettings
 from prism_prm.tables import iter_trees
 from prism_prm.training.recipe import Recipe
-from prism_prm.training.run import Run
+from prism_prm.training.run import Run as TrainingRun
 from prism_prm.types import Advance, Bars, no_bars
 from prism_prm.world.build import World, build_world
 from prism_prm.world.perturb import PERTURBATIONS
+from prism_prm.world.scorer import OracleScorer
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import PRM_SETTINGS
+
+if TYPE_CHECKING:
+    from prism_prm.rl.grpo import Curve
 
 BASE = "base"
 NATURAL = "natural"
@@ -63,6 +68,8 @@ class DemoSettings:
     """Arms beside the base PRM, in the order they are shown."""
     far: bool = False
     """Whether to measure out of distribution too."""
+    rl: Reinforcement | None = None
+    """How policies are trained with these PRMs; None: they are not."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,9 @@ class SeedResult:
     """For every arm the validation of its rounds, as run.json has it."""
     failed: dict[str, str]
     """Arms that this world has no data for (a curriculum bin without pairs, say), and why."""
+    policies: dict[Run, Curve] = field(default_factory=dict)
+    """What became of the policies that these PRMs rewarded."""
+    rl: Reinforcement | None = None
 
 
 class SeedRun:
@@ -118,7 +128,11 @@ class SeedRun:
         self.say = say
 
     def go(self) -> SeedResult:
-        """All stages in order."""
+        """All stages in order; what is done of a stopped seed is not done again."""
+        with stoppable(lambda: f"seed {self.seed}"):
+            return self._stages()
+
+    def _stages(self) -> SeedResult:
         settings = self.settings
         world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
@@ -134,7 +148,15 @@ class SeedRun:
                 self.say(f"{name}: not trained. {error}")
                 continue
             scored[name] = self._scored(name, prms[name], world)
-        return SeedResult(self.seed, world, prms, scored, rounds, failed)
+        policies = self._rewarded(world, prms) if settings.rl else {}
+        return SeedResult(self.seed, world, prms, scored, rounds, failed, policies, settings.rl)
+
+    def _rewarded(self, world: World, prms: dict[str, Path]) -> dict[Run, Curve]:
+        """Train policies with these PRMs as rewards."""
+        assert self.settings.rl is not None
+        runs = runs_of([name for name in prms if name == BASE or not ARMS[name].full], self.settings.rl)
+        scorers: dict[str, Path | OracleScorer] = {**prms, ORACLE: OracleScorer(world.settings.modulus)}
+        return train_policies(jobs_of(world, scorers, runs, self.settings.rl, self.folder / "policies"), bars=self.bars)
 
     def _recipe(self, arm: Arm, world: World, base: Path) -> dict[str, Any]:
         return arm.recipe(world.trees(arm.trees), base, self.settings.arms, self.seed)
@@ -155,8 +177,9 @@ class SeedRun:
         def bars(description: str, total: float | None, /, *, unit: str = "") -> AbstractContextManager[Advance]:
             return self.bars(f"{name}: {description}", total, unit=unit)
 
-        run = Run(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
-        finished = run.go()
+        run = TrainingRun(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
+        with stoppable(lambda: f"of {name}"):
+            finished = run.go()
         return Path(finished["best"]), finished["rounds"]
 
     def _scored(self, name: str, prm: Path, world: World) -> Scored:

@@ -153,17 +153,16 @@ def read_steps(path: str | Path) -> Steps:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with reading_parquet(path, _AGAIN):
-            table = pq.read_table(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; {_AGAIN}") from None
-    if tuple(table.column_names) != _COLUMNS:
-        raise DataError(f"{path}: not a table of judged steps; it has the columns {table.column_names}")
+    if not Path(path).exists():
+        raise DataError(f"{path}: no such file; {_AGAIN}")
     words, kinds = pa.dictionary(pa.int32(), pa.string()), (pa.int32(), pa.int8(), pa.int32(), pa.int8())
     types = (words, words, *kinds, pa.float64(), pa.float64())
     fields = [pa.field(name, kind, nullable=False) for name, kind in zip(_COLUMNS, types, strict=True)]
-    table = fitted(path, table, pa.schema(fields))
+    with reading_parquet(path, _AGAIN):
+        table = pq.read_table(path)
+        if tuple(table.column_names) != _COLUMNS:
+            raise DataError(f"{path}: not a table of judged steps; it has the columns {table.column_names}")
+        table = fitted(path, table, pa.schema(fields))
     clusters = table["cluster"].to_numpy()
     if not len(clusters) or not 0 <= clusters.min() <= clusters.max() < len(clusters):
         raise DataError(f"{path}: its problems are not numbered; {_AGAIN}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.chosen import CardValues, card_values
+from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks import ItemSet, find_benchmark, read_benchmark
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
@@ -14,6 +15,7 @@ from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.report import RunInfo, write_run
 from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.names import check_name, own_name
+from prism_prm.prms.place import check_prm, checkable, prm_folder
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
@@ -70,15 +72,16 @@ def evaluate_prm(
     source = _source(benches, {"--prm": prm, "--scores": scores, "--predictions": predictions})
     for one in benches:
         find_benchmark(one)
+    called = check_name(name) if name else _short(source)
+    attach = _Scores(prm, scores, predictions, out, store, loading, bars, say)
+    attach.check()
     if settings.threshold == "prm":
         _check_card(prm, scores)
-    called = check_name(name) if name else _short(source)
-    attach = _Scores(prm, scores, predictions, out, store, loading, bars)
+    if trained_on:
+        find_sources(trained_on)
+    everything = {one: _items(one, data, split, limit, trained_on, settings) for one in benches}
     evaluations = {}
-    for one in benches:
-        items = read_benchmark(one, data, split)
-        items = items.some(limit, settings.seed) if limit else items
-        items = items.checked_against([Path(file) for file in trained_on]) if trained_on else items
+    for one, items in everything.items():
         say(f"{items.described()}, from {len(items.files)} files")
         steps, notes = attach.to(items)
         with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
@@ -86,6 +89,19 @@ def evaluate_prm(
             advance(settings.num_draws)
     write_run(out, RunInfo(called, source, attach.model_hash), list(evaluations.values()), settings)
     return evaluations
+
+
+def _items(
+    bench: str,
+    data: str | Path | Sequence[str | Path],
+    split: str | None,
+    limit: int | None,
+    trained_on: Sequence[str | Path],
+    settings: EvalSettings,
+) -> ItemSet:
+    items = read_benchmark(bench, data, split)
+    items = items.some(limit, settings.seed) if limit else items
+    return items.checked_against([Path(file) for file in trained_on]) if trained_on else items
 
 
 def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
@@ -104,16 +120,16 @@ def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
 
 def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> None:
     """There must be a card to take a threshold from; looked up before the PRM is loaded."""
-    from prism_prm.lm.load import local_folder
+    from prism_prm.lm.place import local_folder
     from prism_prm.prms.card import CARD_FILE, read_card
-    from prism_prm.prms.folder import prm_folder
-    from prism_prm.scorer.table import card_of_scores, read_scores
 
     lacking = ""
     if isinstance(prm, str | Path):
         has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
         lacking = f", which {prm} lacks"
     elif scores is not None:
+        from prism_prm.scorer.table import card_of_scores, read_scores
+
         read_scores(scores)
         has_card = card_of_scores(scores) is not None
         lacking = f", or scores of such a PRM, which {scores} does not say it has"
@@ -141,12 +157,21 @@ class _Scores:
         store: str | Path | None,
         loading: Mapping[str, Any] | None,
         bars: Bars,
+        say: Say,
     ) -> None:
         self.prm, self.scores, self.predictions = prm, scores, predictions
-        self.out, self.store, self.loading, self.bars = out, store, loading, bars
+        self.out, self.store, self.loading, self.bars, self.say = out, store, loading, bars, say
         self.model_hash = ""
         self.card: CardValues | None = None
         """What the card of the PRM says, once its scores are here."""
+
+    def check(self) -> None:
+        """Refuse places where there can be no scores, before anything is read."""
+        if isinstance(self.prm, str | Path):
+            check_prm(self.prm, **checkable(self.loading))
+        for file in (self.scores, self.predictions):
+            if file is not None:
+                find_sources([file])
 
     def to(self, items: ItemSet) -> tuple[Steps, dict[str, int]]:
         """Their judged steps, and what there is to note about them."""
@@ -166,4 +191,4 @@ class _Scores:
         assert self.prm is not None, "one of the three is given"
         self.prm = scorer = open_prm(self.prm, self.loading)
         with self.bars(f"scoring {items.name}", len(items.items), unit="items") as advance:
-            return score_benchmark(scorer, items, self.out, store=self.store, advance=advance)
+            return score_benchmark(scorer, items, self.out, store=self.store, advance=advance, say=self.say)

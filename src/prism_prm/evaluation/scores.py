@@ -15,7 +15,7 @@ from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import Item, ItemSet
 from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps
 from prism_prm.statistics import number_clusters
-from prism_prm.types import Floats
+from prism_prm.types import Floats, Say, silent
 
 if TYPE_CHECKING:
     from prism_prm.scorer.protocol import Scorer, TreeScores
@@ -193,13 +193,14 @@ def score_benchmark(
     *,
     store: str | Path | None = None,
     advance: Callable[[int], None] = lambda _: None,
+    say: Say = silent,
 ) -> Path:
     """Write the scores table of a benchmark, or find it done; work that was stopped is resumed."""
     from prism_prm.scorer.table import write_scores
 
     path = scores_file(folder, items.name)
     trees = [item.tree for item in items.items]
-    report = write_scores(prm, trees, path, store=store, advance=advance)
+    report = write_scores(prm, trees, path, store=store, advance=advance, say=say)
     if unscored := sum(len(tree.nodes) for tree in trees) - report.steps:
         raise DataError(
             f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no "

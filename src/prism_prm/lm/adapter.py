@@ -1,36 +1,19 @@
-"""LoRA adapters (peft): which model one belongs to, and merging it there, with every weight of it accounted for."""
+"""LoRA adapters (peft): merged into their model, with every weight accounted for."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.place import ADAPTER_FILE, is_adapter
 
-ADAPTER_FILE = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
 
 Module = TypeVar("Module", bound=nn.Module)
-
-
-def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder holds a LoRA adapter."""
-    return Path(folder, ADAPTER_FILE).exists()
-
-
-def base_of(folder: Path) -> str:
-    """The model that an adapter was trained on."""
-    try:
-        base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: its {ADAPTER_FILE} cannot be read: {error}") from error
-    if not base:
-        raise ModelError(f"{folder}: its {ADAPTER_FILE} names no base model; load the base with adapter='{folder}'")
-    return str(base)
 
 
 def merge_adapter(module: Module, folder: Path) -> Module:

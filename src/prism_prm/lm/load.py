@@ -17,45 +17,17 @@ import torch
 from torch import Tensor
 
 from prism_prm.errors import MissingExtraError, ModelError
-from prism_prm.lm.adapter import ADAPTER_FILE
+from prism_prm.lm.place import ADAPTER_FILE, check_pickled, readable
 
 log = logging.getLogger(__name__)
 
 OUTPUT_LAYER = "lm_head."
 """How the names of a language model's output layer begin."""
 _INDEX = "model.safetensors.index.json"
-_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-_PICKLED = ("*.bin", "*.pt", "*.pth")
 _BIG_BYTES = 2 * 10**9
 """Reading a model this big takes seconds."""
 _NAMED = 3
 """How many weights an error names."""
-
-
-def local_folder(name: str, *, allow_pickle: bool = False) -> Path:
-    """The folder of a model: itself, or the download of a hub id."""
-    if Path(name).is_dir():
-        return Path(name)
-    if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"{name}: there is no such model folder")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=[*_WANTED, *(_PICKLED if allow_pickle else ())]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ModelError(f"{name}: not a folder, and the hub does not give it: {error}") from None
-
-
-@contextlib.contextmanager
-def readable(folder: Path, what: str) -> Iterator[None]:
-    """A file that is damaged, cut short or of another kind is the folder's fault, and said so."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise ModelError(f"{folder}: its {what} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager
@@ -145,20 +117,6 @@ def _from_gguf(kind: Any, folder: Path, files: Sequence[Path], options: dict[str
     fresh = kind.from_config(read.config, attn_implementation=options["attn_implementation"]).to(options["dtype"])
     fresh.load_state_dict(read.state_dict())
     return fresh, tokenizer
-
-
-def check_pickled(folder: Path, *, allow_pickle: bool) -> None:
-    """Pickled weights can run any code when they are read, so they need the user's word."""
-    if any(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-    if not pickled:
-        raise ModelError(f"{folder}: no .safetensors file, so there are no weights to load")
-    if not allow_pickle:
-        raise ModelError(
-            f"{folder}: the weights are pickled ({pickled[0]}), and reading them can run any code. Convert them to "
-            "safetensors, or pass allow_pickle=True (`prism score --allow-pickle`) if you trust their author."
-        )
 
 
 def load_checked(kind: Any, folder: Path, what: str, *, unread: Collection[str] | None = (), **options: Any) -> Any:

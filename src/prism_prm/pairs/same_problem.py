@@ -80,7 +80,10 @@ class Splits:
                 raise ConfigError(f"split {part!r} is not NAME=SHARE, as in train=0.9,test=0.1") from None
         if len(shares) != len(text.split(",")):
             raise ConfigError(f"split {text!r} names a part twice")
-        return cls(shares, seed)
+        try:
+            return cls(shares, seed)
+        except ConfigError as error:
+            raise ConfigError(f"split {text!r}: {error}") from None
 
     def split_of(self, problem: str) -> str:
         """The split of a problem."""

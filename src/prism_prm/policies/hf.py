@@ -13,8 +13,9 @@ from prism_prm.errors import ModelError
 from prism_prm.lm.attention import SHARED, attention_windows
 from prism_prm.lm.device import pick_device, pick_dtype
 from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
-from prism_prm.lm.load import language_model, local_folder
+from prism_prm.lm.load import language_model
 from prism_prm.lm.memory import halving
+from prism_prm.lm.place import local_folder
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
 from prism_prm.policies.check_decoding import check_decoding
 from prism_prm.policies.decode import Context, Decoder, DecodeRow

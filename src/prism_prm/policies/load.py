@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prism_prm.errors import ConfigError, ModelError
-from prism_prm.http import Patience, Server
+from prism_prm.http import Patience, Server, server_address
+from prism_prm.lm.place import check_model
+from prism_prm.places import no_connection
 from prism_prm.policies.base import Policy, PolicyError
 from prism_prm.policies.prompts import Prompting
 from prism_prm.ranges import Count, check
@@ -71,7 +73,11 @@ def _tokenizer(name: str) -> object:
 
     try:
         wanted = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "vocab*", "merges.txt"]
-        folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, allow_patterns=wanted))
+        folder = (
+            Path(name)
+            if Path(name).is_dir()
+            else Path(snapshot_download(name, allow_patterns=wanted, local_files_only=bool(no_connection())))
+        )
         return load_tokenizer(folder)
     except (OSError, ValueError, ModelError) as error:
         raise PolicyError(
@@ -96,9 +102,24 @@ def open_policy(settings: PolicySettings | str) -> Policy:
         >>> policy.close()
     """
     settings = PolicySettings(settings) if isinstance(settings, str) else settings
-    name = settings.name
-    kind, colon, place = name.partition(":")
+    kind, place = _kind_and_place(settings)
+    return POLICIES[kind](place, settings)
+
+
+def _kind_and_place(settings: PolicySettings) -> tuple[str, str]:
+    kind, colon, place = settings.name.partition(":")
     if not colon or kind not in POLICIES or not place:
         known = ", ".join(f"{kind}:…" for kind in POLICIES)
-        raise ConfigError(f"{name!r} is no policy; expected one of {known}, e.g. hf:folder, openai:http://localhost/v1")
-    return POLICIES[kind](place, settings)
+        raise ConfigError(
+            f"{settings.name!r} is no policy; expected one of {known}, e.g. hf:folder, openai:http://localhost/v1"
+        )
+    return kind, place
+
+
+def check_policy(settings: PolicySettings) -> None:
+    """Refuse at once what can be no policy: an unknown kind, a folder without a model, no address. Nothing is asked."""
+    kind, place = _kind_and_place(settings)
+    if kind == "hf":
+        check_model(place)
+    elif kind == "openai":
+        server_address(place)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from prism_prm.files import write_text
 from prism_prm.foreign import read_json
 from prism_prm.prms import FAMILIES, Family, family_names
 from prism_prm.prms.readme import model_card
-from prism_prm.ranges import Natural, Share, check
+from prism_prm.ranges import MAY_BE_EMPTY, Natural, Share, check
 
 CARD_FILE = "prism.json"
 README = "README.md"
@@ -33,7 +33,7 @@ class Card:
     """The content of prism.json."""
 
     family: str
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Annotated[str, MAY_BE_EMPTY]] = field(default_factory=dict)
     """Settings of the family's layout; see `Family.settings`."""
     compat: bool = False
     """Reproduce the published code's quirk, where it has one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,15 +15,8 @@ from torch import Tensor, nn
 from prism_prm.errors import ConfigError, ModelError, first_sentence
 from prism_prm.files import whole_folder
 from prism_prm.lm.attention import check_attention
-from prism_prm.lm.load import (
-    OUTPUT_LAYER,
-    check_pickled,
-    load_checked,
-    load_tokenizer,
-    local_folder,
-    read_weights,
-    readable,
-)
+from prism_prm.lm.load import OUTPUT_LAYER, load_checked, load_tokenizer, read_weights
+from prism_prm.lm.place import local_folder, readable
 from prism_prm.plugins import is_in_file
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
@@ -32,20 +24,6 @@ from prism_prm.prms.card import CARD_FILE, README, Card, hub_id, known_settings,
 from prism_prm.prms.module import PrmModule
 
 log = logging.getLogger(__name__)
-
-
-def prm_folder(name: str | Path) -> str | Path:
-    """`name` itself, or the best round of the `prism train` run whose folder it is."""
-    folder = Path(name)
-    if (folder / "config.json").exists() or not (folder / "recipe.toml").exists():
-        return name
-    run = folder / "run.json"
-    if run.exists():
-        with readable(folder, run.name):
-            return folder / str(json.loads(run.read_text(encoding="utf-8"))["best"])
-    done = sorted(str(card.parent) for card in folder.glob(f"rounds/*/{CARD_FILE}"))
-    finished = f"the finished rounds are PRMs: {', '.join(done)}" if done else "no round is finished yet"
-    raise ModelError(f"{folder}: this run is not finished ({finished}); `prism train` with the same recipe goes on.")
 
 
 def load_folder(
@@ -65,9 +43,6 @@ def load_folder(
 
     kernel = check_attention(attn)
     folder = local_folder(name, allow_pickle=allow_pickle)
-    if not (folder / "config.json").exists():
-        raise ModelError(f"{folder}: no config.json, so this is not a model folder")
-    check_pickled(folder, allow_pickle=allow_pickle)
     with readable(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     card, kind = find_card(name, folder, config, family, settings, compat)
@@ -76,7 +51,7 @@ def load_folder(
         laid_out = kind(tokenizer, compat=card.compat, settings=card.settings)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
-    with torch.device("meta"):
+    with readable(folder, "config.json"), torch.device("meta"):
         head = laid_out.make_head(config.hidden_size, config)
     names = [f"{laid_out.head_name}.{key}" for key in head.state_dict()]
     backbone = load_checked(

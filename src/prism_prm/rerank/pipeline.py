@@ -15,6 +15,7 @@ from prism_prm.data.inputs import as_places, find_sources, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
+from prism_prm.prms.place import check_prm, checkable
 from prism_prm.ranges import Count, Natural, Range, check
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
@@ -24,6 +25,7 @@ from prism_prm.rerank.results import Results
 from prism_prm.rerank.selected import select_solutions, write_selected
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
+from prism_prm.resume import stoppable
 from prism_prm.tasks import MathGrader, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -109,13 +111,16 @@ def rerank_pool(
         ['3', '7']
     """
     settings, out = settings or RerankSettings(), Path(out)
+    _check_places(prms or {}, scores or {}, loading)
+    reference = load_task(task, task_data, answer_field=settings.answer_field) if task else None
     found, title = _read(pool, settings.answer_field, with_answers=task is None, bars=bars)
-    if task:
-        found = with_task(found, load_task(task, task_data, answer_field=settings.answer_field))
+    if reference is not None:
+        found = with_task(found, reference)
     largest([len(entry.solutions) for entry in found.problems])
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
-    step_scores, cards = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars)
+    with stoppable(lambda: "with all answers judged"):
+        step_scores, cards = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)
     aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
     own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
     curves: list[Curve] = []
@@ -132,6 +137,24 @@ def rerank_pool(
     results.write_curves(out / "curves.parquet")
     make_report(results).write(out)
     return results
+
+
+def _check_places(
+    prms: Mapping[str, Scorer | str | Path], tables: Mapping[str, str | Path], loading: Mapping[str, Any] | None
+) -> None:
+    """Refuse mistyped places before solutions are judged, which takes long."""
+    for name, prm in prms.items():
+        if isinstance(prm, str | Path):
+            check_prm(prm, **checkable(loading, name))
+    find_sources(tables.values())
+    if twice := sorted(set(prms) & set(tables)):
+        raise ConfigError(
+            f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
+        )
+    for path in tables.values():
+        from prism_prm.scorer.table import read_scores
+
+        read_scores(path)
 
 
 def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice[str]:
@@ -174,6 +197,7 @@ def _collect_scores(
     store: str | Path | None,
     loading: Mapping[str, Any] | None,
     bars: Bars,
+    say: Say,
 ) -> tuple[dict[str, StepScores], dict[str, CardValues | None]]:
     """PRM → scores: those in the pool, those made before, and those to make now; and what each PRM's card says."""
     from prism_prm.scorer.load import open_prm
@@ -193,6 +217,6 @@ def _collect_scores(
         table = out / "scores" / f"{file_name(name)}.parquet"
         scorer = open_prm(prm, loading, name)
         with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
-            write_scores(scorer, pool.trees(), table, store=store, advance=advance)
+            write_scores(scorer, pool.trees(), table, store=store, advance=advance, say=say)
         found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
     return found, cards

@@ -30,8 +30,9 @@ from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.records import ROOT, StepTree
+from prism_prm.resume import stoppable
 from prism_prm.scorer.protocol import Scorer, TreeScores
-from prism_prm.types import Advance, ignore
+from prism_prm.types import Advance, Say, ignore, silent
 
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""
@@ -84,7 +85,13 @@ def _digest(before: bytes, text: str) -> bytes:
 
 @contextlib.contextmanager
 def store_for(
-    out: str | Path, scorer: Scorer, folder: str | Path | None, *, share: Share | None = None, portion: int = PORTION
+    out: str | Path,
+    scorer: Scorer,
+    folder: str | Path | None,
+    *,
+    share: Share | None = None,
+    portion: int = PORTION,
+    say: Say = silent,
 ) -> Iterator[ScoreStore]:
     """The store in `folder`; without one, a store beside the file `out`, removed when the block has written that.
 
@@ -93,7 +100,7 @@ def store_for(
     share = share or Share()
     out = Path(out)
     own = out.with_name(f".{out.name}.scores")
-    yield ScoreStore(folder or own, scorer, portion=portion)
+    yield ScoreStore(folder or own, scorer, portion=portion, say=say)
     share.wait()
     if share.rank == 0:
         shutil.rmtree(own, ignore_errors=True)
@@ -102,9 +109,10 @@ def store_for(
 class ScoreStore:
     """The scores of one scorer in a folder, which those of others may share."""
 
-    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION) -> None:
+    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION, say: Say = silent) -> None:
         self.scorer = scorer
         self.portion = portion
+        self.say = say
         self.identity = scorer.identity()
         self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
         self._files: set[str] = set()
@@ -140,12 +148,18 @@ class ScoreStore:
         is_there = [self._has(one) for one in portions]
         missing = self._missing(portions)
         share.wait()  # or a fast process's new portions would look like an earlier run's to a slow one
-        for number, (one, rest) in enumerate(zip(portions, missing, strict=True)):
-            if len(rest.keys_N) and number % share.world == share.rank:
-                some = [request for request in rest.requests if request.nodes]
-                found = self.scorer.score_trees([one.tree for one in some], [one.nodes for one in some])
-                self._write(_Portion(some, rest.keys_N), found)
-            advance(len(one.requests))
+        total = sum(len(one.keys_N) for one in portions)
+        filed = total - sum(len(rest.keys_N) for rest in missing)
+        if filed:
+            self.say(f"Reusing {filed:,} of {total:,} scores")
+        with stoppable(lambda: f"with {filed:,} of {total:,} scores done" if filed else ""):
+            for number, (one, rest) in enumerate(zip(portions, missing, strict=True)):
+                if len(rest.keys_N) and number % share.world == share.rank:
+                    some = [request for request in rest.requests if request.nodes]
+                    found = self.scorer.score_trees([one.tree for one in some], [one.nodes for one in some])
+                    self._write(_Portion(some, rest.keys_N), found)
+                    filed += len(rest.keys_N)
+                advance(len(one.requests))
         share.wait()
         self._look()
         return Filled(len(portions), sum(is_there))

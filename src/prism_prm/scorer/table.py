@@ -19,6 +19,7 @@ from prism_prm.data.inputs import TREE_TABLE, as_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
+from prism_prm.pools import holds_pool, read_pool
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
 from prism_prm.scorer.load import open_prm
@@ -82,18 +83,17 @@ def table_of_trees(
 
 def read_scores(path: str | Path) -> pa.Table:
     """A scores table, whatever its family's outputs."""
-    try:
-        with reading_parquet(path, "`prism score` writes such a table"):
-            table = pq.read_table(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file") from None
-    missing = sorted(set(scores_schema(()).names) - set(table.column_names))
-    if missing:
-        raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
-    kind = table.schema.field(table.schema.names.index("log_odds")).type
-    if not pa.types.is_struct(kind) or not kind.num_fields:
-        raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
-    return fitted(path, table, scores_schema([field.name for field in kind]))
+    if not Path(path).exists():
+        raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file")
+    with reading_parquet(path, "`prism score` writes such a table"):
+        table = pq.read_table(path)
+        missing = sorted(set(scores_schema(()).names) - set(table.column_names))
+        if missing:
+            raise DataError(f"{path}: not a scores table; it lacks the columns {missing}", reason="wrong-format")
+        kind = table.schema.field(table.schema.names.index("log_odds")).type
+        if not pa.types.is_struct(kind) or not kind.num_fields:
+            raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
+        return fitted(path, table, scores_schema([field.name for field in kind]))
 
 
 def card_of_scores(path: str | Path) -> CardValues | None:
@@ -114,6 +114,7 @@ def write_scores(
     portion: int = PORTION,
     share: Share | None = None,
     advance: Callable[[int], None] = lambda _: None,
+    say: Say = silent,
 ) -> ScoreReport:
     """Score trees into one table; work that was stopped is resumed.
 
@@ -123,11 +124,12 @@ def write_scores(
     share = share or Share()
     out = Path(out)
     requests = [Request.all_of(tree) for tree in trees]
-    with store_for(out, scorer, store, share=share, portion=portion) as filed:
+    with store_for(out, scorer, store, share=share, portion=portion, say=say) as filed:
         job = _job(filed.identity, trees)
         is_done = is_made_for(out, job)
         share.wait()  # every process looks before any of them writes
         if is_done:
+            say(f"Reusing all scores: {out} is complete")
             advance(len(trees))
             found = -(-len(trees) // portion)
         else:
@@ -180,7 +182,7 @@ def score_files(
     if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
         say(f"needs about {size / 1e9:.1f} GB of memory per process (an estimate)")
     with bars("scoring", len(trees), unit="trees") as advance:
-        report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance)
+        report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance, say=say)
     if report.too_long:
         all_scored = report.steps == sum(len(tree.nodes) for tree in trees)
         done = "scored without their earliest steps" if all_scored else "left out"
@@ -192,6 +194,8 @@ def _read_trees(inputs: Sequence[str | Path], format: str, options: ReadOptions,
     """All trees; a table of ours keeps the ids it was written with."""
     if len(inputs) == 1 and ((path := Path(inputs[0])).name == TREE_TABLE or (path / TREE_TABLE).is_file()):
         trees = list(iter_trees(path))
+    elif format == "pool" or (format == "auto" and holds_pool(inputs)):
+        trees = read_pool(inputs).trees()
     else:
         reader = Reader(inputs, format=format, options=options, unlabelled=True)
         trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]

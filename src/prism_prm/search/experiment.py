@@ -21,7 +21,7 @@ from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.report import without_solution
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
-from prism_prm.resume import Journal
+from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
@@ -30,7 +30,7 @@ from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, TaskProblem
-from prism_prm.types import Bars, Floats, no_bars
+from prism_prm.types import Bars, Floats, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from prism_prm.policies import Policy
@@ -92,6 +92,7 @@ class Experiment:
         *,
         bar: Bars = no_bars,
         live: Live = no_live,
+        say: Say = silent,
         store: str | Path | None = None,
     ) -> None:
         self.recipe = recipe
@@ -101,6 +102,7 @@ class Experiment:
         self.store = Path(store or out / "scores")
         self.bar = bar
         self.live = live
+        self.say = say
         self._prm_identities: dict[str, str] = {}
         self.keys = problem_keys([problem.text for problem in problems])
         self.clusters, _ = number_clusters(problem.text for problem in problems)
@@ -134,8 +136,12 @@ class Experiment:
         label = _label(name, n)
         with Journal(self.out / "journal" / f"{file_name(label)}.jsonl", made_with, Done) as journal:
             todo = [i for i, key in enumerate(self.keys) if key not in journal.done]
-            if todo:
-                self._search_rest(prm, settings, journal, todo, label)
+            total = len(self.keys)
+            if len(todo) < total:
+                self.say(f"Reusing {total - len(todo):,} of {total:,} searched problems, {label}")
+            with stoppable(lambda: f"with {len(journal.done):,} of {total:,} problems searched, {label}"):
+                if todo:
+                    self._search_rest(prm, settings, journal, todo, label)
             seconds = max((done.seconds for done in journal.done.values()), default=0.0)
             found = [replace(journal.done[key].found, problem=i) for i, key in enumerate(self.keys)]
         if prm is not None:
@@ -255,7 +261,7 @@ class Experiment:
 
     def _score(self, prm: Scorer, name: str, pool: Pool) -> StepScores:
         with self.bar(f"scoring, {name}", len(pool.trees())) as advance:
-            return scores_by_prm(ScoreStore(self.store, prm), pool, advance)
+            return scores_by_prm(ScoreStore(self.store, prm, say=self.say), pool, advance)
 
 
 def _label(prm: str, n: int) -> str:

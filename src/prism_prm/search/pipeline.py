@@ -13,11 +13,13 @@ from prism_prm.config import to_toml
 from prism_prm.files import write_text
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, open_policy
+from prism_prm.policies.load import check_policy
+from prism_prm.prms.place import check_prm, checkable
 from prism_prm.search.experiment import Experiment, Live, Point, no_live
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.report import make_report
 from prism_prm.tasks import MathGrader, load_task
-from prism_prm.types import Bars, no_bars
+from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -34,6 +36,7 @@ def search_task(
     store: str | Path | None = None,
     bars: Bars = no_bars,
     live: Live = no_live,
+    say: Say = silent,
 ) -> list[Point]:
     """Search for solutions of a task's problems, and measure how many are solved; gives one point per PRM and size.
 
@@ -49,6 +52,7 @@ def search_task(
         store: a folder of scores to reuse and add to.
         bars: makes progress bars; default: none are shown.
         live: makes live displays of a search; default: none are shown.
+        say: hears what people may want to know.
 
     Example:
         >>> search = SearchSettings(method="beam", max_steps=2, sampling=Sampling(max_step_tokens=4))
@@ -61,13 +65,20 @@ def search_task(
     """
     out = Path(out)
     given = named_places(recipe.prm) if prms is None else prms
+    # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
+    options = {"on_too_long": "skip", **(loading or {})}
+    for name, place in given.items():
+        if isinstance(place, str | Path):
+            check_prm(place, **checkable(options, name))
+    if policy is None:
+        check_policy(recipe.policy)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
-    write_text(out / "settings.toml", to_toml(recipe))
     opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
     with opened as who, MathGrader(workers=workers) as grader:
-        experiment = Experiment(recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, store=store)
-        # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
-        options = {"on_too_long": "skip", **(loading or {})}
+        write_text(out / "settings.toml", to_toml(recipe))
+        experiment = Experiment(
+            recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, say=say, store=store
+        )
         points, pools = experiment.run(
             {name: partial(_open_prm, prm, options, name) for name, prm in given.items()}, grader
         )

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prism_prm.aggregate import check_aggregator
+from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
+from prism_prm.evaluation.compare import load_run
 from prism_prm.report import Report
 from prism_prm.theory.simulation import SimulationSettings
 from prism_prm.theory_report.closed_forms import VerifierSettings, build_theory
 from prism_prm.theory_report.roc_dominance import add_runs
 from prism_prm.theory_report.scored_pool import add_pool
+from prism_prm.types import Bars, no_bars
 
 
 def report_theory(
@@ -25,6 +28,7 @@ def report_theory(
     aggregator: str | None = None,
     threshold: float | None = None,
     answer_field: str | None = None,
+    bars: Bars = no_bars,
 ) -> Report:
     """Show what verifier errors do to Best-of-N, search and training; check it on real scores; write a report.
 
@@ -38,6 +42,7 @@ def report_theory(
         aggregator: from step scores to a solution's; default: as the card of the PRM that made `scores` says, else min.
         threshold: a solution is accepted above this; default: as that card says, else 0.5.
         answer_field: the field of the pool that holds the reference answer, where that is not called `answer`.
+        bars: makes progress bars; default: none are shown.
 
     Example:
         >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
@@ -54,13 +59,20 @@ def report_theory(
     if threshold is not None and not 0 <= threshold <= 1:
         raise ConfigError(f"threshold {threshold} is not in [0, 1]")
     kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
-    report = build_theory(settings, kinds)
-    if runs:
-        add_runs(report, [str(run) for run in runs], seed=settings.seed)
-    if pool:
-        add_pool(
-            report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed,
-            answer_field=answer_field,
-        )  # fmt: skip
+    for run in runs:
+        load_run(str(run))
+    find_sources([*pool, *([scores] if scores is not None else [])])
+    with bars("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
+        report = build_theory(settings, kinds)
+        advance(1)
+        if runs:
+            add_runs(report, [str(run) for run in runs], seed=settings.seed)
+            advance(1)
+        if pool:
+            add_pool(
+                report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed,
+                answer_field=answer_field,
+            )  # fmt: skip
+            advance(1)
     report.write(out)
     return report

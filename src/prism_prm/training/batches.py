@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,9 +18,8 @@ from prism_prm.pairs.examples import Examples, as_one_tree
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.lower_cache import LowerCache
 from prism_prm.training.plan import share
+from prism_prm.training.settings import Packing
 from prism_prm.types import Ints
-
-Packing = Literal["tree", "pair", "none"]
 
 Read = tuple[int, int]
 """(number of the row, node): one score."""

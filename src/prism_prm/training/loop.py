@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,69 +27,16 @@ from prism_prm.errors import PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
 from prism_prm.pairs.examples import Examples
-from prism_prm.ranges import Count, NotNegative, Positive, Range, check
-from prism_prm.training.batches import MicroBatch, Packing, RowLimits, micro_batches, parts_of_update
+from prism_prm.training.batches import MicroBatch, RowLimits, micro_batches, parts_of_update
 from prism_prm.training.model import CANNOT_WRITE, to_training
 from prism_prm.training.plan import over_limit, plan_updates
+from prism_prm.training.settings import TrainSettings
 from prism_prm.types import Ints
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 STATE_FILE = "progress.json"
-Decay = Annotated[float, Range(0, below=1)]
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Section [train]: how the objective is minimised. Every round starts with a fresh optimiser and schedule."""
-
-    lr: Positive = 1e-6
-    """The highest learning rate."""
-    epochs: Count = 1
-    """Passes over the pairs of a round."""
-    pairs_per_update: Count = 64
-    """Pairs (or labelled steps) of one update, whatever the packing, micro-batches and number of processes."""
-    max_pairs_per_tree_per_update: Count = 8
-    """Pairs of one tree share their prefix, so more are cheaper; 1 makes the pairs of an update independent. Trees that
-    have too many pairs for it are spread evenly over all updates of a round, and the run says how many they are."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """How the learning rate falls to 0 over a round, after the warm-up."""
-    warmup: Annotated[float, Range(0, below=1)] = 0.03
-    """Share of a round's updates in which the learning rate rises from 0."""
-    weight_decay: NotNegative = 0.0
-    """The weight decay of AdamW."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """The decay rates of AdamW's two averages."""
-    eps: Positive = 1e-8
-    """What AdamW adds to its denominator."""
-    max_grad_norm: NotNegative = 1.0
-    """Gradients are scaled down to this norm; 0 leaves them alone."""
-    pack: Packing = "tree"
-    """`tree`: pairs of a tree share its prefix. `pair`: the two steps of a pair do. `none`: nothing is. All equal."""
-    row_tokens: Count = 4096
-    """A packed tree longer than this is split between pairs, its trunk repeated."""
-    microbatch_tokens: Count = 8192
-    """Padded tokens of one forward and backward pass."""
-    on_too_long: Literal["error", "skip"] = "error"
-    """What happens to pairs longer than the model's context: `skip` leaves them out, counted."""
-    checkpoint_every: Count = 100
-    """Updates between checkpoints."""
-    keep_checkpoints: Count = 1
-    """How many checkpoints are kept."""
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def lr_at(self, update: int, updates: int) -> float:
-        """The learning rate of an update (from 0) of a round of `updates`: a formula, so nothing to resume."""
-        rising = math.ceil(self.warmup * updates)
-        if update < rising:
-            return self.lr * (update + 1) / rising
-        done = (update - rising) / max(1, updates - rising)
-        return (
-            self.lr * {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
-        )
 
 
 class NotFiniteError(PrismError):
@@ -167,6 +114,13 @@ class Round:
                 self._checkpoint(accelerator, number + 1)
         return model  # type: ignore[no-any-return]
 
+    def resumed(self) -> str:
+        """Where a run that is stopped now will be resumed."""
+        last = _last_checkpoint(self.checkpoints)
+        if last is None:
+            return f"from the beginning of round {self.name}"
+        return f"from update {_read_state(last)['updates_done']:,} of {len(self.updates):,} of round {self.name}"
+
     def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
         """One update; raises before the weights change if its loss or gradient is not a number."""
         settings, update = self.settings, self.updates[number]
@@ -238,6 +192,9 @@ class Round:
         accelerator.wait_for_everyone()
         try:
             accelerator.save_state(str(aside))
+        except KeyboardInterrupt:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
         except CANNOT_WRITE as error:
             last = _last_checkpoint(self.checkpoints)
             raise PrismError(
@@ -257,7 +214,7 @@ class Round:
         last = _last_checkpoint(self.checkpoints)
         if last is None:
             return 0
-        state = json.loads((last / STATE_FILE).read_text())
+        state = _read_state(last)
         if state["plan"] != self._plan_hash:
             raise PrismError(
                 f"{last}: made for other pairs or settings; remove {self.checkpoints} to start the round anew."
@@ -272,6 +229,17 @@ class Round:
         for update in self.updates:
             digest.update(np.ascontiguousarray(update).tobytes() + b"|")
         return digest.hexdigest()
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / STATE_FILE
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {"updates_done": int(found["updates_done"]), "plan": found["plan"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise PrismError(
+            f"{path}: not what `prism train` writes there ({error}); remove {checkpoint} to go on without it."
+        ) from None
 
 
 def chance_of(seed: tuple[int, ...], update: int, process: int) -> int:

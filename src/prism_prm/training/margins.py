@@ -16,7 +16,7 @@ from prism_prm.pairs.examples import Examples, Split, as_one_tree
 from prism_prm.scorer import PRM, load_prm
 from prism_prm.scorer.protocol import sigmoid
 from prism_prm.scorer.store import Request, ScoreStore, Share, store_for
-from prism_prm.types import Bars, Floats, no_bars
+from prism_prm.types import Bars, Floats, Say, no_bars, silent
 
 MARGINS = pa.schema(
     [
@@ -98,6 +98,7 @@ def measure_margins(
     share: Share | None = None,
     loading: Mapping[str, Any] | None = None,
     bars: Bars = no_bars,
+    say: Say = silent,
 ) -> Margins:
     """Score all pairs with a PRM, and write the margin of each; work that was stopped is resumed.
 
@@ -110,6 +111,7 @@ def measure_margins(
         share: of the work, where several processes share it; all call this with the same arguments.
         loading: options of `load_prm`, for a PRM that is given by its place.
         bars: makes progress bars; default: none are shown.
+        say: hears what people may want to know.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")
@@ -123,7 +125,7 @@ def measure_margins(
     model = load_prm(prm, **(loading or {})) if isinstance(prm, str | Path) else prm
     bars = no_bars if share.rank else bars
     with (
-        store_for(out, model, store, share=share) as filed,
+        store_for(out, model, store, share=share, say=silent if share.rank else say) as filed,
         bars("margins", len(examples.by_tree()), unit="trees") as advance,
     ):
         log_odds_N2 = score_examples(filed, examples, share=share, advance=advance)

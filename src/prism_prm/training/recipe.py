@@ -1,7 +1,7 @@
 """A recipe: everything that decides a run, in one TOML file.
 
 Each section is documented where it is used: [data.read] in data/read_options.py, [data.pairs] in pairs/settings.py,
-[objective] in losses.py, [curriculum] in curriculum.py, [train] in loop.py, and the rest here.
+[objective] in losses.py, [curriculum] in curriculum.py, [train] in settings.py, and the rest here.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from typing import Annotated, Literal
 from prism_prm.aggregate import check_aggregator
 from prism_prm.config import read_settings
 from prism_prm.curriculum import Curriculum
+from prism_prm.data.formats import find_format
+from prism_prm.data.inputs import find_sources
 from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import ConfigError
+from prism_prm.lm.place import check_model
 from prism_prm.losses import Objective
 from prism_prm.pairs.same_problem import Splits
 from prism_prm.pairs.settings import PairSettings
+from prism_prm.prms import find_family
+from prism_prm.prms.place import check_prm
 from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check
-from prism_prm.training.loop import TrainSettings
+from prism_prm.tables import check_pairs_folder
+from prism_prm.training.settings import TrainSettings
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -179,6 +185,19 @@ class Recipe:
             raise ConfigError("objective.on = 'labels' has no margins: set curriculum.mode = 'none'.")
 
 
+def check_places(recipe: Recipe) -> None:
+    """Refuse data and models that are not there, before anything is imported or made."""
+    data, base = recipe.data, recipe.base
+    find_sources([*data.inputs, *data.exclude])
+    if data.folder:
+        check_pairs_folder(data.folder)
+    if base.prm:
+        check_prm(base.prm, family=base.family)
+    elif base.backbone:
+        check_model(base.backbone)
+        find_family(base.family or "qwen")
+
+
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
     """A recipe for `train_prm`; paths in it are relative to where you are.
 
@@ -191,4 +210,7 @@ def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
         >>> recipe.train.lr
         2e-06
     """
-    return read_settings(Recipe, path, assignments)
+    recipe = read_settings(Recipe, path, assignments)
+    if recipe.data.format != "auto":
+        find_format(recipe.data.format)
+    return recipe

@@ -20,6 +20,8 @@ from prism_prm.curriculum import Binned, assign
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
+from prism_prm.prms.place import is_whole
+from prism_prm.resume import stoppable
 from prism_prm.scorer import PRM, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.store import ScoreStore, Share
@@ -63,7 +65,9 @@ class Run:
         check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
         with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
             finished = self.claim.finished
-            if finished is None:
+            if lost := self.claim.lost:
+                self.say(f"{lost}: the weights of the best round are gone; this round is trained again.")
+            if finished is None or lost:
                 with self._opened_log():
                     finished = self._stages()
             else:
@@ -165,6 +169,8 @@ class Run:
         if self._is_done(folder):
             return folder
         recipe = self.recipe
+        # What was measured of weights that are gone says nothing of those that follow.
+        self._main_only(lambda: folder.with_name(f"{name}.json").unlink(missing_ok=True))
         if recipe.hardware.cache:
             self._fill_cache(name, examples, start)
         prm = self._load(start)
@@ -188,7 +194,7 @@ class Run:
         )
         if note := work.broken_limit():
             self.say(f"round {name}: {note}")
-        with self._logged(work):
+        with self._logged(work), stoppable(work.resumed):
             model = work.run(self.accelerator)
         if prm.cache is not None:
             prm.cache.flush()
@@ -220,6 +226,8 @@ class Run:
             if (log := self.log) is not None:
 
                 def on_resume(done: int) -> None:
+                    if done:
+                        self.say(f"Resuming round {work.name} from update {done:,} of {len(work.updates):,}")
                     log.resume(work.name, done)
                     advance(done)
 
@@ -281,11 +289,11 @@ class Run:
 
     def _store(self, prm: PRM) -> ScoreStore:
         """The run's scores: what was scored before a stop is not scored again."""
-        return ScoreStore(self.folder / "scores", prm)
+        return ScoreStore(self.folder / "scores", prm, say=self.say)
 
     def _is_done(self, path: Path) -> bool:
         """Whether a stage need not be done again; all processes look before any goes on and makes it."""
-        found = self.claim.is_begun and path.exists()
+        found = self.claim.is_begun and (path.exists() if path.suffix == ".json" else is_whole(path))
         self.accelerator.wait_for_everyone()
         return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prism_prm.config import to_toml
 from prism_prm.errors import PrismError
 from prism_prm.files import write_text
+from prism_prm.prms.place import RUN_FILE, is_whole, read_run
 from prism_prm.resume import locked, refuse_changes
 from prism_prm.training.recipe import load_recipe
 
@@ -37,11 +38,17 @@ class Claim:
     content: Mapping[str, str] = field(default_factory=dict)
     """What updates are made from: a key per name."""
 
+    @property
+    def lost(self) -> Path | None:
+        """The best round of a finished run, if its weights are gone."""
+        best = self.folder / self.finished["best"] if self.finished else None
+        return best if best and not is_whole(best) else None
+
     def check_content(self, content: Mapping[str, str]) -> None:
         """State what updates are made from; refuse to go on from other content than the updates so far."""
         self.content = content
         path = self.folder / BEGUN
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else content
+        before = _read_begun(path) if path.exists() else content
         changed = [name for name, key in content.items() if before.get(name) != key]
         if changed:
             raise PrismError(
@@ -56,16 +63,25 @@ class Claim:
             write_text(path, json.dumps(dict(self.content), indent=2) + "\n")
 
 
+def _read_begun(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PrismError(
+            f"{path}: not what `prism train` writes there ({error}). Name another --out, or remove the folder."
+        ) from None
+    return found
+
+
 @contextlib.contextmanager
 def claimed(folder: Path, recipe: Recipe, accelerator: Accelerator) -> Iterator[Claim]:
     """Hold the folder. All processes of a run call it."""
     with locked(folder) if accelerator.is_main_process else contextlib.nullcontext():
-        run_file = folder / "run.json"
-        is_begun = any(path.exists() for path in (folder / BEGUN, folder / "log.jsonl", run_file))
+        is_begun = any(path.exists() for path in (folder / BEGUN, folder / "log.jsonl", folder / RUN_FILE))
         if accelerator.is_main_process:
             _check_recipe(folder / "recipe.toml", recipe, is_begun)
         accelerator.wait_for_everyone()
-        yield Claim(folder, is_begun, json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else None)
+        yield Claim(folder, is_begun, read_run(folder))
 
 
 def _check_recipe(path: Path, recipe: Recipe, is_begun: bool) -> None:

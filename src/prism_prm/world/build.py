@@ -23,12 +23,15 @@ from prism_prm.tables import write_trees
 from prism_prm.types import Bars, no_bars
 from prism_prm.world.oracle import Verdict
 from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
-from prism_prm.world.policy import PolicySettings, train_policy
+from prism_prm.world.policy import PolicySettings, shown_problems, train_policy
 from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
 from prism_prm.world.sampling import sample_solutions
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import make_tokenizer
 from prism_prm.world.trees import count_verdicts, let_errors_pass, sample_trees
+
+UPDATES = "updates"
+"""How many updates the models of a folder have seen, beside their settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,18 @@ def load_policy(folder: str | Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
+def unseen_problems(world: World, count: int, stream: int) -> list[Problem]:
+    """Problems of the world's kind that no policy, backbone or PRM of it was trained on or measured by."""
+    settings = world.settings
+    made = json.loads((world.policy.parent / "settings.json").read_text(encoding="utf-8"))
+    updates = made.pop(UPDATES, settings.policy.max_updates)
+    shown = shown_problems(PolicySettings(**made), settings.pretraining, updates)
+    used = _split_problems(settings, settings.problems, _sizes(settings, far=False), far=False).values()
+    exclude = {problem.text for problem in (*shown, *(problem for some in used for problem in some))}
+    rng = np.random.default_rng(_seed(settings, False, stream))
+    return draw_problems(settings.problems, count, rng, exclude=exclude)
+
+
 def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path, bars: Bars) -> Path:
     """Train a policy and a backbone; the world's seed and `stream` keep two policies of one world apart."""
     policy = replace(policy, seed=1000 * settings.seed + 2 * policy.seed + stream)
@@ -91,12 +106,13 @@ def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache:
         return folder
     tokenizer = make_tokenizer(settings.modulus)
     with bars("policy: right steps (%)", policy.percent) as advance:
-        models = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
+        *models, updates = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
     with whole_folder(folder) as aside:
         for name, model in zip(("policy", "backbone"), models, strict=True):
             model.save_pretrained(aside / name)
             tokenizer.save_pretrained(aside / name)
-        write_text(aside / "settings.json", json.dumps(dataclasses.asdict(policy), indent=2) + "\n")
+        made = dataclasses.asdict(policy) | {UPDATES: updates}
+        write_text(aside / "settings.json", json.dumps(made, indent=2) + "\n")
     return folder
 
 
@@ -106,9 +122,7 @@ def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: P
     if folder.exists():
         return folder
     model, tokenizer = load_policy(policy)
-    sizes = {"natural": settings.test_trees, "pool": settings.pool_problems}
-    if not far:
-        sizes |= {"base": settings.base_trees, "annotated": settings.pair_trees}
+    sizes = _sizes(settings, far)
     problems = _split_problems(settings, kind, sizes, far)
 
     def sampled(name: str, candidates: int, stream: int) -> list[StepTree]:
@@ -144,6 +158,12 @@ def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: P
 def _seed(settings: WorldSettings, far: bool, stream: int) -> int:
     """A seed of its own for every use of chance."""
     return int(np.random.SeedSequence([settings.seed, int(far), stream]).generate_state(1)[0])
+
+
+def _sizes(settings: WorldSettings, far: bool) -> dict[str, int]:
+    """How many problems each use needs."""
+    sizes = {"natural": settings.test_trees, "pool": settings.pool_problems}
+    return sizes if far else sizes | {"base": settings.base_trees, "annotated": settings.pair_trees}
 
 
 def _split_problems(

@@ -7,8 +7,9 @@ not yet all of the arithmetic, so its errors are natural ones. Training goes on 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -108,19 +109,35 @@ def right_step_share(model: Any, tokenizer: Any, problems: list[Problem]) -> flo
     return float(log_p_BT.exp()[is_step_BT].mean())
 
 
+HELD_OUT = 200
+"""Problems by which the share of right steps is measured."""
+
+
+def pretraining_problems(settings: PolicySettings, problems: ProblemSettings) -> Iterator[Problem]:
+    """What a policy is shown, without end: the problems that it is measured by, then batch after batch."""
+    rng = np.random.default_rng([settings.seed, 1])
+    while True:
+        yield draw_problem(problems, rng)
+
+
+def shown_problems(settings: PolicySettings, problems: ProblemSettings, updates: int) -> Iterator[Problem]:
+    """Those of them that a training of so many updates has seen."""
+    return islice(pretraining_problems(settings, problems), HELD_OUT + updates * settings.batch)
+
+
 def train_policy(
     settings: PolicySettings,
     problems: ProblemSettings,
     tokenizer: Any,
     *,
     advance: Callable[[int], None] = lambda _: None,
-) -> tuple[Any, Any]:
-    """(policy, backbone): the same training, stopped earlier and later.
+) -> tuple[Any, Any, int]:
+    """(policy, backbone, updates): the same training, stopped earlier and later, and how long the later one took.
 
     `advance` is told of every percent of right steps that is reached, `settings.percent` of them in all.
     """
-    rng = np.random.default_rng([settings.seed, 1])
-    held_out = [draw_problem(problems, rng) for _ in range(200)]
+    drawn = pretraining_problems(settings, problems)
+    held_out = list(islice(drawn, HELD_OUT))
     longest = 5 * problems.max_operations + 11
     model = make_model(settings, tokenizer, max_tokens=4 * longest).train()
     optimizer = torch.optim.AdamW(
@@ -130,8 +147,7 @@ def train_policy(
     share, reached = 0.0, 0
     taken: list[Any] = []
     for update in range(1, settings.max_updates + 1):
-        batch = [draw_problem(problems, rng) for _ in range(settings.batch)]
-        ids_BS, mask_BS, labels_BS = training_batch(batch, tokenizer)
+        ids_BS, mask_BS, labels_BS = training_batch(list(islice(drawn, settings.batch)), tokenizer)
         model(input_ids=ids_BS, attention_mask=mask_BS, labels=labels_BS).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -146,7 +162,7 @@ def train_policy(
                 taken.append(copy.deepcopy(model).eval())
                 _start_separator(taken[-1], tokenizer)
             if len(taken) == 2:
-                return taken[0], taken[1]
+                return taken[0], taken[1], update
     raise ModelError(
         f"The policy takes {share:.0%} of the steps right after {settings.max_updates} updates, not "
         f"the {settings.targets[len(taken)]:.0%} asked for. Raise max_updates, lower the target, or ease the problems."

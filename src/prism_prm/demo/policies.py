@@ -1,0 +1,170 @@
+"""What became of the policies: curves of truth and reward over updates, and what they end at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism_prm.demo.numbers import differences
+from prism_prm.demo.reinforcement import ANSWER, ORACLE, STEPS, Run
+from prism_prm.report import NO_DATA, Report, looks, number, percent, percent_axes, signed_percent
+from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look
+from prism_prm.statistics import Interval, over_seeds
+
+if TYPE_CHECKING:
+    from prism_prm.demo.findings import Findings
+
+SKIPPED = "Reinforcement learning was skipped: it needs TRL. Install it with: pip install 'prism-prm[rl]'"
+MEASURES = {PROXY: "mean reward", ANSWER: "answer right", STEPS: "every step right", f"{GREEDY}/{ANSWER}": "greedy"}
+"""Shares of a look and how they are called."""
+
+
+def plain_runs(found: Findings) -> list[Run]:
+    """The runs that the figure and the summary show: GRPO as it is, without a bond to the untrained policy."""
+    return [run for run in found.runs if run == Run(run.prm)]
+
+
+def of_policy(found: Findings, run: Run, measure: str, at: int = -1) -> list[float]:
+    """One value per seed: of the last look, or another one."""
+    return [result.policies[run].looks[at].mean(measure) for result in found.results]
+
+
+def change(found: Findings, run: Run, measure: str) -> str:
+    """From the untrained to the trained policy, in percent: `47 → 15`."""
+    then, now = (over_seeds(of_policy(found, run, measure, at)).value for at in (0, -1))
+    return f"{percent(then, digits=0)} → {percent(now, digits=0)}"
+
+
+def report_policies(found: Findings, report: Report, title_of: Any) -> None:
+    """The last section of the demo's report."""
+    if not found.runs:
+        report.text(f"## Reinforcement learning\n{SKIPPED}")
+        return
+    settings = found.results[0].rl
+    assert settings is not None, "there are runs"
+    report.text(f"""
+## Reinforcement learning
+The same policy was trained by TRL's GRPO, each time with another PRM as its reward: {settings.updates} updates of
+{settings.prompts} problems × {settings.samples} solutions. A solution's reward is the lowest score of its steps, and
+nothing if it was cut or states no answer. *oracle* is the reward that makes no mistake. What is true is measured on
+{settings.held_out} problems that no model has seen.
+""")
+    _figure(found, report, title_of)
+    _ends(found, report, title_of)
+    _differences(found, report, title_of)
+    _alarms(found, report, title_of)
+    if len(found.runs) > len(plain_runs(found)):
+        _credits(found, report, title_of)
+
+
+def _figure(found: Findings, report: Report, title_of: Any) -> None:
+    runs = plain_runs(found)
+    look = looks([run.prm for run in runs])
+    caption = "Left, what is true; right, what the reward says. A reward that rises as the truth falls is being hacked."
+    alt = "Share of problems solved, and mean reward, against updates, for policies rewarded by each PRM and the oracle"
+    panel_of = {ANSWER: "What is true: problems solved (%)", PROXY: "What the reward says: its mean"}
+    with report.figure("reinforcement", caption=caption, alt=alt, size=(8.6, 4.2), panels=2) as panels:
+        for axes, (measure, title) in zip(panels, panel_of.items(), strict=True):
+            for run in runs:
+                style: dict[str, Any] = {"linestyle": look[run.prm].line, "marker": look[run.prm].marker}
+                curves = [result.policies[run].looks for result in found.results]
+                updates = [one.update for one in curves[0]]
+                means = np.mean([[one.mean(measure) for one in curve] for curve in curves], axis=0)
+                axes.plot(updates, means, color=look[run.prm].colour, label=title_of(run.prm), markevery=4, **style)
+            axes.set_title(title)
+            axes.set_xlabel("updates")
+            axes.set_ylim(0, 1)
+        percent_axes(panels[0].yaxis)
+        panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+
+
+def _ends(found: Findings, report: Report, title_of: Any) -> None:
+    runs = plain_runs(found)
+    start = [_cell(over_seeds(of_policy(found, runs[0], measure, 0))) for measure in MEASURES if measure != PROXY]
+    rows = [["untrained", NO_DATA, NO_DATA, *start, number(0.0, 2)]]
+    for run in runs:
+        then = over_seeds(of_policy(found, run, PROXY, 0))
+        cells = [_cell(over_seeds(of_policy(found, run, measure))) for measure in MEASURES]
+        kl = float(np.mean([result.policies[run].looks[-1].numbers["kl"] for result in found.results]))
+        rows.append([title_of(run.prm), _cell(then), *cells, number(kl, 2)])
+    headers = ["reward from", "mean reward before", *MEASURES.values(), "divergence (nats)"]
+    report.table(
+        headers, rows, caption="The policy before and after training, sampled solutions of held-out problems (%)"
+    )
+
+
+def _differences(found: Findings, report: Report, title_of: Any) -> None:
+    """Paired by seed; the targets are stated in docs/rl.md."""
+    after = {run.prm: of_policy(found, run, ANSWER) for run in plain_runs(found)}
+    rows = []
+    for run in plain_runs(found):
+        cells = [
+            _signed(differences(of_policy(found, run, measure), of_policy(found, run, measure, 0)))
+            for measure in (PROXY, ANSWER, STEPS)
+        ]
+        rows.append([f"{title_of(run.prm)} − untrained", *cells])
+    for a, b in (("prism", "base"), ("prism", "pointwise"), ("prism", "paper"), (ORACLE, "prism")):
+        if a in after and b in after:
+            rows.append([f"{title_of(a)} − {title_of(b)}", NO_DATA, _signed(differences(after[a], after[b])), NO_DATA])
+    headers = ["difference", "mean reward", "answer right", "every step right"]
+    report.table(headers, rows, caption="Differences in percentage points, paired by seed")
+
+
+def _alarms(found: Findings, report: Report, title_of: Any) -> None:
+    rows = []
+    for run in plain_runs(found):
+        cells = []
+        for gold in (ANSWER, VOTE):
+            said = [_heard(result.policies[run].looks, result.policies[run].alarms[gold]) for result in found.results]
+            cells.append("; ".join(said))
+        rows.append([title_of(run.prm), *cells])
+    report.text(
+        "The alarm is raised when the truth on held-out problems falls while the reward rises, by more than chance "
+        "(`rl/looks.py` has the rule). Without the truth, the answers that most solutions of the untrained policy had "
+        "stand in for it."
+    )
+    caption = "Alarms, one per seed: after which update, and how many points the truth had fallen since its best look"
+    report.table(["reward from", "by the truth", "without it"], rows, caption=caption)
+
+
+def _heard(curve: Sequence[Look], alarm: Alarm | None) -> str:
+    if alarm is None:
+        return "silent"
+    now = next(look for look in curve if look.update == alarm.update)
+    best = max(look.mean(ANSWER) for look in curve if look.update < alarm.update)
+    return f"{alarm.update} ({signed_percent(now.mean(ANSWER) - best)})"
+
+
+def _credits(found: Findings, report: Report, title_of: Any) -> None:
+    """Every credit with and without a bond to the untrained policy."""
+    ways = list(dict.fromkeys((run.credit, run.beta) for run in found.runs))
+    rows = []
+    for prm in dict.fromkeys(run.prm for run in found.runs):
+        cells = [_cell(over_seeds(of_policy(found, Run(prm, *way), ANSWER))) for way in ways]
+        rows.append([title_of(prm), *cells])
+    headers = ["reward from", *(f"{credit}, β = {beta:g}" for credit, beta in ways)]
+    report.table(headers, rows, caption="Answer right after training (%), by credit and weight of the divergence")
+
+
+def policy_metrics(found: Findings) -> list[dict[str, Any]]:
+    """Every look of every policy, for metrics.json."""
+    return [
+        {
+            run.name: {
+                "looks": [{"update": look.update, **look.summary()} for look in result.policies[run].looks],
+                "alarms": {name: alarm and alarm.update for name, alarm in result.policies[run].alarms.items()},
+            }
+            for run in found.runs
+        }
+        for result in found.results
+    ]
+
+
+def _cell(found: Interval) -> str:
+    return percent(found.value, found.low, found.high)
+
+
+def _signed(found: Interval) -> str:
+    return signed_percent(found.value, found.low, found.high)

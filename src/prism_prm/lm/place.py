@@ -1,0 +1,109 @@
+"""Where a model is: a folder here or a hub id. What is no model is told apart before anything heavy is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from prism_prm.errors import DataError, ModelError, PrismError
+from prism_prm.foreign import read_json
+from prism_prm.places import is_hub_id, nearest, no_connection
+
+ADAPTER_FILE = "adapter_config.json"
+CONFIG_FILE = "config.json"
+_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+PICKLED = ("*.bin", "*.pt", "*.pth")
+
+
+@contextlib.contextmanager
+def readable(folder: Path, what: str) -> Iterator[None]:
+    """A file that is damaged, cut short, of another kind or with a senseless value is the folder's fault, and said so.
+
+    transformers raises errors of any kind for it.
+    """
+    try:
+        yield
+    except PrismError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"{folder}: its {what} cannot be read: {said}. Mend it, or save or download the folder again."
+        ) from error
+
+
+def check_model(name: str | Path, *, allow_pickle: bool = False) -> None:
+    """Refuse at once what can be no model: a file, a folder without one, a mistyped path. The hub is not asked."""
+    folder = Path(name)
+    if folder.is_dir():
+        _check_folder(folder, allow_pickle)
+    elif folder.exists():
+        raise ModelError(f"{name}: a file; name the folder of a model, with its config.json and weights")
+    elif not is_hub_id(str(name)):
+        raise ModelError(
+            f"{name}: there is no such model folder.{nearest(name)} A model of the hub is named owner/name."
+        )
+
+
+def local_folder(name: str, *, allow_pickle: bool = False) -> Path:
+    """The folder of a model: itself, or the download of a hub id."""
+    check_model(name, allow_pickle=allow_pickle)
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    problem = no_connection()
+    patterns = [*_WANTED, *(PICKLED if allow_pickle else ())]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=bool(problem)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = f"{problem}, and it was not downloaded before" if problem else f"the hub does not give it: {error}"
+        raise ModelError(
+            f"{name}: there is no such folder, and {reason}. Name a local folder, or see to the network."
+        ) from None
+
+
+def _check_folder(folder: Path, allow_pickle: bool) -> None:
+    if (folder / ADAPTER_FILE).exists() or any(folder.glob("*.gguf")):
+        return
+    if not (folder / CONFIG_FILE).exists():
+        inside = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG_FILE}"))[:3]
+        hint = f"; did you mean {' or '.join(inside)}?" if inside else ""
+        raise ModelError(f"{folder}: no {CONFIG_FILE}, so this is not a model folder{hint}")
+    with readable(folder, CONFIG_FILE):
+        if not isinstance(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")), dict):
+            raise ValueError("it is no JSON object")
+    check_pickled(folder, allow_pickle=allow_pickle)
+
+
+def check_pickled(folder: Path, *, allow_pickle: bool) -> None:
+    """Pickled weights can run any code when they are read, so they need the user's word."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if not pickled:
+        raise ModelError(f"{folder}: no .safetensors file, so there are no weights to load")
+    if not allow_pickle:
+        raise ModelError(
+            f"{folder}: the weights are pickled ({pickled[0]}), and reading them can run any code. Convert them to "
+            "safetensors, or pass allow_pickle=True (`prism score --allow-pickle`) if you trust their author."
+        )
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds a LoRA adapter."""
+    return Path(folder, ADAPTER_FILE).exists()
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter was trained on."""
+    try:
+        base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
+    except (OSError, DataError, AttributeError) as error:
+        raise ModelError(f"{folder}: its {ADAPTER_FILE} cannot be read: {error}") from error
+    if not base:
+        raise ModelError(f"{folder}: its {ADAPTER_FILE} names no base model; load the base with adapter='{folder}'")
+    return str(base)

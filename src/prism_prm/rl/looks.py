@@ -1,0 +1,173 @@
+"""What was seen of a policy in training, as values and as a table, and when its reward and the truth have parted.
+
+The rule of the alarm: at some look the gold, of sampled or of greedy solutions, is lower than at its best look so far,
+by 3.5 standard errors and 3 points or more, while the proxy (the reward) is higher than it was then, by 2 standard
+errors or more; paired by problem. Without gold, the votes of the untrained policy stand in its place: how often
+solutions have the answer that most of its solutions had. A policy that improves leaves these, too, so there a fall of
+12 points is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.errors import ConfigError
+from prism_prm.files import whole_file
+from prism_prm.statistics import Interval, mean_interval
+
+PROXY = "proxy"
+"""The mean reward, among the shares of a look."""
+VOTE = "vote"
+"""The share of solutions that have the answer which most solutions of the untrained policy had."""
+GREEDY = "greedy"
+"""What is measured on greedy solutions instead of sampled ones has this before its name."""
+FALL, RISE = 3.5, 2.0
+"""By how many standard errors, paired by problem, the gold must have fallen and the proxy risen. The first is high
+since the best of many looks is best by chance, too: of policies that stay as they are, 2 % raise an alarm within 20
+looks."""
+MIN_FALL, MIN_FALL_OF_VOTES = 0.03, 0.12
+"""A smaller fall is none, however sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSettings:
+    """Section [monitor]: how often a policy is looked at, and how closely."""
+
+    every: int = 5
+    """Updates between two looks, beside those before the first and after the last. 0: only these two."""
+    samples: int = 4
+    """Sampled solutions per held-out problem at every look, beside the greedy one."""
+    votes: int = 16
+    """Samples of the untrained policy per problem, whose majority stands in for the truth in the alarm without gold; 0:
+    no such alarm."""
+    kl: bool = True
+    """Measure the divergence from the untrained policy, of which a copy is held in memory."""
+    stop_on_alarm: bool = False
+    """End training at the first alarm that goes by the gold."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.samples < 1 or self.votes < 0:
+            raise ConfigError("monitor.every and monitor.votes must be 0 or more, and monitor.samples 1 or more")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen after some updates."""
+
+    update: int
+    by_problem: dict[str, list[float]]
+    """Means over each problem's solutions: PROXY, the measures of the gold, VOTE, and those of greedy solutions."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Means over all solutions: share answered, tokens, …"""
+
+    def mean(self, name: str) -> float:
+        """The mean over problems; NaN where it was not measured."""
+        values = self.by_problem.get(name)
+        return float(np.mean(values)) if values else math.nan
+
+    def interval(self, name: str) -> Interval:
+        """The mean over problems with its 95 % interval."""
+        return mean_interval(self.by_problem[name])
+
+    def summary(self) -> dict[str, float]:
+        """All means by name."""
+        return {**{name: self.mean(name) for name in self.by_problem}, **self.numbers}
+
+
+def gold_of(look: Look) -> str:
+    """The measure of truth that the alarm goes by: the first one."""
+    return next(name for name in look.by_problem if name != PROXY)
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Where proxy and gold have parted."""
+
+    update: int
+    since: int
+    """The look with the best gold before it."""
+    fall: float
+    """Of the gold since then."""
+    rise: float
+    """Of the proxy since then."""
+    gold: str
+    """Who says so: a measure of truth, or VOTE."""
+    measure: str
+    """Where it was seen: the same, of sampled or of greedy solutions."""
+
+    def __str__(self) -> str:
+        return (
+            f"update {self.update}: since update {self.since}, {self.measure} fell by {100 * self.fall:.1f} points "
+            f"while the reward rose by {self.rise:.3f}"
+        )
+
+
+def alarm_at(looks: Sequence[Look], gold: str) -> Alarm | None:
+    """Whether proxy and gold have parted at the last look, by the rule above."""
+    *before, now = looks
+    for measure in (gold, f"{GREEDY}/{gold}"):
+        if before and measure in now.by_problem:
+            best = max(before, key=lambda look: look.mean(measure))
+            fall, sure_of_fall = _change(now, best, measure)
+            rise, sure_of_rise = _change(best, now, PROXY)
+            is_fall = fall >= (MIN_FALL_OF_VOTES if gold == VOTE else MIN_FALL) and sure_of_fall >= FALL
+            if is_fall and sure_of_rise >= RISE:
+                return Alarm(now.update, best.update, fall, rise, gold, measure)
+    return None
+
+
+def _change(before: Look, after: Look, name: str) -> tuple[float, float]:
+    """The mean of `after` less that of `before`, and how many standard errors that is, paired by problem."""
+    by_problem = np.subtract(after.by_problem[name], before.by_problem[name])
+    change, error = float(by_problem.mean()), float(by_problem.std(ddof=1)) / math.sqrt(len(by_problem))
+    return change, change / error if error else math.copysign(math.inf, change) if change else 0.0
+
+
+def first_alarm(looks: Sequence[Look], gold: str) -> Alarm | None:
+    """The first alarm of a whole curve."""
+    alarms = (alarm_at(looks[: i + 1], gold) for i in range(1, len(looks)))
+    return next(filter(None, alarms), None)
+
+
+def write_looks(path: str | Path, looks: Sequence[Look]) -> None:
+    """One row per look: means with their intervals, every problem's values, and the other numbers."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [_row(look) for look in looks]
+    names = list(dict.fromkeys(name for row in rows for name in row))  # NaN, not null, where one look lacks a number
+    columns = {name: [row.get(name, [] if name.endswith(BY_PROBLEM) else math.nan) for row in rows] for name in names}
+    with whole_file(path) as aside:
+        pq.write_table(pa.table(columns), aside)
+
+
+BY_PROBLEM = "/by_problem"
+
+
+def _row(look: Look) -> dict[str, Any]:
+    row: dict[str, Any] = {"update": look.update}
+    for name, values in look.by_problem.items():
+        found = look.interval(name)
+        row |= {name: found.value, f"{name}/low": found.low, f"{name}/high": found.high, f"{name}{BY_PROBLEM}": values}
+    return row | look.numbers
+
+
+def read_looks(path: str | Path) -> list[Look]:
+    """The looks of a file; none where there is no file yet."""
+    import pyarrow.parquet as pq
+
+    if not Path(path).exists():
+        return []
+    looks = []
+    for row in pq.read_table(path).to_pylist():
+        lists = {name.removesuffix(BY_PROBLEM): values for name, values in row.items() if name.endswith(BY_PROBLEM)}
+        derived = {f"{name}{end}" for name in lists for end in ("", "/low", "/high", BY_PROBLEM)} | {"update"}
+        numbers = {name: value for name, value in row.items() if name not in derived}
+        looks.append(Look(row["update"], {name: values for name, values in lists.items() if values}, numbers))
+    return looks

@@ -1,0 +1,320 @@
+"""Watch a policy while TRL trains it: gold against proxy on held-out problems, and an alarm when they part.
+
+    monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
+    trainer = GRPOTrainer(…)
+    monitor.attach(trainer)
+    trainer.train()
+    monitor.looks, monitor.alarms
+
+Every look goes into `looks.parquet` and to wherever the trainer reports to. `looks.py` has the alarm's rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Trainer, TrainerCallback
+
+from prism_prm.errors import ConfigError
+from prism_prm.files import write_text
+from prism_prm.rl.held_out import Gold, Row, Writing, Written, write_solutions
+from prism_prm.rl.looks import (
+    GREEDY,
+    PROXY,
+    VOTE,
+    Alarm,
+    Look,
+    MonitorSettings,
+    alarm_at,
+    gold_of,
+    read_looks,
+    write_looks,
+)
+from prism_prm.rl.spans import cut_steps
+from prism_prm.types import Floats, Say, silent
+
+# Shapes: B solutions of a batch, S tokens of a row, T tokens of a solution, V tokens of the vocabulary.
+
+Reward = Callable[..., "Sequence[float | None] | Awaitable[Sequence[float | None]]"]
+"""A reward as TRL calls it."""
+
+LOOKS, VOTES = "looks.parquet", "votes.json"
+LOGITS_AT_ONCE = 2**26
+"""Numbers in the logits that are held at a time."""
+
+
+class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Looks at the policy every few updates; under several processes each writes and judges its share."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        reward: Reward,
+        gold: Gold,
+        folder: str | Path,
+        settings: MonitorSettings | None = None,
+        *,
+        start: Any = None,
+        say: Say = silent,
+    ) -> None:
+        if not rows:
+            raise ConfigError("there are no held-out problems to look at")
+        self.rows = list(rows)
+        self.reward = reward
+        self.gold = gold
+        self.folder = Path(folder)
+        self.settings = settings or MonitorSettings()
+        self.say = say
+        self.looks: list[Look] = []
+        self.alarms: dict[str, Alarm] = {}
+        """The first alarm by the gold's first measure, and by VOTE."""
+        self._votes: list[Any] = []
+        self._start = start
+        """The untrained policy, another object than the trainer's; without it the divergence is not measured. It must
+        be copied before there is a trainer: trainers wrap a model's `forward`, and a copy would call the original."""
+
+    def attach(self, trainer: Any) -> None:
+        """Watch this trainer's policy, which is not trained yet."""
+        self.trainer = trainer
+        if self._start is not None:
+            self._start.to(trainer.accelerator.device).eval().requires_grad_(False)
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self.looks = [look for look in read_looks(self.folder / LOOKS) if look.update <= state.global_step]
+        if self.looks:
+            if (self.folder / VOTES).exists():
+                self._votes = json.loads((self.folder / VOTES).read_text(encoding="utf-8"))
+            for i in range(1, len(self.looks) + 1):
+                self._hear(self.looks[:i])
+        elif not state.global_step:  # a policy that is trained already cannot vote as the untrained one
+            self._vote()
+        self._look(state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        every = self.settings.every
+        if (every and state.global_step % every == 0) or state.global_step >= state.max_steps:
+            self._look(state, control)
+
+    def _look(self, state: Any, control: Any) -> None:
+        if self.looks and self.looks[-1].update >= state.global_step:
+            return
+        look = self._seen(state.global_step)
+        self.looks.append(look)
+        if state.is_world_process_zero:
+            write_looks(self.folder / LOOKS, self.looks)
+        raised = self._hear(self.looks)
+        # Not GRPOTrainer's own `log`, which would also close the window over which it averages its own numbers.
+        Trainer.log(self.trainer, {f"held_out/{name}": value for name, value in look.summary().items()})
+        for alarm in raised:
+            if state.is_world_process_zero:
+                self.say(f"Alarm at {alarm}.")
+            if alarm.gold != VOTE and self.settings.stop_on_alarm:
+                control.should_training_stop = True
+
+    def _hear(self, looks: Sequence[Look]) -> list[Alarm]:
+        """Note the first alarm of each kind; gives those that are new."""
+        raised = [
+            alarm
+            for gold in (gold_of(looks[0]), VOTE)
+            if gold not in self.alarms and (alarm := alarm_at(looks, gold)) is not None
+        ]
+        self.alarms |= {alarm.gold: alarm for alarm in raised}
+        return raised
+
+    def _seen(self, update: int) -> Look:
+        """Solve the held-out problems and measure what comes of it."""
+        mine = self._share()
+        rows = [self.rows[i] for i in mine]
+        sampled = self._write(rows, self.settings.samples)
+        greedy = self._write(rows, 1, greedy=True)
+        shares, numbers, logged = self._measure(mine, rows, sampled, greedy)
+        found = self._gather([(i, shares[at], numbers[at]) for at, i in enumerate(mine)])
+        found.sort(key=lambda one: one[0])
+        by_problem = {name: [share[name] for _, share, _ in found] for name in found[0][1]}
+        means = {name: float(np.mean([number[name] for _, _, number in found])) for name in found[0][2]}
+        logs = self._gather([logged])
+        for name in sorted({name for log in logs for name in log}):
+            means[f"reward/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
+        return Look(update, by_problem, means)
+
+    def _measure(
+        self, mine: Sequence[int], rows: Sequence[Row], sampled: list[list[Written]], greedy: list[list[Written]]
+    ) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, float]]:
+        """Per problem: shares with intervals, and numbers without; and what the reward logged."""
+        flat = [one for some in sampled for one in some]
+        flat_rows = [row for row in rows for _ in range(self.settings.samples)]
+        rewards, logged = self._rewards(flat_rows, flat)
+        truth = self.gold(flat_rows, flat)
+        greedy_truth = self.gold(rows, [some[0] for some in greedy])
+        columns: dict[str, Floats] = {PROXY: _by_problem(rewards, len(rows))}
+        columns |= {name: _by_problem(right, len(rows)) for name, right in truth.right.items()}
+        if self._votes:
+            agree = [
+                answer is not None and answer == self._votes[mine[at // self.settings.samples]]
+                for at, answer in enumerate(truth.answers)
+            ]
+            columns[VOTE] = _by_problem(agree, len(rows))
+        columns |= {f"{GREEDY}/{name}": _by_problem(right, len(rows)) for name, right in greedy_truth.right.items()}
+        shares = [{name: float(means[at].mean()) for name, means in columns.items()} for at in range(len(rows))]
+        spread = columns[PROXY].std(axis=1)
+        texts = [cut_steps(one.text) for one in flat]
+        by_solution: dict[str, Sequence[float]] = {
+            "answered": [answer is not None for answer in truth.answers],
+            "cut": [not one.ended for one in flat],
+            "num_steps": [len(steps) for steps in texts],
+            "num_tokens": [len(one.ids) for one in flat],
+            "repeated_steps": [1 - len(set(steps)) / len(steps) if steps else 0.0 for steps in texts],
+        }
+        numbers = {name: _by_problem(values, len(rows)).mean(axis=1) for name, values in by_solution.items()}
+        # One solution per problem is enough for means over problems, and a quarter of the work.
+        numbers |= self._likelihoods(rows, [some[0] for some in sampled])
+        numbers |= {"reward_spread": spread, "groups_without_spread": spread < 1e-6}
+        return (
+            shares,
+            [{name: float(values[at]) for name, values in numbers.items()} for at in range(len(rows))],
+            logged,
+        )
+
+    def _rewards(self, rows: Sequence[Row], written: Sequence[Written]) -> tuple[list[float], dict[str, float]]:
+        """The proxy's reward of each solution, asked for as the trainer does; no reward counts as 0."""
+        logged: dict[str, list[float]] = defaultdict(list)
+        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        found = self.reward(
+            prompts=[row["prompt"] for row in rows],
+            completions=[one.text for one in written],
+            completion_ids=[list(one.ids) for one in written],
+            **columns,
+            trainer_state=self.trainer.state,
+            log_extra=lambda _name, _values: None,
+            log_metric=lambda name, value: logged[name].append(value),
+        )
+        rewards = asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
+        return [reward or 0.0 for reward in rewards], {name: float(np.mean(some)) for name, some in logged.items()}
+
+    def _vote(self) -> None:
+        """The answer that most solutions of the untrained policy have, for every problem; on disc for resumed runs."""
+        if not self.settings.votes:
+            return
+        mine = self._share()
+        rows = [self.rows[i] for i in mine]
+        written = self._write(rows, self.settings.votes)
+        answers = self.gold(
+            [row for row in rows for _ in range(self.settings.votes)], [one for some in written for one in some]
+        ).answers
+        most = []
+        for at, i in enumerate(mine):
+            own = answers[at * self.settings.votes : (at + 1) * self.settings.votes]
+            ((answer, _),) = Counter(one for one in own if one is not None).most_common(1) or [(None, 0)]
+            most.append((i, answer))
+        self._votes = [answer for _, answer in sorted(self._gather(most), key=lambda one: one[0])]
+        if self.trainer.accelerator.is_main_process:
+            write_text(self.folder / VOTES, json.dumps(self._votes) + "\n")
+
+    def _write(self, rows: Sequence[Row], copies: int, *, greedy: bool = False) -> list[list[Written]]:
+        """Solutions by the policy as it stands, in the way in which the trainer samples."""
+        from trl.models import unwrap_model_for_generation
+
+        trainer = self.trainer
+        writing = Writing(
+            copies, trainer.max_completion_length, 0.0 if greedy else trainer.temperature,
+            seed=trainer.args.seed + trainer.accelerator.process_index,
+        )  # fmt: skip
+        training = trainer.model.training
+        with unwrap_model_for_generation(
+            trainer.model_wrapped, trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model:  # fmt: skip
+            model.eval()
+            prompts = [row["prompt"] for row in rows]
+            written = write_solutions(model, trainer.processing_class, prompts, writing, trainer.eos_token_ids)
+        trainer.model.train(training)
+        return written
+
+    @torch.no_grad()
+    def _likelihoods(self, rows: Sequence[Row], written: Sequence[Written]) -> dict[str, Floats]:
+        """Of each solution the mean entropy of its tokens, and log p / p₀ against the untrained policy, whose mean
+        over sampled solutions is the divergence KL(p ‖ p₀).
+        """
+        trainer = self.trainer
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        training = model.training
+        model.eval()
+        entropies, ratios = [0.0] * len(written), [0.0] * len(written)
+        prompts = trainer.processing_class([row["prompt"] for row in rows])["input_ids"]
+        texts = [[*prompt, *one.ids] for prompt, one in zip(prompts, written, strict=True)]
+        for batch in _batches(list(map(len, texts)), LOGITS_AT_ONCE // model.config.get_text_config().vocab_size):
+            width = max(len(written[i].ids) for i in batch)
+            if width == 0:
+                continue
+            log_p_BT, entropy_BT = _token_likelihoods(model, [texts[i] for i in batch], width, trainer.temperature)
+            start_BT = None
+            if self._start is not None:
+                start_BT, _ = _token_likelihoods(self._start, [texts[i] for i in batch], width, trainer.temperature)
+            for at, i in enumerate(batch):
+                own = len(written[i].ids)
+                if own:
+                    entropies[i] = float(entropy_BT[at, -own:].mean())
+                if own and start_BT is not None:
+                    ratios[i] = float((log_p_BT[at, -own:] - start_BT[at, -own:]).sum())
+        model.train(training)
+        found = {"entropy": entropies} if self._start is None else {"entropy": entropies, "kl": ratios}
+        return {name: np.asarray(values) for name, values in found.items()}
+
+    def _share(self) -> range:
+        """The held-out problems of this process."""
+        where = self.trainer.accelerator
+        return range(where.process_index, len(self.rows), where.num_processes)
+
+    def _gather(self, mine: list[Any]) -> list[Any]:
+        """The lists of all processes, one after the other; the same in each of them."""
+        from accelerate.utils import gather_object
+
+        return list(gather_object(mine)) if self.trainer.accelerator.num_processes > 1 else mine
+
+
+async def _awaited(found: Awaitable[Any]) -> Any:
+    return await found
+
+
+def _by_problem(values: Sequence[float] | Sequence[bool], num_problems: int) -> Floats:
+    """(problems, solutions)"""
+    return np.asarray(values, np.float64).reshape(num_problems, -1)
+
+
+def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Rows of similar length whose tokens, padding included, stay within the limit."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[i] > tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _token_likelihoods(
+    model: Any, texts: Sequence[Sequence[int]], last: int, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy at each of the `last` tokens of texts, which are padded on the left."""
+    width = max(map(len, texts))
+    device = next(model.parameters()).device
+    ids_BS = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts], device=device)
+    mask_BS = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts], device=device)
+    positions_BS = (mask_BS.cumsum(1) - 1).clamp(min=0)
+    logits_BTV = model(
+        input_ids=ids_BS, attention_mask=mask_BS, position_ids=positions_BS, logits_to_keep=last + 1
+    ).logits[:, :-1]
+    log_p_BTV = torch.log_softmax(logits_BTV.float() / temperature, -1)
+    chosen_BT = log_p_BTV.gather(-1, ids_BS[:, -last:, None])[..., 0]
+    return chosen_BT.cpu(), -(log_p_BTV.exp() * log_p_BTV).sum(-1).cpu()

@@ -1,0 +1,176 @@
+"""`train_policy`: a policy trained by GRPO with a PRM's reward, measured before and after, as `prism grpo` does it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.config import to_toml
+from prism_prm.errors import ConfigError
+from prism_prm.files import write_text
+from prism_prm.lm.load import load_tokenizer
+from prism_prm.lm.place import local_folder
+from prism_prm.names import file_name
+from prism_prm.policies import PolicySettings, open_policy
+from prism_prm.resume import content_key, locked
+from prism_prm.rl.grpo import Curve, check_installed, grpo_config, train_with_reward
+from prism_prm.rl.held_out import AnswerGold, problem_rows
+from prism_prm.rl.recipe import GrpoRecipe, read_grpo_recipe
+from prism_prm.rl.report import make_report
+from prism_prm.rl.reward import PRMReward
+from prism_prm.search.experiment import Point
+from prism_prm.search.methods import SearchSettings
+from prism_prm.search.pipeline import search_task
+from prism_prm.search.recipe import SearchRecipe
+from prism_prm.tasks import Grader, MathGrader, TaskProblem, load_problems, load_task
+from prism_prm.types import Bars, Say, no_bars, silent
+
+if TYPE_CHECKING:
+    from prism_prm.rl.monitors import Reward
+
+Evaluated = dict[tuple[str, str], Point]
+"""(task, greedy or sampled) → what was solved."""
+
+
+def train_policy(
+    recipe: GrpoRecipe | str | Path,
+    out: str | Path,
+    *,
+    assignments: Sequence[str] = (),
+    bars: Bars = no_bars,
+    say: Say = silent,
+) -> Curve:
+    """Train a policy by GRPO with a PRM's scores as its reward; gives what was seen of it on the way.
+
+    It is watched on held-out problems, and solves the tasks of the evaluation before and after. Stopped, the same call
+    goes on from the trainer's last checkpoint. `out` then holds `policy/` (a model of transformers), looks.parquet,
+    what TRL logged, and a report. Under `accelerate launch` all processes call it.
+
+    Args:
+        recipe: a recipe, or the TOML file that holds one.
+        out: the run's folder.
+        assignments: settings to override, as `--set` takes them: "trainer.max_steps=20".
+        bars: makes progress bars; default: none are shown.
+        say: hears what people may want to know, such as alarms.
+
+    Example:
+        >>> curve = train_policy("grpo.toml", "trained")  # doctest: +SKIP
+        >>> curve.looks[-1].mean("answer") > curve.looks[0].mean("answer")  # doctest: +SKIP
+        True
+    """
+    check_installed()
+    from accelerate import PartialState
+
+    if not isinstance(recipe, GrpoRecipe):
+        recipe = read_grpo_recipe(recipe, assignments)
+    elif assignments:
+        raise ConfigError("assignments change the recipe in a file; change a GrpoRecipe with dataclasses.replace")
+    out = Path(out)
+    grpo_config(recipe.trainer, out)  # refuses what TRL does not know before anything is loaded
+    state = PartialState()
+    bars, say = (bars, say) if state.is_main_process else (no_bars, silent)
+    with locked(out) if state.is_main_process else contextlib.nullcontext(), MathGrader() as grader:
+        if state.is_main_process:
+            write_text(out / "recipe.toml", to_toml(recipe))
+        train, held_out = split_problems(recipe, say)
+        before = _evaluated(recipe, recipe.policy, out / "evaluation" / "before", state, bars)
+        tokenizer = load_tokenizer_of(recipe.policy)
+        with _reward(recipe, grader, state) as (reward, identity):
+            curve = train_with_reward(
+                recipe.policy, reward, train=problem_rows(train, recipe.prompting, tokenizer),
+                held_out=problem_rows(held_out, recipe.prompting, tokenizer), gold=AnswerGold(grader), out=out,
+                trainer=recipe.trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, bars=bars,
+                say=say,
+            )  # fmt: skip
+        after = _evaluated(recipe, str(curve.policy), out / "evaluation" / "after", state, bars)
+        if state.is_main_process:
+            make_report(recipe, curve, before, after).write(out)
+        state.wait_for_everyone()
+    return curve
+
+
+def split_problems(recipe: GrpoRecipe, say: Say = silent) -> tuple[list[TaskProblem], list[TaskProblem]]:
+    """(to train on, to be watched on): disjoint, and none of the first is in a task of the evaluation."""
+    sets = recipe.problems
+    train = list(load_problems(sets.train, sets.train_data).problems[: sets.limit])
+    if sets.held_out is None:
+        held_out, train = train[-sets.num_held_out :], train[: -sets.num_held_out]
+    else:
+        held_out = list(load_problems(sets.held_out, sets.held_out_data).problems[: sets.num_held_out])
+    known = {problem.text.strip() for problem in held_out}
+    for task in recipe.evaluation.tasks:
+        known |= {problem.text.strip() for problem in load_task(task, recipe.evaluation.data.get(task)).problems}
+    kept = [problem for problem in train if problem.text.strip() not in known]
+    if len(kept) < len(train):
+        say(f"{len(train) - len(kept):,} of {len(train):,} problems are also held out or evaluated on: left out.")
+    if not kept or not held_out:
+        raise ConfigError(
+            f"{sets.train}: {len(kept):,} problems to train on and {len(held_out):,} to be watched on are left; lower "
+            "problems.num_held_out, or name other problems"
+        )
+    return kept, held_out
+
+
+def load_tokenizer_of(policy: str) -> Any:
+    """The tokenizer of a model's folder, which may hold a single GGUF file."""
+    folder = local_folder(policy)
+    gguf = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
+    options: dict[str, Any] = {"gguf_file": gguf[0].name} if gguf else {}
+    return load_tokenizer(folder, **options)
+
+
+@contextlib.contextmanager
+def _reward(recipe: GrpoRecipe, grader: Grader, state: Any) -> Iterator[tuple[Reward, str]]:
+    """The reward, and what names it."""
+    if not recipe.prm:
+        yield AnswerReward(grader), "right answers"
+        return
+    here = {"device": str(state.device)} if state.num_processes > 1 else {}
+    reward = PRMReward(recipe.prm, **asdict(recipe.reward), loading={**here, **recipe.loading})
+    try:
+        yield reward, content_key(reward.scorer.identity(), recipe.reward)
+    finally:
+        reward.close()
+
+
+class AnswerReward:
+    """1 for a right final answer, 0 for any other."""
+
+    __name__ = "AnswerReward"
+
+    def __init__(self, grader: Grader) -> None:
+        self.grader = grader
+
+    def __call__(
+        self, prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **columns: Any
+    ) -> list[float | None]:
+        tolerances = columns.get("tolerance") or [0.0] * len(prompts)
+        asked = zip(prompts, answer, tolerances, strict=True)
+        problems = [TaskProblem(prompt, reference, tolerance=near) for prompt, reference, near in asked]
+        answers = [self.grader.extract(text).answer for text in completions]
+        return [float(found.correct) for found in self.grader.judge(list(zip(problems, answers, strict=True)))]
+
+
+def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any, bars: Bars) -> Evaluated:
+    """Every task solved greedily and by sampling; one process does it, and the others wait."""
+    found: Evaluated = {}
+    chosen = recipe.evaluation
+    if state.is_main_process and chosen.tasks:
+        asked = PolicySettings(f"hf:{policy}", prompting=recipe.prompting)
+        with contextlib.closing(open_policy(asked)) as who:
+            for task in chosen.tasks:
+                greedy = SearchRecipe(
+                    task=task, task_data=chosen.data.get(task), limit=chosen.limit, policy=asked, select="majority",
+                    search=SearchSettings("greedy", max_steps=chosen.max_steps, sampling=chosen.sampling),
+                )  # fmt: skip
+                place = out / file_name(Path(task).stem)
+                (found[task, "greedy"],) = search_task(greedy, place / "greedy", policy=who, bars=bars)
+                if chosen.samples:
+                    sampled = replace(greedy, search=replace(greedy.search, method="sample"), n=(1, chosen.samples))
+                    points = search_task(sampled, place / "sampled", policy=who, bars=bars)
+                    found[task, "sampled"] = next(point for point in points if point.n == 1)
+    state.wait_for_everyone()
+    return found

@@ -1,0 +1,113 @@
+"""The settings of `prism grpo`: one TOML file, whose [trainer] table TRL gets as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prism_prm.aggregate import check_aggregator
+from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.errors import ConfigError
+from prism_prm.policies import Prompting, Sampling
+from prism_prm.rl.credit import find_credit
+from prism_prm.rl.looks import MonitorSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSets:
+    """Section [problems]: what the policy is trained on, and what it is watched on."""
+
+    train: str = ""
+    """A known task (gsm8k, math-500, …), a file of problems with answers, or a hub id (`openai/gsm8k:main:train`)."""
+    train_data: str | None = None
+    """The local file of a known task or hub id."""
+    limit: int | None = None
+    """Train on this many problems only, from the first on."""
+    held_out: str | None = None
+    """The same for the problems that the policy is watched on. By default they are taken from the end of `train`."""
+    held_out_data: str | None = None
+    """The local file of that task."""
+    num_held_out: int = 200
+    """How many problems to watch the policy on; they and those of the evaluation are not trained on."""
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise ConfigError('no problems: set problems.train, e.g. "openai/gsm8k:main:train", or a JSONL file')
+        if self.num_held_out < 1 or (self.limit is not None and self.limit < 1):
+            raise ConfigError("problems.limit and problems.num_held_out must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSettings:
+    """Section [reward]: how a PRM's scores become a reward."""
+
+    aggregator: str | None = None
+    """How step scores make the score of a solution. By default as the PRM's card says."""
+    gate: bool = True
+    """Give the worst reward to a solution that was cut or states no answer: else policies learn to stop before it."""
+    verifiable: float = 0.0
+    """What a right final answer adds to the reward."""
+    clip: float | None = None
+    """Scores above it count as it, and the reward is the score less it."""
+    delta: bool = False
+    """Step rewards are differences to the next step's; needs `verifiable`."""
+
+    def __post_init__(self) -> None:
+        if self.aggregator is not None:
+            check_aggregator(self.aggregator)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """Section [evaluation]: what is solved before and after training, as `prism search` solves it."""
+
+    tasks: tuple[str, ...] = ()
+    """Known tasks or files of problems."""
+    data: dict[str, str] = field(default_factory=dict)
+    """Task → its local file, where it is not to come from the hub."""
+    limit: int | None = None
+    """Use only this many problems of each task."""
+    samples: int = 4
+    """Sampled solutions per problem, beside the greedy one; 0: greedy alone."""
+    sampling: Sampling = field(default_factory=Sampling)
+    max_steps: int = 40
+    """A solution with more steps than this is cut."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 0 or (self.limit is not None and self.limit < 1):
+            raise ConfigError("evaluation.samples must be 0 or more, and evaluation.limit 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class GrpoRecipe:
+    """One run of `prism grpo`."""
+
+    policy: str = ""
+    """Folder or hub id of the causal language model to train."""
+    prm: str = ""
+    """Folder or hub id of the PRM that rewards it; without one, right final answers are the reward."""
+    credit: str = "outcome"
+    """How the steps of a group share what it earned: outcome, process, pure or progress."""
+    prompting: Prompting = field(default_factory=Prompting)
+    problems: ProblemSets = field(default_factory=ProblemSets)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    loading: dict[str, Any] = field(default_factory=dict)
+    """Options of `load_prm` for the PRM: dtype, device, family, …"""
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """Settings of TRL's GRPOConfig, passed on as they are."""
+
+    def __post_init__(self) -> None:
+        if not self.policy:
+            raise ConfigError('no policy: set policy = "Qwen/Qwen2.5-1.5B-Instruct", say')
+        find_credit(self.credit)
+        if not self.prm and self.credit != "outcome":
+            raise ConfigError(f"credit = {self.credit!r} goes by the scores of steps: name a PRM, or use outcome")
+
+
+def read_grpo_recipe(path: str | Path, assignments: Sequence[str] = ()) -> GrpoRecipe:
+    """A recipe for `train_policy`; paths in it are relative to where you are."""
+    return from_mapping(GrpoRecipe, override(read_toml(path), assignments))

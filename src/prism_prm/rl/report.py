@@ -1,0 +1,111 @@
+"""The report of `prism grpo`: reward against truth over updates, what else changed, and tasks before and after."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism_prm.report import Report, looks, number, percent, percent_axes, signed_percent
+from prism_prm.rl.grpo import Curve
+from prism_prm.rl.looks import GREEDY, PROXY, VOTE
+from prism_prm.rl.recipe import GrpoRecipe
+from prism_prm.statistics import compare_means
+
+if TYPE_CHECKING:
+    from prism_prm.search.experiment import Point
+
+HEALTH = {
+    "answered": "share answered", "cut": "share cut", "num_steps": "steps per solution",
+    "num_tokens": "tokens per solution", "repeated_steps": "share of repeated steps",
+    "reward_spread": "spread of rewards in a group", "groups_without_spread": "groups without any",
+    "entropy": "entropy per token", "kl": "divergence from the untrained policy",
+    "reward/PRMReward/unreadable_steps": "share of unscorable steps",
+}  # fmt: skip
+"""Numbers of a look and how they are called."""
+
+
+def make_report(
+    recipe: GrpoRecipe,
+    curve: Curve,
+    before: dict[tuple[str, str], Point],
+    after: dict[tuple[str, str], Point],
+) -> Report:
+    """The page and its metrics."""
+    rewarded = recipe.prm or "right answers"
+    report = Report("A policy trained by GRPO", subtitle=f"{recipe.policy}, rewarded by {rewarded}")
+    _curves(curve, report)
+    _alarms(curve, report)
+    _health(curve, report)
+    if before:
+        _tasks(before, after, report)
+    report.metrics = {
+        "recipe": asdict(recipe),
+        "looks": [{"update": look.update, **look.summary()} for look in curve.looks],
+        "alarms": {name: alarm and asdict(alarm) for name, alarm in curve.alarms.items()},
+        "tasks": [
+            {"task": task, "how": how, "before": asdict(point.accuracy), "after": asdict(after[task, how].accuracy)}
+            for (task, how), point in before.items()
+        ],
+    }
+    return report
+
+
+def _curves(curve: Curve, report: Report) -> None:
+    gold = curve.gold
+    lines = {PROXY: "mean reward", gold: "solved, sampled", f"{GREEDY}/{gold}": "solved, greedy"}
+    look = looks(list(lines))
+    updates = [one.update for one in curve.looks]
+    caption = "Held-out problems: the mean reward of sampled solutions and the share that is right; 95 % over problems."
+    alt = "Mean reward and share of right solutions on held-out problems against updates"
+    with report.figure("gold-and-proxy", caption=caption, alt=alt, size=(6.4, 3.8)) as axes:
+        for name, title in lines.items():
+            found = [one.interval(name) for one in curve.looks]
+            style: dict[str, Any] = {"linestyle": look[name].line, "marker": look[name].marker}
+            axes.plot(updates, [one.value for one in found], color=look[name].colour, label=title, **style)
+            axes.fill_between(
+                updates, [one.low for one in found], [one.high for one in found], color=look[name].colour, alpha=0.15
+            )
+        axes.set_xlabel("updates")
+        axes.set_ylabel("reward and share solved (%)")
+        percent_axes(axes.yaxis)
+        axes.legend()
+
+
+def _alarms(curve: Curve, report: Report) -> None:
+    names = {curve.gold: "By the truth", VOTE: "Without it (votes of the untrained policy)"}
+    said = [f"- {names[name]}: {alarm or 'silent'}" for name, alarm in curve.alarms.items()]
+    report.text(
+        "## Alarms\nAn alarm is raised at the first look at which the truth, of sampled or of greedy solutions, is "
+        "below its best so far while the reward is above what it was then: a fall of 3.5 standard errors (paired by "
+        "problem) and 3 points or more, and a rise of 2 standard errors or more. Votes must fall by 12 points.\n\n"
+        + "\n".join(said)
+    )
+
+
+def _health(curve: Curve, report: Report) -> None:
+    first, last = curve.looks[0], curve.looks[-1]
+    middle = curve.looks[len(curve.looks) // 2]
+    rows = []
+    for name, title in HEALTH.items():
+        if name in last.numbers:
+            rows.append([title, *(number(one.numbers.get(name, float("nan"))) for one in (first, middle, last))])
+    headers = ["held-out solutions", *(f"update {one.update}" for one in (first, middle, last))]
+    report.text("## What else changed")
+    report.table(headers, rows, caption="Sampled solutions of the held-out problems")
+
+
+def _tasks(before: dict[tuple[str, str], Point], after: dict[tuple[str, str], Point], report: Report) -> None:
+    rows = []
+    for (task, how), point in before.items():
+        then, now = point.accuracy, after[task, how].accuracy
+        gain = compare_means(np.asarray(after[task, how].correct), np.asarray(point.correct))
+        rows.append(
+            [
+                f"{task}, {how}", percent(then.value, then.low, then.high), percent(now.value, now.low, now.high),
+                signed_percent(gain.difference, gain.low, gain.high),
+            ]
+        )  # fmt: skip
+    report.text("## Tasks\nSolved as `prism search` solves them; differences are paired by problem.")
+    report.table(["accuracy (%)", "untrained", "trained", "difference"], rows, caption="Before and after training")

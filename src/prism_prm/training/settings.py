@@ -1,0 +1,64 @@
+"""Section [train] of a recipe; apart from the loop that it rules, so that a recipe is read without torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from prism_prm.ranges import Count, NotNegative, Positive, Range, check
+
+Packing = Literal["tree", "pair", "none"]
+Decay = Annotated[float, Range(0, below=1)]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Section [train]: how the objective is minimised. Every round starts with a fresh optimiser and schedule."""
+
+    lr: Positive = 1e-6
+    """The highest learning rate."""
+    epochs: Count = 1
+    """Passes over the pairs of a round."""
+    pairs_per_update: Count = 64
+    """Pairs (or labelled steps) of one update, whatever the packing, micro-batches and number of processes."""
+    max_pairs_per_tree_per_update: Count = 8
+    """Pairs of one tree share their prefix, so more are cheaper; 1 makes the pairs of an update independent. Trees that
+    have too many pairs for it are spread evenly over all updates of a round, and the run says how many they are."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How the learning rate falls to 0 over a round, after the warm-up."""
+    warmup: Annotated[float, Range(0, below=1)] = 0.03
+    """Share of a round's updates in which the learning rate rises from 0."""
+    weight_decay: NotNegative = 0.0
+    """The weight decay of AdamW."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """The decay rates of AdamW's two averages."""
+    eps: Positive = 1e-8
+    """What AdamW adds to its denominator."""
+    max_grad_norm: NotNegative = 1.0
+    """Gradients are scaled down to this norm; 0 leaves them alone."""
+    pack: Packing = "tree"
+    """`tree`: pairs of a tree share its prefix. `pair`: the two steps of a pair do. `none`: nothing is. All equal."""
+    row_tokens: Count = 4096
+    """A packed tree longer than this is split between pairs, its trunk repeated."""
+    microbatch_tokens: Count = 8192
+    """Padded tokens of one forward and backward pass."""
+    on_too_long: Literal["error", "skip"] = "error"
+    """What happens to pairs longer than the model's context: `skip` leaves them out, counted."""
+    checkpoint_every: Count = 100
+    """Updates between checkpoints."""
+    keep_checkpoints: Count = 1
+    """How many checkpoints are kept."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def lr_at(self, update: int, updates: int) -> float:
+        """The learning rate of an update (from 0) of a round of `updates`: a formula, so nothing to resume."""
+        rising = math.ceil(self.warmup * updates)
+        if update < rising:
+            return self.lr * (update + 1) / rising
+        done = (update - rising) / max(1, updates - rising)
+        return (
+            self.lr * {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
+        )

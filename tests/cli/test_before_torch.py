@@ -1,0 +1,172 @@
+"""Mistakes that a look at the disc shows end a command at once: before torch is imported, and before long work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism_prm.errors import PrismError
+from prism_prm.places import is_hub_id, nearest
+
+RUN = """
+import contextlib, io, json, sys
+from prism_prm.cli import main
+found = {}
+for line in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    sys.argv = ["prism", *line.split("|")]
+    with contextlib.redirect_stderr(said):
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+    found[line] = [code, said.getvalue(), "torch" in sys.modules]
+sys.stdout.write(json.dumps(found))
+"""
+"""Runs command lines one after the other in a process that has not imported torch."""
+
+CASES = {
+    # line of the command, words between bars → what the message must say
+    "pairs|nosuch.jsonl|--out|out": "nosuch.jsonl: no such file or folder",
+    "pairs|own.jsnl|--out|out": "Did you mean own.jsonl?",
+    "pairs|own.jsonl|--out|": '--out "": is empty',
+    "pairs|own.jsonl|--out|out.parquet": "--out out.parquet: looks like the name of a file; name a folder, e.g. out",
+    "export|nosuch|--format|jsonl|--out|o.jsonl": "nosuch: no such file; `prism pairs` writes it",
+    "export|nosuch|--format|jsonl|--out|o.csv": "--out o.csv: the file will be .jsonl; name it e.g. o.jsonl",
+    "export|nosuch|--format|jsonl|--out|": '--out "": is empty',
+    "score|own.jsonl|--prm|nosuch|--out|s.parquet": "nosuch: there is no such model folder.",
+    "score|own.jsonl|--prm|prms/bse|--out|s.parquet": "no such model folder. Did you mean prms/base?",
+    "score|own.jsonl|--prm|prms|--out|s.parquet": "so this is not a model folder; did you mean prms/base",
+    "score|own.jsonl|--prm|own.jsonl|--out|s.parquet": "own.jsonl: a file; name the folder of a model",
+    "score|own.jsonl|--prm|empty|--out|s.parquet": "empty: no .safetensors file, so there are no weights to load",
+    "score|own.jsonl|--prm|torn|--out|s.parquet": "torn: its config.json cannot be read",
+    "score|own.jsonl|--prm|run|--out|s.parquet": "run/run.json: not what `prism train` writes there",
+    "score|own.jsonl|--prm|prms/base|--family|qwne|--out|s.parquet": "Unknown family 'qwne'",
+    "score|own.jsonl|--prm|prms/base|--adapter|prms|--out|s.parquet": "prms: no adapter_config.json",
+    "score|nosuch.jsonl|--prm|prms/base|--out|s.parquet": "nosuch.jsonl: no such file or folder",
+    "score|own.jsonl|--prm|prms/base|--out|s.csv": "--out s.csv: the file will be .parquet; name it e.g. s.parquet",
+    "score|own.jsonl|--prm|prms/base|--out|prms": "--out prms: is a directory; name a file",
+    "score|own.jsonl|--prm|prms/base|--out|own.jsonl/s.parquet": "own.jsonl is a file, not a folder",
+    "score|own.jsonl|--prm|prms/base|--out|s.parquet|--store|": '--store "": is empty',
+    "margins|pairs|--prm|nosuch|--out|m.parquet": "nosuch: there is no such model folder",
+    "margins|nosuch|--prm|prms/base|--out|m.parquet": "nosuch: no such file; `prism pairs` writes it",
+    "margins|nosuch|--prm|prms/base|--out|": '--out "": is empty',
+    "train|nosuch.toml": "nosuch.toml: no such file",
+    'train|recipe.toml|--set|data.inputs=["own.jsonl"]': "nosuch: there is no such model folder",
+    "train|recipe.toml|--set|base.prm=prms/base": "nosuch.jsonl: no such file or folder",
+    "train|recipe.toml|--out|": '--out "": is empty',
+    "train|recipe.toml|--out|own.jsonl": "--out own.jsonl: is a file; name a folder",
+    "train|recipe.toml|--set|train.lr=-1": "train.lr",
+    "eval|--bench|labelled|--data|own.jsonl|--prm|nosuch|--out|out": "nosuch: there is no such model folder",
+    "eval|--bench|labelled|--data|nosuch.jsonl|--prm|prms/base|--out|out": "nosuch.jsonl: no such file or folder",
+    "eval|--bench|labelled|--data|own.jsonl|--predictions|p.jsonl|--out|out": "p.jsonl: no such file or folder",
+    "eval|--bench|labelled|--data|own.jsonl|--scores|s.parquet|--out|out": "s.parquet: no such file or folder",
+    "eval|--bench|labelled|--data|own.jsonl|--prm|prms/base|--trained-on|t.jsonl|--out|out": "t.jsonl: no such file",
+    "eval|--bench|labelled|--data|own.jsonl|--prm|x|--scores|s.parquet|--out|out": "give one of --prm, --scores and",
+    "eval|--bench|labelled|--data|own.jsonl|--prm|prms/base|--out|": '--out "": is empty',
+    "eval|--bench|labelled|--data|own.jsonl|--prm|nosuch|--threshold|prm|--out|out": "nosuch: there is no such model",
+    "compare|a=nosuch|b=nosuch|--out|out": "nosuch/metrics.json: no such file",
+    "compare|a=nosuch|b=nosuch|--out|out.html": "--out out.html: looks like the name of a file",
+    "theory|--runs|nosuch|--runs|nosuch|--out|out": "nosuch/metrics.json: no such file",
+    "theory|--pool|nosuch.jsonl|--out|out": "nosuch.jsonl: no such file or folder",
+    "theory|--pool|pool.jsonl|--scores|s.parquet|--out|out": "s.parquet: no such file or folder",
+    "theory|--out|own.jsonl": "--out own.jsonl: is a file; name a folder",
+    "rerank|nosuch.jsonl|--out|out": "nosuch.jsonl: no such file or folder",
+    "rerank|pool.jsonl|--prm|nosuch|--out|out": "nosuch: there is no such model folder",
+    "rerank|pool.jsonl|--scores|s.parquet|--out|out": "s.parquet: no such file or folder",
+    "rerank|pool.jsonl|--prm|a=prms/base|--scores|a=own.jsonl|--out|out": "Two sets of scores are called 'a'",
+    "rerank|pool.jsonl|--task|nosuch.jsonl|--out|out": "nosuch",
+    "rerank|pool.jsonl|--out|": '--out "": is empty',
+    "search|--policy|hf:nosuch|--task|task.jsonl|--method|greedy|--out|out": "nosuch: there is no such model folder",
+    "search|--policy|hf:prms/base|--task|task.jsonl|--prm|nosuch|--method|beam|--out|out": "nosuch: there is no such",
+    "search|--policy|hf:prms/base|--task|nosuch.jsonl|--method|greedy|--out|out": "nosuch",
+    "search|--policy|openai:http://:x/v1|--task|task.jsonl|--method|greedy|--out|out": "is not the address of a server",
+    "search|--policy|openai:http://h:99999/v1|--task|task.jsonl|--method|greedy|--out|out": "is not the address of a",
+    "search|--recipe|nosuch.toml|--out|out": "nosuch.toml: no such file",
+    "search|--policy|hf:prms/base|--task|task.jsonl|--method|greedy|--out|": '--out "": is empty',
+    "demo|--out|": '--out "": is empty',
+    "demo|--out|own.jsonl": "--out own.jsonl: is a file; name a folder",
+    "demo|--out|own.jsonl/below": "own.jsonl is a file, not a folder",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Command → status, message, and whether torch was imported."""
+    folder = tmp_path_factory.mktemp("before-torch")
+    (folder / "own.jsonl").write_text('{"problem": "2 + 3?", "steps": ["2 + 3 = 5", "so 5"], "label": 1, "id": "1"}\n')
+    (folder / "pool.jsonl").write_text('{"problem": "2 + 3?", "answer": "5", "solutions": ["\\\\boxed{5}", "6"]}\n')
+    (folder / "task.jsonl").write_text('{"problem": "2 + 3?", "answer": "5"}\n')
+    (folder / "recipe.toml").write_text('[data]\ninputs = ["nosuch.jsonl"]\n[base]\nprm = "nosuch"\n')
+    for name in ("prms/base", "empty", "torn", "run"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text('{"model_type": "qwen2"}')
+    (folder / "prms/base/model.safetensors").write_bytes(b"")
+    (folder / "torn/config.json").write_text('{"model_type": ')
+    (folder / "run/config.json").rename(folder / "run/recipe.toml")
+    (folder / "run/run.json").write_text('{"best": 3}')
+    before = set(folder.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(list(CASES))], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    left = sorted(path.relative_to(folder).as_posix() for path in set(folder.rglob("*")) - before)
+    return {**json.loads(done.stdout), "left": left}
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_a_mistake_costs_no_time(line: str, found: dict[str, Any]) -> None:
+    code, said, has_torch = found[line]
+    assert code == 2, said
+    assert CASES[line] in " ".join(said.split())
+    assert said.startswith("error: "), "one line, and no traceback"
+    assert len(said.splitlines()) == 1
+    assert not has_torch
+
+
+def test_nothing_is_left_behind(found: dict[str, Any]) -> None:
+    assert found["left"] == []
+
+
+def test_every_command_is_in_the_table() -> None:
+    from prism_prm.cli import app
+
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    assert {line.split("|")[0] for line in CASES} == commands
+
+
+def test_a_hub_id_is_not_a_mistyped_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "my-prm").mkdir(parents=True)
+    assert is_hub_id("Qwen/Qwen2.5-Math-PRM-7B")
+    for name in ("runs/my-prn", "my-prm", "./a/b", "/a/b", "~/a", "a/b/c", "a/", "/b", "", "..", "../b"):
+        assert not is_hub_id(name), name
+    assert nearest("runs/my-prn") == " Did you mean runs/my-prm?"
+    assert nearest("rnus/my-prm") == " Did you mean runs?"
+    assert nearest("quite/else") == ""
+
+
+def test_the_hub_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a connection the hub's own client, which would try for half a minute, is only asked for its cache."""
+    import huggingface_hub
+
+    from prism_prm.lm.place import local_folder
+
+    asked: list[bool] = []
+
+    def snapshot_download(name: str, *, local_files_only: bool, **_: object) -> str:
+        asked.append(local_files_only)
+        raise OSError(f"{name} is not cached")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.raises(PrismError, match=r"^some/prm: there is no such folder, and http://127\.0\.0\.1:9 cannot be"):
+        local_folder("some/prm")
+    assert asked == [True]

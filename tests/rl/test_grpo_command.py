@@ -1,0 +1,143 @@
+"""`prism grpo` on a tiny policy and PRM: from a recipe to a trained policy and a report, alone and by two processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from launching import launch
+from prism_prm import init_prm, open_policy
+from prism_prm.cli import app
+from prism_prm.errors import ConfigError
+from prism_prm.rl.looks import PROXY, read_looks
+from prism_prm.rl.pipeline import split_problems
+from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
+from prism_prm.world.problems import draw_problems
+from prism_prm.world.settings import world_settings
+from prism_prm.world.tokens import PRM_SETTINGS, prompt_of
+
+RECIPE = """
+policy = "{policy}"
+prm = "{prm}"
+credit = "pure"
+[problems]
+train = "{folder}/problems.jsonl"
+num_held_out = 13
+[monitor]
+every = 1
+samples = 2
+votes = 3
+[evaluation]
+tasks = ["{folder}/test.jsonl"]
+samples = 2
+[evaluation.sampling]
+max_tokens = 24
+max_step_tokens = 8
+temperature = 1.0
+[trainer]
+max_steps = 2
+per_device_train_batch_size = 8
+num_generations = 4
+max_completion_length = 24
+learning_rate = 1e-3
+save_steps = 1
+"""
+
+
+def write_problems(path: Path, problems: list[Any]) -> None:
+    lines = [json.dumps({"problem": one.text, "answer": one.answer}) for one in problems]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def folder(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("grpo")
+    init_prm(world_policy, family="qwen", settings=PRM_SETTINGS, device="cpu").save(folder / "prm")
+    problems = draw_problems(world_settings("quick").problems, 60, np.random.default_rng(0))
+    write_problems(folder / "problems.jsonl", problems[:50])
+    write_problems(folder / "test.jsonl", problems[45:])  # the first five are in the training file, too
+    (folder / "recipe.toml").write_text(RECIPE.format(policy=world_policy, prm=folder / "prm", folder=folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(folder / "run")]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return folder / "run"
+
+
+def test_a_policy_is_trained_watched_and_measured(run: Path) -> None:
+    looks = read_looks(run / "looks.parquet")
+    assert [look.update for look in looks] == [0, 1, 2]
+    assert {len(values) for look in looks for values in look.by_problem.values()} == {13}
+    assert looks[0].numbers["kl"] == pytest.approx(0, abs=1e-4)
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert [(one["how"], one["before"]["num_clusters"]) for one in metrics["tasks"]] == [
+        ("greedy", 15),
+        ("sampled", 15),
+    ]
+    assert [look["answer"] for look in metrics["looks"]] == pytest.approx([look.mean("answer") for look in looks])
+    page = (run / "report.html").read_text()
+    assert "Before and after training" in page
+    assert "gold-and-proxy" in page
+    assert open_policy(f"hf:{run / 'policy'}").prompt("1+2") == prompt_of("1+2")
+
+
+def test_a_second_command_does_nothing_again(run: Path, folder: Path) -> None:
+    before = (run / "policy" / "model.safetensors").stat().st_mtime_ns
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(run)]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert (run / "policy" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path) -> None:
+    said: list[str] = []
+    recipe = read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=3"])
+    train, held_out = split_problems(recipe, said.append)
+    assert len(held_out) == 3
+    assert len(train) == 45, "two of the 47 are evaluated on"
+    assert said == ["2 of 47 problems are also held out or evaluated on: left out."]
+    with pytest.raises(ConfigError, match="0 problems to train on"):
+        split_problems(read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=50"]))
+
+
+def test_recipes_that_cannot_run_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no policy"):
+        GrpoRecipe(problems=ProblemSets("gsm8k"))
+    with pytest.raises(ConfigError, match="no problems"):
+        ProblemSets()
+    with pytest.raises(ConfigError, match="goes by the scores of steps"):
+        GrpoRecipe("policy", problems=ProblemSets("gsm8k"), credit="pure")
+    with pytest.raises(ConfigError, match="Unknown credit"):
+        GrpoRecipe("policy", "prm", "best", problems=ProblemSets("gsm8k"))
+
+
+def test_right_answers_alone_can_be_the_reward(folder: Path) -> None:
+    settings = ["prm=", "credit=outcome", "trainer.max_steps=1", "evaluation.tasks=[]", "monitor.votes=0"]
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(folder / "answers")]
+    result = CliRunner().invoke(app, [*command, *(f"--set={one}" for one in settings)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for look in read_looks(folder / "answers" / "looks.parquet"):
+        assert look.by_problem[PROXY] == look.by_problem["answer"]
+
+
+def test_two_processes_train_one_policy(folder: Path) -> None:
+    out = folder / "two"
+    found = launch("grpo", folder / "recipe.toml", "--out", out, "--set", "trainer.per_device_train_batch_size=4")
+    assert found.returncode == 0, found.stderr[-3000:]
+    looks = read_looks(out / "looks.parquet")
+    assert [look.update for look in looks] == [0, 1, 2]
+    alone = read_looks(folder / "run" / "looks.parquet")
+    # Greedy solutions of the untrained policy are the same, however many processes write them, and in the same order.
+    assert looks[0].by_problem["greedy/answer"] == alone[0].by_problem["greedy/answer"]
+    assert {len(values) for look in looks for values in look.by_problem.values()} == {13}
+    assert (out / "policy" / "model.safetensors").exists()
+    assert (out / "report.html").exists()
+    assert found.stderr.count("Report:") == 1, "one process speaks"
