@@ -32,7 +32,10 @@ def demo(
     ] = False,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Run a much smaller world in about a minute, to see that everything works."),
+        typer.Option(
+            "--quick",
+            help="Run a much smaller world in about a minute, to see that everything works; its numbers mean nothing.",
+        ),
     ] = False,
 ) -> None:
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.

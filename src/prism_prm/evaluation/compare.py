@@ -24,12 +24,13 @@ from prism_prm.evaluation.control import (
     movable_scores,
 )
 from prism_prm.evaluation.evaluate import error_curve, histogram
+from prism_prm.evaluation.example import WrongStep, add_wrong_step, read_wrong_step
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.measure import Measured, Tables, intervals
 from prism_prm.evaluation.report import steps_file
 from prism_prm.foreign import read_json
 from prism_prm.names import split_name
-from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent
+from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent, telling
 from prism_prm.statistics import NUM_DRAWS, SEED
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -159,6 +160,8 @@ class Compared:
     """PRM → table name → metrics."""
     controls: dict[str, Control]
     """PRM → the first one moved to its rates; none where the first has no level to move."""
+    example: WrongStep | None = None
+    """The wrong step that the first PRM scores highest, where its run kept one."""
 
     @property
     def runs(self) -> list[str]:
@@ -181,6 +184,7 @@ def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_D
         bench, thresholds, {name: total.steps for name, total in totals.items()},
         {name: tables for name, (_, tables) in measured.items()},
         make_controls(totals, movable_scores(benchmark, totals[first], redundancy[first])),
+        read_wrong_step(runs[0].metrics["benchmarks"][bench].get("example")),
     )  # fmt: skip
 
 
@@ -303,6 +307,8 @@ def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
     _add_rates(report, one)
     for control in one.controls.values():
         add_control(report, control, one.tables[control.first]["steps"])
+    if one.example is not None and one.example.item in one.steps[one.runs[0]].items:
+        add_wrong_step(report, one.example, one.steps, caption=telling("wrong step", one.runs[:1]))
     _add_differences(report, one)
     find_benchmark(one.bench).add_to_comparison(report, one.tables)
     parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)

@@ -10,9 +10,10 @@ from prism_prm import __version__
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, as_json
+from prism_prm.evaluation.example import add_wrong_step
 from prism_prm.evaluation.judged_steps import write_steps
 from prism_prm.evaluation.measure import SubsetResult
-from prism_prm.report import LOOKS, Report, escaped, looks, number, percent
+from prism_prm.report import LOOKS, Report, escaped, looks, number, percent, telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,9 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
     own = [benchmark.headlines(subset.tables) for subset in subsets.values()]
     rows = display.metric_rows(display.RATES, tables) + display.metric_rows({label: label for label in own[0]}, own)
     report.table(headers, rows, caption=caption)
+    if evaluation.example is not None:
+        called = telling("wrong step", [run.name])
+        add_wrong_step(report, evaluation.example, {run.name: evaluation.steps}, caption=called)
     if ranking_rows := display.metric_rows(display.RANKINGS, tables):
         report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right) (%)")
     if first_rows := display.metric_rows(display.FIRST_ERRORS, tables):
