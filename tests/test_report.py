@@ -9,7 +9,20 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from prism_prm.report import Report, escaped, looks, number, p_value, percent, plain_json, signed_percent
+from prism_prm import __version__
+from prism_prm.report import (
+    Figure,
+    Report,
+    ScoredStep,
+    escaped,
+    legend,
+    looks,
+    number,
+    p_value,
+    percent,
+    plain_json,
+    signed_percent,
+)
 from prism_prm.statistics import Interval
 
 
@@ -20,7 +33,7 @@ def small_report() -> Report:
     with report.figure("curve", caption="Falls.", alt="A falling line > 0") as axes:
         axes.plot([0, 1], [1, 0], color=looks(["a"])["a"].colour, label="a")
         axes.set_xlabel("FPR (%)")
-        axes.legend()
+        legend(axes)
     with report.figure("two", caption="Two.", alt="Two panels", panels=2) as panels:
         for axes in panels:
             axes.hist([0.1, 0.2, 0.2])
@@ -31,7 +44,8 @@ def small_report() -> Report:
 def test_write_gives_all_files(tmp_path: Path) -> None:
     page = small_report().write(tmp_path / "out")
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert names == ["figures/curve.svg", "figures/two.svg", "metrics.json", "report.html", "report.md"]
+    figures = ["figures/curve.svg", "figures/two-1.svg", "figures/two-2.svg"]
+    assert names == [*figures, "metrics.json", "report.html", "report.md"]
     assert page == tmp_path / "out" / "report.html"
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert metrics == {"fpr": {"value": 0.305, "low": None, "high": 1.0, "num_clusters": 3}}
@@ -55,17 +69,17 @@ def test_ids_in_a_page_are_unique() -> None:
 
 
 def test_figures_are_valid_themed_and_without_fixed_size() -> None:
-    for block in small_report().blocks:
-        if hasattr(block, "svg"):
-            root = ElementTree.fromstring(block.svg)
-            assert "viewBox" in root.attrib
-            assert "width" not in root.attrib
-            assert "height" not in root.attrib
-            assert "var(--ink" in block.svg
-            assert "#010203" not in block.svg
-    curve = small_report().blocks[2]
-    assert "var(--series-1" in curve.svg  # type: ignore[union-attr]
-    assert "FPR (%)" in curve.svg, "text stays text"  # type: ignore[union-attr]
+    [curve, *two] = [svg for block in small_report().blocks if isinstance(block, Figure) for svg in block.svgs]
+    assert len(two) == 2, "a panel is a picture by itself"
+    for svg in (curve, *two):
+        root = ElementTree.fromstring(svg)
+        assert "viewBox" in root.attrib
+        assert "width" not in root.attrib
+        assert "height" not in root.attrib
+        assert "var(--ink" in svg
+        assert "#010203" not in svg
+    assert "var(--series-1" in curve
+    assert "FPR (%)" in curve, "text stays text"
 
 
 def test_output_is_deterministic() -> None:
@@ -121,3 +135,81 @@ def test_escaped_text_is_shown_as_it_is(name: str) -> None:
     report.text(f"- {escaped(name)} is better")
     assert f"<li>{name} is better</li>" in unescape(report.html())
     assert escaped("my_prm-2 [1.0, 2.0]") == "my_prm-2 [1.0, 2.0]", "nothing is escaped without need"
+
+
+def test_a_page_opens_with_the_finding() -> None:
+    report = small_report()
+    report.finding = "FPR *falls* to 30.5 %."
+    page, text = report.html(), report.markdown()
+    assert '<div class="finding">\n<p>FPR <em>falls</em> to 30.5 %.</p>' in page
+    assert page.index('class="finding"') < min(page.index("<figure>"), page.index("<table"))
+    assert text.startswith("# A <title>\n\n200 items & more\n\n> FPR *falls* to 30.5 %.\n\n## Section")
+
+
+def test_the_footer_has_version_date_and_command_and_metrics_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/prism", "rerank", "my pool.jsonl", "--out", "o"])
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    small_report().write(tmp_path)
+    made = f"prism-prm {__version__} · 2023-11-14 · prism rerank 'my pool.jsonl' --out o"
+    assert (tmp_path / "report.md").read_text().endswith(f"*{made}*\n")
+    assert f"<footer>{made.replace(chr(39), '&#39;')}</footer>" in (tmp_path / "report.html").read_text()
+    assert "2023" not in (tmp_path / "metrics.json").read_text()
+    monkeypatch.setattr("sys.argv", ["/somewhere/pytest", "--secret"])
+    small_report().write(tmp_path)
+    assert (tmp_path / "report.md").read_text().endswith(f"*prism-prm {__version__} · 2023-11-14*\n")
+
+
+def bold(report: Report) -> list[str]:
+    return re.findall(r"\*\*([^*]+)\*\* \|", report.markdown())
+
+
+def test_the_best_of_each_column_is_bold() -> None:
+    report = Report("t")
+    rows = [["a", "30.5 [1.0, 2.0]", "9.0", "7"], ["b", "9.5 [8.0, 9.0]", "10.0", "8"], ["oracle", "0.0", "99.0", "9"]]
+    report.table(["PRM", "FPR ↓", "AUROC ↑", "steps"], rows, caption="Rates", best="columns", apart=("oracle",))
+    assert bold(report) == ["9.5 [8.0, 9.0]", "10.0"], "numbers, not texts, are compared; no arrow, nothing is best"
+    assert '<td class="best">9.5 <span class="interval">[8.0, 9.0]</span></td>' in report.html()
+
+
+def test_the_best_of_each_row_and_ties() -> None:
+    report = Report("t")
+    rows = [["FPR ↓", "−8.2", "+1.0", "–"], ["F1", "1,000.5", "2.0", "1,000.5"], ["same", "5.0", "5.0", "5.0"]]
+    report.table(["metric", "a", "b", "c"], rows, caption="All else ↑", best="rows")
+    assert bold(report) == ["−8.2", "1,000.5", "1,000.5"], "where all are alike, none is best"
+
+
+def test_an_example_shows_every_score() -> None:
+    report = Report("t")
+    steps = [
+        ScoredStep("1+1=2", {"base": 0.999, "mine": 0.5}, "right"),
+        ScoredStep("2<3", {"base": 0.9, "mine": 0.0}, "wrong"),
+    ]
+    report.example("1+1+\n1", steps, caption="Where they differ")
+    page = report.html()
+    assert '<span class="chip" style="--right: 100%">base 99.9</span>' in page
+    assert '<span class="chip" style="--right: 0%">mine 0.0</span>' in page
+    assert '<span class="truth wrong">wrong</span>' in page
+    assert "2&lt;3" in page
+    assert "| 1+1+ 1 | truth | base | mine |" in report.markdown()
+    assert "| 2<3 | wrong | 90.0 | 0.0 |" in report.markdown()
+
+
+def test_pages_have_no_fixed_width() -> None:
+    page = small_report().html()
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert not re.search(r"(?<!max-)(?<!min-)\bwidth: *[0-9.]+(px|rem|pt)", style)
+    assert 'style="width: min(100%, ' in page, "a figure is never wider than the page"
+    assert "border-collapse: separate" in style
+
+
+def test_legends_are_placed_and_not_searched_for() -> None:
+    searched = 0  # matplotlib's code of loc="best", which is slow with many points
+    report = Report("t")
+    with report.figure("a", caption="", alt="", panels=2) as (with_ours, with_theirs):
+        for axes in (with_ours, with_theirs):
+            axes.plot([0, 1], label="a")
+        legend(with_ours)
+        assert with_ours.get_legend() is None, "it is the figure's, outside the axes"
+        assert with_theirs.legend()._loc != searched

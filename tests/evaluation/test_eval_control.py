@@ -161,9 +161,9 @@ def test_the_report_begins_with_the_finding(tmp_path: Path) -> None:
     heard: list[str] = []
     report = compare_runs(places, tmp_path / "cmp", num_draws=200, say=heard.append)
     markdown = (tmp_path / "cmp" / "report.md").read_text()
-    first = report.blocks[0].markdown  # type: ignore[union-attr]
-    assert first.startswith("- processbench: other is more than base shifted: it is better. At other's FNR of ")
-    assert heard == [first.removeprefix("- ")]
+    assert report.finding.startswith("On processbench, other is better than base shifted: at the same FNR (")
+    [first] = heard
+    assert first.startswith("processbench: other is better than base shifted. At other's FNR of ")
     found = json.loads((tmp_path / "cmp" / "metrics.json").read_text())["benchmarks"]["processbench"]["control"][
         "other"
     ]
@@ -174,8 +174,5 @@ def test_the_report_begins_with_the_finding(tmp_path: Path) -> None:
         assert text in (tmp_path / "cmp" / "report.html").read_text()
     fpr, difference = at["metrics"]["fpr"], at["differences"]["fpr"]
     assert fpr["low"] < fpr["value"] < fpr["high"]
-    assert (
-        f"base merely shifted has FPR {100 * fpr['value']:.1f} [{100 * fpr['low']:.1f}, {100 * fpr['high']:.1f}]"
-        in first
-    )
+    assert f"base shifted has FPR {100 * fpr['value']:.1f} [{100 * fpr['low']:.1f}, {100 * fpr['high']:.1f}]" in first
     assert f"difference −{-100 * difference['difference']:.1f} [−{-100 * difference['low']:.1f}, " in first

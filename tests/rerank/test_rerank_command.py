@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,7 +138,13 @@ def test_two_prms_on_one_pool(pool: Path, tmp_path: Path, prm_folders: list[Path
         problem = RECORDS[row["problem_id"]]["problem"]
         expected = log_score(prm.score(str(problem), steps), "product") if steps else None
         assert row["first/product"] == (None if expected is None else pytest.approx(expected, rel=1e-4))
-    assert "PRMs compared on the same pool" in (out / "report.md").read_text()
+    report = (out / "report.md").read_text()
+    assert "PRMs compared on the same pool" in report
+    assert re.search(r"> Of 4 solutions, the (Best-of-n|weighted vote) by (first|b) is right on [\d.]+ % ", report)
+    assert (
+        report.index("> Of 4") < report.index("figures/accuracy-1.svg") < report.index("| selection | n = 1 | n = 4 |")
+    )
+    assert "An example: the wrong solution on which the PRMs differ most." in report
 
 
 def selected(out: Path) -> list[dict[str, Any]]:
@@ -156,6 +163,10 @@ def test_each_prm_selects_as_its_card_says(pool: Path, tmp_path: Path, prm_folde
     text = " ".join((out / "report.md").read_text().split())
     assert f"How the scores of steps become a solution's: first: product, {card}; second: mean, {card}." in text
     assert "Aggregator of second: mean, from the PRM's card." in " ".join(output.split())
+    shown = [line for line in output.splitlines() if "Best-of-n" in line]
+    assert len(shown) == 2, "a row per PRM, by its own aggregator"
+    assert "soft-min" not in output, "the others are in the report"
+    assert "first · Best-of-n · soft-min" in text
     own = [d for d in metrics["differences"] if d["b"] and d["aggregator"] != d["b_aggregator"]]
     assert {(d["a"], d["b"], d["aggregator"], d["b_aggregator"]) for d in own} == {
         ("second", "first", "mean", "product")

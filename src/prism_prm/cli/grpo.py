@@ -13,7 +13,7 @@ from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say,
 from prism_prm.places import check_folder
 
 if TYPE_CHECKING:
-    from prism_prm.rl.looks import Curve
+    from prism_prm.rl.grpo import Curve
 
 EXAMPLES = """
 Examples

@@ -118,13 +118,15 @@ def rerank(
 
 def _show(results: Results) -> None:
     """The curves, and what could not be judged."""
+    from prism_prm.chosen import GIVEN
     from prism_prm.report import percent
-    from prism_prm.rerank.report import TITLES, notes
+    from prism_prm.rerank.report import notes, row_name
 
+    # Who named aggregators wants to see them; otherwise each PRM's own, and the report has all.
+    named = any(choice.origin == GIVEN for choice in results.own_aggregator.values())
     rows = [
-        [" · ".join(part for part in (curve.prm, TITLES[curve.method], curve.aggregator) if part)]
-        + [percent(point.value) for point in curve.points]
-        for curve in results.curves
+        [row_name(curve, with_aggregator=named), *(percent(point.value) for point in curve.points)]
+        for curve in (results.curves if named else results.own_curves)
     ]
     if rows:
         print_table("Expected accuracy (%)", ["selection", *(f"n={n}" for n in results.ns)], rows)

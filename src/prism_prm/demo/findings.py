@@ -101,11 +101,11 @@ def cell(found: Interval, show: Callable[..., str] = percent) -> str:
 
 
 SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
-    "AUROC": lambda s: s.auroc,
-    "FPR at 0.5": lambda s: s.fpr,
-    "FNR at 0.5": lambda s: s.fnr,
-    "FPR at TPR 90": lambda s: s.natural,
-    "put-in errors: FPR at TPR 90": lambda s: s.perturbed,
+    "AUROC ↑": lambda s: s.auroc,
+    "FPR at 0.5 ↓": lambda s: s.fpr,
+    "FNR at 0.5 ↓": lambda s: s.fnr,
+    "FPR at TPR 90 ↓": lambda s: s.natural,
+    "injected errors: FPR at TPR 90 ↓": lambda s: s.perturbed,
 }
 """Columns of the summary that are about steps."""
 
@@ -115,8 +115,8 @@ def summary(
 ) -> tuple[list[str], list[list[str]]]:
     """The closing table: headers and rows."""
     n_few, n_many = reference_ns(found)
-    headers = ["PRM", *SUMMARY, f"Best-of-{n_few}", f"Best-of-{n_many}", f"weighted vote {n_many}"]
-    headers += [f"beam search {n}" for n in GUIDED_NS]
+    headers = ["PRM", *SUMMARY, f"Best-of-{n_few} ↑", f"Best-of-{n_many} ↑", f"weighted vote {n_many} ↑"]
+    headers += [f"beam search {n} ↑" for n in GUIDED_NS]
     policies = {} if far else {run.prm: run for run in plain_runs(found)}
     if policies:
         headers += ["RL: solved", "RL: reward"]

@@ -51,7 +51,7 @@ def run_demo(
         found = find(results)
     flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
     command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
-    make_report(found, command).write(out)
+    make_report(found, command, quick=quick).write(out)
     _link(Path(out), results[0])
     return found
 

@@ -13,39 +13,79 @@ from prism_prm.demo.findings import SUMMARY, Findings, cell, reference_ns, summa
 from prism_prm.demo.numbers import at_n, differences, find_curve, plain, predicted_best_of_n
 from prism_prm.demo.policies import policy_metrics, report_policies
 from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
-from prism_prm.report import LOOKS, Report, looks, number, percent, percent_axes, signed_percent
+from prism_prm.evaluation.example import add_wrong_step, find_wrong_step
+from prism_prm.report import Report, legend, looks, number, percent, percent_axes, signed_percent, telling
 from prism_prm.rerank.curves import Curve
 from prism_prm.statistics import over_seeds
+from prism_prm.tables import iter_trees
 from prism_prm.world.oracle import VERDICTS
 from prism_prm.world.perturb import PERTURBATIONS
 
+OURS = "prism"
 NUM_DRAWN = 4
 """PRMs in figures of lines: the base PRM and the arms of every demo. More could not be told apart; tables have all."""
 
 
-def make_report(found: Findings, command: str) -> Report:
+QUICK = "This quick run only shows that everything works: its world is so small that its numbers mean nothing."
+
+
+def make_report(found: Findings, command: str, *, quick: bool = False) -> Report:
     """The page and its metrics."""
     seeds = len(found.results)
     report = Report("PRISM in the embedded world", subtitle=f"{command}: {seeds} seed{'s' if seeds > 1 else ''}")
-    _introduce(found, report)
+    report.finding = QUICK if quick else _finding(found)
     _failures(found, report)
+    _draw_best_of_n(found, report, far=False)
     headers, rows = summary(found)
-    report.table(headers, rows, caption="Summary (%), in distribution")
+    report.table(headers, rows, caption="Summary (%), in distribution", best="columns")
+    _add_example(found, report)
+    _introduce(found, report)
     _compare(found, report)
     _imbalance(found, report)
     _distributions(found, report)
     _classes(found, report)
     _rounds(found, report)
-    _best_of_n(found, report, far=False)
+    _tabulate_best_of_n(found, report, far=False)
     _theory(found, report)
     if found.far_steps:
         report.text("## Out of distribution\nLonger problems, solved by another policy with other errors.")
+        _draw_best_of_n(found, report, far=True)
         headers, rows = summary(found, far=True)
-        report.table(headers, rows, caption="Summary (%), out of distribution")
-        _best_of_n(found, report, far=True)
+        report.table(headers, rows, caption="Summary (%), out of distribution", best="columns")
+        _tabulate_best_of_n(found, report, far=True)
     report_policies(found, report, title_of)
     report.metrics = _metrics(found)
     return report
+
+
+def _finding(found: Findings) -> str:
+    """What PRISM does to false positives and to Best-of-N, beside the base PRM and the usual training."""
+    n = reference_ns(found)[1]
+
+    def reached(prm: str) -> list[str]:
+        values = (found.of_class(prm, NATURAL), found.of_pool("best-of-n", prm, n))
+        return [f"{percent(over_seeds(of_seeds).value)} %" for of_seeds in values]
+
+    ours = OURS if OURS in found.prms else found.prms[-1]
+    (fpr, best), (base_fpr, base_best) = reached(ours), reached(BASE)
+    text = (
+        f"With {title_of(ours)}, {fpr} of the wrong steps pass (FPR at TPR 90) instead of the base PRM's {base_fpr}, "
+        f"and Best-of-{n} solves {best} of the problems instead of {base_best}"
+    )
+    if "pointwise" in found.prms:
+        text += "; pointwise training reaches {} and {}".format(*reached("pointwise"))
+    return f"{text}."
+
+
+def _add_example(found: Findings, report: Report) -> None:
+    """A wrong step of the natural test set, with what PRMs say of it (first seed)."""
+    result = found.results[0]
+    steps = {title_of(prm): result.scored[prm].steps.only_groups([NATURAL]) for prm in found.prms[:NUM_DRAWN]}
+    wrong = find_wrong_step(iter_trees(result.world.trees(NATURAL)), steps)
+    if wrong is not None:
+        modulus = result.world.settings.modulus
+        caption = f"{telling('wrong step', list(steps))}; results are modulo {modulus}"
+        add_wrong_step(report, wrong, steps, caption=caption)
 
 
 def _introduce(found: Findings, report: Report) -> None:
@@ -53,6 +93,8 @@ def _introduce(found: Findings, report: Report) -> None:
     arms = "\n".join(f"- **{ARMS[name].title}**: {ARMS[name].about}" for name in found.prms if name != BASE)
     several = "Values are means over seeds with Student's 95 % interval; differences are paired by seed."
     report.text(f"""
+## What was compared
+
 A tiny policy ({settings.policy.layers} layers of width {settings.policy.hidden}) was trained from scratch on chains of
 arithmetic modulo {settings.modulus}, until {percent(settings.policy.target, digits=0)} % of its steps were right. The
 **base PRM** was trained on {number(settings.base_trees)} problems whose labels let
@@ -81,7 +123,7 @@ def _failures(found: Findings, report: Report) -> None:
 def _compare(found: Findings, report: Report) -> None:
     """Each arm against the base, and against the arm before it, paired."""
     n_few, n_many = reference_ns(found)
-    compared = ("FPR at TPR 90", "put-in errors: FPR at TPR 90", "FNR at 0.5")
+    compared = ("FPR at TPR 90 ↓", "injected errors: FPR at TPR 90 ↓", "FNR at 0.5 ↓")
     rows = []
     pairs = [(prm, BASE) for prm in found.prms[1:]]
     pairs += [(prm, "pointwise") for prm in found.prms[1:] if prm != "pointwise" and "pointwise" in found.prms]
@@ -128,8 +170,7 @@ def _distributions(found: Findings, report: Report) -> None:
     names = found.prms[:NUM_DRAWN]
     caption = "P(right) given to right and to wrong steps (first seed)."
     alt = f"Histograms of scores of right and wrong steps for {', '.join(map(title_of, names))}"
-    size = (2.6 * len(names), 2.8)
-    with report.figure("scores", caption=caption, alt=alt, size=size, panels=len(names)) as panels:
+    with report.figure("scores", caption=caption, alt=alt, size=(2.35, 2.5), panels=len(names)) as panels:
         for axes, name in zip(panels, names, strict=True):
             steps = found.results[0].scored[name].steps.only_groups([NATURAL])
             edges = np.linspace(0, 1, 21)
@@ -138,11 +179,11 @@ def _distributions(found: Findings, report: Report) -> None:
             ):
                 weights = np.full(int(keep.sum()), 1 / max(1, int(keep.sum())))
                 axes.hist(steps.probability[keep], edges, weights=weights, alpha=0.55, color=look.colour, label=label)
-            axes.set_title(title_of(name), fontsize=9)
-            axes.set_xlabel("P(right)")
-            percent_axes(axes.yaxis)
-        panels[0].set_ylabel("share of steps (%)")
-        panels[0].legend(fontsize=8)
+            axes.set_title(title_of(name))
+            axes.set_xlabel("P(right) (%)")
+            axes.set_ylabel("share of steps (%)")
+            percent_axes(axes.xaxis, axes.yaxis)
+            legend(axes)
 
 
 def _classes(found: Findings, report: Report) -> None:
@@ -151,20 +192,22 @@ def _classes(found: Findings, report: Report) -> None:
     values = {prm: [over_seeds(found.of_class(prm, group)) for group in groups] for prm in found.prms}
     rows = [[title_of(prm), *map(cell, values[prm])] for prm in found.prms]
     report.text("## Which errors are credited")
-    report.table(["PRM", *groups], rows, caption="FPR (%) at the threshold that keeps 90 % of the right steps")
-    caption = "FPR at TPR 90 by class of error; classes other than natural were put into right solutions."
+    shown = [group.replace("_", " ") for group in groups]
+    caption = "FPR at TPR 90 by class of error; all classes but natural are injected errors."
     alt = "Bars of FPR at TPR 90 by error class for each PRM"
-    with report.figure("classes", caption=caption, alt=alt, size=(8.6, 3.4)) as axes:
-        width = 0.8 / len(found.prms)
-        for i, (prm, look) in enumerate(looks(found.prms).items()):
-            heights = [found_here.value for found_here in values[prm]]
-            hatch = "//" if i >= len(LOOKS) else None
-            places = np.arange(len(groups)) + i * width
-            axes.bar(places, heights, width, color=look.colour, label=title_of(prm), hatch=hatch)
-        axes.set_xticks(np.arange(len(groups)) + 0.4 - width / 2, [g.replace("_", "\n") for g in groups], fontsize=8)
-        axes.set_ylabel("FPR (%)")
-        percent_axes(axes.yaxis)
-        axes.figure.legend(loc="outside upper center", ncols=5, fontsize=9)
+    drawn = looks(found.prms[:NUM_DRAWN])
+    with report.figure("classes", caption=caption, alt=alt, size=(4.4, 0.55 * len(groups) + 1)) as axes:
+        width = 0.8 / len(drawn)
+        for i, (prm, look) in enumerate(drawn.items()):
+            lengths = [found_here.value for found_here in values[prm]]
+            axes.barh(np.arange(len(groups)) + i * width, lengths, width, color=look.colour, label=title_of(prm))
+        axes.set_yticks(np.arange(len(groups)) + 0.4 - width / 2, shown)
+        axes.invert_yaxis()
+        axes.set_xlabel("FPR (%)")
+        percent_axes(axes.xaxis)
+        legend(axes)
+    caption = "FPR (%) ↓ at the threshold that keeps 90 % of the right steps"
+    report.table(["PRM", *shown], rows, caption=caption, best="columns")
 
 
 def _rounds(found: Findings, report: Report) -> None:
@@ -172,30 +215,23 @@ def _rounds(found: Findings, report: Report) -> None:
     rows = []
     for name in found.prms[1:]:
         for key, result in found.results[0].rounds[name].items():
-            cells = [number(result.get(metric)) for metric in ("auroc", "fpr_at_tpr_90", "fpr_at_0.5", "fnr_at_0.5")]
+            cells = [percent(result.get(metric)) for metric in ("auroc", "fpr_at_tpr_90", "fpr_at_0.5", "fnr_at_0.5")]
             rows.append([f"{title_of(name)} · {key}", *cells])
     report.text("## Rounds\nValidation problems of the first seed; `0_base` is the PRM that training started from.")
-    headers = ["round", "AUROC", "FPR at TPR 90", "FPR at 0.5", "FNR at 0.5"]
-    report.table(headers, rows, caption="Validation by round")
+    headers = ["round", "AUROC ↑", "FPR at TPR 90 ↓", "FPR at 0.5 ↓", "FNR at 0.5 ↓"]
+    report.table(headers, rows, caption="Validation by round (%)")
 
 
-def _best_of_n(found: Findings, report: Report, *, far: bool) -> None:
-    where = "far-" if far else ""
+def _draw_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
     curves = found.far_curves if far else found.curves
     drawn = found.prms[:NUM_DRAWN]
     lines = [("best-of-n", prm, found.aggregator(prm).value) for prm in drawn]
     lines += [("majority", "", ""), ("oracle", "", ""), ("mean", "", "")]
     names = [*map(title_of, drawn), "majority vote", "oracle", "one solution"]
     look = looks(names)
-    if not far:
-        hows: dict[str, list[str]] = {}
-        for prm in found.prms:
-            hows.setdefault(str(found.aggregator(prm)), []).append(title_of(prm))
-        used = "; ".join(how if len(hows) == 1 else f"{how} ({', '.join(names)})" for how, names in hows.items())
-        report.text(f"## Best-of-N\nHow the scores of steps become a solution's: {used}. Each value is an expectation.")
     caption = "Accuracy against the number of solutions" + (", out of distribution." if far else ".")
     alt = "Accuracy against n for Best-of-N and the weighted vote of every PRM, majority vote and oracle"
-    with report.figure(f"{where}best-of-n", caption=caption, alt=alt, size=(8.6, 4.2), panels=2) as panels:
+    with report.figure(f"{'far-' * far}best-of-n", caption=caption, alt=alt, size=(4.4, 3.7), panels=2) as panels:
         for axes, method in zip(panels, ("best-of-n", "weighted"), strict=True):
             for (kind, prm, how), name in zip(lines, names, strict=True):
                 chosen = [find_curve(seed, method if prm else kind, prm, how) for seed in curves]
@@ -206,15 +242,25 @@ def _best_of_n(found: Findings, report: Report, *, far: bool) -> None:
             axes.set_xticks(chosen[0].ns, [str(n) for n in chosen[0].ns])
             axes.set_title("Best-of-n" if method == "best-of-n" else "weighted vote")
             axes.set_xlabel("solutions drawn, n")
+            axes.set_ylabel("accuracy (%)")
             percent_axes(axes.yaxis)
-        panels[0].set_ylabel("accuracy (%)")
-        panels[0].figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
-    ns = curves[0][0].ns
+            legend(axes)
+
+
+def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
+    if not far:
+        hows: dict[str, list[str]] = {}
+        for prm in found.prms:
+            hows.setdefault(str(found.aggregator(prm)), []).append(title_of(prm))
+        used = "; ".join(how if len(hows) == 1 else f"{how} ({', '.join(names)})" for how, names in hows.items())
+        report.text(f"## Best-of-N\nHow the scores of steps become a solution's: {used}. Each value is an expectation.")
+    ns = (found.far_curves if far else found.curves)[0][0].ns
     rows = []
     for method in ("best-of-n", "weighted"):
         rows += [[f"{title_of(prm)} · {method}", *_cells(found, method, prm, ns, far)] for prm in found.prms]
     rows += [[method, *_cells(found, method, "", ns, far)] for method in ("majority", "oracle")]
-    report.table(["selection", *(f"n = {n}" for n in ns)], rows, caption=f"Accuracy (%){', out of distribution' * far}")
+    caption = f"Accuracy (%) ↑{', out of distribution' * far}"
+    report.table(["selection", *(f"n = {n}" for n in ns)], rows, caption=caption, best="columns", apart=("oracle",))
 
 
 def _cells(found: Findings, method: str, prm: str, ns: Sequence[int], far: bool) -> list[str]:
@@ -229,7 +275,7 @@ def _theory(found: Findings, report: Report) -> None:
         how = found.aggregator(prm).value
         measured = [at_n(find_curve(found.curves[0], "best-of-n", prm, how), n) for n in ns]
         p, alpha, beta, predicted = predicted_best_of_n(found.graded[0], found.results[0].scored[prm].pool, how, ns)
-        rows.append([f"{title_of(prm)}: predicted", number(alpha, 2), number(beta, 2), *map(percent, predicted)])
+        rows.append([f"{title_of(prm)}: predicted", percent(alpha), percent(beta), *map(percent, predicted)])
         rows.append([f"{title_of(prm)}: measured", "", "", *map(percent, measured)])
     report.text(
         "## Theory\nA yes-or-no verifier with the solution-level error rates α (FPR) and β (FNR) of each PRM at its "

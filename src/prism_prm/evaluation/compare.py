@@ -14,14 +14,23 @@ from prism_prm import __version__
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
-from prism_prm.evaluation.control import Control, add_control, control_json, finding, make_controls, movable_scores
+from prism_prm.evaluation.control import (
+    Control,
+    add_control,
+    control_json,
+    finding,
+    headline,
+    make_controls,
+    movable_scores,
+)
 from prism_prm.evaluation.evaluate import error_curve, histogram
+from prism_prm.evaluation.example import WrongStep, add_wrong_step, read_wrong_step
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.measure import Measured, Tables, intervals
 from prism_prm.evaluation.report import steps_file
 from prism_prm.foreign import read_json
 from prism_prm.names import split_name
-from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent
+from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent, telling
 from prism_prm.statistics import NUM_DRAWS, SEED
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -151,6 +160,8 @@ class Compared:
     """PRM → table name → metrics."""
     controls: dict[str, Control]
     """PRM → the first one moved to its rates; none where the first has no level to move."""
+    example: WrongStep | None = None
+    """The wrong step that the first PRM scores highest, where its run kept one."""
 
     @property
     def runs(self) -> list[str]:
@@ -173,6 +184,7 @@ def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_D
         bench, thresholds, {name: total.steps for name, total in totals.items()},
         {name: tables for name, (_, tables) in measured.items()},
         make_controls(totals, movable_scores(benchmark, totals[first], redundancy[first])),
+        read_wrong_step(runs[0].metrics["benchmarks"][bench].get("example")),
     )  # fmt: skip
 
 
@@ -232,10 +244,12 @@ def build_comparison(
     names = [run.name for run in runs]
     report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
     report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
-    report.text("\n".join(f"- {escaped(line)}" for one in compared for line in _findings(one)))
-    report.text(_introduction(names, left_out))
+    report.finding = " ".join(escaped(line) for one in compared for line in _headlines(one))
     for one in compared:
+        if len(compared) > 1:
+            report.text(f"## {one.bench}")
         _add_bench(report, one, rounds=rounds)
+    report.text(_introduction(names, left_out))
     report.metrics |= {
         "prism_prm": __version__,
         "runs": {run.name: {"folder": run.folder.name, **run.metrics["run"]} for run in runs},
@@ -254,9 +268,16 @@ def _findings(one: Compared) -> list[str]:
     return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
 
 
+def _headlines(one: Compared) -> list[str]:
+    """The findings in one sentence per PRM."""
+    return [f"On {one.bench}, {headline(control)}" for control in one.controls.values()] or _findings(one)
+
+
 def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
     without = f" Not in all runs, and so left out: {', '.join(left_out)}." if left_out else ""
     return f"""
+## How to read this
+
 All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
 **{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so what is hard for
 everybody cancels out. p is two-sided and not corrected for the number of comparisons.{without}
@@ -281,16 +302,18 @@ def _as_json(one: Compared) -> dict[str, Any]:
 
 
 def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
-    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
-    report.text(f"## {one.bench}\n\nThresholds: {parts}.")
-    _add_rates(report, one)
-    for control in one.controls.values():
-        add_control(report, control, one.tables[control.first]["steps"])
-    _add_differences(report, one)
     _add_figures(report, one)
     if rounds:
         _add_rounds(report, one)
+    _add_rates(report, one)
+    for control in one.controls.values():
+        add_control(report, control, one.tables[control.first]["steps"])
+    if one.example is not None and one.example.item in one.steps[one.runs[0]].items:
+        add_wrong_step(report, one.example, one.steps, caption=telling("wrong step", one.runs[:1]))
+    _add_differences(report, one)
     find_benchmark(one.bench).add_to_comparison(report, one.tables)
+    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
+    report.text(f"Thresholds: {parts}.")
 
 
 def _add_rates(report: Report, one: Compared) -> None:
@@ -301,11 +324,11 @@ def _add_rates(report: Report, one: Compared) -> None:
         table = one.tables[name]["steps"]
         gone = 1 - table["fpr"].value / base if base else float("nan")
         rows.append([name, *(display.shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
-    headers = ["PRM", *(display.RATES[metric] for metric in PAPER_RATES), "FPR reduction"]
-    report.table(headers, rows, caption="Rates (steps pooled)")
+    headers = ["PRM", *(display.RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
+    report.table(headers, rows, caption="Rates, steps pooled (%)", best="columns")
     tables = [one.tables[name]["steps"] for name in one.runs]
     if ranking_rows := display.metric_rows(display.RANKINGS, tables):
-        report.table(["metric", *one.runs], ranking_rows, caption="Without a threshold")
+        report.table(["metric", *one.runs], ranking_rows, caption="Without a threshold (%)", best="rows")
 
 
 def _difference(a: Measured | None, b: Measured | None) -> list[str]:
@@ -330,33 +353,27 @@ def _add_differences(report: Report, one: Compared) -> None:
     for name in one.runs[1:]:
         own = tested(name)
         rows = [[label, *_difference(own.get(label), first.get(label))] for label in {**own, **first}]
-        report.table(["metric", "difference", "p"], rows, caption=f"{name} minus {one.runs[0]}")
+        report.table(["metric", "difference", "p"], rows, caption=f"{name} minus {one.runs[0]} (percentage points)")
 
 
 def _add_figures(report: Report, one: Compared) -> None:
-    look = looks(one.runs)
     curves = {name: curve for name in one.runs if (curve := error_curve(one.steps[name]))}
-    if curves:
-        with report.figure(
-            f"{one.bench}-fpr-fnr",
-            caption="FPR–FNR trade-off over all thresholds; lower left is better, markers are the thresholds used.",
-            alt=f"FPR against FNR of {', '.join(curves)} on {one.bench}",
-        ) as axes:
-            display.draw_error_curves(axes, curves, look, one.thresholds)
-    for i, name in enumerate(one.runs):
-        with report.figure(
-            f"{one.bench}-distribution-{i + 1}",
-            caption=f"{name}: scores of right steps (up) and of wrong steps (down); the dotted line is the threshold.",
-            alt=f"Distribution of the scores of {name}",
-            size=(5.2, 2.6),
-        ) as axes:
-            display.draw_distribution(axes, histogram(one.steps[name]), one.thresholds[name], LOOKS)
+    with report.figure(
+        f"{one.bench}-scores",
+        caption=display.SCORES + display.TRADE * bool(curves),
+        alt=f"FPR against FNR, and distributions of scores, of {', '.join(one.runs)} on {one.bench}",
+        panels=bool(curves) + len(one.runs),
+    ) as panels:
+        if curves:
+            display.draw_error_curves(panels[0], curves, looks(one.runs), one.thresholds)
+        for axes, name in zip(panels[bool(curves) :], one.runs, strict=True):
+            display.draw_distribution(axes, histogram(one.steps[name]), one.thresholds[name], LOOKS, name)
 
 
 def _add_rounds(report: Report, one: Compared) -> None:
     shown = ("prm_score", "fpr", "fnr", "precision")
     rows = [[name, *(display.shown(one.tables[name]["steps"][metric]) for metric in shown)] for name in one.runs]
-    report.table(["round", *(display.RATES[m] for m in shown)], rows, caption="Training rounds")
+    report.table(["round", *(display.RATES[m] for m in shown)], rows, caption="Training rounds (%)", best="columns")
     with report.figure(
         f"{one.bench}-rounds",
         caption="What the rounds of training change, with 95 % intervals.",

@@ -29,10 +29,10 @@ TOLERANCE = 0.01
 FREE = {"fnr": "fpr", "fpr": "fnr"}
 """The rate that is matched → the one that then tells the two apart."""
 VERDICTS = {
-    "better": "{name} is more than {first} shifted: it is better",
-    "worse": "{name} is worse than {first} merely shifted",
-    "mixed": "{name} is not {first} shifted: it is better in one of the two rates and worse in the other",
-    "a shift": "{name} cannot be told from {first} merely shifted",
+    "better": "{name} is better than {first} shifted",
+    "worse": "{name} is worse than {first} shifted",
+    "mixed": "{name} is better than {first} shifted in one of FPR and FNR, and worse in the other",
+    "a shift": "{name} cannot be told from {first} shifted",
     "unmatched": "no shift of {first} reaches {name}'s rates (too many equal scores), so they cannot be compared",
 }
 """Verdict → what it means."""
@@ -138,6 +138,20 @@ def finding(control: Control) -> str:
     return f"{verdict}. " + " ".join(_sentence(control, match) for match in MATCHES)
 
 
+def headline(control: Control) -> str:
+    """The finding in one sentence: what is left of the difference at the same FNR."""
+    match = next(iter(MATCHES))
+    rate = FREE[match]
+    own, moved = control.own, control.at[match].rates
+    verdict = VERDICTS[control.verdict].format(first=control.first, name=control.name)
+    if control.verdict == "unmatched":
+        return f"{verdict}."
+    return (
+        f"{verdict}: at the same {match.upper()} ({percent(own[match].value)} %) its {rate.upper()} is "
+        f"{percent(own[rate].value)} %, that of {control.first} shifted {percent(moved[rate].value)} %."
+    )
+
+
 def _sentence(control: Control, match: str) -> str:
     rate, aim = FREE[match], control.own[match].value
     shifted = control.at[match].rates
@@ -145,7 +159,7 @@ def _sentence(control: Control, match: str) -> str:
     short = "" if percent(reached) == percent(aim) else f" (it reaches {percent(reached)} %)"
     found = control.difference(match, rate)
     return (
-        f"At {control.name}'s {match.upper()} of {percent(aim)} %{short}, {control.first} merely shifted has "
+        f"At {control.name}'s {match.upper()} of {percent(aim)} %{short}, {control.first} shifted has "
         f"{rate.upper()} {display.shown(shifted[rate])} %; {control.name} has {display.shown(control.own[rate])} %: "
         f"difference {signed_percent(found.difference, found.low, found.high)} points."
     )
@@ -166,7 +180,9 @@ def add_control(report: Report, control: Control, first: Table) -> None:
     rows.append(["shift of log-odds", "0", *shifts, *[NO_DATA] * (1 + len(MATCHES))])
     moved_to = [f"{base} shifted to the same {match.upper()}" for match in control.at]
     minus = [f"difference at the same {match.upper()}" for match in control.at]
-    report.table(["metric", base, *moved_to, name, *minus], rows, caption=f"Is {name} more than {base} shifted?")
+    caption = f"Is {name} more than {base} shifted? (%)"
+    report.table(["metric", base, *moved_to, name, *minus], rows, caption=caption, best="rows", apart=minus)
+    report.text(escaped(finding(control)))
     if control.num_fixed:
         report.text(
             f"{control.num_fixed:,} steps of {escaped(base)} score exactly 0 or 1, or are judged by redundancy. "

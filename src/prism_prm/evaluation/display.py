@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.evaluation.measure import Measured, Table
-from prism_prm.report import NO_DATA, Look, label, percent, percent_axes
+from prism_prm.report import NO_DATA, Look, label, legend, percent, percent_axes
 from prism_prm.statistics import Interval
 
 RATES = {
@@ -41,6 +41,10 @@ FIRST_ERRORS = {
     "first_error_late": "a later step blamed",
     "first_error_missed": "none blamed",
 }
+
+SCORES = "Scores of right steps (up) and of wrong steps (down); the dotted line is the threshold."
+TRADE = " Every threshold trades false positives for false negatives; lower left is better, and markers are in use."
+"""Captions of the two figures that every report of scores has."""
 
 GOOD, BAD = 0, 1
 """Right and wrong steps are drawn in the first and second look."""
@@ -76,16 +80,17 @@ def draw_error_curves(
         axes.plot(fnr, fpr, color=look.colour, linestyle=look.line, label=label(name))
         at = int(np.argmin(np.abs(np.array(curve["threshold"]) - chosen[name])))
         axes.plot(fnr[at], fpr[at], color=look.colour, marker=look.marker, markersize=8, linestyle="none")
+    axes.set_title("Errors at every threshold")
     axes.set_xlabel("FNR: right steps judged bad (%)")
-    axes.set_ylabel("FPR: wrong steps\njudged good (%)")
+    axes.set_ylabel("FPR: wrong steps judged good (%)")
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
     percent_axes(axes.xaxis, axes.yaxis)
-    axes.legend()
+    legend(axes)
 
 
 def draw_distribution(
-    axes: Any, histogram: Mapping[str, Sequence[float]], threshold: float, looks: Sequence[Look]
+    axes: Any, histogram: Mapping[str, Sequence[float]], threshold: float, looks: Sequence[Look], title: str = "Scores"
 ) -> None:
     """Scores of right steps upwards, of wrong steps downwards."""
     edges = np.array(histogram["edges"])
@@ -96,11 +101,13 @@ def draw_distribution(
             axes.bar(middle, heights, width=width * 0.92, color=look.colour, label=f"{name} steps")
     axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
     axes.axvline(threshold, color=axes.xaxis.label.get_color(), linewidth=1, linestyle=":")
-    axes.set_xlabel("score of the step")
+    axes.set_title(title)
+    axes.set_xlabel("score of the step (%)")
     axes.set_ylabel("share of steps (%)")
     axes.set_xlim(0, 1)
+    percent_axes(axes.xaxis)
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(100 * value):.0f}")
-    axes.legend(loc="upper left")
+    legend(axes)
 
 
 def draw_bars(
@@ -128,7 +135,7 @@ def draw_bars(
     axes.grid(visible=False, axis="x")
     percent_axes(axes.yaxis)
     if len(series) > 1:
-        axes.legend()
+        legend(axes)
 
 
 def draw_rounds(
@@ -143,7 +150,7 @@ def draw_rounds(
     axes.set_xticks(at, names)
     axes.set_ylabel("%")
     percent_axes(axes.yaxis)
-    axes.legend()
+    legend(axes)
 
 
 def draw_pair_accuracy(
@@ -159,4 +166,4 @@ def draw_pair_accuracy(
         axes.plot(middle, value, color=look.colour, linestyle=look.line, marker=look.marker, label=label(name))
     axes.set_ylabel("pairs ranked rightly (%)")
     percent_axes(axes.yaxis)
-    axes.legend(loc="lower right")
+    legend(axes)

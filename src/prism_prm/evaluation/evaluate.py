@@ -15,6 +15,7 @@ from prism_prm.config import SHOWN
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import Benchmark, ItemSet, find_benchmark
 from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
+from prism_prm.evaluation.example import WrongStep, find_wrong_step
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, PairTable, SubsetResult, intervals, measure_pairs
 from prism_prm.ranges import Natural, Range, Share, check
@@ -78,6 +79,8 @@ class Evaluation:
     curve: dict[str, list[float]] = field(default_factory=dict)
     histogram: dict[str, list[float]] = field(default_factory=dict)
     pairs: PairTable | None = None
+    example: WrongStep | None = None
+    """The wrong step that scores highest."""
 
 
 RULE = "the benchmark's rule"
@@ -160,6 +163,7 @@ def evaluate_steps(
         threshold, subsets, rest,
         curve=error_curve(total), histogram=histogram(total),
         pairs=measure_pairs(total, settings.num_draws, settings.seed),
+        example=find_wrong_step((item.tree for item in items.items), {items.name: total}),
     )  # fmt: skip
 
 
@@ -221,4 +225,5 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
         "curve": evaluation.curve,
         "histogram": evaluation.histogram,
         "pairs": None if evaluation.pairs is None else asdict(evaluation.pairs),
+        "example": evaluation.example,
     }

@@ -10,9 +10,10 @@ from prism_prm import __version__
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, as_json
+from prism_prm.evaluation.example import add_wrong_step
 from prism_prm.evaluation.judged_steps import write_steps
 from prism_prm.evaluation.measure import SubsetResult
-from prism_prm.report import LOOKS, Report, looks, number, percent
+from prism_prm.report import LOOKS, Report, escaped, looks, number, percent, telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,30 @@ def build_report(run: RunInfo, evaluations: list[Evaluation], settings: EvalSett
         "settings": asdict(settings),
         "benchmarks": {evaluation.bench: as_json(evaluation) for evaluation in evaluations},
     }
-    report.text(_introduction(run, settings))
+    report.finding = " ".join(_finding(run, evaluation) for evaluation in evaluations)
     for evaluation in evaluations:
-        _add_benchmark(report, run, evaluation)
+        _add_benchmark(report, run, evaluation, alone=len(evaluations) == 1)
+    report.text(_introduction(run, settings))
     return report
+
+
+def _finding(run: RunInfo, evaluation: Evaluation) -> str:
+    """The errors of both kinds in a sentence, and the benchmark's own number where it has one."""
+    tables = evaluation.subsets["all"].tables
+    passed, lost = (percent(tables["steps"][rate].value) for rate in ("fpr", "fnr"))
+    own = find_benchmark(evaluation.bench).headlines(tables)
+    *_, headline = ("", *(f"; {label.rstrip(' ↑↓')} is {percent(value.value)} %" for label, value in own.items()))
+    return (
+        f"On {evaluation.bench}, {escaped(run.name)} lets {passed} % of the wrong steps pass and rejects {lost} % of "
+        f"the right ones (threshold {evaluation.threshold.value:.4g}){headline}."
+    )
 
 
 def _introduction(run: RunInfo, settings: EvalSettings) -> str:
     source = f"`{run.source}`" + (f" (model hash `{run.model_hash}`)" if run.model_hash else "")
     return f"""
+## How to read this
+
 Scores come from {source}. The positive class is the right step: a *false positive* is a wrong step that was judged
 good, which is what misleads Best-of-N and search; a *false negative* is a right step that was judged bad, which only
 costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from {settings.num_draws:,} draws of
@@ -64,26 +80,33 @@ compute from.
 """
 
 
-def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
-    report.text(f"## {evaluation.bench}\n\n{_what_was_measured(evaluation)}")
+def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alone: bool) -> None:
+    if not alone:
+        report.text(f"## {evaluation.bench}")
+    _add_curves(report, run, evaluation)
     whole, subsets = evaluation.subsets["all"], evaluation.subsets
     headers = ["metric", *(f"{name} ({subset.num_items:,} items)" for name, subset in subsets.items())]
     tables = [subset.tables["steps"] for subset in subsets.values()]
     benchmark = find_benchmark(evaluation.bench)
     benchmark.add_to_report(report, subsets)
-    caption = f"Steps judged at threshold {evaluation.threshold.value:.4g}"
+    caption = f"Steps judged at threshold {evaluation.threshold.value:.4g} (%)"
     own = [benchmark.headlines(subset.tables) for subset in subsets.values()]
     rows = display.metric_rows(display.RATES, tables) + display.metric_rows({label: label for label in own[0]}, own)
     report.table(headers, rows, caption=caption)
-    _add_figures(report, run, evaluation)
+    if evaluation.example is not None:
+        called = telling("wrong step", [run.name])
+        add_wrong_step(report, evaluation.example, {run.name: evaluation.steps}, caption=called)
     if ranking_rows := display.metric_rows(display.RANKINGS, tables):
-        report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right)")
+        report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right) (%)")
     if first_rows := display.metric_rows(display.FIRST_ERRORS, tables):
         headers_here = ["first step judged bad", *headers[1:]]
-        report.table(headers_here, first_rows, caption="Solutions with an error: was it found?")
+        report.table(headers_here, first_rows, caption="Solutions with an error: was it found? (%)")
     if len(whole.groups) > 1 and benchmark.shows_groups:
         _add_groups(report, whole)
+    if evaluation.pairs is not None:
+        _add_pairs(report, run, evaluation)
     report.table(["count", *headers[1:]], _count_rows(subsets), caption="Judged steps, counted")
+    report.text(_what_was_measured(evaluation))
 
 
 def _what_was_measured(evaluation: Evaluation) -> str:
@@ -131,28 +154,23 @@ def _add_groups(report: Report, whole: SubsetResult) -> None:
         [name, *(display.shown(table.get(key)) for key in ("fpr", "fnr", "f1", "negative_f1", "auroc"))]
         for name, table in whole.groups.items()
     ]
-    report.table(["group", "FPR ↓", "FNR ↓", "F1 ↑", "Negative F1 ↑", "AUROC ↑"], rows, caption="Steps by group")
+    report.table(["group", "FPR ↓", "FNR ↓", "F1 ↑", "Negative F1 ↑", "AUROC ↑"], rows, caption="Steps by group (%)")
 
 
-def _add_figures(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
+def _add_curves(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
+    """The trade-off of the two kinds of errors, and the scores behind it."""
     bench, threshold = evaluation.bench, evaluation.threshold.value
-    look = looks([run.name])
-    if evaluation.curve:
-        with report.figure(
-            f"{bench}-fpr-fnr",
-            caption=f"Every threshold trades false positives for false negatives; the marker is {threshold:.4g}.",
-            alt=f"FPR against FNR of {run.name} on {bench} over all thresholds",
-        ) as axes:
-            display.draw_error_curves(axes, {run.name: evaluation.curve}, look, {run.name: threshold})
     with report.figure(
-        f"{bench}-distribution",
-        caption="Scores of right steps (up) and of wrong steps (down); the dotted line is the threshold. "
-        "Wrong steps to its right are false positives.",
-        alt=f"Distribution of the scores of right and wrong steps of {bench}",
-    ) as axes:
-        display.draw_distribution(axes, evaluation.histogram, threshold, LOOKS)
-    if evaluation.pairs is not None:
-        _add_pairs(report, run, evaluation)
+        f"{bench}-scores",
+        caption=f"{display.SCORES} Wrong steps to its right are false positives."
+        + display.TRADE * bool(evaluation.curve),
+        alt=f"Distribution of the scores of right and wrong steps of {bench}, and FPR against FNR of {run.name}",
+        panels=1 + bool(evaluation.curve),
+    ) as panels:
+        display.draw_distribution(panels[0] if evaluation.curve else panels, evaluation.histogram, threshold, LOOKS)
+        if evaluation.curve:
+            look = looks([run.name])
+            display.draw_error_curves(panels[1], {run.name: evaluation.curve}, look, {run.name: threshold})
 
 
 def _add_pairs(report: Report, run: RunInfo, evaluation: Evaluation) -> None:

@@ -1,14 +1,16 @@
-"""A report: text, tables and figures, written as one HTML page, as Markdown, and as JSON.
+"""A report: the finding, then figures and tables, as one HTML page, as Markdown, and as JSON.
 
-    report = Report("PRMBench", subtitle="my-prm, 2,290 items")
-    report.text("What was measured, in *Markdown*.")
-    report.table(["class", "FPR"], [["circular", percent(0.3)]], caption="False positives by class")
+    report = Report("PRMBench", subtitle="my-prm, 2,290 items", finding="my-prm passes 30.5 % of the wrong steps.")
     with report.figure("fpr-fnr", caption="…", alt="…") as axes:
-        axes.plot(x, y)
+        axes.plot(x, y, label="my-prm")
+        legend(axes)
+    report.table(["PRM", "FPR ↓"], [["a", percent(0.3)], ["b", percent(0.2)]], caption="Rates", best="columns")
+    report.text("How it was measured, in *Markdown*.")
     report.metrics["fpr"] = 0.3
     report.write("out")
 
-`write` makes `report.html` (self-contained, light and dark), `report.md`, `figures/*.svg` and `metrics.json`.
+`write` makes `report.html` (self-contained, light and dark), `report.md`, `figures/*.svg` and `metrics.json`. The first
+two end with the version, the date and the command; `metrics.json` depends on nothing but the data.
 """
 
 from __future__ import annotations
@@ -16,14 +18,22 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from prism_prm import __version__
 from prism_prm.files import whole_file, write_text
-from prism_prm.report.figures import LOOKS, Look, count_axis, drawing, label, looks, percent_axes
+from prism_prm.report.examples import Example, ScoredStep, most_telling, telling
+from prism_prm.report.figures import LOOKS, Look, count_axis, drawing, label, legend, looks, percent_axes
+from prism_prm.report.numbers import NO_DATA, number, p_value, percent, signed_percent
+from prism_prm.report.tables import Table, best_cells, markdown_table, split_interval
 
 __all__ = [
     "LOOKS",
@@ -31,22 +41,26 @@ __all__ = [
     "PAGE",
     "Look",
     "Report",
+    "ScoredStep",
     "count_axis",
     "escaped",
     "label",
+    "legend",
     "looks",
+    "most_telling",
     "number",
     "p_value",
     "percent",
     "percent_axes",
     "plain_json",
     "signed_percent",
+    "telling",
 ]
 
 PAGE = "report.html"
 """The page of a report, in the folder that it is written to."""
-NO_DATA = "–"
-"""What a table shows where there is nothing to compute from."""
+REM_PER_INCH = 6.4
+"""How large a figure's inch is shown: its text is then about as large as the page's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +71,22 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Cells are plain text; the first column is left-aligned, the others right."""
-
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str
-
-
-@dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing; `alt` says in words what it shows."""
+    """Panels side by side, or below each other where there is no room; `alt` says in words what they show."""
 
     name: str
-    svg: str
+    svgs: tuple[str, ...]
+    width: float
+    """Of a panel, in inches."""
     caption: str
     alt: str
+
+    @property
+    def files(self) -> dict[str, str]:
+        """File name → SVG, a file per panel."""
+        if len(self.svgs) == 1:
+            return {f"{self.name}.svg": self.svgs[0]}
+        return {f"{self.name}-{i}.svg": svg for i, svg in enumerate(self.svgs, 1)}
 
 
 @dataclass
@@ -81,62 +95,85 @@ class Report:
 
     title: str
     subtitle: str = ""
+    finding: str = ""
+    """What was found, in one sentence of Markdown; the page opens with it."""
     metrics: dict[str, Any] = field(default_factory=dict)
-    blocks: list[Text | Table | Figure] = field(default_factory=list)
+    blocks: list[Text | Table | Figure | Example] = field(default_factory=list)
 
     def text(self, markdown: str) -> None:
         """Add Markdown; headings start at ##."""
         self.blocks.append(Text(markdown.strip()))
 
-    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> None:
-        """Add a table of plain-text cells."""
+    def table(
+        self,
+        headers: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        caption: str,
+        best: Literal["columns", "rows"] | None = None,
+        apart: Collection[str] = (),
+    ) -> None:
+        """Add a table of plain-text cells, the best of each column (or row) in bold.
+
+        An arrow in its header, else in the caption, says which way is better (↑ or ↓). Rows (or columns) that are named
+        in `apart`, such as an oracle, are shown for orientation and never the best.
+        """
         for row in rows:
             assert len(row) == len(headers), f"a row of {len(row)} cells under {len(headers)} headers: {row}"
-        self.blocks.append(Table(tuple(headers), tuple(tuple(row) for row in rows), caption))
+        table = Table(tuple(headers), tuple(tuple(row) for row in rows), caption)
+        marked = frozenset() if best is None else best_cells(table, by_row=best == "rows", apart=apart)
+        self.blocks.append(Table(table.headers, table.rows, caption, marked))
 
     @contextlib.contextmanager
     def figure(
-        self, name: str, *, caption: str, alt: str, size: tuple[float, float] = (5.2, 3.6), panels: int = 1
+        self, name: str, *, caption: str, alt: str, size: tuple[float, float] | None = None, panels: int = 1
     ) -> Iterator[Any]:
         """Yield matplotlib axes (a list of them for several panels) and add what was drawn on them.
 
-        `name` becomes the file's name; `size` is in inches, narrow enough to be read on a phone.
+        `name` becomes the file's name. `size` is that of one panel in inches: a phone is about four wide, a page ten.
+        By default up to two panels are in a row, and three where there are more.
         """
+        size = size or ((4.4, 3.3) if panels <= 2 else (3.1, 2.8))
         assert re.fullmatch(r"[a-z0-9-]+", name), f"a figure's name is a file name: {name!r}"
         assert all(not (isinstance(block, Figure) and block.name == name) for block in self.blocks), f"two {name!r}"
         with drawing(name, alt, size, panels) as picture:
-            yield picture.axes
-        self.blocks.append(Figure(name, picture.svg, caption, alt))
+            yield picture.axes if panels > 1 else picture.axes[0]
+        self.blocks.append(Figure(name, tuple(picture.svgs), size[0], caption, alt))
 
-    def markdown(self) -> str:
-        """The report as Markdown, with figures as files beside it."""
-        parts = [f"# {self.title}"]
-        if self.subtitle:
-            parts.append(self.subtitle)
+    def example(self, problem: str, steps: Sequence[ScoredStep], *, caption: str) -> None:
+        """Add a solution whose steps are coloured by each PRM's score."""
+        self.blocks.append(Example(problem, tuple(steps), caption))
+
+    def markdown(self, made: str = "") -> str:
+        """The report as Markdown, with figures as files beside it; `made` says by what."""
+        parts = [f"# {self.title}", self.subtitle, self.finding and f"> {self.finding}"]
         for block in self.blocks:
             match block:
                 case Text():
                     parts.append(block.markdown)
                 case Table():
-                    parts.append(_markdown_table(block))
+                    parts.append(markdown_table(block))
                 case Figure():
                     alt = re.sub(r"([\\\[\]])", r"\\\1", block.alt)
-                    parts.append(f"![{alt}](figures/{block.name}.svg)\n\n*{block.caption}*")
-        return "\n\n".join(parts) + "\n"
+                    images = "\n".join(f"![{alt}](figures/{file})" for file in block.files)
+                    parts.append(f"{images}\n\n*{block.caption}*")
+                case Example():
+                    parts.append(markdown_table(block.as_table()))
+        parts.append(made and f"*{escaped(made)}*")
+        return "\n\n".join(part for part in parts if part) + "\n"
 
-    def html(self) -> str:
-        """The report as one page that needs nothing else."""
+    def html(self, made: str = "") -> str:
+        """The report as one page that needs nothing else; `made` says by what."""
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markdown_it import MarkdownIt
         from markupsafe import Markup
 
         renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
-        # Long tables scroll by themselves; the page never does sideways.
-        as_html = {
-            id(block): Markup(_wrap_tables(renderer.render(block.markdown)))
-            for block in self.blocks
-            if isinstance(block, Text)
-        }
+
+        def rendered(markdown: str) -> Markup:
+            # Long tables scroll by themselves; the page never does sideways.
+            return Markup(_wrap_tables(renderer.render(markdown)))
+
         environment = Environment(
             loader=PackageLoader("prism_prm.report", "."),
             autoescape=True,
@@ -144,33 +181,34 @@ class Report:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        blocks = [
-            {"kind": type(block).__name__, "block": block, "html": as_html.get(id(block), "")} for block in self.blocks
-        ]
-        template = environment.get_template("template.html")
-        return template.render(title=self.title, subtitle=self.subtitle, blocks=blocks, safe=Markup)
+        return environment.get_template("template.html").render(
+            report=self, blocks=[(type(block).__name__, block) for block in self.blocks], made=made, markdown=rendered,
+            safe=Markup, rem=REM_PER_INCH, split_interval=split_interval, percent=percent,
+        )  # fmt: skip
 
     def write(self, folder: str | Path) -> Path:
         """Write report.html, report.md, figures/ and metrics.json into `folder`; returns the page's path."""
-        folder = Path(folder)
+        folder, made = Path(folder), _made()
         for block in self.blocks:
             if isinstance(block, Figure):
-                write_text(folder / "figures" / f"{block.name}.svg", block.svg)
-        write_text(folder / "report.md", self.markdown())
+                for file, svg in block.files.items():
+                    write_text(folder / "figures" / file, svg)
+        write_text(folder / "report.md", self.markdown(made))
         with whole_file(folder / "metrics.json") as aside:
             text = json.dumps(plain_json(self.metrics), indent=2, ensure_ascii=False, allow_nan=False)
             aside.write_text(text + "\n", encoding="utf-8")
-        write_text(folder / PAGE, self.html())
+        write_text(folder / PAGE, self.html(made))
         return folder / PAGE
 
 
-def _markdown_table(table: Table) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    rules = ["---"] + ["---:"] * (len(table.headers) - 1)
-    lines = [line(table.headers), "| " + " | ".join(rules) + " |", *map(line, table.rows)]
-    return f"**{table.caption}**\n\n" + "\n".join(lines)
+def _made() -> str:
+    """Version, date and, if `prism` was called, the command; SOURCE_DATE_EPOCH makes the date reproducible."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    now = datetime.now(UTC) if epoch is None else datetime.fromtimestamp(int(epoch), UTC)
+    program = Path(sys.argv[0])
+    called = program.name == "prism" or (program.name == "__main__.py" and program.parent.name == "prism_prm")
+    command = [shlex.join(["prism", *sys.argv[1:]])] if called else []
+    return " · ".join([f"prism-prm {__version__}", f"{now:%Y-%m-%d}", *command])
 
 
 def _wrap_tables(html: str) -> str:
@@ -195,39 +233,3 @@ def plain_json(value: Any) -> Any:
 def escaped(text: str) -> str:
     """Text that is no Markdown, such as a PRM's name, as Markdown that shows it as it is."""
     return re.sub(r"([\\`*<&]|(?<!\w)_|_(?!\w)|\](?=\())", r"\\\1", text)
-
-
-def _missing(value: float | None) -> bool:
-    return value is None or math.isnan(value)
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` decimals; whole numbers get thousands separators; "–" where there is none."""
-    if value is None or math.isnan(value):
-        return NO_DATA
-    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
-
-
-def percent(value: float | None, low: float | None = None, high: float | None = None, *, digits: int = 1) -> str:
-    """A share as percent without the sign, with its interval where one is given: `61.1 [59.2, 63.0]`."""
-    if value is None or math.isnan(value):
-        return NO_DATA
-    text = f"{100 * value:.{digits}f}"
-    if low is not None and high is not None and not _missing(low) and not _missing(high):
-        text += f" [{100 * low:.{digits}f}, {100 * high:.{digits}f}]"
-    return re.sub(r"-(0\.0*)(?![0-9])", r"\1", text).replace("-", "−")
-
-
-def signed_percent(value: float | None, low: float | None = None, high: float | None = None, *, digits: int = 1) -> str:
-    """A difference of shares in percentage points, with its sign and interval: `−8.2 [−9.1, −7.3]`."""
-    text = percent(value, low, high, digits=digits)
-    if value is not None and round(100 * value, digits) > 0:
-        text = "+" + text
-    return text
-
-
-def p_value(value: float | None) -> str:
-    """A p-value as people write it."""
-    if value is None or math.isnan(value):
-        return NO_DATA
-    return "< 0.01" if value < 0.01 else f"{value:.2f}"

@@ -11,7 +11,7 @@ import html
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -52,8 +52,8 @@ _THEME = {
 
 _STYLE = {
     "font.family": "sans-serif",
-    "font.size": 11,
-    "axes.titlesize": 11,
+    "font.size": 10,
+    "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -68,7 +68,8 @@ _STYLE = {
     "xtick.color": _INK,
     "ytick.color": _INK,
     "legend.frameon": False,
-    "legend.fontsize": 10,
+    "legend.loc": "upper right",  # the default looks for a free place, which takes long with many points
+    "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
     "svg.fonttype": "none",
@@ -78,10 +79,10 @@ _STYLE = {
 
 @dataclass
 class Picture:
-    """What is being drawn; `svg` is there once the block ends."""
+    """What is being drawn: axes, a panel each; `svgs` are there once the block ends."""
 
-    axes: Any
-    svg: str = ""
+    axes: list[Any]
+    svgs: list[str] = field(default_factory=list)
 
 
 def percent_axes(*axes: Any) -> None:
@@ -107,20 +108,34 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     return {name: LOOKS[i % len(LOOKS)] for i, name in enumerate(names)}
 
 
+def legend(axes: Any) -> None:
+    """What the lines are, below the axes, in as many columns as there is room for.
+
+    Inside the axes it would lie on curves.
+    """
+    names = axes.get_legend_handles_labels()[1]
+    if not names:
+        return
+    longest = max(map(len, names))
+    room = 72 * axes.figure.get_figwidth() / (5.5 * longest + 40)  # points, of a letter and of the line beside it
+    axes.figure.legend(loc="outside lower center", ncols=max(1, min(len(names), 3, int(room))))
+
+
 @contextlib.contextmanager
 def drawing(name: str, alt: str, size: tuple[float, float], panels: int) -> Iterator[Picture]:
-    """Axes in our style (a list of them for several panels, side by side); rendered when the block ends."""
+    """Axes in our style, each a picture by itself, so that a page can put them where there is room."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE, "svg.hashsalt": name, "backend": "agg"}):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(1, panels)
-        picture = Picture(list(axes) if panels > 1 else axes)
+        drawn = [Figure(figsize=size, layout="constrained") for _ in range(panels)]
+        picture = Picture([figure.subplots() for figure in drawn])
         yield picture
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
-        picture.svg = _themed(buffer.getvalue(), name, alt)
+        for i, figure in enumerate(drawn, 1):
+            buffer = io.StringIO()
+            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+            own, about = (name, alt) if panels == 1 else (f"{name}-{i}", f"{alt} ({i} of {panels})")
+            picture.svgs.append(_themed(buffer.getvalue(), own, about))
 
 
 def _themed(svg: str, name: str, alt: str) -> str:

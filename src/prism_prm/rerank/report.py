@@ -7,8 +7,25 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from prism_prm.report import Look, Report, label, looks, number, p_value, percent, signed_percent
-from prism_prm.rerank.curves import WITH_PRM, WITHOUT_PRM, Curve
+import numpy as np
+
+from prism_prm.aggregate import solution_score
+from prism_prm.report import (
+    Look,
+    Report,
+    ScoredStep,
+    escaped,
+    label,
+    legend,
+    looks,
+    most_telling,
+    number,
+    p_value,
+    percent,
+    signed_percent,
+    telling,
+)
+from prism_prm.rerank.curves import WITH_PRM, Curve
 from prism_prm.rerank.results import Difference, Results
 
 TITLES = {
@@ -18,8 +35,8 @@ TITLES = {
     "best-of-n": "Best-of-n",
     "weighted": "weighted vote",
 }
-_SIZE = (5.2, 4.2)
-"""Of a figure, in inches: higher than most, for the legend below."""
+_SIZE = (4.4, 3.7)
+"""Of a figure, in inches: higher than most, for the long legend."""
 
 
 def make_report(results: Results) -> Report:
@@ -28,22 +45,39 @@ def make_report(results: Results) -> Report:
     subtitle = f"{number(len(pool.problems))} problems, {number(len(pool.solutions))} solutions"
     differences = results.differences()
     report = Report(results.title, subtitle=subtitle, metrics=results.metrics(differences))
-    report.text(_introduction(results))
-    for note in notes(results):
-        report.text(note)
     if results.curves:
-        for method in WITH_PRM if results.scores else ("majority",):
-            _draw_method(results, method, report)
-        _tabulate_votes(results, report)
-        _tabulate_prms(results, report)
+        report.finding = _finding(results)
+        _draw_methods(results, report)
+        _tabulate_own(results, report)
+        for note in notes(results):
+            report.text(note)
+        _add_example(results, report)
         _tabulate_gains(results, differences, report)
         _tabulate_pairs(results, differences, report)
-        for prm in results.scores:
-            for method in WITH_PRM:
-                _draw_aggregators(results, prm, method, report)
+        _compare_aggregators(results, report)
+    else:
+        report.finding = "One solution of each problem was selected by every rule; `selected.jsonl` holds them."
+        for note in notes(results):
+            report.text(note)
     _tabulate_selected(results, report)
     _tabulate_answers(results, report)
+    if results.curves:
+        report.text(_introduction(results))
     return report
+
+
+def _finding(results: Results) -> str:
+    """The best rule at the most solutions, beside what needs no PRM."""
+    most, one, majority = results.ns[-1], results.curve("mean"), results.curve("majority")
+    plain = f"the majority vote {percent(majority.points[-1].value)} %, one solution {percent(one.points[-1].value)} %"
+    own = [curve for curve in results.own_curves if curve.prm]
+    if not own:
+        return f"Of {most} solutions, {plain} and the oracle {percent(results.curve('oracle').points[-1].value)} %."
+    best = max(own, key=lambda curve: curve.points[-1].value)
+    return (
+        f"Of {most} solutions, the {TITLES[best.method]} by {escaped(best.prm)} is right on "
+        f"{percent(best.points[-1].value)} % of the problems; {plain}."
+    )
 
 
 def without_solution(count: int, total: int) -> str:
@@ -71,9 +105,9 @@ def notes(results: Results) -> list[str]:
 
 
 def _introduction(results: Results) -> str:
-    if not results.curves:
-        return "One solution of each problem was selected by every rule; `selected.jsonl` holds them."
     return f"""
+## How to read this
+
 Each value is the **expected accuracy of selecting one answer from n solutions**, over all ways to draw n of a problem's
 solutions: exact for one solution, Best-of-n and the oracle; for the votes the mean of {number(results.num_draws)}
 seeded draws. Intervals are 95 % bootstrap intervals over problems; comparisons are paired, on the same problems and
@@ -99,64 +133,93 @@ def _finish(axes: Any, ns: Sequence[int], title: str) -> None:
     axes.set_xlabel("solutions drawn, n")
     axes.set_ylabel("accuracy (%)")
     axes.set_title(title)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=9)  # below: curves fill the rest
+    legend(axes)
 
 
-def _draw_method(results: Results, method: str, report: Report) -> None:
+def _draw_methods(results: Results, report: Report) -> None:
     """As in the paper: accuracy against n, a line per PRM, and the vote that needs no PRM beside them."""
     systems = list(results.scores)
+    methods = WITH_PRM if systems else ("majority",)
     look = looks([*systems, "majority", "oracle", "mean"])
-    caption = (
-        f"{TITLES[method].capitalize()}: expected accuracy against the number of solutions; bands are 95 % intervals."
-    )
+    caption = "Expected accuracy against the number of solutions; bands are 95 % intervals."
     if systems:
         own = "; ".join(f"{prm}: {choice}" for prm, choice in results.own_aggregator.items())
         caption += f" How the scores of steps become a solution's: {own}."
-    alt = f"Accuracy of {TITLES[method]} against n: " + ", ".join([*systems, "majority vote", "oracle", "one solution"])
-    with report.figure(method, caption=caption, alt=alt, size=_SIZE) as axes:
-        _draw(axes, results.curve("oracle"), TITLES["oracle"], look["oracle"], band=not systems)
-        for prm in systems:
-            curve = results.curve(method, prm, results.own_aggregator[prm].value)
-            _draw(axes, curve, prm, look[prm], band=True)
-        _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=not systems)
-        _draw(axes, results.curve("mean"), TITLES["mean"], look["mean"], band=False)
-        _finish(axes, results.ns, TITLES[method])
+    shown = [*systems, "majority vote", "oracle", "one solution"]
+    alt = f"Accuracy against n of {' and '.join(TITLES[method] for method in methods)}: {', '.join(shown)}"
+    with report.figure("accuracy", caption=caption, alt=alt, size=_SIZE, panels=len(methods)) as drawn:
+        for axes, method in zip(drawn if len(methods) > 1 else [drawn], methods, strict=True):
+            _draw(axes, results.curve("oracle"), TITLES["oracle"], look["oracle"], band=not systems)
+            for prm in systems:
+                curve = results.curve(method, prm, results.own_aggregator[prm].value)
+                _draw(axes, curve, prm, look[prm], band=True)
+            _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=not systems)
+            _draw(axes, results.curve("mean"), TITLES["mean"], look["mean"], band=False)
+            _finish(axes, results.ns, TITLES[method])
 
 
-def _draw_aggregators(results: Results, prm: str, method: str, report: Report) -> None:
-    """Which aggregator to use with a PRM."""
-    look = looks([*results.aggregators, "majority"])
-    caption = f"{prm}, {TITLES[method]}, by how the scores of steps become the score of a solution."
-    alt = f"Accuracy against n of {prm}, {TITLES[method]}, by aggregator: {', '.join(results.aggregators)}"
-    name = f"aggregators-{list(results.scores).index(prm) + 1}-{method}"
-    with report.figure(name, caption=caption, alt=alt, size=_SIZE) as axes:
-        for how in results.aggregators:
-            _draw(axes, results.curve(method, prm, how), how, look[how], band=False)
-        _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=False)
-        _finish(axes, results.ns, f"{prm}: {TITLES[method]}")
+def row_name(curve: Curve, *, with_aggregator: bool) -> str:
+    """How a way to select is called in tables."""
+    parts = (curve.prm, TITLES[curve.method], curve.aggregator if with_aggregator else "")
+    return " · ".join(part for part in parts if part)
 
 
-def _tabulate_votes(results: Results, report: Report) -> None:
-    """What needs no PRM; one row per n, so that it fits a phone."""
-    curves = [results.curve(method) for method in WITHOUT_PRM]
-    rows = [
-        [str(n), *(percent(point.value, point.low, point.high) for point in points)]
-        for n, *points in zip(results.ns, *(curve.points for curve in curves), strict=True)
-    ]
-    headers = ["n", *(TITLES[method] for method in WITHOUT_PRM)]
-    report.table(headers, rows, caption="Without a PRM: expected accuracy (%), with 95 % intervals over problems")
-
-
-def _tabulate_prms(results: Results, report: Report) -> None:
+def _tabulate_own(results: Results, report: Report) -> None:
+    """What people come for: every rule, with each PRM's own aggregator."""
     rows = []
-    for curve in results.curves:
-        if curve.prm:
-            *others, last = curve.points
-            name = f"{curve.prm} · {TITLES[curve.method]} · {curve.aggregator}"
-            rows.append([name, *(percent(point.value) for point in others), percent(last.value, last.low, last.high)])
-    if rows:
-        headers = ["selection", *(f"n = {n}" for n in results.ns)]
-        report.table(headers, rows, caption="With a PRM: expected accuracy (%), at the last n with its 95 % interval")
+    for curve in results.own_curves:
+        *others, last = curve.points
+        name = row_name(curve, with_aggregator=False)
+        rows.append([name, *(percent(point.value) for point in others), percent(last.value, last.low, last.high)])
+    headers = ["selection", *(f"n = {n}" for n in results.ns)]
+    caption = "Expected accuracy (%) ↑, at the last n with its 95 % interval over problems"
+    report.table(headers, rows, caption=caption, best="columns", apart=(TITLES["oracle"],))
+
+
+def _add_example(results: Results, report: Report) -> None:
+    """A wrong solution, with what every PRM says of its steps."""
+    entries = [(entry.problem.text, one) for entry in results.graded.pool.problems for one in entry.solutions]
+    grades = [grade for of_problem in results.graded.grades for grade in of_problem]
+    wrong = [i for i, grade in enumerate(grades) if grade.correct is False]
+    scores = {
+        prm: np.array([np.nan if own[i] is None else solution_score(own[i], how) for i in wrong])
+        for prm, own in results.scores.items()
+        for how in [results.own_aggregator[prm].value]
+    }
+    found = most_telling(scores, [sum(map(len, entries[i][1].steps)) for i in wrong])
+    if found is not None:
+        problem, solution = entries[wrong[found]]
+        said = {prm: own[wrong[found]] for prm, own in results.scores.items()}
+        steps = [
+            ScoredStep(text, {prm: float(own[k]) for prm, own in said.items() if own is not None})
+            for k, text in enumerate(solution.steps)
+        ]
+        report.example(problem, steps, caption=telling("wrong solution", list(scores)))
+
+
+def _compare_aggregators(results: Results, report: Report) -> None:
+    """Which aggregator to use with a PRM."""
+    if not results.scores or len(results.aggregators) < 2:
+        return
+    report.text("## Other ways from scores of steps to the score of a solution")
+    look = looks([*results.aggregators, "majority"])
+    for i, prm in enumerate(results.scores, 1):
+        caption = f"{prm}, by how the scores of steps become the score of a solution."
+        alt = f"Accuracy against n of {prm} by aggregator: {', '.join(results.aggregators)}"
+        name = f"aggregators-{i}"
+        with report.figure(name, caption=caption, alt=alt, size=_SIZE, panels=len(WITH_PRM)) as panels:
+            for axes, method in zip(panels, WITH_PRM, strict=True):
+                for how in results.aggregators:
+                    _draw(axes, results.curve(method, prm, how), how, look[how], band=False)
+                _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=False)
+                _finish(axes, results.ns, f"{prm}: {TITLES[method]}")
+    rows = [
+        [row_name(curve, with_aggregator=True), *(percent(point.value) for point in curve.points)]
+        for curve in results.curves
+        if curve.prm
+    ]
+    headers = ["selection", *(f"n = {n}" for n in results.ns)]
+    report.table(headers, rows, caption="Every aggregator: expected accuracy (%) ↑", best="columns")
 
 
 def _cell(found: Difference) -> str:
@@ -175,7 +238,8 @@ def _tabulate_gains(results: Results, differences: Sequence[Difference], report:
     ]
     if rows:
         headers = ["PRM · aggregator", *(TITLES[method] for method in WITH_PRM)]
-        report.table(headers, rows, caption=f"Gain over the majority vote at n = {most} (percentage points, paired)")
+        caption = f"Gain over the majority vote at n = {most} (percentage points, paired) ↑"
+        report.table(headers, rows, caption=caption, best="columns")
 
 
 def _tabulate_pairs(results: Results, differences: Sequence[Difference], report: Report) -> None:

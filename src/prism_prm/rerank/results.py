@@ -63,6 +63,11 @@ class Results:
         wanted = (method, prm, aggregator)
         return next(curve for curve in self.curves if (curve.method, curve.prm, curve.aggregator) == wanted)
 
+    @property
+    def own_curves(self) -> list[Curve]:
+        """What needs no PRM, and of each PRM the curves by its own aggregator."""
+        return [c for c in self.curves if not c.prm or c.aggregator == self.own_aggregator[c.prm].value]
+
     def num_unscored(self, prm: str) -> int:
         """How many solutions have no score from a PRM."""
         return sum(own is None for own in self.scores[prm])

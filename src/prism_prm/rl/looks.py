@@ -126,6 +126,8 @@ def alarm_at(looks: Sequence[Look], gold: str) -> Alarm | None:
 def _change(before: Look, after: Look, name: str) -> tuple[float, float]:
     """The mean of `after` less that of `before`, and how many standard errors that is, paired by problem."""
     by_problem = np.subtract(after.by_problem[name], before.by_problem[name])
+    if len(by_problem) < 2:
+        return float(by_problem.mean()), 0.0
     change, error = float(by_problem.mean()), float(by_problem.std(ddof=1)) / math.sqrt(len(by_problem))
     return change, change / error if error else math.copysign(math.inf, change) if change else 0.0
 

@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from prism_prm.report import Report, label, looks, number, p_value, percent, signed_percent
+from prism_prm.report import Report, escaped, label, legend, looks, number, p_value, percent, signed_percent
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.statistics import Comparison, compare_means
 from prism_prm.types import Ints
-
-WIDE = (8.6, 3.8)
 
 
 def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str, int, Comparison]]:
@@ -40,9 +38,9 @@ def make_report(
     report = Report(
         f"Search: {method} on {task}",
         subtitle=f"{number(len(clusters))} problems, {recipe.policy.name}, select {recipe.selector}",
+        finding=_finding(method, points, found),
         metrics=_metrics(recipe, task, points, pools, found),
     )
-    report.text(_introduction(recipe, points))
     _draw(points, report)
     _tabulate(points, report)
     if found:
@@ -52,7 +50,22 @@ def make_report(
         ]
         report.table(["PRMs", "n", "difference", "p"], rows, caption="PRMs compared (percentage points, paired)")
     _tabulate_answers(pools, report)
+    report.text(_introduction(recipe, points))
     return report
+
+
+def _finding(method: str, points: Sequence[Point], found: Sequence[tuple[str, str, int, Comparison]]) -> str:
+    """The best PRM at the largest n, and what it gains on the first one."""
+    most = max(point.n for point in points)
+    best = max((point for point in points if point.n == most), key=lambda point: point.accuracy.value)
+    guided = f" guided by {escaped(best.prm)}" if best.prm else ""
+    text = f"{method} with n = {most}{guided} solves {percent(best.accuracy.value)} % of the problems"
+    first = points[0].prm
+    gain = next((gain for a, b, n, gain in found if (a, b, n) == (best.prm, first, most)), None)
+    if gain is not None:
+        difference = signed_percent(gain.difference, gain.low, gain.high)
+        text += f", {difference} points compared with {escaped(first)}"
+    return f"{text}."
 
 
 def aggregators_used(points: Sequence[Point]) -> str:
@@ -63,7 +76,8 @@ def aggregators_used(points: Sequence[Point]) -> str:
 def _introduction(recipe: SearchRecipe, points: Sequence[Point]) -> str:
     search = recipe.search
     method = METHODS[search.method]
-    text = f"**{search.method}**: {method.about}. Steps are sampled at temperature {search.sampling.temperature:g}. "
+    text = "## How to read this\n\n"
+    text += f"**{search.method}**: {method.about}. Steps are sampled at temperature {search.sampling.temperature:g}. "
     if used := aggregators_used(points):
         text += f"How the scores of steps become a path's: {used}. "
     if method.independent:
@@ -84,7 +98,7 @@ def _draw(points: Sequence[Point], report: Report) -> None:
     ]
     caption = "Accuracy against the size of the search and against what the policy wrote; bands are 95 % intervals."
     alt = f"Accuracy of {', '.join(name or 'the search' for name in names)} against n and against policy tokens"
-    with report.figure("accuracy", caption=caption, alt=alt, size=WIDE, panels=2) as axes:
+    with report.figure("accuracy", caption=caption, alt=alt, panels=2) as axes:
         for ax, (axis, x) in zip(axes, panels, strict=True):
             for name in names:
                 own = [point for point in points if point.prm == name]
@@ -100,7 +114,7 @@ def _draw(points: Sequence[Point], report: Report) -> None:
             ax.minorticks_off()
             ax.set_xlabel(axis)
             ax.set_ylabel("accuracy (%)")
-            ax.legend(fontsize=9)
+            legend(ax)
 
 
 def _draw_line(ax: Any, points: Sequence[Point], x: Callable[[Point], float], name: str, look: Any) -> None:
@@ -124,9 +138,9 @@ def _tabulate(points: Sequence[Point], report: Report) -> None:
         ]
         for point in points
     ]  # fmt: skip
-    headers = ["PRM", "n", "accuracy (%)", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
+    headers = ["PRM", "n", "accuracy (%) ↑", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
     caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
-    report.table(headers, rows, caption=caption)
+    report.table(headers, rows, caption=caption, best="columns")
     for note in filter(None, (point.empty_note() for point in points)):
         report.text(note)
 

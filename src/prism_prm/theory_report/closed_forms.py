@@ -9,7 +9,7 @@ import numpy as np
 
 from prism_prm.evaluation.display import draw_pair_accuracy
 from prism_prm.ranges import Count, Natural, Share, check
-from prism_prm.report import LOOKS, Report, count_axis, looks, number, percent, percent_axes
+from prism_prm.report import LOOKS, Report, count_axis, legend, looks, number, percent, percent_axes
 from prism_prm.theory import centre_margin, selection, simulation
 
 NUM_TRIALS = 50_000
@@ -38,6 +38,7 @@ def add_best_of_n(report: Report, settings: VerifierSettings) -> None:
     """P(N) with both terms, its approximation, and the game played out."""
     p, alpha, beta = settings.p, settings.alpha, settings.beta
     limit = float(selection.ceiling(p, alpha, beta))
+    _draw_asymmetry(report, p)
     report.text(f"""
 ## Best-of-N under a verifier that errs
 
@@ -60,14 +61,13 @@ goes on with the first term alone, which for N = 1 gives p(1−β) instead of p.
         ["N", "P(N)", "first term alone", "played out"], rows, caption=f"Best-of-N (%), {NUM_TRIALS:,} games per N"
     )
     report.metrics["best_of_n"] = {"settings": asdict(settings), "ceiling": limit, "table": rows}
-    _draw_asymmetry(report, p)
     targets = (0.9, 0.99)
     rows = [
-        [f"{b:g}", *(number(selection.samples_to_reach(target, p, b)) for target in targets)]
+        [percent(b, digits=0), *(number(selection.samples_to_reach(target, p, b)) for target in targets)]
         for b in (0.0, 0.2, 0.5, 0.8, 0.9)
     ]
     report.table(
-        ["β", *(f"N for {percent(target, digits=0)} %" for target in targets)],
+        ["β (%)", *(f"N for {percent(target, digits=0)} %" for target in targets)],
         rows,
         caption=f"What false negatives cost: samples to reach a target (p = {p:g}, α = 0)",
     )
@@ -83,16 +83,16 @@ def _draw_asymmetry(report: Report, p: float) -> None:
         for i, rate in enumerate((0.1, 0.3, 0.6)):
             style = {"linestyle": ("-", "--", ":")[i]}
             axes.plot(FIGURE_N, selection.best_of_n(p, rate, 0, FIGURE_N), color=LOOKS[1].colour, **style,
-                      label=f"FPR {rate:g}")  # fmt: skip
+                      label=f"FPR {percent(rate, digits=0)} %")  # fmt: skip
             axes.axhline(float(selection.ceiling(p, rate)), color=LOOKS[1].colour, linewidth=0.6, **style)
         for i, rate in enumerate((0.1, 0.3, 0.6)):
             axes.plot(FIGURE_N, selection.best_of_n(p, 0, rate, FIGURE_N), color=LOOKS[0].colour,
-                      linestyle=("-", "--", ":")[i], label=f"FNR {rate:g}")  # fmt: skip
+                      linestyle=("-", "--", ":")[i], label=f"FNR {percent(rate, digits=0)} %")  # fmt: skip
         count_axis(axes)
         axes.set_xlabel("N")
         axes.set_ylabel("right solution picked (%)")
         percent_axes(axes.yaxis)
-        axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
+        legend(axes)
 
 
 def add_compounding(report: Report) -> None:
@@ -190,7 +190,10 @@ difference between the two figures is what pairwise training owes to labels that
             for name, low, all_ in ((n, result.accuracy[n][0], result.overall[n]) for n in simulation.OBJECTIVES)
         ]
         report.table(
-            ["training", f"margin below {result.edges[1]:g}", "all pairs"], rows, caption=f"{one.labels} labels (%)"
+            ["training", f"margin below {result.edges[1]:g}", "all pairs"],
+            rows,
+            caption=f"Pairs ranked rightly with {one.labels} labels (%) ↑",
+            best="columns",
         )
         report.metrics[f"simulation_{one.labels}"] = {
             "settings": asdict(one), "edges": result.edges, "accuracy": result.accuracy, "seeds": result.seeds
@@ -200,6 +203,12 @@ difference between the two figures is what pairwise training owes to labels that
 def build_theory(settings: VerifierSettings, simulations: Sequence[simulation.SimulationSettings]) -> Report:
     """The report without real scores; `roc_dominance` and `scored_pool` add to it."""
     report = Report("What theory says about judging steps", "closed forms, checked by playing them out")
+    limit, without = (float(selection.ceiling(settings.p, settings.alpha, beta)) for beta in (settings.beta, 0.0))
+    report.finding = (
+        f"With {percent(settings.p)} % right solutions, a verifier that accepts {percent(settings.alpha)} % of the "
+        f"wrong ones keeps Best-of-N below {percent(limit)} %, however many are drawn; without its false negatives the "
+        f"limit would be {percent(without)} %, without its false positives 100 %."
+    )
     add_best_of_n(report, settings)
     add_compounding(report)
     add_margins(report)

@@ -13,7 +13,7 @@ from prism_prm.chosen import CardValues, Choice, choose_aggregator, choose_thres
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.metrics.counts import ratio
 from prism_prm.pools import Pool, read_pool
-from prism_prm.report import LOOKS, Report, count_axis, percent, percent_axes
+from prism_prm.report import LOOKS, Report, count_axis, legend, percent, percent_axes
 from prism_prm.rerank.curves import default_ns
 from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, check_measured, grade_pool
@@ -206,5 +206,5 @@ problems; what it misses shows how much errors depend on the problem. Its limit 
         axes.set_xlabel("N")
         axes.set_ylabel("right solution picked (%)")
         percent_axes(axes.yaxis)
-        axes.legend()
+        legend(axes)
     report.metrics["pool"] = found

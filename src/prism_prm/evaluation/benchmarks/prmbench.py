@@ -182,7 +182,7 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
     present = len(whole.tables["classes"])
     pooled = "" if present == len(CLASSES) else f"; overall pools the {present} of {len(CLASSES)} classes that are here"
     rows = [[name, *_cells(subset.tables)] for name, subset in subsets.items()]
-    report.table(headers, rows, caption=f"PRMScore by class and group, as the papers print it{pooled}")
+    report.table(headers, rows, caption=f"PRMScore by class and group, as the papers print it (%){pooled}")
     rows = [
         [
             f"{name} ({SHORT[name]})",
@@ -192,22 +192,24 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
         ]
         for name in whole.tables["classes"]
     ]
-    report.table(["class", "PRMScore ↑", "FPR ↓", "FNR ↓", "AUROC ↑", "steps"], rows, caption="Classes with intervals")
+    report.table(
+        ["class", "PRMScore ↑", "FPR ↓", "FNR ↓", "AUROC ↑", "steps"], rows, caption="Classes with intervals (%)"
+    )
     side = [subset.tables["side"] for subset in subsets.values()]
-    report.table(["side metric", *subsets], display.metric_rows(SIDE, side), caption="Side metrics")
+    report.table(["side metric", *subsets], display.metric_rows(SIDE, side), caption="Side metrics (%)")
 
 
 def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
     """Every PRM's PRMScore by class and group."""
     headers = ["PRM", "Overall", *(header for header, _, _ in COLUMNS)]
-    report.table(headers, [[name, *_cells(own)] for name, own in tables.items()], caption="PRMScore by class and group")
+    rows = [[name, *_cells(own)] for name, own in tables.items()]
+    report.table(headers, rows, caption="PRMScore by class and group (%) ↑", best="columns")
     series = {name: [one.interval() for one in own["classes"].values()] for name, own in tables.items()}
     classes = next(iter(tables.values()))["classes"]
     with report.figure(
         "prmbench-classes",
         caption="PRMScore by class with 95 % intervals.",
         alt="PRMScore of every PRM by class",
-        size=(6.4, 3.6),
     ) as axes:
         display.draw_bars(axes, [SHORT[name] for name in classes], series, looks(list(tables)), ylabel="PRMScore (%)")
 

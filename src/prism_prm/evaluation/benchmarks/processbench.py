@@ -124,7 +124,12 @@ def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
         cells = [display.shown(measured, with_interval=False) for measured in of_splits]
         rows.append([name, *cells, display.shown(own[MEAN]["f1"])])
     note = f"; the mean is of these {len(splits)}, not of all four" if missing_splits(splits) else ""
-    report.table(headers, rows, caption=f"ProcessBench: error found (TPR), no error seen (TNR), F1 of the two{note}")
+    report.table(
+        headers,
+        rows,
+        caption=f"ProcessBench: error found (TPR), no error seen (TNR), F1 of the two{note} ↑ (%)",
+        best="columns",
+    )
 
 
 PROCESSBENCH = Benchmark(

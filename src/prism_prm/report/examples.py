@@ -1,0 +1,64 @@
+"""One solution with what every PRM says of its steps, and which one to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism_prm.report.numbers import NO_DATA, percent
+from prism_prm.report.tables import Table
+from prism_prm.types import Floats
+
+MAX_LETTERS = 3000
+"""Of the solution that is shown: longer ones nobody reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredStep:
+    """One step of an example."""
+
+    text: str
+    scores: Mapping[str, float]
+    """PRM → P(right)."""
+    truth: str = ""
+    """ "right" or "wrong"; "" where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A solution whose steps are coloured by each PRM's score."""
+
+    problem: str
+    steps: tuple[ScoredStep, ...]
+    caption: str
+
+    def as_table(self) -> Table:
+        """For Markdown, which has no colours."""
+        rows = [
+            (step.text, step.truth or NO_DATA, *(percent(score) for score in step.scores.values()))
+            for step in self.steps
+        ]
+        return Table((self.problem, "truth", *self.steps[0].scores), tuple(rows), self.caption)
+
+
+def most_telling(scores: Mapping[str, Floats], letters: Sequence[int]) -> int | None:
+    """Which of some wrong steps or solutions to show: where PRMs differ most; with one PRM, what it scores highest.
+
+    Args:
+        scores: PRM → its score of each; NaN where it has none.
+        letters: how long each is; those that are too long to read are passed over.
+    """
+    table = np.array(list(scores.values()))
+    if not table.size:
+        return None
+    worth = np.ptp(table, axis=0) if len(table) > 1 else table[0]
+    worth = np.where(np.isnan(worth) | (np.array(letters) > MAX_LETTERS), -1.0, worth)
+    return int(worth.argmax()) if worth.max() >= 0 else None
+
+
+def telling(what: str, prms: Sequence[str]) -> str:
+    """The caption of an example that was chosen so."""
+    chosen = "on which the PRMs differ most" if len(prms) > 1 else f"that {prms[0]} scores highest"
+    return f"An example: the {what} {chosen}. P(right) of each step (%)"

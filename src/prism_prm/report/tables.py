@@ -1,0 +1,61 @@
+"""Tables of a report: plain-text cells, the best of them in bold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells are plain text; the first column is left-aligned, the others right."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+    best: frozenset[tuple[int, int]] = frozenset()
+    """(row, column) of the cells in bold."""
+
+
+def _value(cell: str) -> float | None:
+    """The number that a cell begins with."""
+    found = re.match(r"[+−]?[\d,]*\.?\d+", cell)
+    return float(found[0].replace(",", "").replace("−", "-")) if found else None
+
+
+def best_cells(table: Table, *, by_row: bool, apart: Collection[str]) -> frozenset[tuple[int, int]]:
+    """The best cells of each column, or row, whose header or else the caption says by an arrow what is better."""
+    lines = range(len(table.rows)) if by_row else range(1, len(table.headers))
+    best: set[tuple[int, int]] = set()
+    for line in lines:
+        if by_row:
+            at = [(line, j) for j in range(1, len(table.headers)) if table.headers[j] not in apart]
+        else:
+            at = [(i, line) for i in range(len(table.rows)) if table.rows[i][0] not in apart]
+        header = table.rows[line][0] if by_row else table.headers[line]
+        arrow = next((sign for text in (header, table.caption) for sign in "↑↓" if sign in text), "")
+        values = {place: value for place in at if (value := _value(table.rows[place[0]][place[1]])) is not None}
+        if arrow and len(set(values.values())) > 1:
+            winner = max(values.values()) if arrow == "↑" else min(values.values())
+            best |= {place for place, value in values.items() if value == winner}
+    return frozenset(best)
+
+
+def split_interval(cell: str) -> tuple[str, str]:
+    """A cell's value and what follows it in brackets, which may stand below it where room is scarce."""
+    value, bracket, rest = cell.partition(" [")
+    return value, bracket[1:] + rest
+
+
+def markdown_table(table: Table) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    rows = [
+        [f"**{cell}**" if (i, j) in table.best else cell for j, cell in enumerate(row)]
+        for i, row in enumerate(table.rows)
+    ]
+    rules = ["---"] + ["---:"] * (len(table.headers) - 1)
+    lines = [line(table.headers), "| " + " | ".join(rules) + " |", *map(line, rows)]
+    return f"**{table.caption}**\n\n" + "\n".join(lines)
