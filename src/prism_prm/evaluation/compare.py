@@ -262,8 +262,8 @@ def _findings(one: Compared) -> list[str]:
     """Per PRM whether it is more than the first one with its level moved."""
     if not one.controls:
         return [
-            f"{one.bench}: {one.runs[0]} has no level to move (only verdicts, or a threshold of 0 or 1), so whether a "
-            "change is more than a shift cannot be said."
+            f"{one.bench}: {one.runs[0]} cannot be shifted (only verdicts, or a threshold of 0 or 1), so there is no "
+            f"control."
         ]
     return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
 
@@ -274,13 +274,13 @@ def _headlines(one: Compared) -> list[str]:
 
 
 def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
-    without = f" Not in all runs, and so left out: {', '.join(left_out)}." if left_out else ""
+    without = f" Left out because not in all runs: {', '.join(left_out)}." if left_out else ""
     return f"""
 ## How to read this
 
 All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
-**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so what is hard for
-everybody cancels out. p is two-sided and not corrected for the number of comparisons.{without}
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so problems that are
+hard for all PRMs cancel out. p is two-sided and not corrected for the number of comparisons.{without}
 """
 
 

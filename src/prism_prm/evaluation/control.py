@@ -32,7 +32,7 @@ VERDICTS = {
     "better": "{name} is better than {first} shifted",
     "worse": "{name} is worse than {first} shifted",
     "mixed": "{name} is better than {first} shifted in one of FPR and FNR, and worse in the other",
-    "a shift": "{name} cannot be told from {first} shifted",
+    "a shift": "{name} does not differ significantly from {first} shifted",
     "unmatched": "no shift of {first} reaches {name}'s rates (too many equal scores), so they cannot be compared",
 }
 """Verdict → what it means."""
