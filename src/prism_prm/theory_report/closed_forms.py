@@ -101,8 +101,8 @@ def add_compounding(report: Report) -> None:
 ## Step errors add up
 
 If a solution passes only when all its T steps pass, and the PRM's errors on the steps are independent, a right solution
-is lost with β = 1−(1−b)^T, and a wrong one passes only if every one of its wrong steps is over-credited. A guided search that
-picks one of m candidates at each step stays right with P(m)^T: a false positive costs accuracy at every step.
+is lost with β = 1−(1−b)^T, and a wrong one passes only if every one of its wrong steps is over-credited. A guided
+search that picks one of m candidates at each step stays right with P(m)^T: a false positive costs at every step.
 """)
     rows = []
     for steps in (1, 5, 10, 20):
