@@ -15,7 +15,7 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.types import Floats
 
 SOFT_MIN_TEMPERATURE = 0.1
-"""Of `soft-min`: towards 0 it becomes the minimum, towards infinity the mean."""
+"""The temperature of `soft-min`: towards 0 it becomes the minimum, towards infinity the mean."""
 
 
 def _log(value: float) -> float:
@@ -44,7 +44,7 @@ AGGREGATORS: dict[str, Callable[[Floats], float]] = {
 
 
 DEFAULT_AGGREGATOR = "min"
-"""Where neither a user nor a PRM's card names one: a solution is as good as its worst step."""
+"""The default if neither the user nor a PRM's card names one: a solution is as good as its worst step."""
 
 
 def check_aggregator(name: str) -> None:

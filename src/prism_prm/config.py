@@ -46,7 +46,7 @@ def read_settings(
 ) -> T:
     """A settings file, then options that were given ("search.method" → value), then `--set` assignments.
 
-    An error names the file, and says if something was put on top of it.
+    An error names the file, and says if options were applied on top of it.
     """
     options = {name: value for name, value in (given or {}).items() if value is not None}
     on_top = ["the options given"] * bool(options) + [f"--set {assignment}" for assignment in assignments]
@@ -157,11 +157,11 @@ class Setting:
     """Its type; `accepts` has the range too."""
     accepts: Any
     default: Any
-    """`dataclasses.MISSING` where it must be given."""
+    """`dataclasses.MISSING` if it must be given."""
     text: str
     """The string below the field."""
     shown: str = ""
-    """What is said for a default that is decided later."""
+    """The text for a default that is decided later."""
 
 
 @functools.cache

@@ -117,8 +117,8 @@ EXPORTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
 def _pairs_with_texts(folder: str | Path, split: str | None) -> Iterator[tuple[StepPair, StepTree, str]]:
     """Every pair with its tree and the text of its rejected step.
 
-    Pairs come tree by tree, so one pass over both tables serves them; only random negatives, which stand last and
-    look into any tree, need all trees at hand.
+    Pairs come tree by tree, so one pass over both tables serves them; only random negatives, which come last and refer
+    to any tree, need all trees in memory.
     """
     check_split(folder, split)
     trees = iter_trees(folder)

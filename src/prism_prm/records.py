@@ -190,5 +190,5 @@ class StepPair:
     chosen: int
     rejected: int
     rejected_tree: int
-    """Where the rejected text is found: `tree_id` itself, save for random negatives."""
+    """The tree of the rejected text: `tree_id` itself, except for random negatives."""
     kind: PairKind

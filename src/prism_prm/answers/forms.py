@@ -100,7 +100,7 @@ def read(text: str, depth: int = 0) -> Form:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between commas."""
+    """The parts between commas."""
     return [part for part in split(_AND.sub(",", text), ",;") if part]
 
 

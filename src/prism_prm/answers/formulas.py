@@ -70,9 +70,9 @@ _ACCENT = re.compile(r"\\(?:vec|hat|bar|dot|ddot|tilde|overline|mathbb|mathcal|m
 _FRACTION_OF_DIGITS = re.compile(r"\\frac\{\d+\}\{\d+\}")
 _ENDS_AS_COMMAND = re.compile(r"\\[A-Za-z]+$")
 _LETTER_WITH_A_MEANING = re.compile("[IE]")
-"""To the parser, I is the imaginary unit whatever stands above or below it, and E cannot have a subscript."""
+"""To the parser, I is the imaginary unit whatever its sub- or superscript, and E cannot have a subscript."""
 _WORD = 4
-"""So many letters in a row are a word."""
+"""This many letters in a row are a word."""
 
 
 class _Speller:

@@ -18,12 +18,13 @@ MAX_LENGTH = 2_000
 """Longer answers are compared as text only: no final answer is that long, and parsers are not made for it."""
 
 Status = Literal["ok", "timeout", "error", "too long", "no answer"]
-"""What became of an answer. After "timeout", "error" and "too long" it was compared as text only; these are counted."""
+"""The outcome of a comparison. After "timeout", "error" and "too long" the answer was compared as text only; these are
+counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer is right, and whether the algebra that says so came to an end."""
+    """Whether an answer is right, and whether the comparison finished."""
 
     correct: bool
     status: Status = "ok"
@@ -62,7 +63,7 @@ class Judge:
     ) -> list[Verdict]:
         """The verdict on every (reference, answer); `tolerances` are relative, for numbers, one per pair.
 
-        What is no text (`true` or 12 in a file) is taken for the text it prints as; None is no answer.
+        Other values (`true` or 12 in a file) count as the text they print as; None means no answer.
         """
         verdicts: list[Verdict | None] = []
         calls: list[Call] = []

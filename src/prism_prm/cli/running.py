@@ -39,7 +39,7 @@ _OPTIONS = {"as_json": Json, "quiet": Quiet, "verbose": Verbose}
 
 
 def with_display(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `Display`; stopped, it ends with a line that says where it is resumed."""
+    """The command with the options of `Display`; when stopped, it prints a line that says where it resumes."""
 
     @functools.wraps(command)
     def run(*, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:

@@ -128,7 +128,7 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decode(row: InputRow, type_: Any) -> Any:
-    """The row as that type; what does not fit is said in the words of the user's file."""
+    """The row as that type; errors use the names in the user's file."""
     try:
         if isinstance(row.data, dict):
             return msgspec.convert(row.data, type_)

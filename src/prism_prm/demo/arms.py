@@ -30,7 +30,7 @@ class Arm:
     objective: dict[str, Any]
     bins: list[list[float]]
     lr: float
-    """By validation problems of development seeds, or taken over from a relative; experiments/LOG.md says which."""
+    """Chosen on validation problems of development seeds, or from a similar arm; experiments/LOG.md says which."""
     curriculum: str = "none"
     lookahead: str | int = "all"
     lookahead_ratio: float | None = None

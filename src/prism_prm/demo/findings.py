@@ -52,7 +52,7 @@ class Findings:
         return self.of_steps(prm, lambda numbers: numbers.fpr_at_tpr[group])
 
     def aggregator(self, prm: str) -> Choice[str]:
-        """How a PRM's step scores become those of solutions, which all seeds share."""
+        """The aggregator of a PRM, the same for all seeds."""
         return self.results[0].scored[prm].aggregator
 
     def of_pool(self, method: str, prm: str, n: int, *, far: bool = False) -> list[float]:

@@ -40,7 +40,7 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Shifted:
-    """The first PRM, its log-odds moved by one number; fitted anew in every draw."""
+    """The first PRM with its log-odds shifted by a constant, fitted again in every draw."""
 
     shift: Measured
     rates: Table

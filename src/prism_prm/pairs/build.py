@@ -161,7 +161,7 @@ def build_pairs(
 
 
 def _chunks(reader: Reader, recipe: PairRecipe) -> Iterator[tuple[list[str], list[Draft]]]:
-    """Trees that are not excluded, with their sources, so many at a time."""
+    """Trees that are not excluded, with their sources, in chunks."""
     sources: list[str] = []
     drafts: list[Draft] = []
     size = 0
@@ -221,7 +221,7 @@ def _write_random(output: _Output, others: OtherProblems) -> None:
 def _in_background(write: Write) -> Iterator[Write]:
     """The same, in a thread of its own and in the same order; at most one table waits, so that memory stays small.
 
-    Compressing and writing do without Python's lock, so reading goes on meanwhile.
+    Compressing and writing release Python's lock, so reading continues meanwhile.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         running: list[Future[None]] = []

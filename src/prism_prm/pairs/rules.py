@@ -87,7 +87,7 @@ def lookahead_pairs(
 def _lookahead_drop(
     problem: str, texts: list[str], at: int, later: int, settings: PairSettings, drops: Counter[str]
 ) -> str | None:
-    """Why a later step is no negative here, or None."""
+    """Why a later step is not a negative here, or None."""
     if texts[at] == texts[later]:
         return "same_text"
     if settings.audit == "off":

@@ -99,7 +99,7 @@ def node_key(seed: int, problem: str, path: Sequence[int]) -> int:
 
 
 def write_steps(policy: Policy, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
-    """`policy.write`, but every step says something: after a blank stretch the policy is asked to go on.
+    """`policy.write` without blank steps: after a blank text the policy is asked to continue.
 
     A solution that ends right after a stop string gives a blank text with ending "end".
     """

@@ -42,7 +42,7 @@ class Completion:
     """One of REASONS."""
     num_tokens: int
     stopped_by: tuple[Any, ...] = ()
-    """What the server says stopped it, if it says so: the stop string, the id of a token, or None for the end."""
+    """What stopped it, if the server reports it: the stop string, the id of a token, or None for the end."""
     token_log_likelihoods: tuple[float, ...] | None = None
     """None where the server gives none, or was not asked."""
 

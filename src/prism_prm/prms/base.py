@@ -79,7 +79,7 @@ class Family(ABC):
     outputs: ClassVar[tuple[str, ...]] = ("correct",)
     """Names of the log-odds; the first is that the step is right."""
     head_name: ClassVar[str]
-    """Where the head's weights stand in a checkpoint."""
+    """The name of the head's weights in a checkpoint."""
     uses_lm_head: ClassVar[bool] = False
     """Whether the head is the language model's own output layer."""
     new_tokens: ClassVar[tuple[str, ...]] = ()

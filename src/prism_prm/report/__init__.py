@@ -231,5 +231,5 @@ def plain_json(value: Any) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Text that is no Markdown, such as a PRM's name, as Markdown that shows it as it is."""
+    """Plain text, such as a PRM's name, escaped for Markdown."""
     return re.sub(r"([\\`*<&]|(?<!\w)_|_(?!\w)|\](?=\())", r"\\\1", text)

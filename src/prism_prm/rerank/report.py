@@ -81,7 +81,7 @@ def _finding(results: Results) -> str:
 
 
 def without_solution(count: int, total: int) -> str:
-    """A line on the problems for which there is none; "" where there are no such problems."""
+    """A note on the number of problems without a solution; "" if there are none."""
     return f"{count:,} of {total:,} problems have no solution and count as unsolved." if count else ""
 
 

@@ -45,7 +45,7 @@ class Selection:
     share: float | None
     """Of all votes, those for this answer; None for Best-of-n, and where nobody votes."""
     correct: bool | None
-    """None where no reference says so."""
+    """None without a reference answer."""
 
 
 def select_solutions(

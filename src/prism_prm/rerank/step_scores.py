@@ -46,9 +46,8 @@ def scores_in_table(path: str | Path, pool: Pool) -> StepScores:
 
 
 def scores_by_prm(store: ScoreStore, pool: Pool, advance: Callable[[int], None] = lambda _: None) -> StepScores:
-    """The scores of the store's PRM, made where they are missing; a solution with a step that it cannot read has none.
-
-    `advance` hears of solutions.
+    """The scores of the store's PRM; missing ones are computed. A solution with a step that it cannot read has none.
+    `advance` is called with finished solutions.
     """
     from prism_prm.scorer.store import Request
 

@@ -32,7 +32,7 @@ FREE = (
     "trainer.save_strategy", "trainer.save_total_limit", "trainer.disable_tqdm", "trainer.use_cpu",
     "trainer.dataloader_num_workers", "trainer.log_completions", "trainer.run_name", "trainer.gradient_checkpointing",
 )  # fmt: skip
-"""Settings that change no update, and so may change when a run goes on."""
+"""Settings that change no update, and so may differ when a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def train_with_reward(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Curve:
-    """Train a policy by GRPO; a run that was stopped goes on from TRL's last checkpoint, and one that is done is read.
+    """Train a policy by GRPO; a stopped run resumes from TRL's last checkpoint, and a finished one is read.
 
     Args:
         policy: folder or hub id of a causal language model.

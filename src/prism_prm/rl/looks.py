@@ -98,7 +98,7 @@ class Alarm:
     rise: float
     """Of the proxy since then."""
     gold: str
-    """Who says so: a measure of truth, or VOTE."""
+    """The measure that raised it: one of truth, or VOTE."""
     measure: str
     """Where it was seen: the same, of sampled or of greedy solutions."""
 

@@ -12,7 +12,7 @@ STOP = "\n\n"
 _UNFINISHED = "�"
 """What decoders write for bytes that are not yet a whole character."""
 _LONGEST = 8
-"""More tokens than this are no character in the making, but bytes that make none."""
+"""More tokens than this are not an incomplete character, but invalid bytes."""
 
 
 def cut_steps(text: str, stop: str = STOP) -> list[str]:

@@ -223,7 +223,7 @@ class _Need:
     row: Row
     """What is missing and what that stands on."""
     columns_L: np.ndarray
-    """Where these tokens stand in the whole row."""
+    """Where these tokens are in the whole row."""
     missing: list[Stretch]
     """In columns of the part."""
 

@@ -148,7 +148,7 @@ class PRM:
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or of the wanted ones only.
+        """The scores of all nodes of each tree, or only of the wanted ones.
 
         Args:
             trees: problems with their trees of steps.
@@ -268,12 +268,12 @@ class PRM:
             return push_folder(Path(folder) / "prm", repo_id, private=private, message=message, token=token, api=api)
 
     def identity(self) -> str:
-        """A hash of all that decides scores: the model, its context, and what becomes of longer paths."""
+        """A hash of everything that determines scores: the model, its context, and the treatment of longer paths."""
         said = repr((self.model_hash(), self.context, self.on_too_long))
         return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step with so many before it has a place in the family's layout; one without a token has none."""
+        """Whether a step after this many others fits the family's layout; one without a token does not."""
         try:
             self.family.step_ids(step, depth)
         except DataError:

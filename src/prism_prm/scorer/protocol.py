@@ -113,7 +113,7 @@ StepT = TypeVar("StepT", bound=ScoredStep)
 
 
 class StepSession(Protocol[StepT]):
-    """Trees of steps that grow, one per problem; what was computed for a step is kept until it is let go."""
+    """Growing trees of steps, one per problem; what was computed for a step is kept until it is dropped."""
 
     @property
     def roots(self) -> Sequence[StepT]:
@@ -163,13 +163,13 @@ class Scorer(Protocol):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or of the wanted ones only; `advance` hears of finished trees."""
+        """The scores of all nodes of each tree, or only of the wanted ones; `advance` is called with finished trees."""
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
         """Growing trees of steps, one per problem."""
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step with so many before it has a place in the layout; its length is another matter."""
+        """Whether a step after this many others fits the layout, regardless of its length."""
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens the tree is: the problem, and every step once."""

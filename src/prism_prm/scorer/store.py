@@ -137,7 +137,7 @@ class ScoreStore:
         share: Share | None = None,
         advance: Advance = ignore,
     ) -> Filled:
-        """Score and file what is missing; `advance` hears of requests that are done.
+        """Score and file what is missing; `advance` is called with finished requests.
 
         Every process of a `Share` calls this with the same requests, scores its share, and returns when all is there.
         """
@@ -169,7 +169,7 @@ class ScoreStore:
             yield from self._read(one)
 
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
-        """File scores that were made elsewhere, in a session say; what is there already stays."""
+        """File scores that were made elsewhere, e.g. in a session; existing ones are kept."""
         self._look()
         [rest] = self._missing([_Portion.of(self.identity, requests)])
         if len(rest.keys_N):

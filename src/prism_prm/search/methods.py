@@ -90,7 +90,7 @@ class Expand:
     scored: bool = True
     """Whether the PRM is to score the new steps."""
     keep: tuple[SearchNode, ...] = ()
-    """Other nodes that will be expanded later; all else is let go."""
+    """Other nodes that will be expanded later; all others are dropped."""
     shown: tuple[SearchNode, ...] = ()
     """What else there is to show, beside solutions found before and the new nodes, if the budget ends here."""
 
@@ -128,8 +128,8 @@ def beam(start: SearchNode, settings: SearchSettings) -> Search:
     """PRM-guided beam search: the finished beams, best first.
 
     Each round every kept beam is expanded, equal candidates are merged, and the best `width` candidates are kept. A
-    kept candidate whose solution is finished stays in the result and holds its place, so fewer beams go on; the search
-    is over when no beam does.
+    kept candidate whose solution is finished stays in the result and keeps its place, so fewer beams continue; the
+    search ends when no beam does.
     """
     finished: list[tuple[float, SearchNode]] = []
     beams: tuple[SearchNode, ...] = (start,)

@@ -44,9 +44,9 @@ class SearchNode:
     """The PRM's named log-odds of the step, where it was scored."""
     num_children: int = 0
     state: Any = field(default=None, repr=False)
-    """The policy's; None once the node is let go."""
+    """The policy's state; None once the node is dropped."""
     scored: Any = field(default=None, repr=False)
-    """The node in the PRM's session; None once the node is let go."""
+    """The node in the PRM's session; None once the node is dropped."""
 
     @property
     def step(self) -> str:

@@ -20,7 +20,7 @@ def accept_rate(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike) -> 
 def best_of_n(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, n: npt.ArrayLike) -> Floats:
     """P(N): the chance that a right solution is picked, with both terms: some accepted, and none accepted.
 
-    The paper goes on with the first term alone; that one gives p(1−β) instead of p for N = 1.
+    The paper uses the first term alone, which gives p(1−β) instead of p for N = 1.
     """
     p, alpha, beta, n = (np.asarray(x, np.float64) for x in (p, alpha, beta, n))
     q = accept_rate(p, alpha, beta)

@@ -89,7 +89,7 @@ class Round:
         )
 
     def run(self, accelerator: Accelerator) -> torch.nn.Module:
-        """Train, or go on from the last checkpoint; gives the prepared model."""
+        """Train, or resume from the last checkpoint; returns the prepared model."""
         settings = self.settings
         to_training(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

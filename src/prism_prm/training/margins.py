@@ -35,7 +35,7 @@ TREES_PER_FILL = 16
 def fill_cache(
     prm: PRM, examples: Examples, *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Keep what the frozen layers make of the examples; `advance` hears of examples that are done."""
+    """Cache the frozen layers' activations of the examples; `advance` is called with finished examples."""
     share = share or Share()
     by_tree = examples.by_tree()
     for number, start in enumerate(range(0, len(by_tree), TREES_PER_FILL)):
@@ -60,7 +60,7 @@ def score_examples(
 ) -> Floats:
     """log-odds_NK of the nodes of each example: chosen and rejected, or the labelled step alone.
 
-    All candidates of a tree are scored in one packed pass; `advance` hears of trees that are done.
+    All candidates of a tree are scored in one packed pass; `advance` is called with finished trees.
     """
     by_tree = examples.by_tree()
     trees, groups = zip(*(as_one_tree(examples, indices) for indices in by_tree), strict=True) if by_tree else ((), ())

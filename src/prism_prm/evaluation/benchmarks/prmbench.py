@@ -55,7 +55,7 @@ FULL_SIZE = {
 
 class _Row(step_lists.PRMBenchRecord):
     question: str = ""
-    """The problem as MATH has it; `original_question` was typed anew for every class."""
+    """The problem as in MATH; `original_question` was rewritten for every class."""
 
 
 def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
