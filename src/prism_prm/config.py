@@ -152,7 +152,7 @@ class Setting:
     """What a settings class says about one of its fields."""
 
     name: str
-    """With its sections before it: "search.sampling.top_p"."""
+    """The name with its sections: "search.sampling.top_p"."""
     hint: Any
     """Its type; `accepts` has the range too."""
     accepts: Any

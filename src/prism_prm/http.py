@@ -26,7 +26,7 @@ SHOWN = 200
 LONGEST_WAIT = 60.0
 SECONDS_TO_CONNECT = 10.0
 MOST_BYTES = 64 * 2**20
-"""Of one answer; a server that sends more is broken."""
+"""The size limit of one answer; a server that sends more is broken."""
 BUSY = (408, 425, 429)
 """Statuses that ask for another try, as all from 500 on do."""
 

@@ -33,7 +33,7 @@ from prism_prm.types import Advance, ignore
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
 MOST_TOKENS = 10**12
-"""Of one solution; a larger count is nonsense."""
+"""The limit for one solution; a larger count is nonsense."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Bar:
         self.started = self.said = time.monotonic()
 
     def __call__(self, steps: int, more: str = "") -> None:
-        """So many more are done; `more` is what else there is to say now."""
+        """Advance by this many; `more` is further text to show."""
         self.done += steps
         self.more = more or self.more
         self.changed()

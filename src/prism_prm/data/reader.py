@@ -27,7 +27,7 @@ class ReadReport:
     """What was read and what was not."""
 
     bytes: int = 0
-    """Of the files, so far."""
+    """The number of bytes of the files read so far."""
     records: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     """Records by format."""

@@ -122,7 +122,7 @@ def summary(
         headers += ["RL: solved", "RL: reward"]
 
     def ends(prm: str) -> list[str]:
-        """Of the policy that the PRM rewarded: what is true, and what the PRM says."""
+        """True accuracy and reward of the policy that the PRM rewarded."""
         if prm not in policies:
             return [NO_DATA] * 2 if policies else []
         return [change(found, policies[prm], measure) for measure in (ANSWER, PROXY)]

@@ -33,7 +33,7 @@ ANSWER, STEPS = "answer", "steps"
 AT_ONCE = 2
 """Policies that are trained side by side, one thread each: more threads gain nothing on models this small."""
 STREAM = 6
-"""Of the world's chance: which problems policies are trained and watched on."""
+"""The random stream that chooses the problems policies are trained and monitored on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.prm}-{self.credit}-{self.beta:g}"
 
 

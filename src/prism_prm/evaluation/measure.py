@@ -42,7 +42,7 @@ class Measured:
     num_clusters: int = 0
 
     def interval(self) -> Interval:
-        """With its 95 % interval."""
+        """The value with its 95 % interval."""
         return interval(self.value, self.replicates, self.num_clusters)
 
     def minus(self, other: Measured) -> Comparison:

@@ -39,7 +39,7 @@ _SIZES: dict[str, int] = {
 }  # fmt: skip
 """What a config's sizes are cut to, where it has them and they are larger; different ones stay different."""
 _HIDDEN_SIZE, _MOST_HEADS = 64, 4
-"""Of every miniature, also of a smaller model: heads must have an even size, whatever their number."""
+"""The sizes of every miniature, even of a smaller model: heads must have an even size, whatever their number."""
 _IS_WINDOW = re.compile(r"(^|_)window(_size)?$")
 _DROPPED = ("quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 

@@ -11,7 +11,7 @@ from prism_prm.metrics.counts import ratio
 from prism_prm.types import Bools, Floats, Ints
 
 OUTCOMES = ("exact", "early", "late", "missed")
-"""What became of a solution's first error: found, an earlier step blamed, a later one, or none."""
+"""How a solution's first error was judged: found, an earlier step blamed, a later one, or none."""
 
 
 def first_bad(bad: Bools, starts: Ints) -> Ints:

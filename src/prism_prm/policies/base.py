@@ -68,12 +68,12 @@ class Written:
     ending: Ending
     num_tokens: int
     log_likelihood: float | None = None
-    """Of all its tokens, at temperature 1; None where the policy does not say."""
+    """The log-likelihood of all its tokens, at temperature 1; None if the policy does not give it."""
     state: Any = None
 
 
 class Policy(Protocol):
-    """Who writes steps."""
+    """A policy, which writes steps."""
 
     name: str
     """As the user named it."""

@@ -28,7 +28,7 @@ API_KEY = "OPENAI_API_KEY"
 SEEDS = 2**31 - 1
 """Servers take seeds of 31 bits."""
 MOST_TOKENS = 10**9
-"""Of one answer; a larger count is nonsense."""
+"""The limit for one answer; a larger count is nonsense."""
 REASONS = ("stop", "length", "content_filter")
 """Finish reasons of a whole answer."""
 

@@ -17,7 +17,7 @@ from prism_prm.types import Advance, Bools, Ints, ignore
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What became of one solution's answer."""
+    """How one solution's answer was found and judged."""
 
     answer: str | None
     method: str

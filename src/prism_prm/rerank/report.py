@@ -36,7 +36,7 @@ TITLES = {
     "weighted": "weighted vote",
 }
 _SIZE = (4.4, 3.7)
-"""Of a figure, in inches: higher than most, for the long legend."""
+"""The size of a figure in inches: taller than most, for the long legend."""
 
 
 def make_report(results: Results) -> Report:

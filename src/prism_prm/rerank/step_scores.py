@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prism_prm.scorer.store import ScoreStore
 
 StepScores = Sequence[Floats | None]
-"""Of each solution of a pool, in order; None has no score: ranked last, no weight."""
+"""Step scores of each solution of a pool, in order; None means no score: ranked last, no weight."""
 
 
 def scores_in_pool(pool: Pool) -> StepScores | None:

@@ -37,7 +37,7 @@ FREE = (
 
 @dataclass(frozen=True)
 class Curve:
-    """What became of a policy."""
+    """A policy's training run: looks, alarms, and where it is."""
 
     looks: list[Look]
     """From before the first update to after the last."""
@@ -123,7 +123,7 @@ def is_finished(out: Path) -> bool:
 
 
 def read_curve(out: Path) -> Curve:
-    """What became of a policy that is trained."""
+    """The curve of a trained policy."""
     return Curve(read_looks(out / LOOKS), out / POLICY, json.loads((out / LOG).read_text(encoding="utf-8")))
 
 

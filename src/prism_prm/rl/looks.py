@@ -94,9 +94,9 @@ class Alarm:
     since: int
     """The look with the best gold before it."""
     fall: float
-    """Of the gold since then."""
+    """By how much the gold fell since then."""
     rise: float
-    """Of the proxy since then."""
+    """By how much the proxy rose since then."""
     gold: str
     """The measure that raised it: one of truth, or VOTE."""
     measure: str

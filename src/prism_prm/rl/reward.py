@@ -37,17 +37,17 @@ one and stop."""
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of one completion. A blank one counts as one step that cannot be read."""
+    """The outcome for one completion. A blank one counts as one step that cannot be read."""
 
     steps: tuple[str, ...]
     probabilities: tuple[float, ...]
     """P(right) of each step as the PRM said; NaN where it could not read the step."""
     scores: tuple[float, ...]
-    """The same as credit is given for it: 0 where a step cannot be read, and throughout where the solution is gated."""
+    """Step scores for credit: 0 if a step cannot be read, and 0 for all steps of a gated solution."""
     step_rewards: tuple[float, ...]
     """The scores after clip and delta."""
     prm_reward: float
-    """Of the whole solution, from the PRM alone."""
+    """The reward of the whole solution from the PRM alone."""
     answer: str | None
     correct: bool | None
     """Whether the answer is right; None where nobody asked, or nobody could know."""
@@ -135,7 +135,7 @@ class PRMReward:
         self.counts: Counter[str] = Counter()
         """Since the beginning: `completions`, `steps`, and of them `gated`, `cut`, `unanswered`, `unreadable`."""
         self.last: list[Judged] = []
-        """What became of the completions of the last call."""
+        """The outcomes for the completions of the last call."""
         self._aggregator = aggregator
         self._grader = grader
         self._scorer: Scorer | None = None
@@ -166,7 +166,7 @@ class PRMReward:
 
     @property
     def grader(self) -> Grader:
-        """Who finds and judges answers."""
+        """The grader, which finds and judges answers."""
         if self._grader is not None:
             return self._grader
         if self._own_grader is None:

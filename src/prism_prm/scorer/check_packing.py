@@ -29,7 +29,7 @@ from prism_prm.scorer.step_batch import Growth, run_growth
 BOUND = 1e-4
 """Largest relative difference: norms and softmaxes that a model computes in 32 bits make about 1e-6."""
 _PARENTS = (-1, -1, 0, 0, 2, 3, 4, 4, 6)
-"""Of both trees that are tried: two first steps, and paths of up to five steps."""
+"""The parents in both test trees: two first steps, and paths of up to five steps."""
 _FAITHFUL = "such as Qwen2, Qwen3, Llama, Mistral or Gemma 3"
 
 

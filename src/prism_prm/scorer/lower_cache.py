@@ -67,7 +67,7 @@ class LowerCache:
         self.room = int(settings.gigabytes * 1e9)
         self.is_full = False
         self._bytes = 0
-        """Of everything in the settings' folder."""
+        """The size of everything in the settings' folder."""
         self._known: set[Path] = set()
         self._heard = 0
         """How many bytes of the news have been read."""

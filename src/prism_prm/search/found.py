@@ -63,4 +63,4 @@ class Done:
     found: Found
     """Its number is of no meaning here."""
     seconds: float
-    """Of all runs that wrote to the journal, up to here."""
+    """The time of all runs that wrote to the journal so far."""

@@ -37,7 +37,7 @@ class SearchNode:
     num_tokens: int
     """Tokens written from the root to here."""
     log_likelihood: float | None
-    """Of the whole path."""
+    """The log-likelihood of the whole path."""
     probability: float | None = None
     """P(right) of the step; NaN where the PRM could not score it, None where it was not asked."""
     log_odds: tuple[float, ...] = ()

@@ -73,7 +73,7 @@ def samples_to_reach(target: float, p: float, beta: float) -> int:
 
 
 def simulate_best_of_n(p: float, alpha: float, beta: float, n: int, *, num_trials: int, seed: int) -> float:
-    """The same by playing it out: draw N solutions, let the verifier err, pick at random among the best."""
+    """The same by simulation: draw N solutions, let the verifier err, pick at random among the best."""
     rng = np.random.default_rng(seed)
     right = rng.random((num_trials, n)) < p
     accepted = rng.random((num_trials, n)) < np.where(right, 1 - beta, alpha)

@@ -57,7 +57,7 @@ class Run:
         self.bars = bars if self.main else no_bars
         self.say = say if self.main else silent
         self.log: RunLog | None = None
-        """Of the main process, while there is something to do."""
+        """The log of the main process, while there is work to do."""
 
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""

@@ -42,7 +42,7 @@ class World:
     policy: Path
     """A causal language model with its tokenizer, as transformers saves it."""
     backbone: Path
-    """The same, trained longer: what PRMs are made of."""
+    """The policy, trained longer: the backbone of PRMs."""
     data: Path
     far_policy: Path | None = None
     far_data: Path | None = None

@@ -88,7 +88,7 @@ def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, se
 
 
 def _chance_to_pass(text: str, share: float, evenness: float, seed: int, known: dict[str, float]) -> float:
-    """Of the step's kind: its operation and result, whatever value it starts from."""
+    """The chance for the step's kind: its operation and result, whatever value it starts from."""
     kind = text.lstrip("0123456789")
     if kind not in known:
         if share in (0.0, 1.0):
