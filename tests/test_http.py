@@ -99,7 +99,7 @@ def test_busy_statuses_are_tried_again_and_said(status: int, caplog: pytest.LogC
     answers: list[Answer] = [(status, b"busy"), (200, {"a": 1})]
     with caplog.at_level(logging.WARNING), serve(lambda _: answers.pop(0)) as (url, _):
         assert ask(url) == {"a": 1}
-    assert caplog.messages == [f"{url}: 1 requests were retried, the last after: status {status}: busy"]
+    assert caplog.messages == [f"{url}: requests retried: 1, the last after: status {status}: busy"]
 
 
 @pytest.mark.parametrize(("key", "clean"), [("sk-1\n", True), ("sk-secret\nsk-secret", False), ("sk-secrét", False)])
@@ -110,7 +110,7 @@ def test_a_key_that_was_pasted_wrongly(key: str, clean: bool, monkeypatch: pytes
             ask(url)
             assert asked[0]["authorization"] == "Bearer sk-1"
             return
-        with pytest.raises(ServerError, match=r"the key in \$SOME_KEY has a line break or") as caught:
+        with pytest.raises(ServerError, match=r"the key in \$SOME_KEY contains a line break or") as caught:
             ask(url)
         assert "secr" not in str(caught.value)
 

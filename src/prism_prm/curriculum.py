@@ -54,7 +54,7 @@ class Curriculum:
 
     @property
     def takes_all(self) -> bool:
-        """Whether every pair is trained in one round whatever its margin, so that no margin is needed."""
+        """Whether every pair is trained in one round regardless of its margin, so that no margin is needed."""
         return self.mode == "none" and self.easy_to_hard[0][1] == 1 and self.easy_to_hard[-1][0] == -1
 
     def round_names(self) -> list[str]:
@@ -66,7 +66,7 @@ class Curriculum:
 
 @dataclass(frozen=True)
 class Binned:
-    """What the curriculum makes of a table of margins."""
+    """Pairs sorted into rounds by a table of margins."""
 
     rounds: tuple[NDArray[np.int64], ...]
     """For each round the indices of its pairs."""
@@ -77,7 +77,7 @@ class Binned:
     to keep the ratio of lookahead pairs."""
 
     def refuse_empty(self, names: Iterable[tuple[int, str]]) -> None:
-        """To be said before anything is trained: which of these rounds (number, name) have nothing to train on."""
+        """Refuse, before any training, rounds (number, name) that have nothing to train on."""
         empty = [name for number, name in names if not len(self.rounds[number])]
         if empty:
             raise DataError(

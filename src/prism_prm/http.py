@@ -26,7 +26,7 @@ SHOWN = 200
 LONGEST_WAIT = 60.0
 SECONDS_TO_CONNECT = 10.0
 MOST_BYTES = 64 * 2**20
-"""Of one answer; a server that sends more is broken."""
+"""The size limit of one answer; a server that sends more is broken."""
 BUSY = (408, 425, 429)
 """Statuses that ask for another try, as all from 500 on do."""
 
@@ -81,7 +81,7 @@ class Server:
         """End all connections; says how many requests had to be sent again."""
         if self.num_retries:
             log.warning(
-                "%s: %d requests were retried, the last after: %s", self.shown, self.num_retries, self._last_problem
+                "%s: requests retried: %d, the last after: %s", self.shown, self.num_retries, self._last_problem
             )
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(LONGEST_WAIT)
         self._loop.call_soon_threadsafe(self._loop.stop)

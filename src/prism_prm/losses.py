@@ -1,4 +1,4 @@
-"""The objectives: what a PRM's log-odds should be, pair by pair or step by step.
+"""The objectives: losses on a PRM's log-odds, per pair or per step.
 
 Every function takes log-odds (probability = sigmoid) and returns one loss per pair or step, never a mean: how many
 pairs make an update is decided by the sampler, not here. Shapes: P pairs, N steps. torch is imported where it is used,

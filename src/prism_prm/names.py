@@ -1,4 +1,4 @@
-"""What users call PRMs and runs: read from `NAME=PLACE`, and made into file names that stay where they belong."""
+"""Users' names for PRMs and runs: read from `NAME=PLACE`, and made into safe file names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that others add: an installed package names them in entry points, a user names a file and the value in it."""
+"""Values from plug-ins: an installed package declares them as entry points; a user names a file and a value in it."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ def load_task(name: str, source: str | Path | None = None, *, answer_field: str 
 
     Args:
         name: math-500, aime-2024, gsm8k, …, or a file of problems with answers.
-        source: where the task is instead of on the hub.
-        answer_field: the field that holds the reference answer; by default `answer` and its usual other names.
+        source: a local copy of the task.
+        answer_field: the field that holds the reference answer; default: `answer` and its common synonyms.
 
     Example:
         >>> task = load_task("problems.jsonl")

@@ -202,7 +202,7 @@ def test_run_folder_holds_the_numbers(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.html").read_text()
     assert "part of processbench: 40 items" in page
     assert "This is a part of the benchmark" in page
-    assert "Splits that are not here: gsm8k, olympiadbench, omnimath" in page
+    assert "Missing splits: gsm8k, olympiadbench, omnimath" in page
 
 
 def test_without_data_the_hub_is_asked_and_its_absence_is_said() -> None:

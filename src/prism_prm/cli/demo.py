@@ -1,4 +1,4 @@
-"""`prism demo`: the whole story in a small world, from nothing to a report."""
+"""`prism demo`: the whole pipeline in a small world, from nothing to a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands whose work several processes share under `accelerate launch`, and a word to those that cannot."""
+"""Commands that can run in several processes under `accelerate launch`, and an error for those that cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands have in common: --json, -q and -v, a folder of their own, and a plain end when they are stopped."""
+"""What all commands have in common: --json, -q and -v, a locked output folder, and a clean end when stopped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OPTIONS = {"as_json": Json, "quiet": Quiet, "verbose": Verbose}
 
 
 def with_display(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `Display`; stopped, it ends with a line that says where it is resumed."""
+    """The command with the options of `Display`; when stopped, it prints a line that says where it resumes."""
 
     @functools.wraps(command)
     def run(*, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:

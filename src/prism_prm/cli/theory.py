@@ -1,4 +1,4 @@
-"""`prism theory`: the closed forms, checked by playing them out and on real scores."""
+"""`prism theory`: the closed forms, checked by simulation and on real scores."""
 
 from __future__ import annotations
 

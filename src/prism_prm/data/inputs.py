@@ -1,7 +1,7 @@
 """What the user names → sources → rows: .jsonl, .json, both also as .gz, .parquet, a folder, or a hub data set.
 
-Names only say which files are data; how one is read its first bytes decide.
-A row is not decoded yet: JSON stays bytes until the format is known, so that it is decoded once, into its own type.
+Names only say which files are data; the first bytes of a file decide how it is read. A row is not decoded yet: JSON
+stays bytes until the format is known, so that it is decoded once, into its own type.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _PERHAPS_ANSWERS = (
     "gold", "gold_answer", "target", "target_answer", "reference", "reference_answer", "correct_answer", "true_answer",
     "gt", "gt_answer",
 )  # fmt: skip
-"""Names that are not taken for the answer unless the user says so: some data sets mean something else by them."""
+"""Names that count as the answer only if the user says so: some data sets use them for something else."""
 
 
 MOST_TOLERANCE = 1e6

@@ -21,7 +21,7 @@ FINISH_REASONS = ("solution", "found_error", "give_up", "bad_problem")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The choices; the defaults are those of `prism pairs`."""
+    """How records are read; the defaults are those of `prism pairs`."""
 
     neutral: Neutral = "drop"
     """How to label PRM800K steps with the neutral rating (0): not at all, wrong, or right."""

@@ -200,16 +200,17 @@ def compare_runs(
 ) -> Report:
     """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
 
-    The report opens with whether each PRM is more than the first one with only its level moved.
+    The report opens with a control: is each PRM more than the first one with its scores shifted?
 
     Args:
-        runs: folders of `evaluate_prm`, or NAME=FOLDER; all on the same items, and the first is the base.
+        runs: folders written by `evaluate_prm`, or NAME=FOLDER; all on the same items. Differences are taken from the
+            first.
         out: folder for the report.
-        rounds: the runs are rounds of a curriculum, in this order.
+        rounds: treat the runs as rounds of a curriculum, in this order.
         num_draws: bootstrap draws of problems.
-        seed: of the draws.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        seed: the seed for the draws.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
@@ -261,8 +262,8 @@ def _findings(one: Compared) -> list[str]:
     """Per PRM whether it is more than the first one with its level moved."""
     if not one.controls:
         return [
-            f"{one.bench}: {one.runs[0]} has no level to move (only verdicts, or a threshold of 0 or 1), so whether a "
-            "change is more than a shift cannot be said."
+            f"{one.bench}: {one.runs[0]} cannot be shifted (only verdicts, or a threshold of 0 or 1), so there is no "
+            f"control."
         ]
     return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
 
@@ -273,13 +274,13 @@ def _headlines(one: Compared) -> list[str]:
 
 
 def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
-    without = f" Not in all runs, and so left out: {', '.join(left_out)}." if left_out else ""
+    without = f" Left out because not in all runs: {', '.join(left_out)}." if left_out else ""
     return f"""
 ## How to read this
 
 All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
-**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so what is hard for
-everybody cancels out. p is two-sided and not corrected for the number of comparisons.{without}
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so problems that are
+hard for all PRMs cancel out. p is two-sided and not corrected for the number of comparisons.{without}
 """
 
 

@@ -29,7 +29,7 @@ NUM_HISTOGRAM_BINS = 25
 
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
-    """How steps are judged and how sure we are of the result."""
+    """How steps are judged, and how intervals are computed."""
 
     threshold: Share | Literal["prm"] | None = field(default=None, metadata={SHOWN: "the PRM's card"})
     """A step counts as right if its score is above this. By default the threshold of the PRM's card, but 0.5 for
@@ -129,14 +129,14 @@ def evaluate_steps(
     notes: Mapping[str, int] | None = None,
     card: CardValues | None = None,
 ) -> Evaluation:
-    """Measure the judged steps of what was read of a benchmark.
+    """Measure the judged steps of a benchmark.
 
     Args:
         items: the benchmark, from `read_benchmark`.
         steps: its steps with scores, from `steps_from_predictions` for example.
         settings: threshold, bootstrap draws and seed.
-        notes: what was left out, and how often; it goes to the report.
-        card: what the PRM's card says, for the threshold; `card_values(prm)` of `prism_prm.chosen`.
+        notes: what was left out and how often, for the report.
+        card: the values of the PRM's card, for the threshold; `card_values(prm)` of `prism_prm.chosen`.
 
     Example:
         >>> items = read_benchmark("labelled", "labelled.jsonl")

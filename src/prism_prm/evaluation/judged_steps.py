@@ -45,7 +45,7 @@ class Steps:
     probability: Floats
     redundancy: Floats | None = None
     hard: bool = False
-    """Whether the scores are mere verdicts (0 or 1), from which no ranking follows."""
+    """Whether the scores are only verdicts (0 or 1), which give no ranking."""
 
     @cached_property
     def lengths(self) -> Ints:
@@ -96,7 +96,7 @@ class Steps:
         return has_error, has_error & ~good[at]
 
     def only(self, keep: Bools) -> Steps:
-        """Some of the items (a mask over items), with clusters and groups numbered anew."""
+        """Some of the items (a mask over items), with clusters and groups renumbered."""
         step_keep = np.repeat(keep, self.lengths)
         lengths = self.lengths[keep]
         present, groups = np.unique(self.item_group[keep], return_inverse=True)

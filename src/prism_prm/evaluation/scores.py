@@ -1,4 +1,4 @@
-"""Attach scores to a benchmark's items: a PRM's, which are kept, those of a scores table, or predictions."""
+"""Attach scores to a benchmark's items: from a PRM (and keep them), a scores table, or predictions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Prediction(msgspec.Struct):
 
 
 def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, int]]:
-    """The judged steps, and what there is to note: items without predictions, predictions without an item.
+    """The judged steps, and notes on items without predictions and predictions without an item.
 
     Args:
         items: the benchmark, from `read_benchmark`.

@@ -1,7 +1,7 @@
 """Load a model from a folder or a hub id, with every weight accounted for. No pickle, no remote code unless asked for.
 
-transformers fills weights that a folder lacks with random numbers and leaves out those it does not know, and says so in
-a log at most. Here both are errors that name them.
+transformers fills weights that a folder lacks with random numbers and ignores those it does not know, at most with a
+log message. Here both are errors that name them.
 """
 
 from __future__ import annotations

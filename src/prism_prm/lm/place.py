@@ -1,4 +1,4 @@
-"""Where a model is: a folder here or a hub id. What is no model is told apart before anything heavy is imported."""
+"""Where a model is: a local folder or a hub id. Mistakes are found before anything heavy is imported."""
 
 from __future__ import annotations
 

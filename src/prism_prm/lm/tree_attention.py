@@ -1,4 +1,4 @@
-"""Attention over packed trees on CPUs: a stretch of queries at a time, over the keys that it can see.
+"""Attention over packed trees on CPUs: a block of queries at a time, over the keys that it can see.
 
 In a packed tree a token sees its own path, a small part of the row, but a dense mask pays for the whole row. Here each
 block of neighbouring queries gathers the keys that any of them sees and runs ordinary SDPA on those, so the work is

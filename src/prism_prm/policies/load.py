@@ -18,7 +18,7 @@ from prism_prm.ranges import Count, check
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """How a policy is reached and asked."""
+    """Where a policy is and how it is prompted."""
 
     name: str = ""
     """The policy that writes the steps: `hf:ID_OR_FOLDER` for a local model, or `openai:BASE_URL` for a server."""
@@ -91,7 +91,7 @@ POLICIES: dict[str, Callable[[str, PolicySettings], Policy]] = {"hf": _open_hf, 
 
 
 def open_policy(settings: PolicySettings | str) -> Policy:
-    """Who writes steps: a local model of transformers, or any OpenAI-compatible server.
+    """A policy, which writes steps: a local transformers model, or any OpenAI-compatible server.
 
     Args:
         settings: a name such as `hf:Qwen/Qwen2.5-Math-1.5B-Instruct` or `openai:http://localhost:8000/v1`, or all

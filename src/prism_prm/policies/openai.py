@@ -8,9 +8,9 @@ Whether a step ended the solution, by the first of these rules that applies:
 3. The server says what stopped it (`stop_reason` of vLLM, `matched_stop` of SGLang): our stop string, or else the end.
 4. The server has left a whole stop string in a text before, so it would have done so here: the end.
 5. The finish reason alone cannot tell. The text is sent once more, without a stop string, for one greedy token: if
-   nothing comes, the end; otherwise the solution goes on.
+   nothing comes, the end; otherwise the solution continues.
 
-Any other finish reason ("abort", none at all) says that the answer is not whole: it is asked for again.
+Any other finish reason ("abort", none at all) means that the answer is incomplete: it is requested again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ API_KEY = "OPENAI_API_KEY"
 SEEDS = 2**31 - 1
 """Servers take seeds of 31 bits."""
 MOST_TOKENS = 10**9
-"""Of one answer; a larger count is nonsense."""
+"""The limit for one answer; a larger count is nonsense."""
 REASONS = ("stop", "length", "content_filter")
 """Finish reasons of a whole answer."""
 
@@ -42,7 +42,7 @@ class Completion:
     """One of REASONS."""
     num_tokens: int
     stopped_by: tuple[Any, ...] = ()
-    """What the server says stopped it, if it says so: the stop string, the id of a token, or None for the end."""
+    """What stopped it, if the server reports it: the stop string, the id of a token, or None for the end."""
     token_log_likelihoods: tuple[float, ...] | None = None
     """None where the server gives none, or was not asked."""
 

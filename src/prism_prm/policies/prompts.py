@@ -31,7 +31,7 @@ class Prompting:
 def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:
     """The prompt as text, without a beginning-of-sequence token that the tokenizer itself puts first.
 
-    Servers and `tokenizer(text)` add that token; in the text it would stand there twice.
+    Servers and `tokenizer(text)` add that token; in the text it would occur twice.
     """
     user = prompting.user.replace(MARK, problem)
     if prompting.template == "none" or tokenizer is None or not getattr(tokenizer, "chat_template", None):

@@ -1,8 +1,8 @@
-"""A backbone in two halves that share its weights: the lower layers, which stay frozen, and the rest, which is trained.
+"""A backbone in two parts that share its weights: the lower layers, which stay frozen, and the rest, which is trained.
 
-What the lower half makes of a text never changes, so it can be computed once and kept; training and scoring then run
-the upper half alone. Both halves are the architecture's own model class with a part of its layers, so every
-architecture's forward pass is its own.
+The lower part's activations never change, so they can be cached; training and scoring then run the upper part alone.
+Both parts are the architecture's own model class with a part of its layers, so every architecture's forward pass is its
+own.
 """
 
 from __future__ import annotations

@@ -81,24 +81,24 @@ def rerank_pool(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Results:
-    """Select one of n solutions in every way (Best-of-N, votes, with and without PRMs), measure it, write a report.
+    """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
+    report.
 
-    What is selected from all solutions of a problem is in `selections` and in `selected.jsonl`. A problem without a
-    reference answer is selected from, but not measured; one with fewer than n solutions takes all it has.
-    Grades and scores are kept in `out`: the same call goes on where it was stopped.
+    `selections` and `selected.jsonl` have the solution that each rule selects. Problems without a reference answer are
+    not measured; a problem with fewer than n solutions uses all of them. Repeat a stopped call to resume it.
 
     Args:
         pool: a pool, or the files, folders or hub data sets that hold one.
         out: folder for tables, metrics.json and the report.
         prms: name → a PRM, or its folder or hub id, to score the solutions with.
-        scores: name → a scores table of this pool that was made before.
+        scores: name → an existing scores table of this pool.
         task: take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool.
-        task_data: local file of `task`; default: the hub.
+        task_data: the local file of `task`; by default the task comes from the hub.
         settings: aggregators, numbers of solutions, draws and the judging of answers.
-        store: a folder of scores to reuse and add to.
-        loading: options of `load_prm`, for PRMs that are given by their place; `family` may be a dict by PRMs' names.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        store: a folder of scores to reuse and extend.
+        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> settings = RerankSettings(aggregators=("min",), num_draws=100, workers=1)

@@ -1,4 +1,4 @@
-"""What was seen of a policy in training, as values and as a table, and when its reward and the truth have parted.
+"""Looks at a policy in training, as values and as a table, and the alarm when its reward and the truth diverge.
 
 The rule of the alarm: at some look the gold, of sampled or of greedy solutions, is lower than at its best look so far,
 by 3.5 standard errors and 3 points or more, while the proxy (the reward) is higher than it was then, by 2 standard
@@ -94,11 +94,11 @@ class Alarm:
     since: int
     """The look with the best gold before it."""
     fall: float
-    """Of the gold since then."""
+    """By how much the gold fell since then."""
     rise: float
-    """Of the proxy since then."""
+    """By how much the proxy rose since then."""
     gold: str
-    """Who says so: a measure of truth, or VOTE."""
+    """The measure that raised it: one of truth, or VOTE."""
     measure: str
     """Where it was seen: the same, of sampled or of greedy solutions."""
 

@@ -43,18 +43,18 @@ def train_policy(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Curve:
-    """Train a policy by GRPO with a PRM's scores as its reward; gives what was seen of it on the way.
+    """Train a policy by GRPO with a PRM's scores as its reward; returns its curve on held-out problems.
 
-    It is watched on held-out problems, and solves the tasks of the evaluation before and after. Stopped, the same call
-    goes on from the trainer's last checkpoint. `out` then holds `policy/` (a model of transformers), looks.parquet,
-    what TRL logged, and a report. Under `accelerate launch` all processes call it.
+    It also solves the tasks of the evaluation before and after. Repeat a stopped call to resume from the last
+    checkpoint. `out` holds `policy/` (a transformers model), looks.parquet, TRL's log and a report. Under `accelerate
+    launch` all processes call this.
 
     Args:
         recipe: a recipe, or the TOML file that holds one.
         out: the run's folder.
         assignments: settings to override, as `--set` takes them: "trainer.max_steps=20".
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know, such as alarms.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people, such as alarms.
 
     Example:
         >>> curve = train_policy("grpo.toml", "trained", assignments=["trainer.max_steps=1"])

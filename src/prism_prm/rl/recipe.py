@@ -1,4 +1,4 @@
-"""The settings of `prism grpo`: one TOML file, whose [trainer] table TRL gets as it is."""
+"""The settings of `prism grpo`: one TOML file, whose [trainer] table is passed to TRL unchanged."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ class GrpoRecipe:
 
 
 def read_grpo_recipe(path: str | Path, assignments: Sequence[str] = ()) -> GrpoRecipe:
-    """A recipe for `train_policy`; paths in it are relative to where you are."""
+    """A recipe for `train_policy`; paths in it are relative to the working directory."""
     return from_mapping(GrpoRecipe, override(read_toml(path), assignments))

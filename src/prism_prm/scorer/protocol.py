@@ -1,4 +1,4 @@
-"""What scores steps, and the scores it gives, as users see them: all that search, re-ranking and evaluation need."""
+"""The protocol of a scorer and the scores it gives: all that search, re-ranking and evaluation need."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sigmoid(log_odds: np.ndarray) -> np.ndarray:
 class TreeScores:
     """The scores of one tree, one row per node.
 
-    A node that was not asked for, or was left out by `on_too_long="skip"`, is NaN; a score is never NaN otherwise.
+    A node that was not requested, or was left out by `on_too_long="skip"`, is NaN; otherwise a score is never NaN.
     """
 
     outputs: tuple[str, ...]
@@ -113,7 +113,7 @@ StepT = TypeVar("StepT", bound=ScoredStep)
 
 
 class StepSession(Protocol[StepT]):
-    """Trees of steps that grow, one per problem; what was computed for a step is kept until it is let go."""
+    """Growing trees of steps, one per problem; what was computed for a step is kept until it is dropped."""
 
     @property
     def roots(self) -> Sequence[StepT]:
@@ -135,7 +135,7 @@ class StepSession(Protocol[StepT]):
 class Scorer(Protocol):
     """Scores the steps of solutions.
 
-    One that has a `card`, too, as a `PRM` has, says with its `aggregator` and `threshold` how its scores are best used.
+    If it also has a `card`, as a `PRM` does, the card's `aggregator` and `threshold` are the defaults for its scores.
     """
 
     @property
@@ -163,13 +163,13 @@ class Scorer(Protocol):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or of the wanted ones only; `advance` hears of finished trees."""
+        """The scores of all nodes of each tree, or only of the wanted ones; `advance` is called with finished trees."""
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
         """Growing trees of steps, one per problem."""
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step with so many before it has a place in the layout; its length is another matter."""
+        """Whether a step after this many others fits the layout, regardless of its length."""
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens the tree is: the problem, and every step once."""

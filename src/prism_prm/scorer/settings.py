@@ -1,4 +1,4 @@
-"""What can be said about loading a PRM: the options that all commands with a PRM share."""
+"""Settings for loading a PRM: the options that all commands with a PRM share."""
 
 from __future__ import annotations
 

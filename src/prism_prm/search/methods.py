@@ -1,8 +1,8 @@
 """The methods of search, with their settings: a few selection rules each, over the shared engine.
 
-A method is written for ONE problem, as a generator: it yields what it wants next and is sent the new nodes. The engine
-runs the generators of many problems side by side and answers all their wishes of a round in one batch. `METHODS` at the
-end names them all.
+A method is written for ONE problem, as a generator: it yields the nodes to expand and receives their children. The
+engine runs the generators of many problems side by side and serves all requests of a round in one batch. `METHODS` at
+the end names them all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RANKED = ("beam", "dvts")
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What all methods share, and the few knobs that some have."""
+    """Settings that all methods share, and a few that apply to some."""
 
     method: Literal["sample", "greedy", "best-of-n", "beam", "dvts", "particle"] = "beam"
     """The search method (see docs/search.md)."""
@@ -90,7 +90,7 @@ class Expand:
     scored: bool = True
     """Whether the PRM is to score the new steps."""
     keep: tuple[SearchNode, ...] = ()
-    """Other nodes that will be expanded later; all else is let go."""
+    """Other nodes that will be expanded later; all others are dropped."""
     shown: tuple[SearchNode, ...] = ()
     """What else there is to show, beside solutions found before and the new nodes, if the budget ends here."""
 
@@ -128,8 +128,8 @@ def beam(start: SearchNode, settings: SearchSettings) -> Search:
     """PRM-guided beam search: the finished beams, best first.
 
     Each round every kept beam is expanded, equal candidates are merged, and the best `width` candidates are kept. A
-    kept candidate whose solution is finished stays in the result and holds its place, so fewer beams go on; the search
-    is over when no beam does.
+    kept candidate whose solution is finished stays in the result and keeps its place, so fewer beams continue; the
+    search ends when no beam does.
     """
     finished: list[tuple[float, SearchNode]] = []
     beams: tuple[SearchNode, ...] = (start,)

@@ -1,4 +1,4 @@
-"""The settings of `prism search`: what a recipe file says, and what the command line changes in it."""
+"""The settings of `prism search`, from a recipe file and the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prism_prm.search.methods import SearchSettings, find_method
 
 @dataclass(frozen=True, slots=True)
 class SearchRecipe:
-    """One experiment: a policy, at most a few PRMs, a task, a method, and the sizes to run it at."""
+    """One experiment: a policy, PRMs, a task, a method, and the sizes to run it at."""
 
     task: str = ""
     """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""

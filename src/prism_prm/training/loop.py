@@ -1,9 +1,9 @@
-"""One round of training: updates over planned examples, with checkpoints that a killed run goes on from.
+"""One round of training: updates over planned examples, with checkpoints from which a killed run resumes.
 
 This is a short loop on accelerate and not a transformers.Trainer: an update here is a stated number of PAIRS, however
-they are packed, micro-batched or spread over processes; a non-finite loss must stop the run before it touches
-the weights; and checkpoints must appear whole or not at all. Trainer counts sequences per device, hides NaN by default
-and writes checkpoints in place.
+they are packed, micro-batched or spread over processes; a non-finite loss must stop the run before it touches the
+weights; and checkpoints must appear whole or not at all. Trainer counts sequences per device, hides NaN by default and
+writes checkpoints in place.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Round:
         )
 
     def run(self, accelerator: Accelerator) -> torch.nn.Module:
-        """Train, or go on from the last checkpoint; gives the prepared model."""
+        """Train, or resume from the last checkpoint; returns the prepared model."""
         settings = self.settings
         to_training(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

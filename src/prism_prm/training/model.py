@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prism_prm.training.recipe import HardwareSettings, Lora, Recipe
 
 CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
-"""What a disc without room looks like from Python, torch and safetensors."""
+"""What a full disk looks like from Python, torch and safetensors."""
 
 
 def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:

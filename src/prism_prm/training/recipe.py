@@ -201,7 +201,7 @@ def check_places(recipe: Recipe) -> None:
 
 
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
-    """A recipe for `train_prm`; paths in it are relative to where you are.
+    """A recipe for `train_prm`; paths in it are relative to the working directory.
 
     Args:
         path: a TOML file.

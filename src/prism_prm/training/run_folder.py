@@ -45,7 +45,7 @@ class Claim:
         return best if best and not is_whole(best) else None
 
     def check_content(self, content: Mapping[str, str]) -> None:
-        """State what updates are made from; refuse to go on from other content than the updates so far."""
+        """Record what updates are made from; refuse to resume from other content."""
         self.content = content
         path = self.folder / BEGUN
         before = _read_begun(path) if path.exists() else content

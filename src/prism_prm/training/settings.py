@@ -1,4 +1,4 @@
-"""Section [train] of a recipe; apart from the loop that it rules, so that a recipe is read without torch."""
+"""Section [train] of a recipe; separate from the training loop, so that a recipe can be read without torch."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 In labelled data (a PRM800K test split, a trees.parquet) a step is right if its label is above ½ and wrong if it is
 below; others are not judged. Each kind of pair is a group: annotated errors, and steps that come too early (lookahead),
-are measured apart.
+are measured separately.
 """
 
 from __future__ import annotations
