@@ -184,7 +184,7 @@ def _add_example(results: Results, report: Report) -> None:
     grades = [grade for of_problem in results.graded.grades for grade in of_problem]
     wrong = [i for i, grade in enumerate(grades) if grade.correct is False]
     scores = {
-        prm: np.array([np.nan if (steps := own[i]) is None else solution_score(steps, how) for i in wrong])
+        prm: np.array([np.nan if (scored := own[i]) is None else solution_score(scored, how) for i in wrong])
         for prm, own in results.scores.items()
         for how in [results.own_aggregator[prm].value]
     }
