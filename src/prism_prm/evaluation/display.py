@@ -43,7 +43,9 @@ FIRST_ERRORS = {
 }
 
 SCORES = "Scores of right steps (up) and of wrong steps (down); the dotted line is the threshold."
-TRADE = " Every threshold trades false positives for false negatives; lower left is better, and markers are in use."
+TRADE = (
+    " Every threshold trades false positives for false negatives; lower left is better. Markers show thresholds in use."
+)
 """Captions of the two figures that every report of scores has."""
 
 GOOD, BAD = 0, 1

@@ -45,20 +45,17 @@ def make_report(results: Results) -> Report:
     subtitle = f"{number(len(pool.problems))} problems, {number(len(pool.solutions))} solutions"
     differences = results.differences()
     report = Report(results.title, subtitle=subtitle, metrics=results.metrics(differences))
+    report.finding = "One solution of each problem was selected by every rule; `selected.jsonl` holds them."
     if results.curves:
         report.finding = _finding(results)
         _draw_methods(results, report)
         _tabulate_own(results, report)
-        for note in notes(results):
-            report.text(note)
+    report.text("\n".join(f"- {note}" for note in notes(results)))
+    if results.curves:
         _add_example(results, report)
         _tabulate_gains(results, differences, report)
         _tabulate_pairs(results, differences, report)
         _compare_aggregators(results, report)
-    else:
-        report.finding = "One solution of each problem was selected by every rule; `selected.jsonl` holds them."
-        for note in notes(results):
-            report.text(note)
     _tabulate_selected(results, report)
     _tabulate_answers(results, report)
     if results.curves:
