@@ -33,7 +33,7 @@ from prism_prm.files import whole_file, write_text
 from prism_prm.report.examples import Example, ScoredStep, most_telling, telling
 from prism_prm.report.figures import LOOKS, Look, count_axis, drawing, label, legend, looks, percent_axes
 from prism_prm.report.numbers import NO_DATA, number, p_value, percent, signed_percent
-from prism_prm.report.tables import Table, best_cells, markdown_table, split_interval, unbroken_parts
+from prism_prm.report.tables import Table, best_cells, header, markdown_table, split_interval, unbroken_parts
 
 __all__ = [
     "LOOKS",
@@ -184,7 +184,7 @@ class Report:
         return environment.get_template("template.html").render(
             report=self, blocks=[(type(block).__name__, block) for block in self.blocks], made=made, markdown=rendered,
             safe=Markup, rem=REM_PER_INCH, percent=percent, split_interval=split_interval,
-            unbroken_parts=unbroken_parts,
+            header=header, unbroken_parts=unbroken_parts,
         )  # fmt: skip
 
     def write(self, folder: str | Path) -> Path:

@@ -53,6 +53,11 @@ def split_interval(cell: str) -> tuple[str, str]:
     return value, bracket[1:] + rest
 
 
+def header(text: str) -> str:
+    """A header without line breaks before its arrow, nor in `n = 16`."""
+    return re.sub(r" (?=[↑↓=])|(?<==) ", "\u00a0", text)
+
+
 def unbroken_parts(name: str) -> str:
     """The name of a row with line breaks at its dots only: `mine · weighted vote · min`."""
     parts = name.split(" · ")
