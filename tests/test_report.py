@@ -143,7 +143,7 @@ def test_a_page_opens_with_the_finding() -> None:
     report = small_report()
     report.finding = "FPR *falls* to 30.5 %."
     page, text = report.html(), report.markdown()
-    assert '<div class="finding">\n<p>FPR <em>falls</em> to 30.5 %.</p>' in page
+    assert '<div class="finding">\n<p>FPR <em>falls</em> to 30.5\u00a0%.</p>' in page
     assert page.index('class="finding"') < min(page.index("<figure>"), page.index("<table"))
     assert text.startswith("# A <title>\n\n200 items & more\n\n> FPR *falls* to 30.5 %.\n\n## Section")
 

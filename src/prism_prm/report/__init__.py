@@ -171,8 +171,8 @@ class Report:
         renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
 
         def rendered(markdown: str) -> Markup:
-            # Long tables scroll by themselves; the page never does sideways.
-            return Markup(_wrap_tables(renderer.render(markdown)))
+            # Long tables scroll by themselves; the page never does sideways. No line begins with a percent sign.
+            return Markup(_wrap_tables(renderer.render(re.sub(r"(?<=\d) %", "\u00a0%", markdown))))
 
         environment = Environment(
             loader=PackageLoader("prism_prm.report", "."),

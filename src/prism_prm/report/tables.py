@@ -18,9 +18,9 @@ class Table:
     """(row, column) of the cells in bold."""
 
     @property
-    def is_wide(self) -> bool:
-        """Whether intervals must stand below their values, for the table to fit a page."""
-        return max((sum("[" in cell for cell in row) for row in self.rows), default=0) > 4
+    def num_intervals(self) -> int:
+        """How many values of a row have intervals: these stand below the values where the table would be too wide."""
+        return max((sum("[" in cell for cell in row) for row in self.rows), default=0)
 
 
 def _value(cell: str) -> float | None:
