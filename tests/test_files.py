@@ -77,7 +77,7 @@ def test_json_lines_cut_off_anywhere_keep_all_whole_ones(tmp_path: Path, caplog:
         lines.close()
         said = [record.getMessage() for record in caplog.records]
         is_torn = length not in (0, *ends)
-        assert said == [f"{path}: the last line is cut off (a full disc, or a killed process); it is dropped"] * is_torn
+        assert said == [f"{path}: the last line is cut off (a full disk, or a killed process) and is dropped"] * is_torn
         assert JsonLines(path).read() == [*kept, "more", "and more"]
 
 

@@ -117,6 +117,20 @@ pairs_per_update = 4
 """
 
 
+GRPO = """
+policy = "my-lm"
+prm = "my-prm"
+[problems]
+train = "pool.jsonl"
+num_held_out = 1
+[trainer]
+max_steps = 2
+per_device_train_batch_size = 2
+num_generations = 2
+max_completion_length = 4
+"""
+
+
 TOO_LONG = ("run_demo",)
 """Examples that take minutes."""
 
@@ -141,6 +155,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., P
     for name, rows in files.items():
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    (folder / "grpo.toml").write_text(GRPO, encoding="utf-8")
     return folder
 
 

@@ -56,7 +56,7 @@ def test_a_server_that_drips_is_not_waited_for() -> None:
     ],
 )
 def test_what_is_no_json_object_is_asked_for_again(body: bytes, shown: str) -> None:
-    with serve(lambda _: (200, body)) as (url, asked), pytest.raises(ServerError, match=f"no JSON object.*{shown}"):
+    with serve(lambda _: (200, body)) as (url, asked), pytest.raises(ServerError, match=f"not a JSON object.*{shown}"):
         ask(url)
     assert len(asked) == 2
 
@@ -86,7 +86,7 @@ def test_a_redirect_is_named_and_not_followed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(KEY, "sk-very-secret")
     with serve(lambda _: (200, {})) as (other, reached):
         target = other.replace("http://", "http://user:secret@") + "/x?token=secret"
-        message = f"status 307, a redirect to {other}/x; give the address"
+        message = f"status 307, a redirect to {other}/x; give that address instead"
         answer = (307, b"", {"Location": target})
         with serve(lambda _: answer) as (url, asked), pytest.raises(ServerError, match=message) as caught:
             ask(url)
@@ -99,7 +99,7 @@ def test_busy_statuses_are_tried_again_and_said(status: int, caplog: pytest.LogC
     answers: list[Answer] = [(status, b"busy"), (200, {"a": 1})]
     with caplog.at_level(logging.WARNING), serve(lambda _: answers.pop(0)) as (url, _):
         assert ask(url) == {"a": 1}
-    assert caplog.messages == [f"{url}: requests sent again: 1, the last after: status {status}: busy"]
+    assert caplog.messages == [f"{url}: requests retried: 1, the last after: status {status}: busy"]
 
 
 @pytest.mark.parametrize(("key", "clean"), [("sk-1\n", True), ("sk-secret\nsk-secret", False), ("sk-secrét", False)])
@@ -110,7 +110,7 @@ def test_a_key_that_was_pasted_wrongly(key: str, clean: bool, monkeypatch: pytes
             ask(url)
             assert asked[0]["authorization"] == "Bearer sk-1"
             return
-        with pytest.raises(ServerError, match=r"the key in \$SOME_KEY has a line break or") as caught:
+        with pytest.raises(ServerError, match=r"the key in \$SOME_KEY contains a line break or") as caught:
             ask(url)
         assert "secr" not in str(caught.value)
 

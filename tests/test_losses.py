@@ -97,7 +97,7 @@ def test_no_overflow_at_extreme_log_odds() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "sc", "on": "labels"}, "goes with name = 'bce'"),
+        ({"name": "sc", "on": "labels"}, "needs name = 'bce'"),
         ({"temperature": 0.0}, "temperature = 0.0: must be above 0"),
         ({"anchor_weight": -1.0}, "must be 0 or more"),
     ],

@@ -24,7 +24,7 @@ def test_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "lr=1e-5", tmp_path.name, "prm", "base"
     ]  # fmt: skip
     assert split_name(f"{'x' * 300}=prms/base") == ("x" * 300, "prms/base")
-    with pytest.raises(ConfigError, match="names no place"):
+    with pytest.raises(ConfigError, match="names no folder or file"):
         split_name("base=")
 
 

@@ -104,14 +104,16 @@ def test_the_family_of_the_docs_trains_and_is_measured(here: Path, monkeypatch: 
         at = command.index("--family")
         refused = prism(*command[:at], *command[at + 2 :])
         assert isinstance(refused.exception, ConfigError)
-        said = "the family is my_file.py:Mine, a file of its author's (SHA-256 " + card["family_sha256"]
+        said = "the family is my_file.py:Mine, a file of its author (SHA-256 " + card["family_sha256"]
         assert said in str(refused.exception)
         assert "give --family my_file.py:Mine" in str(refused.exception)
     assert not (here / "ran").exists()
     # Another folder, another path to the same file.
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
-    with pytest.raises(ConfigError, match=r"my_file\.py cannot be read \(No such file or directory\); give the path"):
+    with pytest.raises(
+        ConfigError, match=r"my_file\.py cannot be read \(No such file or directory\); give its correct path"
+    ):
         load_prm(here / "run", family="my_file.py:Mine")
     (here / "my_file.py").write_text(FAMILY)
     assert load_prm(here / "run", family=f"{here}/my_file.py:Mine").score("problem 0", steps) == pytest.approx(trunk)
@@ -151,11 +153,11 @@ def test_our_own_folders_are_as_they_were(tiny_lm: Callable[..., Path], tmp_path
 @pytest.mark.parametrize(
     ("code", "name", "message"),
     [
-        (FAMILY, "my_file.py", "say which family in it, e.g. my_file.py:Mine"),
-        (FAMILY, "my_file.py:Yours", "my_file.py has no 'Yours'. What it has of a subclass of Family: Mine"),
+        (FAMILY, "my_file.py", "say which family in it to use, e.g. my_file.py:Mine"),
+        (FAMILY, "my_file.py:Yours", "my_file.py has no 'Yours'. Names in it that are a subclass of Family: Mine"),
         (FAMILY, "my_file.py:nn", r"my_file.py:nn is of type module, not a subclass of Family. Known: qwen, "),
         (FAMILY, "my_file.py:Family", "is the class Family, not a subclass of Family. Known: qwen"),
-        ("import no_such_module", "my_file.py:Mine", "cannot be loaded: ModuleNotFoundError.* Mend my_file.py"),
+        ("import no_such_module", "my_file.py:Mine", "cannot be loaded: ModuleNotFoundError.* Fix my_file.py"),
         ("class Mine(", "my_file.py:Mine", "cannot be loaded: SyntaxError"),
         ("1 / 0", "my_file.py:Mine", "cannot be loaded: ZeroDivisionError: division by zero"),
         (FAMILY.replace("head_name", "heads_name").replace("step_ids", "steps_ids"), "my_file.py:Mine",

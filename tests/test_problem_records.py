@@ -43,7 +43,7 @@ OF_PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"error": -1}, "`error` is -1, expected a number that is 0 or more"),
     ({"error": "nan"}, "`error` is 'nan', expected a number that is 0 or more"),
     ({"error": {"a": 1}}, "`error` is {'a': 1}, expected a number that is 0 or more"),
-    ({"error": 1e300, "answer": "0." + "0" * 100 + "1"}, "too large beside the answer"),
+    ({"error": 1e300, "answer": "0." + "0" * 100 + "1"}, "too large for the answer"),
 ]
 
 

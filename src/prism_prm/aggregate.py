@@ -1,4 +1,4 @@
-"""From the scores of its steps to the score of a solution.
+"""A solution's score from the scores of its steps.
 
 Every aggregator gives the LOGARITHM of the solution's score: a product over hundreds of steps would otherwise be 0, and
 all long solutions would tie. `solution_score` gives the score itself.
@@ -15,7 +15,7 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.types import Floats
 
 SOFT_MIN_TEMPERATURE = 0.1
-"""Of `soft-min`: towards 0 it becomes the minimum, towards infinity the mean."""
+"""The temperature of `soft-min`: towards 0 it becomes the minimum, towards infinity the mean."""
 
 
 def _log(value: float) -> float:
@@ -44,7 +44,7 @@ AGGREGATORS: dict[str, Callable[[Floats], float]] = {
 
 
 DEFAULT_AGGREGATOR = "min"
-"""Where neither a user nor a PRM's card names one: a solution is as good as its worst step."""
+"""The default if neither the user nor a PRM's card names one: a solution is as good as its worst step."""
 
 
 def check_aggregator(name: str) -> None:
@@ -70,7 +70,7 @@ def solution_score(probabilities: Sequence[float] | Floats, how: str = DEFAULT_A
     Args:
         probabilities: of the steps, in order.
         how: last, min, product, mean or soft-min. A PRM's own is `prm.card.aggregator`, which `prm.solution_score`
-            goes by.
+            uses.
 
     Example:
         >>> solution_score([0.9, 0.5], "min")

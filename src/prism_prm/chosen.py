@@ -10,7 +10,7 @@ from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 T = TypeVar("T")
 
 DEFAULT_THRESHOLD = 0.5
-"""Of a PRM without a card."""
+"""The threshold of a PRM without a card."""
 
 GIVEN = "as given"
 CARD = "from the PRM's card"
@@ -30,14 +30,14 @@ class Choice(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class CardValues:
-    """What a PRM's card says about the use of its scores."""
+    """The values of a PRM's card: aggregator and threshold."""
 
     aggregator: str = DEFAULT_AGGREGATOR
     threshold: float = DEFAULT_THRESHOLD
 
 
 def card_values(scorer: object) -> CardValues | None:
-    """Those of a scorer; None where it has no card, which is fine: another scorer than ours need not have one."""
+    """The card values of a scorer; None if it has no card, which scorers other than ours need not have."""
     card = getattr(scorer, "card", None)
     return None if card is None else CardValues(card.aggregator, card.threshold)
 
@@ -50,7 +50,7 @@ def choose_aggregator(given: str | None, card: CardValues | None) -> Choice[str]
 
 
 def choose_threshold(given: float | None, card: CardValues | None) -> Choice[float]:
-    """Above which score a step counts as right."""
+    """The threshold above which a step counts as right."""
     return _choose(given, None if card is None else card.threshold, DEFAULT_THRESHOLD)
 
 

@@ -1,4 +1,4 @@
-"""Settings from TOML: typed, documented beside their owner, and closed to unknown keys.
+"""Settings from TOML: typed, documented beside their owner, with unknown keys refused.
 
 A section is a frozen dataclass; `from_mapping` fills it (nested sections too), `override` applies `--set a.b=value`,
 `read_settings` does both with a file, and `to_toml` writes the resolved settings back so that they can be saved with a
@@ -46,7 +46,7 @@ def read_settings(
 ) -> T:
     """A settings file, then options that were given ("search.method" → value), then `--set` assignments.
 
-    An error names the file, and says if something was put on top of it.
+    An error names the file, and says if options were applied on top of it.
     """
     options = {name: value for name, value in (given or {}).items() if value is not None}
     on_top = ["the options given"] * bool(options) + [f"--set {assignment}" for assignment in assignments]
@@ -73,9 +73,9 @@ def read_toml(path: str | Path, below: Sequence[Path] = ()) -> dict[str, Any]:
         settings = tomllib.loads(read_text(path))
     except FileNotFoundError:
         by = f" (that {below[-1]} extends)" if below else ""
-        raise ConfigError(f"{path}: no such file{by}. Name a TOML file, e.g. one of those in recipes/.") from None
+        raise ConfigError(f"{path}: no such file{by}. Name a TOML file, e.g. one in recipes/.") from None
     except (IsADirectoryError, NotADirectoryError):
-        raise ConfigError(f"{path}: not a file. Name a TOML file, e.g. one of those in recipes/.") from None
+        raise ConfigError(f"{path}: not a file. Name a TOML file, e.g. one in recipes/.") from None
     except OSError as error:  # no permission, a name that is too long
         raise ConfigError(f"{path}: cannot be read ({error.strerror}). Name a TOML file.") from None
     except DataError as error:
@@ -152,16 +152,16 @@ class Setting:
     """What a settings class says about one of its fields."""
 
     name: str
-    """With its sections before it: "search.sampling.top_p"."""
+    """The name with its sections: "search.sampling.top_p"."""
     hint: Any
     """Its type; `accepts` has the range too."""
     accepts: Any
     default: Any
-    """`dataclasses.MISSING` where it must be given."""
+    """`dataclasses.MISSING` if it must be given."""
     text: str
     """The string below the field."""
     shown: str = ""
-    """What is said for a default that is decided later."""
+    """The text for a default that is decided later."""
 
 
 @functools.cache

@@ -24,11 +24,12 @@ class Curriculum:
     """Section [curriculum]: bins of the margin, trained one after the other."""
 
     mode: Literal["bins", "none"] = "bins"
-    """`bins`: a round per bin, easy to hard. `none`: the pairs of all bins, shuffled, in one round."""
+    """`bins`: one round per bin, from easy to hard. `none`: one round with the pairs of all bins, shuffled."""
     bins: tuple[tuple[float, float], ...] = PAPER_BINS
-    """[lo, hi) each, the topmost [lo, hi]; without holes or overlaps. A bin below 0 keeps negative margins."""
+    """The bins [lo, hi) of the margin, the topmost [lo, hi], without gaps or overlaps. A bin below 0 keeps negative
+    margins."""
     rescore: bool = False
-    """Score the pairs again before each later round, with the PRM trained so far, and bin by the new margins."""
+    """Before each later round, score the pairs again with the PRM trained so far, and bin by the new margins."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -44,7 +45,7 @@ class Curriculum:
                 kind = "hole" if next_hi < lo else "overlap"
                 raise ConfigError(f"curriculum.bins has a {kind} between [{next_lo}, {next_hi}] and [{lo}, {hi}].")
         if self.rescore and self.mode == "none":
-            raise ConfigError("curriculum.rescore needs rounds to score between; mode = 'none' has a single one.")
+            raise ConfigError("curriculum.rescore needs several rounds, but mode = 'none' has only one.")
 
     @property
     def easy_to_hard(self) -> tuple[tuple[float, float], ...]:
@@ -53,7 +54,7 @@ class Curriculum:
 
     @property
     def takes_all(self) -> bool:
-        """Whether every pair is trained in one round whatever its margin, so that no margin is needed."""
+        """Whether every pair is trained in one round regardless of its margin, so that no margin is needed."""
         return self.mode == "none" and self.easy_to_hard[0][1] == 1 and self.easy_to_hard[-1][0] == -1
 
     def round_names(self) -> list[str]:
@@ -65,7 +66,7 @@ class Curriculum:
 
 @dataclass(frozen=True)
 class Binned:
-    """What the curriculum makes of a table of margins."""
+    """Pairs sorted into rounds by a table of margins."""
 
     rounds: tuple[NDArray[np.int64], ...]
     """For each round the indices of its pairs."""
@@ -76,7 +77,7 @@ class Binned:
     to keep the ratio of lookahead pairs."""
 
     def refuse_empty(self, names: Iterable[tuple[int, str]]) -> None:
-        """To be said before anything is trained: which of these rounds (number, name) have nothing to train on."""
+        """Refuse, before any training, rounds (number, name) that have nothing to train on."""
         empty = [name for number, name in names if not len(self.rounds[number])]
         if empty:
             raise DataError(
@@ -102,7 +103,7 @@ def assign(margins: NDArray[np.float64], curriculum: Curriculum) -> Binned:
     """Sort pairs into rounds by their margin; every pair is in one round or counted as dropped."""
     if not np.isfinite(margins).all():
         bad = int(np.flatnonzero(~np.isfinite(margins))[0])
-        raise DataError(f"margin {bad} is {margins[bad]}: score the pairs again; a margin must be a number.")
+        raise DataError(f"margin {bad} is {margins[bad]}: a margin must be a number; score the pairs again.")
     bins = curriculum.easy_to_hard
     top, bottom = bins[0][1], bins[-1][0]
     members = [

@@ -1,10 +1,10 @@
-"""The errors a user can meet: each says where, what was found, and the way out."""
+"""Errors for users: each says where, what was found, and the remedy."""
 
 from __future__ import annotations
 
 
 class PrismError(Exception):
-    """Anything the user can mend. The command line prints it and exits with status 2."""
+    """An error that the user can fix. The command line prints it and exits with status 2."""
 
 
 class DataError(PrismError):

@@ -80,14 +80,14 @@ def export_pairs(
     split: str | None = None,
     advance: Advance = ignore,
 ) -> int:
-    """Write pairs or labelled solutions as JSON lines that other trainers read; gives the number of records.
+    """Write pairs or labelled solutions as JSON lines that other trainers read; returns the number of records.
 
     Args:
-        folder: a folder that `build_pairs` wrote.
+        folder: a folder written by `build_pairs`.
         format: trl-stepwise, trl-preference or jsonl (everything about each pair).
         out: the file to write.
-        split: only this split; default: all.
-        advance: is called with how many more records are written.
+        split: write only this split; default: all.
+        advance: called with the number of further records written.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")
@@ -117,8 +117,8 @@ EXPORTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
 def _pairs_with_texts(folder: str | Path, split: str | None) -> Iterator[tuple[StepPair, StepTree, str]]:
     """Every pair with its tree and the text of its rejected step.
 
-    Pairs come tree by tree, so one pass over both tables serves them; only random negatives, which stand last and
-    look into any tree, need all trees at hand.
+    Pairs come tree by tree, so one pass over both tables serves them; only random negatives, which come last and refer
+    to any tree, need all trees in memory.
     """
     check_split(folder, split)
     trees = iter_trees(folder)

@@ -1,4 +1,4 @@
-"""What is on disc is whole or absent: files and folders are written aside and renamed, lines are whole or dropped."""
+"""Files on disk are complete or absent: files and folders are written aside and renamed, cut-off lines are dropped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CANNOT_WRITE = {
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disc or a missing permission is said with the path; the system often leaves it out."""
+    """Errors such as a full disk or a missing permission name the path; the system's often do not."""
     try:
         yield
     except PrismError:
@@ -54,7 +54,7 @@ def writing(path: Path) -> Iterator[None]:
         if number not in _CANNOT_WRITE or not _is_about(error, path):
             raise
         raise PrismError(
-            f"{path}: cannot be written ({os.strerror(number)}); nothing is left half-written. To go on, "
+            f"{path}: cannot be written ({os.strerror(number)}); nothing is left half-written. To resume, "
             f"{_CANNOT_WRITE[number]} and rerun the same command."
         ) from error
 
@@ -125,14 +125,14 @@ def write_text(path: str | Path, text: str) -> None:
 class JsonLines:
     """A file of JSON records, one to a line, that only grows; it appears with its first record.
 
-    A line is only counted when it is whole. What a full disc or a killed process left of one is dropped, and said; all
-    lines before it are kept.
+    A line counts only if it is complete. A line cut off by a full disk or a killed process is dropped with a warning;
+    all lines before it are kept.
     """
 
     def __init__(self, path: str | Path, *, sync: bool = False) -> None:
         self.path = Path(path)
         self.sync = sync
-        """Whether a line is on the disc before `append` returns, so that it outlives a failure of the machine, too."""
+        """Whether a line is on disk before `append` returns, so that it survives a crash of the machine."""
         self._end: int | None = None
         self._file: FileIO | None = None
 
@@ -144,7 +144,7 @@ class JsonLines:
                 records.append(msgspec.json.decode(line))
             except msgspec.MsgspecError as error:
                 raise DataError(
-                    f"{self.path}:{number}: not a JSON record ({error}); mend or remove the file."
+                    f"{self.path}:{number}: not a JSON record ({error}); correct or remove the file."
                 ) from None
         return records
 
@@ -169,8 +169,8 @@ class JsonLines:
             if not isinstance(error, OSError):
                 raise
             raise PrismError(
-                f"{self.path}: a line could not be written ({error}). Those before it are whole; make room and start "
-                "the same command again."
+                f"{self.path}: a line could not be written ({error}). Earlier lines are complete; make room and rerun "
+                f"the same command."
             ) from error
         self._end += len(line)
 
@@ -190,7 +190,7 @@ class JsonLines:
         data = self.path.read_bytes() if self.path.exists() else b""
         end = data.rfind(b"\n") + 1
         if end < len(data) and self._end is None:
-            log.warning("%s: the last line is cut off (a full disc, or a killed process); it is dropped", self.path)
+            log.warning("%s: the last line is cut off (a full disk, or a killed process) and is dropped", self.path)
         self._end = end
         return data[:end]
 

@@ -1,4 +1,4 @@
-"""Files from outside: what one is by its first bytes, whatever its name says, and the remedy if it cannot be read."""
+"""Files from outside: what they are by their first bytes, not their names, and the remedy if they cannot be read."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SHOWN = 200
 LONGEST_WAIT = 60.0
 SECONDS_TO_CONNECT = 10.0
 MOST_BYTES = 64 * 2**20
-"""Of one answer; a server that sends more is broken."""
+"""The size limit of one answer; a server that sends more is broken."""
 BUSY = (408, 425, 429)
 """Statuses that ask for another try, as all from 500 on do."""
 
@@ -40,11 +40,11 @@ class Patience:
     """How long to put up with a server."""
 
     timeout: Positive = 300.0
-    """Seconds to wait for one whole answer of the server."""
+    """Seconds to wait for one complete answer from the server."""
     retries: Natural = 5
-    """How often a failed request is sent again."""
+    """How often a failed request is retried."""
     backoff: NotNegative = 1.0
-    """Seconds before the first retry; twice as many before each further one."""
+    """Seconds before the first retry. Each further wait is twice as long."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -81,7 +81,7 @@ class Server:
         """End all connections; says how many requests had to be sent again."""
         if self.num_retries:
             log.warning(
-                "%s: requests sent again: %d, the last after: %s", self.shown, self.num_retries, self._last_problem
+                "%s: requests retried: %d, the last after: %s", self.shown, self.num_retries, self._last_problem
             )
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(LONGEST_WAIT)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -115,8 +115,8 @@ class Server:
                 await asyncio.sleep(min(LONGEST_WAIT, max(asked_wait, wait * random.uniform(0.75, 1.25))))
                 wait *= 2
         raise ServerError(
-            f"{where}: {problem} ({self.patience.retries + 1} tries). See to the server and run the same command "
-            "again: what is done is kept."
+            f"{where}: {problem} ({self.patience.retries + 1} tries). Check the server and rerun the same command to "
+            f"resume."
         )
 
     async def _once(
@@ -143,11 +143,11 @@ class Server:
         if status in BUSY or status >= 500:
             return None, f"status {status}: {text}", _retry_after(response)
         if status in (401, 403):
-            raise ServerError(f"{where}: status {status}; is the key in ${self.key_variable} right for this server?")
+            raise ServerError(f"{where}: status {status}; is the key in ${self.key_variable} correct for this server?")
         if response.has_redirect_location:
             # Not followed: the key is for the server that the user named.
             target = _without_secrets(response.url.join(response.headers["Location"]))
-            raise ServerError(f"{where}: status {status}, a redirect to {target}; give the address where it leads")
+            raise ServerError(f"{where}: status {status}, a redirect to {target}; give that address instead")
         if status >= 400:
             raise ServerError(f"{where}: status {status}: {text}")
         try:
@@ -155,7 +155,7 @@ class Server:
         except (ValueError, RecursionError):  # no JSON, no text, or nested without end
             answer = None
         if not isinstance(answer, dict):
-            return None, f"the answer is no JSON object: {text!r}", 0.0
+            return None, f"the answer is not a JSON object: {text!r}", 0.0
         return answer, "", 0.0
 
 
@@ -177,7 +177,7 @@ def _without_secrets(url: httpx.URL) -> str:
 def _authorization(variable: str) -> dict[str, str]:
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise ServerError(f"the key in ${variable} has a line break or another character in it that no key has")
+        raise ServerError(f"the key in ${variable} contains a line break or another invalid character")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

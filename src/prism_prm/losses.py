@@ -1,4 +1,4 @@
-"""The objectives: what a PRM's log-odds should be, pair by pair or step by step.
+"""The objectives: losses on a PRM's log-odds, per pair or per step.
 
 Every function takes log-odds (probability = sigmoid) and returns one loss per pair or step, never a mean: how many
 pairs make an update is decided by the sampler, not here. Shapes: P pairs, N steps. torch is imported where it is used,
@@ -24,28 +24,27 @@ class Objective:
     name: Literal["sc", "bce", "hybrid"] = "sc"
     """`sc`: the step-contrastive loss −log σ(r⁺ − r⁻). `bce`: pointwise cross-entropy. `hybrid`: their sum."""
     on: Literal["pairs", "labels"] = "pairs"
-    """`pairs`, or (with `bce` only) `labels`: every labelled step once, hard or soft."""
+    """What to train on: `pairs`, or (only with `bce`) `labels`, every labelled step once, hard or soft."""
     space: Literal["probability", "log-odds"] = "probability"
-    """What r is in `sc`. The paper: probability, whose loss stays above −log σ(1) = 0.313; log-odds has no floor."""
+    """What r is in `sc`. With probability (the paper) the loss stays above −log σ(1) = 0.313; with log-odds it has no
+    floor."""
     temperature: Positive = 1.0
-    """`sc` divides the margin by it; below 1 sharpens."""
+    """`sc` divides the margin by this temperature. Below 1 the loss is sharper."""
     margin: float = 0.0
-    """`sc` asks for r⁺ − r⁻ to exceed this."""
+    """The margin that r⁺ − r⁻ should exceed in `sc`."""
     anchor_weight: NotNegative = 1.0
-    """`hybrid`: sc + anchor_weight · bce. SC leaves the level of the two scores free; the anchor holds it."""
+    """The weight of bce in `hybrid`: sc + anchor_weight · bce. SC leaves the level of the scores free; bce fixes it."""
     anchor_on: Literal["both", "chosen"] = "both"
-    """`hybrid`: the anchor's steps: both of a pair, or only the chosen one (holds false negatives down)."""
+    """The steps that bce sees in `hybrid`: both of a pair, or only the right one (which keeps false negatives low)."""
     positive_weight: Positive = 1.0
-    """`bce`: weight of the right side of each label."""
+    """The weight of the right side of each label in `bce`."""
     negative_weight: Positive = 1.0
-    """`bce`: weight of the wrong side of each label."""
+    """The weight of the wrong side of each label in `bce`."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.on == "labels" and self.name != "bce":
-            raise ConfigError(
-                f"objective.on = 'labels' goes with name = 'bce', not {self.name!r}: the others need pairs."
-            )
+            raise ConfigError(f"objective.on = 'labels' needs name = 'bce', not {self.name!r}: the others need pairs.")
 
     def of_pairs(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         """The loss of each pair."""

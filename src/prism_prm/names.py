@@ -1,4 +1,4 @@
-"""What users call PRMs and runs: read from `NAME=PLACE`, and made into file names that stay where they belong."""
+"""Users' names for PRMs and runs: read from `NAME=PLACE`, and made into safe file names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_name(given: str) -> tuple[str, str]:
     if not equals or os.path.exists(given):  # Path.exists raises where a name is too long
         return "", given
     if not place:
-        raise ConfigError(f"{given!r} names no place; write NAME=PLACE")
+        raise ConfigError(f"{given!r} names no folder or file; write NAME=PLACE")
     return check_name(name), place
 
 

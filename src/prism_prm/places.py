@@ -1,4 +1,4 @@
-"""Places that users name: checked before long work, looked for here, and asked of the hub only if they can be there."""
+"""Places that users name: checked before long work, first locally, and on the hub only if the name can be a hub id."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ALIKE = 0.7
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name can be a hub id, and is not a mistyped path: `owner/name`, where `owner` is no folder here."""
+    """Whether a name can be a hub id, and is not a mistyped path: `owner/name`, where `owner` is not a local folder."""
     return _HUB_ID.fullmatch(name) is not None and not Path(name.split("/")[0]).exists()
 
 
 def nearest(place: str | Path) -> str:
-    """A question for a message: what is there under a name like the one that was looked for; "" if nothing is."""
+    """ "Did you mean …?" with an existing name like the missing one; "" if there is none."""
     path = Path(place)
     for parent in path.parents:
         if parent.is_dir():
@@ -55,7 +55,7 @@ def _likeness(a: str, b: str) -> float:
 
 
 def no_connection() -> str:
-    """Why the hub cannot be reached, or "": its own client would try for half a minute before it says so."""
+    """Why the hub cannot be reached, or "": its own client would try for half a minute first."""
     if is_offline():
         return "HF_HUB_OFFLINE is set"
     import httpx

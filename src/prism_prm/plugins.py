@@ -1,4 +1,4 @@
-"""Values that others add: an installed package names them in entry points, a user names a file and the value in it."""
+"""Values from plug-ins: an installed package declares them as entry points; a user names a file and a value in it."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Plugins(Generic[T]):
         """The value of `my_file.py:Name` and the file's SHA-256; it runs the code of the file."""
         file, _, value = name.rpartition(":")
         if not file:
-            raise ConfigError(f"{name} is a file; say which {self.what} in it, e.g. {name}:Mine.")
+            raise ConfigError(f"{name} is a file; say which {self.what} in it to use, e.g. {name}:Mine.")
         module, sha256 = _run(Path(file), f"The {self.what} {name!r}")
         if not hasattr(module, value):
             there = [key for key, one in vars(module).items() if not key.startswith("_") and self.fits(one)]
             raise ConfigError(
-                f"{file} has no {value!r}. What it has of {self.wanted}: {', '.join(there) or 'nothing'}."
+                f"{file} has no {value!r}. Names in it that are {self.wanted}: {', '.join(there) or 'none'}."
             )
         return self._checked(getattr(module, value), name, name), sha256
 
@@ -106,7 +106,7 @@ def _run(file: Path, who: str) -> tuple[ModuleType, str]:
     try:
         code = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{who}: {file} cannot be read ({error.strerror}); give the path of that file.") from None
+        raise ConfigError(f"{who}: {file} cannot be read ({error.strerror}); give its correct path.") from None
     sha256 = hashlib.sha256(code).hexdigest()
     name = f"prism_prm_file_{file.stem}_{sha256[:16]}"
     if name not in sys.modules:
@@ -117,7 +117,7 @@ def _run(file: Path, who: str) -> tuple[ModuleType, str]:
             exec(compile(code, str(file), "exec"), vars(module))
         except Exception as error:
             del sys.modules[name]
-            raise ConfigError(f"{who} cannot be loaded: {_said(error)}. Mend {file}.") from error
+            raise ConfigError(f"{who} cannot be loaded: {_said(error)}. Fix {file}.") from error
     return sys.modules[name], sha256
 
 

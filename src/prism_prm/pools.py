@@ -33,7 +33,7 @@ from prism_prm.types import Advance, ignore
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
 MOST_TOKENS = 10**12
-"""Of one solution; a larger count is nonsense."""
+"""The limit for one solution; a larger count is nonsense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ def read_pool(
 
     Args:
         source: a file, a folder, a hub data set, or several of them.
-        advance: is called with how many more bytes are read.
-        answer_field: the field that holds the reference answer; by default `answer` and its usual other names.
+        advance: called with the number of further bytes read.
+        answer_field: the field that holds the reference answer; default: `answer` and its common synonyms.
         with_answers: whether to read reference answers; if not, problems have none.
 
     Example:

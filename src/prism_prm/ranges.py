@@ -3,8 +3,8 @@
     lr: Positive = 1e-6
 
 `check(self)` in `__post_init__` refuses other values in Python; recipes and options ask `fault` first, because they
-know the place to name. No number is infinite or NaN, true is no number, and a text that is given is not empty unless
-it is so by default.
+know the place to name. Numbers must be finite, true is not a number, and a given text must not be empty unless the
+default is.
 """
 
 from __future__ import annotations

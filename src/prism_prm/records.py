@@ -1,8 +1,8 @@
 """The records everything exchanges: a problem with its tree of steps, and pairs of steps to compare.
 
-A labelled solution is a trunk of steps; at each position hang the other candidates that share its prefix.
-Nodes are numbered in file order, a node's parent comes before it, and -1 is the problem itself. An alternative
-is valid only under the prefix it was labelled with, which the parent pointer says by itself.
+A labelled solution is a trunk of steps; each position may have other candidates that share its prefix. Nodes are
+numbered in file order, a node's parent comes before it, and -1 is the problem itself. An alternative is valid only
+under the prefix it was labelled with, as its parent pointer says.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepTree:
-    """A problem and a tree of steps; equal records stay two, told apart by `tree_id`."""
+    """A problem and a tree of steps; equal records are told apart by `tree_id`."""
 
     tree_id: int
     """Ordinal in what was read."""
@@ -177,10 +177,10 @@ def unique_names(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StepPair:
-    """Two steps to compare under one prefix; `chosen` should score higher than `rejected`.
+    """Two steps to compare after the same prefix; `chosen` should score higher than `rejected`.
 
-    The prefix is the one `chosen` stands under, `parents[chosen]`. The rejected text is read after that same
-    prefix, also when it comes from later in the tree (lookahead) or from another tree (random).
+    The prefix is that of `chosen`, `parents[chosen]`. The rejected text is read after the same prefix, even if it
+    comes from later in the tree (lookahead) or from another tree (random).
     """
 
     pair_id: int
@@ -190,5 +190,5 @@ class StepPair:
     chosen: int
     rejected: int
     rejected_tree: int
-    """Where the rejected text is found: `tree_id` itself, save for random negatives."""
+    """The tree of the rejected text: `tree_id` itself, except for random negatives."""
     kind: PairKind

@@ -1,11 +1,11 @@
-"""Resume: the one answer to "same settings? done before? claimed by another?" for all work that is left on disc.
+"""Resuming: the one answer to "same settings? done before? claimed by another?" for all work on disk.
 
 - `locked`, `locked_file`: a folder, or a file, is written by one command at a time;
-- `refuse_changes`: work that has begun goes on with the settings it began with;
+- `refuse_changes`: work is resumed only with the settings it began with;
 - `once`, `is_made_for`: a result is made once for its key, a hash of all that it is made from (`content_key`);
 - `Journal`: results that come one by one, each under its own key.
 
-Scores have a place of their own, the score store (`scorer/store.py`).
+Scores are kept separately, in the score store (`scorer/store.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def refuse_changes(
     if names:
         changed = "; ".join(f"{name} = {new.get(name)} (was {old.get(name)})" for name in names[:5])
         raise ConfigError(
-            f"{where} was started with other settings; now: {changed}. Name another --out, or remove it to start anew."
+            f"{where} was started with other settings; now: {changed}. Name another --out, or remove it to start again."
         )
 
 
@@ -81,7 +81,7 @@ def once(path: str | Path, key: str, make: Callable[[], Any]) -> Any:
 
 
 def is_made_for(table: str | Path, key: str) -> bool:
-    """Whether a Parquet table is there that was made for this key; one that cannot be read is made anew."""
+    """Whether a Parquet table for this key exists; one that cannot be read is made again."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -94,7 +94,7 @@ def is_made_for(table: str | Path, key: str) -> bool:
 
 @contextlib.contextmanager
 def stoppable(resumed: Callable[[], str]) -> Iterator[None]:
-    """Who stops the block (Ctrl-C) hears where the same work is resumed: "from update 20". Outer blocks add to it."""
+    """When the block is stopped (Ctrl-C), say where it resumes: "from update 20". Outer blocks add to it."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -127,7 +127,7 @@ class Journal(Generic[T]):
             raise ConfigError(f"{self.path}: not a journal of this work ({error}). Name another --out.") from error
 
     def append(self, key: str, record: T) -> None:
-        """File a record; it is on the disc when this returns."""
+        """File a record; it is on disk when this returns."""
         self.done[key] = record
         self._lines.append({"key": key, "record": record})
 
@@ -146,10 +146,12 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Hold a folder, made if need be, while the block runs; a PrismError if another process holds it.
+    """Lock a folder, created if needed, while the block runs; a PrismError if another process holds it.
 
-    The system gives the lock back however a process ends. Where Python has no `fcntl` (Windows), a lock file that only
-    one process can make stands in for it: a killed process leaves it behind, and the message says to remove it.
+    The
+    system releases the lock however a process ends. Where Python has no `fcntl` (Windows), a lock file is used
+
+    instead: a killed process leaves it behind, and the message says to remove it.
     """
     if Path(folder).is_file():
         raise ConfigError(f"{folder} is a file; name a folder for the output")
@@ -213,7 +215,7 @@ def _exclusive_file(path: Path, message: str) -> Iterator[None]:
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
-        raise PrismError(f"{message} If none is running (one was killed), remove {path}.") from None
+        raise PrismError(f"{message} If none is running because it was killed, remove {path}.") from None
     try:
         yield
     finally:

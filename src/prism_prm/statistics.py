@@ -59,7 +59,7 @@ def number_clusters(keys: Iterable[Hashable]) -> tuple[Ints, int]:
 class ClusterDraws:
     """How often each cluster is in each draw: an iterable of rows, each of which sums to `num_clusters`.
 
-    A few draws are held, many are made anew on every pass: the same ones, since the seed decides them.
+    A few draws are kept in memory, many are generated again on every pass; the seed makes them the same.
     """
 
     num_clusters: int

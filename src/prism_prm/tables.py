@@ -147,7 +147,7 @@ def check_split(path: str | Path, split: str | None) -> None:
     if split not in found:
         raise DataError(
             f"{path}: no tree is in the split {split!r}; found: {found}. "
-            "`prism pairs --split` makes splits, in a recipe [data] split does.",
+            "Make splits with `prism pairs --split`, or in a recipe with [data] split.",
             reason="no-such-split",
         )
 

@@ -47,7 +47,7 @@ class MathGrader:
     ) -> None:
         unknown = [method for method in methods if method not in EXTRACTORS]
         if unknown or not methods:
-            raise ConfigError(f"Unknown ways to find an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
+            raise ConfigError(f"Unknown ways to extract an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
         self.methods = tuple(methods)
         self.seconds = seconds
         self._judge = Judge(workers=workers, seconds=seconds)
@@ -131,8 +131,8 @@ def load_task(name: str, source: str | Path | None = None, *, answer_field: str 
 
     Args:
         name: math-500, aime-2024, gsm8k, …, or a file of problems with answers.
-        source: where the task is instead of on the hub.
-        answer_field: the field that holds the reference answer; by default `answer` and its usual other names.
+        source: a local copy of the task.
+        answer_field: the field that holds the reference answer; default: `answer` and its common synonyms.
 
     Example:
         >>> task = load_task("problems.jsonl")

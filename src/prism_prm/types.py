@@ -1,4 +1,4 @@
-"""Types that everything shares: arrays, and how long work tells of its progress."""
+"""Shared types: arrays, and callbacks for progress."""
 
 from __future__ import annotations
 

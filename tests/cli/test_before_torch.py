@@ -43,7 +43,7 @@ CASES = {
     "score|own.jsonl|--prm|nosuch|--out|s.parquet": "nosuch: there is no such model folder.",
     "score|own.jsonl|--prm|prms/bse|--out|s.parquet": "no such model folder. Did you mean prms/base?",
     "score|own.jsonl|--prm|prms|--out|s.parquet": "so this is not a model folder; did you mean prms/base",
-    "score|own.jsonl|--prm|own.jsonl|--out|s.parquet": "own.jsonl: a file; name the folder of a model",
+    "score|own.jsonl|--prm|own.jsonl|--out|s.parquet": "own.jsonl: this is a file; name a model folder",
     "score|own.jsonl|--prm|empty|--out|s.parquet": "empty: no .safetensors file, so there are no weights to load",
     "score|own.jsonl|--prm|torn|--out|s.parquet": "torn: its config.json cannot be read",
     "score|own.jsonl|--prm|run|--out|s.parquet": "run/run.json: not what `prism train` writes there",

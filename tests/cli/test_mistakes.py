@@ -54,11 +54,11 @@ def test_a_line_and_no_traceback(
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("train", "Default: runs/NAME for NAME.toml."),
+        ("train", "By default runs/NAME for NAME.toml."),
         ("margins", "as its second stage"),
         ("margins", "--on-too-long"),
         ("margins", "--family"),
-        ("theory", "last, min, product, mean, soft-min"),
+        ("theory", "last, min, product, mean or soft-min"),
     ],
 )
 def test_help_says(command: str, words: str) -> None:

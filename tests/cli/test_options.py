@@ -127,7 +127,7 @@ def test_help_says_that_the_card_decides(name: str) -> None:
     shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
     words = {
         "eval": "[default: (the PRM's card; 0.5 for PRMBench",
-        "rerank": "[default: (all, first that of the PRM's card)]",
+        "rerank": "[default: (all, with the PRM's own first)]",
     }
     assert words.get(name, "[default: (the PRM's card)]") in " ".join(shown.replace("│", " ").split())
 

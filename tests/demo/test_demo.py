@@ -112,7 +112,7 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
     assert text.index("> With PRISM (ours), ") < text.index("figures/best-of-n-1.svg") < text.index("| PRM | AUROC ↑ |")
     assert "injected errors: FPR at TPR 90 ↓" in text
     assert "An example: the wrong step on which the PRMs differ most. P(right) of each step (%)" in text
-    assert "Not trained, and so in no table" in text
+    assert "Not trained, so in no table" in text
 
 
 def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:

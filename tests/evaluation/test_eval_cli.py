@@ -146,7 +146,10 @@ def test_predictions_compare_and_theory(tmp_path: Path, data: Path) -> None:
         (["--bench", "prmbench"], "give one of --prm, --scores and --predictions; got none"),
         (["--bench", "nope", "--prm", "x"], "Unknown benchmark 'nope'"),
         (["--bench", "prmbench,processbench", "--scores", "x"], "--scores is one file, so give one --bench"),
-        (["--bench", "prmbench", "--prm", "x", "--threshold", "fpr=0.1"], "neither a number such as 0.5 nor tpr=0.95"),
+        (
+            ["--bench", "prmbench", "--prm", "x", "--threshold", "fpr=0.1"],
+            "must be a number such as 0.5, tpr=0.95, or prm",
+        ),
     ],
 )
 def test_contradictions_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:

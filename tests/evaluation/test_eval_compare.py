@@ -65,10 +65,10 @@ def test_a_run_equals_itself(tmp_path: Path) -> None:
 def test_runs_on_other_data_cannot_be_compared(tmp_path: Path) -> None:
     base = make_run(tmp_path, "base", 0, bench="processbench")
     fewer = make_run(tmp_path, "fewer", 0, num=20, bench="processbench")
-    with pytest.raises(DataError, match=r"base has 10 of 30 items that the other run lacks \(math-20, math-21"):
+    with pytest.raises(DataError, match=r"base has 10 of 30 items that the other run does not have \(math-20, math-21"):
         load_steps(load_runs([str(base), str(fewer)]), "processbench")
     flipped = make_run(tmp_path, "flipped", 0, flip=True, bench="processbench")
-    with pytest.raises(DataError, match="items of the same names but other steps or labels"):
+    with pytest.raises(DataError, match="items with the same names but different steps or labels"):
         load_steps(load_runs([str(base), str(flipped)]), "processbench")
 
 

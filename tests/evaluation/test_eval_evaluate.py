@@ -76,7 +76,7 @@ def test_verdicts_have_no_ranking_and_no_threshold_to_choose(tmp_path: Path) -> 
     found = run(benchmark, steps)
     assert "auroc" not in found.subsets["all"].tables["steps"]
     assert found.curve == {}
-    with pytest.raises(ConfigError, match="cannot be chosen for verdicts"):
+    with pytest.raises(ConfigError, match="can be chosen only for scores"):
         run(benchmark, steps, EvalSettings(target_tpr=0.9, num_draws=100))
 
 
@@ -206,7 +206,7 @@ def test_run_folder_holds_the_numbers(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.html").read_text()
     assert "part of processbench: 40 items" in page
     assert "This is a part of the benchmark" in page
-    assert "Splits that are not here: gsm8k, olympiadbench, omnimath" in page
+    assert "Missing splits: gsm8k, olympiadbench, omnimath" in page
     rates = found.subsets["all"].tables["steps"]
     passed, lost = percent(rates["fpr"].value), percent(rates["fnr"].value)
     sentence = f"On processbench, my-prm lets {passed} % of the wrong steps pass and rejects {lost} % of the right ones"

@@ -114,5 +114,5 @@ def test_theory_reads_and_grades_a_pool(tmp_path: Path) -> None:
     bare = write_jsonl(tmp_path / "bare.jsonl", rows)
     result = prism("theory", "--out", tmp_path / "out", "--no-simulate", "--pool", bare)
     assert isinstance(result.exception, PrismError)
-    assert "the pool holds no scores" in str(result.exception)
+    assert "the pool has no scores" in str(result.exception)
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["pool"]["ns"] == [1, 2, 4, 6]

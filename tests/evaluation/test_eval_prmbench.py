@@ -165,7 +165,7 @@ def test_a_class_whose_items_are_all_held_out_is_not_there(tmp_path: Path) -> No
     assert len(left.tables["classes"]) == 2
     assert set(left.tables["classes"]) == set(left.groups) < set(kinds)
     page = write_run(tmp_path / "out", RunInfo("oracle", "oracle"), [found], settings)
-    assert "overall pools the 2 of 9 classes that are here" in page.read_text()
+    assert "overall pools the 2 of 9 available classes" in page.read_text()
 
 
 @pytest.mark.parametrize(

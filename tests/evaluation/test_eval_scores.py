@@ -55,7 +55,7 @@ def test_labels_instead_of_scores(tmp_path: Path, benchmark: ItemSet) -> None:
         ),
         ([GOOD[0], {"id": "math-1"}], r"p.jsonl:2: item math-1: give either scores or labels"),
         ([GOOD[0], {"id": "math-1", "labels": [True, True]}], "some items have scores and some labels"),
-        ([*GOOD, GOOD[0]], r"p.jsonl:3: item math-0 was predicted before"),
+        ([*GOOD, GOOD[0]], r"p.jsonl:3: item math-0 occurs twice"),
         ([{"scores": [0.1]}], r"p.jsonl:1: .*missing required field `id`"),
         ([{**GOOD[0], "redundancy": [0.1, 0.1, 0.1]}, GOOD[1]], "redundancy is given for 1 of 2 items"),
     ],

@@ -128,16 +128,16 @@ def test_log_likelihoods_come_from_the_server_or_are_missed() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (said("a", "abort", stop_reason=None), "not whole: finish_reason is 'abort'"),
-        (said("a", None), "not whole: finish_reason is None"),
-        (said("a", ["stop"]), r"not whole: finish_reason is \['stop'\]"),
-        ((200, {"choices": [{"text": "a"}]}), "not whole: finish_reason is None"),
-        (said("a", tokens=-3), "says that it has -3 tokens"),
-        (said("a", tokens=10**30), "says that it has 10+ tokens"),
-        (said("a", logprobs={"token_logprobs": [-1.0, "much"]}), "log-probability much is no finite number"),
-        (said("a", logprobs={"token_logprobs": [float("nan")]}), "log-probability nan is no finite number"),
-        (said("a", logprobs={"token_logprobs": [True]}), "log-probability True is no finite number"),
-        (said("a", logprobs={"token_logprobs": "none"}), "log-probability none is no finite number"),
+        (said("a", "abort", stop_reason=None), "incomplete: finish_reason is 'abort'"),
+        (said("a", None), "incomplete: finish_reason is None"),
+        (said("a", ["stop"]), r"incomplete: finish_reason is \['stop'\]"),
+        ((200, {"choices": [{"text": "a"}]}), "incomplete: finish_reason is None"),
+        (said("a", tokens=-3), "claims to have -3 tokens"),
+        (said("a", tokens=10**30), "claims to have 10+ tokens"),
+        (said("a", logprobs={"token_logprobs": [-1.0, "much"]}), "log-probability much is not a finite number"),
+        (said("a", logprobs={"token_logprobs": [float("nan")]}), "log-probability nan is not a finite number"),
+        (said("a", logprobs={"token_logprobs": [True]}), "log-probability True is not a finite number"),
+        (said("a", logprobs={"token_logprobs": "none"}), "log-probability none is not a finite number"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_asked_for_again(wrong: Answer, message: str) -> None:
@@ -167,7 +167,7 @@ def test_half_a_character_can_be_sent_back() -> None:
 
 @pytest.mark.parametrize("models", [{}, {"data": [1]}, {"data": [{"name": "x"}]}, {"data": {"id": "x"}}])
 def test_a_server_that_names_its_models_strangely(models: Any) -> None:
-    with serve(lambda _: said("a"), models) as (url, _), pytest.raises(ServerError, match="no list of models"):
+    with serve(lambda _: said("a"), models) as (url, _), pytest.raises(ServerError, match="not a list of models"):
         open_policy(PolicySettings(f"openai:{url}", patience=QUICK))
 
 
@@ -185,8 +185,8 @@ def test_a_busy_server_is_asked_again(status: int) -> None:
     ("answer", "message"),
     [
         ((500, {"error": "boom"}), r"status 500: .*boom.*\(4 tries\).*run the same command"),
-        ((200, b"<html>hello</html>"), r"no JSON object: '<html>hello</html>' \(4 tries\)"),
-        ((200, [1, 2]), "no JSON object"),
+        ((200, b"<html>hello</html>"), r"not a JSON object: '<html>hello</html>' \(4 tries\)"),
+        ((200, [1, 2]), "not a JSON object"),
         ((200, {"choices": []}), r"no choices\[0\].text; .*Its fields: \['choices'\] \(4 tries\)"),
         ((200, {"choices": [{"text": None}]}), r"no choices\[0\].text"),
         ((422, {"detail": "Unexpected field"}), "status 422: .*Unexpected field"),
@@ -268,5 +268,5 @@ def test_open_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(PolicyError, match="--tokenizer"):
             open_policy(PolicySettings(f"openai:{url}", patience=QUICK))
     for wrong in ("gpt", "hf:", "vllm:x"):
-        with pytest.raises(Exception, match="is no policy"):
+        with pytest.raises(Exception, match="is not a policy"):
             open_policy(wrong)

@@ -80,7 +80,7 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "run", killing)
-        with pytest.raises(ServerError, match=r"no connection .*run the same command again"):
+        with pytest.raises(ServerError, match=r"no connection .*rerun the same command"):
             CliRunner().invoke(app, command, catch_exceptions=False)
     assert len(journal.read_text().splitlines()) == 1 + 5
     served.start()

@@ -108,7 +108,7 @@ def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path:
     assert "2 of 6 problems have no solution and count as not solved." in output
     assert "2 of 6 problems have no solution and count as not solved." in (out / "report.md").read_text()
     again = run(pool, "--out", out, "--prm", prm_folders[0], "--workers", 1)
-    assert "Grades: taken from" in again
+    assert "Reusing the grades in" in again
 
 
 def test_two_prms_on_one_pool(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
@@ -161,7 +161,7 @@ def test_each_prm_selects_as_its_card_says(pool: Path, tmp_path: Path, prm_folde
         "first": {"value": "product", "origin": card}, "second": {"value": "mean", "origin": card}
     }  # fmt: skip
     text = " ".join((out / "report.md").read_text().split())
-    assert f"How the scores of steps become a solution's: first: product, {card}; second: mean, {card}." in text
+    assert f"Step scores become a solution's score by: first: product, {card}; second: mean, {card}." in text
     assert "Aggregator of second: mean, from the PRM's card." in " ".join(output.split())
     shown = [line for line in output.splitlines() if "Best-of-n" in line]
     assert len(shown) == 2, "a row per PRM, by its own aggregator"
@@ -201,7 +201,7 @@ def test_a_pool_without_references_is_selected_from_and_not_measured(tmp_path: P
     path, out = tmp_path / "pool.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps({"problem": name, "solutions": solutions}) + "\n" for name in "pq"))
     output = " ".join(run(path, "-o", out, "--workers", 1).split())
-    note = "2 of 2 problems have no reference answer: selected from; there is nothing to measure."
+    note = "2 of 2 problems have no reference answer: solutions are selected, but there is nothing to measure."
     assert note in output
     assert note in (out / "report.md").read_text()
     assert [(row["rule"], row["prm"], row["answer"], row["correct"]) for row in selected(out)[:3]] == [
@@ -214,7 +214,7 @@ def test_a_pool_without_references_is_selected_from_and_not_measured(tmp_path: P
     with path.open("a") as file:
         file.write(json.dumps({"problem": "r", "answer": "2", "solutions": solutions}) + "\n")
     output = " ".join(run(path, "-o", out, "--workers", 1).split())
-    assert "2 of 3 problems have no reference answer: selected from, but not measured." in output
+    assert "2 of 3 problems have no reference answer: solutions are selected, but not measured." in output
     values = {(c["method"], c["aggregator"], c["n"]): c["value"] for c in metrics_of(out)["curves"]}
     assert (values["mean", "", 1], values["best-of-n", "min", 3]) == (pytest.approx(1 / 3), 1.0)
     by_problem = pq.read_table(out / "curves.parquet").to_pylist()[0]["by_problem"]
@@ -231,7 +231,7 @@ def test_one_small_problem_does_not_cut_the_curves(pool: Path, tmp_path: Path) -
     values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
     assert values["oracle", 2] == pytest.approx((4 * 0.9 + 1) / 5)
     note = (
-        "The problems have 1 to 5 solutions. At each n, a problem with fewer takes all it has: 1 at n = 2, 1 at n = 4"
+        "The problems have 1 to 5 solutions. At each n, a problem with fewer uses all of them: 1 at n = 2, 1 at n = 4"
     )
     assert note in output
     assert note in (out / "report.md").read_text()
@@ -256,7 +256,7 @@ def test_an_interrupted_run_goes_on(
     assert not (tmp_path / "out" / "metrics.json").exists()
     with monkeypatch.context() as patch:
         patch.setattr(Workers, "run", stop)
-        assert "Grades: taken from" in run(*arguments, "-o", tmp_path / "out")
+        assert "Reusing the grades in" in run(*arguments, "-o", tmp_path / "out")
     assert metrics_of(tmp_path / "out") == metrics_of(tmp_path / "whole")
 
 
@@ -295,7 +295,7 @@ def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
         (["-n", "1,x"], ConfigError, "-n x: expected whole numbers"),
         (["-n", "6"], ConfigError, "no problem of this pool has more than 5 solutions"),
         (["--aggregators", ","], ConfigError, "no aggregator is named. Known: last, min"),
-        (["--extract", "box"], ConfigError, "Unknown ways to find an answer"),
+        (["--extract", "box"], ConfigError, "Unknown ways to extract an answer"),
         (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
         (["--prm", "a=x", "--scores", "a=y"], ConfigError, "Two sets of scores are called 'a'"),
         (["--scores", "none.parquet"], DataError, "none.parquet: cannot be read as a scores table"),
@@ -372,8 +372,8 @@ def test_each_prm_can_have_a_family_of_its_own(
     [
         (["c=qwen"], "--family c=qwen: no PRM is called 'c'. PRMs: a, b."),
         (["c=my.py:Mine"], "--family c=my.py:Mine: no PRM is called 'c'. PRMs: a, b."),
-        (["qwen", "rlhflow"], "--family rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
-        (["a=qwen", "a=rlhflow"], "--family a=rlhflow: the PRM 'a' has the family 'qwen' already; give one"),
+        (["qwen", "rlhflow"], "--family rlhflow: the PRM 'a' already has the family 'qwen'; give only one"),
+        (["a=qwen", "a=rlhflow"], "--family a=rlhflow: the PRM 'a' already has the family 'qwen'; give only one"),
     ],
 )
 def test_a_family_that_fits_no_prm_or_comes_twice(given: list[str], said: str) -> None:

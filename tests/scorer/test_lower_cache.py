@@ -116,7 +116,7 @@ def test_scores_go_on_where_nothing_can_be_kept(
     for _ in range(2):
         assert_same_scores(prm, other, COMB)
         other.fill_cache([COMB], [range(len(COMB.nodes))])
-    assert caplog.text.count("no more states can be kept") == 1
+    assert caplog.text.count("no more activations can be cached") == 1
 
 
 def test_another_kind_of_lower_layer_has_another_folder(tiny_prm: Tiny) -> None:
@@ -216,7 +216,7 @@ def test_a_broken_shard_is_named(tmp_path: Path, tiny_prm: Tiny) -> None:
     first.score_trees([COMB])
     (shard,) = first.cache.folder.iterdir()  # type: ignore[union-attr]
     shard.write_bytes(shard.read_bytes()[:40])
-    with pytest.raises(DataError, match=f"{shard.name}: not a shard of kept states.*remove it"):
+    with pytest.raises(DataError, match=f"{shard.name}: not a shard of cached activations.*remove it"):
         cached(prm, tmp_path)
 
 
@@ -235,7 +235,7 @@ def test_commands_bound_it(tmp_path: Path, tiny_prm: Tiny, caplog: pytest.LogCap
 
 def test_what_cannot_be_kept(tmp_path: Path, tiny_prm: Tiny) -> None:
     prm = copy.deepcopy(tiny_prm("qwen", "qwen2"))
-    with pytest.raises(ConfigError, match="2 frozen layers to keep: the model has 2; between 1 and 1"):
+    with pytest.raises(ConfigError, match="2 frozen layers: the model has 2 layers, so between 1 and 1 can be frozen"):
         LowerCache(prm.module, CacheSettings(tmp_path, 2))
     prm.save(tmp_path / "prm")
     with pytest.raises(ConfigError, match=r"prism.json names no frozen_layers"):

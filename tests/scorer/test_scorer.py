@@ -168,7 +168,7 @@ def test_skip_and_drop_are_counted(prm: Any, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_step_without_tokens_is_an_error(prm: Any) -> None:
-    with pytest.raises(PrismError, match=r"tree 0, node 1: the step '' makes no token"):
+    with pytest.raises(PrismError, match=r"tree 0, node 1: the step '' has no tokens"):
         prm.score("What?", ["x", ""])
 
 

@@ -333,10 +333,10 @@ def test_problems_do_not_disturb_each_other(method: str) -> None:
     ("wrong", "message"),
     [
         ({"method": "mcts"}, "method = 'mcts': must be one of sample"),
-        ({"method": "beam"}, "give one with --prm"),
+        ({"method": "beam"}, "give a PRM with --prm"),
         ({"n": 0}, "n = 0"),
         ({"prm_weight": 1.5}, "prm_weight"),
-        ({"prm_weight": 0.0, "lookahead": 1}, "no weight"),
+        ({"prm_weight": 0.0, "lookahead": 1}, "prm_weight = 0 ignores it"),
         ({"aggregator": "best"}, "Unknown aggregator"),
         ({"resample_temperature": math.nan}, "resample_temperature = nan: must be a finite number"),
     ],

@@ -255,8 +255,8 @@ def test_a_recipe_with_overrides(command: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--method", "beam"], "give one with --prm"),
-        (["--method", "sample", "--select", "argmax"], "goes by a PRM's scores"),
+        (["--method", "beam"], "give a PRM with --prm"),
+        (["--method", "sample", "--select", "argmax"], "needs a PRM's scores"),
         (["--method", "sample", "-n", "x"], "expected whole numbers"),
         (["--method", "sample", "--set", "search.temprature=1"], "Unknown keys"),
         (["--method", "sample", "--user", "solve it"], "must have {problem} in it"),
@@ -275,7 +275,7 @@ def test_an_error_ends_with_status_2(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
-    assert "'nowhere' is no policy" in capsys.readouterr().err
+    assert "'nowhere' is not a policy" in capsys.readouterr().err
 
 
 def test_each_prm_is_opened_with_its_own_family(

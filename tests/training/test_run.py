@@ -127,7 +127,7 @@ def test_losses_are_the_golden_ones(finished: Path) -> None:
 def test_a_finished_run_does_nothing_and_says_so(recipe_file: Path, finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != ".lock"}
     again = command(recipe_file, finished)
-    assert "finished already; nothing to do" in again.stderr
+    assert "already finished; nothing to do" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name != ".lock"} == before
 
 
@@ -286,7 +286,7 @@ def test_a_full_disc_says_so_and_loses_nothing(recipe_file: Path, finished: Path
     result = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
     assert result.returncode == 2, result.stderr
     assert "could not be written" in result.stderr
-    assert "start the same command again" in result.stderr
+    assert "rerun the same command" in result.stderr
     command(recipe_file, out)
     assert losses(out) == losses(finished)
 
@@ -296,7 +296,7 @@ def test_a_full_disc_says_so_and_loses_nothing(recipe_file: Path, finished: Path
     [
         ('data.inputs=["/nowhere/x.jsonl"]', "/nowhere/x.jsonl"),
         ("curriculum.bins=[[0.9, 1.0], [0.8, 0.9]]", r"rounds .* have no pairs \(bins"),
-        ("data.split={validation=1.0}", r"no tree is in the split 'train'.* in a recipe \[data\] split does"),
+        ("data.split={validation=1.0}", r"no tree is in the split 'train'.* in a recipe with \[data\] split"),
         ("validation.split=dev", "no tree is in the split 'dev'"),
     ],
 )
@@ -442,11 +442,11 @@ def test_weights_that_are_gone_are_noticed(recipe_file: Path, finished: Path, tm
     shutil.copytree(finished, out)
     best = json.loads((out / "run.json").read_text())["best"]
     (out / best / "model.safetensors").unlink()
-    with pytest.raises(PrismError, match="the weights of this run's best round are gone"):
+    with pytest.raises(PrismError, match="the weights of this run's best round are missing"):
         load_prm(out)
     said: list[str] = []
     result = Run(load_recipe(recipe_file), out, Accelerator(cpu=True), say=said.append).go()
-    assert said[0] == f"{out / best}: the weights of the best round are gone; this round is trained again."
+    assert said[0] == f"{out / best}: the weights of the best round are missing; this round is trained again."
     assert not any("nothing to do" in line for line in said)
     assert result["best"] == str(out / best)
     for key, value in weights(finished / best).items():
@@ -460,7 +460,7 @@ def test_a_broken_run_file_is_said(text: str, recipe_file: Path, finished: Path,
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     (out / "run.json").write_text(text)
-    message = r"run/run\.json: not what `prism train` writes there \(.*\)\. Remove it and run `prism train`"
+    message = r"run/run\.json: not what `prism train` writes there \(.*\)\. Remove it and rerun `prism train`"
     with pytest.raises(PrismError, match=message):
         run(recipe_file, out)
     with pytest.raises(PrismError, match=message):

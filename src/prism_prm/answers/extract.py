@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 TAIL = 4_000
-"""Phrases and loose numbers are looked for in this many last characters: a final answer stands at the end."""
+"""Phrases and bare numbers are searched in this many last characters: a final answer is at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "answer is": after_phrase,
     "last number": last_number,
 }
-"""The methods, surest first; the last is a last resort."""
+"""The methods, most reliable first; the last is a last resort."""
 
 
 def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Extraction:
@@ -113,7 +113,7 @@ def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Ext
 
     Args:
         text: a whole solution.
-        methods: ways to find it, surest first; the first that finds one counts.
+        methods: the ways to find it, most reliable first; the first that finds one is used.
 
     Example:
         >>> extract_answer("So it is \\\\boxed{12}.").answer

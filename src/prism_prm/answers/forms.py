@@ -1,7 +1,7 @@
 r"""The outer form of an answer: a list, a tuple, a set, an interval, a matrix, something with a name, or none of these.
 
-It is read from the tokens, and only what stands inside goes to the parser of formulas, which takes tuples for sets and
-pairs for intervals.
+It is read from the tokens, and only its parts go to the formula parser, which mistakes tuples for sets and pairs for
+intervals.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read(text: str, depth: int = 0) -> Form:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between commas."""
+    """The parts between commas."""
     return [part for part in split(_AND.sub(",", text), ",;") if part]
 
 

@@ -1,9 +1,8 @@
-r"""Read a formula with sympy, after spelling out what its parser would get wrong.
+r"""Read a formula with sympy, after rewriting what its parser would misread.
 
-The parser, latex2sympy, adds numbers that stand side by side (`3(4)` is 7, `3\binom{5}{2}` is 13), drops the base of
-`52_8` and the prime of `y'`, takes `\gamma + 1` for a value of the gamma function and words for products of letters. So
-factors get their dot, mixed numbers their plus, arguments their braces, some names a tilde, and what is no formula is
-not sent.
+The parser, latex2sympy, adds adjacent numbers (`3(4)` is 7, `3\binom{5}{2}` is 13), drops the base of `52_8` and the
+prime of `y'`, reads `\gamma + 1` as a value of the gamma function and words as products of letters. So factors get a
+dot, mixed numbers a plus, arguments braces, some names a tilde, and text that is not a formula is not sent.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def spell_out(text: str) -> str:
     try:
         return _Speller(text).sequence()
     except RecursionError:
-        raise NotAFormulaError("brackets in brackets without end") from None
+        raise NotAFormulaError("brackets are nested too deeply") from None
 
 
 @dataclass(slots=True)
@@ -71,9 +70,9 @@ _ACCENT = re.compile(r"\\(?:vec|hat|bar|dot|ddot|tilde|overline|mathbb|mathcal|m
 _FRACTION_OF_DIGITS = re.compile(r"\\frac\{\d+\}\{\d+\}")
 _ENDS_AS_COMMAND = re.compile(r"\\[A-Za-z]+$")
 _LETTER_WITH_A_MEANING = re.compile("[IE]")
-"""To the parser, I is the imaginary unit whatever stands above or below it, and E cannot have a subscript."""
+"""To the parser, I is the imaginary unit whatever its sub- or superscript, and E cannot have a subscript."""
 _WORD = 4
-"""So many letters in a row are a word."""
+"""This many letters in a row are a word."""
 
 
 class _Speller:

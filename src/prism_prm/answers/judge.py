@@ -1,6 +1,6 @@
 """Judge answers against a reference, and give each the key it votes under.
 
-Plain numbers and words are compared as they stand; algebra, in worker processes, only where that is not enough.
+Plain numbers and words are compared directly; algebra, in worker processes, is used only if that is not enough.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ MAX_LENGTH = 2_000
 """Longer answers are compared as text only: no final answer is that long, and parsers are not made for it."""
 
 Status = Literal["ok", "timeout", "error", "too long", "no answer"]
-"""What became of an answer. After "timeout", "error" and "too long" it was compared as text only; these are counted."""
+"""The outcome of a comparison. After "timeout", "error" and "too long" the answer was compared as text only; these are
+counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer is right, and whether the algebra that says so came to an end."""
+    """Whether an answer is right, and whether the comparison finished."""
 
     correct: bool
     status: Status = "ok"
@@ -38,7 +39,7 @@ class Key:
 
 
 class Judge:
-    """Judges answers, and remembers what it judged; use as a context manager, or call `close`."""
+    """Judges answers and remembers its verdicts; use it as a context manager, or call `close`."""
 
     def __init__(self, *, workers: int | None = None, seconds: float = 5.0) -> None:
         self._workers = Workers("prism_prm.answers.symbolic", count=workers, cpu_seconds=seconds)
@@ -62,7 +63,7 @@ class Judge:
     ) -> list[Verdict]:
         """The verdict on every (reference, answer); `tolerances` are relative, for numbers, one per pair.
 
-        What is no text (`true` or 12 in a file) is taken for the text it prints as; None is no answer.
+        Other values (`true` or 12 in a file) count as the text they print as; None means no answer.
         """
         verdicts: list[Verdict | None] = []
         calls: list[Call] = []

@@ -1,4 +1,4 @@
-r"""LaTeX as tokens: take off the dress of an answer, and cut it where its own separators stand.
+r"""LaTeX as tokens: strip the mark-up of an answer, and cut it at its own separators.
 
 Everything here looks at whole tokens. Seen as characters, the row separator in `1 \\ -2` is a backslash and a spacing
 command, and without that "spacing" the column vector is the number -1.
@@ -59,7 +59,7 @@ _WRAPPED = re.compile(r"\\text\{([^{}]*)\}|\*\*(.*)\*\*", re.DOTALL)
 
 
 def normalise(answer: str) -> str:
-    """The answer without its dress (delimiters, sizes, spacing, degrees, a final stop), and one name per command."""
+    """The answer without mark-up (delimiters, sizes, spacing, degrees, a final stop), with one name per command."""
     text = _COMMAND.sub(_one_name, _THOUSANDS.sub("", answer).translate(_SIGNS))
     text = _PRIMES.sub(lambda match: "'" * match[0].count("p"), text)
     for pattern, new in _REPLACED:
@@ -110,7 +110,7 @@ def closing(text: str) -> int | None:
 
 
 def split(text: str, separators: Collection[str] | Callable[[str], bool]) -> list[str]:
-    """The parts between separators that stand outside all brackets."""
+    """The parts between separators outside all brackets."""
     is_separator = separators if callable(separators) else separators.__contains__
     parts, begin = [], 0
     for token, start, depth in tokens(text):

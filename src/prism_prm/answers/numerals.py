@@ -107,7 +107,7 @@ def same_number(reference: Numeral, answer: Numeral, tolerance: float = 0.0) -> 
     """Whether `answer` is right where `reference` is asked for.
 
     Exactly, or within the relative `tolerance`, or if one is a decimal to which the other was rounded or cut off. If
-    only one carries a percent sign it may also be a mere unit: 50% is right for both 1/2 and 50.
+    only one has a percent sign, it may also be just a unit: 50% is right for both 1/2 and 50.
     """
     answers = [answer]
     if reference.is_percent != answer.is_percent:
@@ -194,7 +194,7 @@ def number_key(value: Fraction, digits: int = KEY_DIGITS) -> str:
 
 
 def plain_key(answer: str, digits: int = KEY_DIGITS) -> str | None:
-    """The key under which a normalised answer votes, if it can be told without algebra; units are left aside."""
+    """The key under which a normalised answer votes, if that needs no algebra; units are ignored."""
     quantity, unit = split_unit(answer)
     if time := _clock(quantity, unit):
         return f"{time[0] // 60}:{time[0] % 60:02}"

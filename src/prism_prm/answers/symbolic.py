@@ -31,7 +31,7 @@ def equivalent(reference: str, answer: str, tolerance: float = 0.0) -> bool:
 
 
 def key(answer: str) -> str:
-    """A spelling that equal answers share; the text itself where the answer is no mathematics we can read."""
+    """A spelling that equal answers share; the text itself if the answer cannot be parsed."""
     answer = normalise(answer)
     return plain_key(answer) or _key(read(answer), KEY_DIGITS)
 

@@ -27,7 +27,7 @@ _NO_UNIT = re.compile(
     r"\b(?:and|or|if|when|where|for|mod|not|than|but|except|plus|minus|times|over|only|is|are|of|with|to|by)\b",
     re.I,
 )
-"""Words that make a sentence of what stands before them."""
+"""Words that turn what precedes them into a sentence."""
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 _BASES = {word: str(base) for base, word in enumerate(_DIGITS)}

@@ -11,7 +11,7 @@ from prism_prm.answers.numerals import number_key
 _POINTS = 3
 """Formulas with unknowns are the same answer if they agree at this many fixed points."""
 _STEPS = 24
-"""Those with steps (floors, remainders) if they agree at so many more, which are spread wider."""
+"""Formulas with steps (floors, remainders) must agree at this many more points, which are spread wider."""
 _PRECISION = 60
 _NOISE = Fraction(1, 10**45)
 """What is smaller than this, relative to the rest of a value, is the rounding of a zero."""
@@ -33,7 +33,7 @@ def real_value(value: Any) -> Fraction | None:
 
 
 def key_of_value(value: Any, digits: int) -> str:
-    """The spelling."""
+    """The spelling of a value."""
     import sympy
     from sympy.core.relational import Relational
     from sympy.logic.boolalg import Boolean

@@ -40,7 +40,7 @@ _PORTION = 16
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call."""
+    """The outcome of a call."""
 
     status: Literal["ok", "timeout", "error"]
     value: Any = None

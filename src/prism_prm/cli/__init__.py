@@ -70,7 +70,7 @@ _add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
 
 
 def main() -> None:
-    """Run the command line; an error the user can mend is printed plainly and ends with status 2."""
+    """Run the command line; an error that the user can fix is printed as one line and ends with status 2."""
     settle_waiting(os.environ)
     stop_on_signals()
     try:

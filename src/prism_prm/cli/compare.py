@@ -20,18 +20,21 @@ Examples
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="Folders of `prism eval`, or NAME=FOLDER; the first is the base.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Folders written by `prism eval`, or NAME=FOLDER. Differences are taken from the first."),
+    ],
     out: Annotated[Path, out_folder("Folder for the report.")],
-    rounds: Annotated[bool, typer.Option(help="The runs are rounds of a curriculum, in this order.")] = False,
+    rounds: Annotated[bool, typer.Option(help="Treat the runs as rounds of a curriculum, in this order.")] = False,
     draws: Annotated[
-        int, typer.Option(min=100, max=10**6, help="How many bootstrap draws of problems to take.")
+        int, typer.Option(min=100, max=10**6, help="The number of bootstrap draws of problems for the intervals.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed for the draws.")] = 0,
 ) -> None:
     """Put PRMs side by side: rates, classes, splits, rounds, and paired differences with p-values.
 
-    All runs must be on the same items; differences are taken from the first run. The report opens with a control: the
-    first run with only its level moved to another's FNR and FPR, which shows whether a change is more than that.
+    All runs must be on the same items; differences are taken from the first run. The report opens with a control, the
+    first run's scores shifted to the other's FNR and FPR, which shows whether the change is more than a shift.
     """
     from prism_prm.evaluation.compare import compare_runs
     from prism_prm.report import PAGE

@@ -1,4 +1,4 @@
-"""`prism demo`: the whole story in a small world, from nothing to a report."""
+"""`prism demo`: the whole pipeline in a small world, from nothing to a report."""
 
 from __future__ import annotations
 
@@ -22,26 +22,30 @@ Examples
 
 
 def demo(
-    out: Annotated[Path, out_folder("Folder for everything that is made; what is there is reused.")] = Path(
-        "prism-demo"
-    ),
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many worlds to run. Several give intervals.")] = 1,
+    out: Annotated[Path, out_folder("The output folder. Finished parts in it are reused.")] = Path("prism-demo"),
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="The number of worlds to run. Several worlds give intervals.")
+    ] = 1,
     first_seed: Annotated[int, typer.Option(min=0, max=10**9, help="The seed of the first world.")] = 0,
     full: Annotated[
-        bool, typer.Option("--full", help="Add all ablations, out-of-distribution tests, and all credits.")
+        bool,
+        typer.Option(
+            "--full", help="Add all ablations, out-of-distribution tests, and every way to give credit in RL."
+        ),
     ] = False,
     quick: Annotated[
         bool,
         typer.Option(
             "--quick",
-            help="Run a much smaller world in about a minute, to see that everything works; its numbers mean nothing.",
+            help="Run a much smaller world in about a minute, to check that everything works. Its "
+            "numbers mean nothing.",
         ),
     ] = False,
 ) -> None:
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
-    Real training, re-ranking, search and reinforcement learning with the code of a large run; only the models and
-    problems are small. Ends with a table and the path of report.html. Rerun the same command to resume a stopped demo.
+    Training, re-ranking, search and reinforcement learning use the same code as a large run; only the models and
+    problems are small. The command ends with a table and the path of report.html. Rerun it to resume a stopped demo.
     """
     from prism_prm.demo.findings import summary
     from prism_prm.demo.pipeline import run_demo

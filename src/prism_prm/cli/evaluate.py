@@ -30,7 +30,7 @@ Examples
 
 `prism eval --prm runs/my-prm --bench labelled,pairs --data runs/my-prm/data --split validation
 --out eval/held-out`
-(held-out problems; pairs measures annotated errors and steps that come too early apart)
+(held-out problems; pairs measures annotated errors and early steps separately)
 
 `prism eval --prm runs/my-prm --bench prmbench --data prmbench/ --trained-on phase1_train.jsonl --out eval/my-prm`
 """
@@ -51,20 +51,24 @@ def evaluate(
     bench: Annotated[
         str,
         typer.Option(
-            help="prmbench, processbench, labelled, pairs, or one that a package of yours adds; several with commas."
+            help="The benchmarks, separated by commas: prmbench, processbench, labelled, pairs, or one that an "
+            "installed package adds."
         ),
     ],
     out: Annotated[Path, out_folder("Folder for report.html, report.md, metrics.json and scores.")],
-    prm: Annotated[str | None, typer.Option(help="Folder or hub id of the PRM to measure, or a run's.")] = None,
+    prm: Annotated[
+        str | None, typer.Option(help="The PRM to measure: a folder, a hub id, or the folder of a training run.")
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Files or folders of the benchmark, or a folder that holds one named like it, or a hub id. "
-            "Without it, the hub's. Parts of a benchmark are fine."
+            help="The benchmark's files or folders, a folder that contains a folder named after it, or a hub id. "
+            "Partial benchmarks are fine. By default the data comes from the hub."
         ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="For labelled and pairs: only this split of a folder that `prism pairs` wrote.")
+        str | None,
+        typer.Option(help="For labelled and pairs: use only this split of a folder written by `prism pairs`."),
     ] = None,
     scores: Annotated[
         Path | None, typer.Option(help="A scores table of this data (from `prism score` or an earlier run).")
@@ -73,31 +77,31 @@ def evaluate(
         Path | None,
         typer.Option(help='JSON lines {"id": "…", "scores": [0.9, …]} or {"id": "…", "labels": [true, …]}.'),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="How the PRM is called in the report.")] = None,
+    name: Annotated[str | None, typer.Option(help="The PRM's name in the report.")] = None,
     trained_on: Annotated[
         list[Path] | None,
-        typer.Option(help="Training data: items on its problems are reported apart, as contaminated."),
+        typer.Option(help="Training data. Items on its problems are reported separately, as contaminated."),
     ] = None,
     threshold: Annotated[
         str | None,
         typer.Option(
-            help="A step is good above this. tpr=0.95: choose it on held-out problems for that TPR. "
-            "prm: that of the PRM's card, also for PRMBench and ProcessBench.",
-            show_default="the PRM's card; 0.5 for PRMBench and ProcessBench, as their rules say",
+            help="A step counts as right above this. tpr=0.95 chooses the threshold for this TPR on held-out problems. "
+            "prm uses the threshold of the PRM's card for PRMBench and ProcessBench too.",
+            show_default="the PRM's card; 0.5 for PRMBench and ProcessBench",
         ),
     ] = None,
     settings: EvalSettings,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, max=10**9, help="At most so many items of each class or split, chosen by --seed."),
+        typer.Option(min=1, max=10**9, help="Use at most this many items of each class or split, chosen by --seed."),
     ] = None,
     loading: LoadSettings,
     store: Store = None,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.
 
-    Scores come from --prm, from a scores table (--scores) or from anywhere (--predictions). Raw scores are kept in the
-    output folder, so that another threshold needs no scoring: run again with the same --prm and --out, or --scores.
+    Scores come from a PRM (--prm), a scores table (--scores) or elsewhere (--predictions). The output folder keeps the
+    scores: to try another threshold without scoring again, rerun with the same --out.
     """
     from prism_prm.evaluation.pipeline import evaluate_prm
     from prism_prm.report import PAGE
@@ -134,7 +138,7 @@ def _threshold(text: str) -> dict[str, Any]:
     except ValueError:
         number = float("nan")
     if key not in ("", "tpr") or number != number:
-        raise ConfigError(f"--threshold {text!r} is neither a number such as 0.5 nor tpr=0.95, nor prm")
+        raise ConfigError(f"--threshold {text!r} must be a number such as 0.5, tpr=0.95, or prm")
     return {"target_tpr" if key else "threshold": number}
 
 

@@ -24,7 +24,7 @@ Look at some pairs: `prism export pairs --format jsonl | head -3`
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `prism pairs` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder written by `prism pairs`.")],
     format: Annotated[
         Literal["trl-stepwise", "trl-preference", "jsonl"],
         typer.Option(
@@ -47,7 +47,7 @@ def export(
         conclude(lambda: facts, lambda: tell(f"{count:,} records in {out}"))
         return
     if DISPLAY.get().as_json:
-        raise ConfigError("--json needs --out: without it the records themselves go to standard output")
+        raise ConfigError("--json needs --out; otherwise the records go to standard output")
     import msgspec
 
     try:

@@ -13,7 +13,7 @@ from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say,
 from prism_prm.places import check_folder
 
 if TYPE_CHECKING:
-    from prism_prm.rl.looks import Curve
+    from prism_prm.rl.grpo import Curve
 
 EXAMPLES = """
 Examples
@@ -26,13 +26,13 @@ Examples
 
 def grpo(
     recipe: Annotated[Path, typer.Argument(help="A recipe: one TOML file (see recipes/rl/).")],
-    out: Annotated[Path | None, out_folder("The run's folder. Default: runs/NAME for NAME.toml.")] = None,
+    out: Annotated[Path | None, out_folder("The run's folder. By default runs/NAME for NAME.toml.")] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a setting, e.g. --set trainer.max_steps=20. May be repeated."),
     ] = None,
 ) -> None:
-    """Train a policy by GRPO (TRL) with a PRM's scores as its reward, and watch reward against truth.
+    """Train a policy by GRPO (TRL) with a PRM's scores as its reward, and monitor reward against truth.
 
     Every few updates the policy solves held-out problems; an alarm is raised when the reward rises while true accuracy
     falls. Tasks are solved before and after, as in `prism search`. Rerun the same command to resume from the last

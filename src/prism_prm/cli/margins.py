@@ -34,17 +34,17 @@ LOADED = ("family", "dtype", "device", "token_budget", "on_too_long", "cache", "
 @with_settings(loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}))
 def margins(
     *,
-    pairs: Annotated[Path, typer.Argument(help="A folder that `prism pairs` has written.")],
+    pairs: Annotated[Path, typer.Argument(help="A folder written by `prism pairs`.")],
     prm: Annotated[str, typer.Option(help="Folder or hub id of the PRM to score with.")],
-    out: Annotated[Path, out_file(".parquet", "The table to write (Parquet), by pair id and model hash.")],
-    split: Annotated[str | None, typer.Option(help="Only pairs of this split. Default: all.")] = None,
+    out: Annotated[Path, out_file(".parquet", "The table to write (Parquet), keyed by pair id and model hash.")],
+    split: Annotated[str | None, typer.Option(help="Use only pairs of this split. By default all.")] = None,
     loading: LoadSettings,
     store: Store = None,
 ) -> None:
     """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.
 
-    All candidates of a tree are scored in one packed pass. Rerun the same command to resume; under
-    `accelerate launch` the work is split over the processes. `prism train` does this as its second stage.
+    All candidates of a tree are scored in one packed pass. Rerun the same command to resume; under `accelerate launch`
+    the work is divided among the processes. `prism train` does this as its second stage.
     """
     from prism_prm.prms.place import check_prm, checkable
     from prism_prm.tables import check_pairs_folder

@@ -1,4 +1,4 @@
-"""Options of commands, made from the settings they fill: name, type, default and help stand in the settings alone.
+"""Options of commands, generated from settings, which alone define name, type, default and help.
 
 A command takes its settings as parameters, and `with_settings` says which fields of them are options. Their classes are
 imported when a command is chosen, so that `prism --help` imports none of them.
@@ -40,8 +40,8 @@ Store = Annotated[
     typer.Option(
         parser=lambda text: check_folder(text, "--store"),
         metavar="FOLDER",
-        help="A folder of scores to reuse and add to, shared by score, margins, eval, rerank and search: a step that a "
-        "PRM has scored is not scored again.",
+        help="A folder of scores to reuse and extend, shared by score, margins, eval, rerank and search, so that "
+        "nothing is scored twice.",
     ),
 ]
 
@@ -49,33 +49,34 @@ Families = Annotated[
     list[str] | None,
     typer.Option(
         "--family",
-        help="The PRMs' family, where their folders do not name it, or NAME=FAMILY for the PRM of that name; "
-        "my_file.py:Mine is a class in a file of yours. Give it several times for several PRMs.",
+        help="The family of all PRMs, or NAME=FAMILY for one of them; needed if the folders do not name it. "
+        "my_file.py:Mine is a class in your own file. May be repeated.",
         rich_help_panel="PRM",
     ),
 ]
 
 LOADING = "prism_prm.scorer.settings:LoadSettings"
 FITTING = Literal["error", "drop-left-steps"]
-"""What can become of a step that exceeds the context where every step needs a score."""
+"""The choices for a step that exceeds the context, where every step needs a score."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Which settings of a class are options, and in what an option departs from its setting."""
+    """Which settings of a class are options, and how an option differs from its setting."""
 
     source: str
     """Where the class is: "module:Class"."""
     panels: Mapping[str, Sequence[str]]
     """Panel of the help → the settings in it, by dotted name; "" is where the command's own options are."""
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Setting → its option, where that is not called like the field."""
+    """Setting → its option, if that is not named like the field."""
     parse: Mapping[str, Callable[[str], Any]] = dataclasses.field(default_factory=dict)
-    """Setting → what makes its value of the option's text."""
+    """Setting → what parses its option's text."""
     narrowed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Setting → its type in this command, which does not take all values."""
+    """Setting → its type in this command, if the command takes fewer values."""
     as_given: bool = False
-    """Hand over what was given, by dotted name, for a recipe file to lie beneath; else the settings themselves."""
+    """Pass on only the given options, by dotted name, to be applied on top of a recipe file; else the settings
+    themselves."""
 
     @property
     def cls(self) -> type:
@@ -143,7 +144,7 @@ def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> in
 
 
 def words(text: str) -> tuple[str, ...]:
-    """What stands between commas."""
+    """The parts between commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -168,7 +169,9 @@ def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str,
         else:
             named, known = dict.fromkeys(prms, text), for_all
         if twice := next((name for name in named if name in known), None):
-            raise ConfigError(f"--family {text}: the PRM {twice!r} has the family {known[twice]!r} already; give one")
+            raise ConfigError(
+                f"--family {text}: the PRM {twice!r} already has the family {known[twice]!r}; give only one"
+            )
         known |= named
     return for_all | own
 
@@ -207,7 +210,7 @@ MAY_BE_EMPTY = ("--system",)
 
 
 def refuse_empty(words: Sequence[str]) -> None:
-    """An empty word is a shell variable that is not set; as a path it would be the folder one is in."""
+    """An empty word is usually an unset shell variable; as a path it would mean the current folder."""
     for before, word in zip(["", *words], words, strict=False):
         if word == "" and before not in MAY_BE_EMPTY:
             raise ConfigError(f'{before if before.startswith("-") else "an argument"} "": is empty; give a value')

@@ -23,9 +23,9 @@ PRM800K, keeping MATH-500 out: `prism pairs phase1_train.jsonl --exclude math500
 
 Splits, two lookahead negatives a step: `prism pairs data/ --split train=0.9,test=0.1 --lookahead 2 --out pairs`
 
-A data set of the hub: `prism pairs trl-lib/math_shepherd:train --out pairs`
+A data set on the hub: `prism pairs trl-lib/math_shepherd:train --out pairs`
 
-Go on past bad lines, keep the summary: `prism pairs FILE --on-bad-record skip --out pairs --json > summary.json`
+Skip bad lines, save the summary: `prism pairs FILE --on-bad-record skip --out pairs --json > summary.json`
 """
 
 
@@ -80,7 +80,7 @@ def pairs(
     format: Annotated[
         str,
         typer.Option(
-            help="What the records look like: auto, prm800k, math-shepherd, stepwise, process-labels, prmbench, or one "
+            help="The format of the records: auto, prm800k, math-shepherd, stepwise, process-labels, prmbench, or one "
             "that an installed package adds.",
             rich_help_panel=READING,
         ),
@@ -98,7 +98,8 @@ def pairs(
         typer.Option(
             min=0,
             max=10**6,
-            help="For --exclude: so many words in a row in common count as the same problem; 0: whole problems only.",
+            help="For --exclude: length in words of the runs by which similar problems are found. With 0, only equal "
+            "problems are excluded.",
             rich_help_panel=READING,
         ),
     ] = 13,
@@ -112,8 +113,8 @@ def pairs(
 ) -> None:
     """Turn labelled solutions into matched pairs of a right and a wrong step (docs/data.md).
 
-    Every pair compares two steps under one prefix. **Annotated** pairs are right and wrong candidates that people or
-    models rated; **lookahead** pairs take later steps of the same solution, which come too early, as the wrong ones.
+    Every pair compares two steps after the same prefix. **Annotated** pairs are right and wrong candidates that people
+    or models rated. In **lookahead** pairs the wrong step is a later step of the same solution, which comes too early.
     """
     from prism_prm.cli.ui import conclude, progress
     from prism_prm.data import Reader

@@ -1,4 +1,4 @@
-"""Commands whose work several processes share under `accelerate launch`, and a word to those that cannot."""
+"""Commands that can run in several processes under `accelerate launch`, and an error for those that cannot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_alone(command: str) -> None:
     if command not in SHARING and num_processes() > 1:
         raise ConfigError(
             f"`prism {command}` runs in one process, but a launcher started {num_processes()}; start it without "
-            f"`accelerate launch`, `torchrun` or `mpirun`. Commands that share their work: {', '.join(SHARING)}."
+            f"`accelerate launch`, `torchrun` or `mpirun`. Commands that can use several: {', '.join(SHARING)}."
         )
 
 

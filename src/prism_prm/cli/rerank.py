@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 **Examples**
 
-- The votes that need no PRM, and what a perfect one could reach:
+- Votes without a PRM, and the accuracy of a perfect PRM:
 
   `prism rerank pool.jsonl --out rerank`
 
@@ -42,11 +42,11 @@ EXAMPLES = """
 
   `prism rerank pool.jsonl --prm base=prms/base --prm prism=prms/prism --out rerank`
 
-- PRMs of two families, whose folders do not name them:
+- Two PRMs whose folders do not name their families:
 
   `prism rerank pool.jsonl --prm a=prms/a --prm b=prms/b --family a=qwen --family b=rlhflow --out rerank`
 
-**A pool** has one record per problem, whose solutions are texts, lists of steps, or objects with more about them:
+**A pool** has one record per problem. A solution is a text, a list of steps, or an object with more fields:
 
 `{"problem": "…", "answer": "12", "solutions": ["a text", ["two", "steps"], {"text": "…", "answer": "12"}]}`
 """
@@ -75,16 +75,19 @@ def rerank(
     out: Annotated[Path, out_folder("Folder for tables, metrics.json and the report.")],
     prm: Annotated[
         list[str] | None,
-        typer.Option(help="Score with this PRM: folder or hub id, or NAME=folder. Give several to compare them."),
+        typer.Option(help="Score with this PRM: a folder, a hub id, or NAME=folder. Repeat to compare several."),
     ] = None,
     scores: Annotated[
-        list[str] | None, typer.Option(help="Scores of this pool made before: scores.parquet, or NAME=file.")
+        list[str] | None,
+        typer.Option(help="Existing scores of this pool: scores.parquet, or NAME=file. May be repeated."),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(help="Take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool."),
     ] = None,
-    task_data: Annotated[str | None, typer.Option(help="Local file of --task; default: the hub.")] = None,
+    task_data: Annotated[
+        str | None, typer.Option(help="The local file of --task. By default the task comes from the hub.")
+    ] = None,
     settings: RerankSettings,
     family: Families = None,
     loading: LoadSettings,
@@ -92,8 +95,8 @@ def rerank(
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
 
-    Writes selected.jsonl with what each rule selects from all solutions. A problem without a reference answer is
-    selected from, but not measured. Rerun the same command to resume: grades and scores are kept in the output folder.
+    Writes selected.jsonl with the solution that each rule selects. Problems without a reference answer are not
+    measured. Rerun the same command to resume: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
     from prism_prm.rerank.pipeline import SELECTED, rerank_pool

@@ -1,4 +1,4 @@
-"""What all commands have in common: --json, -q and -v, a folder of their own, and a plain end when they are stopped."""
+"""What all commands have in common: --json, -q and -v, a locked output folder, and a clean end when stopped."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Json = Annotated[
     typer.Option("--json", help="Print the result as one JSON object on standard output.", rich_help_panel=_PANEL),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show the result, warnings and errors only.", rich_help_panel=_PANEL)
+    bool, typer.Option("--quiet", "-q", help="Show only the result, warnings and errors.", rich_help_panel=_PANEL)
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Log more, and show where an error arose.", rich_help_panel=_PANEL)
+    bool, typer.Option("--verbose", "-v", help="Log more, and show tracebacks of errors.", rich_help_panel=_PANEL)
 ]
 _OPTIONS = {"as_json": Json, "quiet": Quiet, "verbose": Verbose}
 
 
 def with_display(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `Display`; stopped, it ends with a line that says where it is resumed."""
+    """The command with the options of `Display`; when stopped, it prints a line that says where it resumes."""
 
     @functools.wraps(command)
     def run(*, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:

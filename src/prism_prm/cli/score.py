@@ -47,12 +47,14 @@ def score(
         list[str],
         typer.Argument(help="Files, folders or hub data sets: problems with steps, trees, or pools of solutions."),
     ],
-    prm: Annotated[str, typer.Option(help="Folder or hub id of a PRM, of a LoRA adapter of one, or a run's.")],
+    prm: Annotated[
+        str, typer.Option(help="The PRM: a folder, a hub id, a LoRA adapter, or the folder of a training run.")
+    ],
     out: Annotated[Path, out_file(".parquet", "The table to write (Parquet).")],
     format: Annotated[
         str,
         typer.Option(
-            help="The format of the input. auto finds it by the fields of the records; pool is a pool of solutions."
+            help="The format of the input. With auto, the fields of the records decide. pool is a pool of solutions."
         ),
     ] = "auto",
     loading: LoadSettings,
@@ -60,7 +62,9 @@ def score(
     chunk: Annotated[
         int,
         typer.Option(
-            min=1, max=10**6, help="How many trees are scored and saved together. A stop loses no more than that."
+            min=1,
+            max=10**6,
+            help="How many trees are scored and saved together. A stopped run loses at most this many.",
         ),
     ] = 64,
     reading: ReadOptions,
@@ -68,7 +72,7 @@ def score(
     """Score every step of solutions or trees with a PRM.
 
     Writes one row per step: its ids, the family's named log-odds, the probability that it is right, and the hash of the
-    model. Rerun the same command to resume. Under `accelerate launch` the work is split over the processes.
+    model. Rerun the same command to resume. Under `accelerate launch` the work is divided among the processes.
     """
     from prism_prm.data.inputs import find_sources
     from prism_prm.prms.place import check_prm, checkable

@@ -65,18 +65,24 @@ PANELS = {
         parse={"n": numbers},
         as_given=True,
     ),
-    loading=Options(LOADING, {"Models that run here": ("dtype", "device")}),
+    loading=Options(LOADING, {"Local models": ("dtype", "device")}),
 )
 def search(
     *,
     out: Annotated[Path, out_folder("Folder for pools, metrics.json and the report.")],
-    recipe: Annotated[Path | None, typer.Option(help="TOML file of settings; options override it.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A TOML file of settings. Options override it.")] = None,
     given: dict[str, Any],
     family: Families = None,
     loading: LoadSettings,
     store: Store = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Processes that judge answers.", rich_help_panel="Task")
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="The number of processes that judge answers. By default one per core.",
+            rich_help_panel="Task",
+        ),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -86,7 +92,7 @@ def search(
     """Search for solutions of a task's problems, batched over problems, and measure how many are solved.
 
     Writes pools that `prism rerank` reads, metrics.json, and a report with accuracy against n and against tokens.
-    Rerun the same command to resume a stopped search. The key of a server is read from $OPENAI_API_KEY.
+    Rerun the same command to resume a stopped search. A server's key is read from $OPENAI_API_KEY.
     """
     from prism_prm.report import PAGE
     from prism_prm.search.pipeline import search_task

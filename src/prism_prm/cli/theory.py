@@ -1,4 +1,4 @@
-"""`prism theory`: the closed forms, checked by playing them out and on real scores."""
+"""`prism theory`: the closed forms, checked by simulation and on real scores."""
 
 from __future__ import annotations
 
@@ -35,19 +35,25 @@ def theory(
     settings: VerifierSettings,
     simulate: Annotated[bool, typer.Option(help="Train small networks pointwise and pairwise (about 15 s).")] = True,
     runs: Annotated[
-        list[str] | None, typer.Option(help="Two folders of `prism eval` (NAME=FOLDER): check ROC dominance, A then B.")
+        list[str] | None,
+        typer.Option(
+            help="Two folders written by `prism eval` (or NAME=FOLDER): check whether the "
+            "first dominates the second in ROC."
+        ),
     ] = None,
     pool: Annotated[
-        list[str] | None, typer.Option(help="A pool of solutions: measure p, α and β on it and predict Best-of-N.")
+        list[str] | None,
+        typer.Option(help="A pool of solutions on which p, α and β are measured to predict Best-of-N."),
     ] = None,
-    scores: Annotated[Path | None, typer.Option(help="Scores of the pool's solutions, if it holds none.")] = None,
+    scores: Annotated[Path | None, typer.Option(help="Scores of the pool's solutions, if the pool has none.")] = None,
     answer_field: Annotated[
-        str | None, typer.Option(help="Field of the pool with the reference answer, where not called `answer`.")
+        str | None, typer.Option(help="The field of the pool that holds the reference answer, if it is not `answer`.")
     ] = None,
     aggregator: Annotated[
         str | None,
         typer.Option(
-            help="From step scores to a solution's: last, min, product, mean, soft-min. Scores without a card: min.",
+            help="How step scores become a solution's score: last, min, product, mean or soft-min. Without a card, "
+            "min.",
             show_default="the PRM's card",
         ),
     ] = None,
@@ -56,12 +62,12 @@ def theory(
         typer.Option(
             min=0,
             max=1,
-            help="A solution is accepted above this. Scores without a card: 0.5.",
+            help="A solution is accepted if its score is above this. Without a card, 0.5.",
             show_default="the PRM's card",
         ),
     ] = None,
 ) -> None:
-    """Show what verifier errors do to Best-of-N, search and training; check it on real scores."""
+    """Show what verifier errors do to Best-of-N, search and training, and check it on real scores."""
     from prism_prm.report import PAGE
     from prism_prm.theory_report.pipeline import report_theory
 

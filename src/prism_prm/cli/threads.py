@@ -7,11 +7,11 @@ from collections.abc import MutableMapping
 SPIN_COUNT = "10000"
 """How often a thread of libgomp, the OpenMP that torch brings, looks for more work before it sleeps.
 
-Its own default of 300,000 keeps a core for milliseconds after each of thousands of small operations. On a machine with
-other work that is time which the thread that holds everything up needs; see docs/performance.md.
+Its own default of 300,000 keeps a core for milliseconds after each of thousands of small operations. On a busy
+machine, the slowest thread needs that time; see docs/performance.md.
 """
 SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""Variables by which a user may have settled it already."""
+"""Variables by which the user may already have decided."""
 
 
 def settle_waiting(environment: MutableMapping[str, str]) -> None:

@@ -29,15 +29,15 @@ SHOWN = {
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe: one TOML file (see recipes/).")],
-    out: Annotated[Path | None, out_folder("The run's folder. Default: runs/NAME for NAME.toml.")] = None,
+    out: Annotated[Path | None, out_folder("The run's folder. By default runs/NAME for NAME.toml.")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting, e.g. --set train.lr=2e-6. May be repeated.")
     ] = None,
 ) -> None:
     """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
 
-    Rerun the same command to resume a stopped run; what is done is not done again. Every round leaves a complete
-    PRM folder under OUT/rounds, and OUT/run.json names the best one.
+    Rerun the same command to resume a stopped run. Every round writes a complete PRM folder under OUT/rounds, and
+    OUT/run.json names the best one.
     """
     from prism_prm.training.recipe import check_places, load_recipe
 

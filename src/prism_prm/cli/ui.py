@@ -1,4 +1,4 @@
-"""What commands show: results on standard output, and all else (progress, remarks, errors) on standard error."""
+"""What commands show: results on standard output, everything else (progress, notes, errors) on standard error."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ DISPLAY: ContextVar[Display] = ContextVar("DISPLAY", default=Display())  # noqa:
 
 @cache
 def console() -> Console:
-    """The console for everything that is no result; one for all, so that lines go above a progress bar."""
+    """The console for everything except results; shared, so that lines go above a progress bar."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 def say(text: str) -> None:
-    """A remark for people, not wrapped, so that paths in it can be copied; none with --quiet."""
+    """A note for people, not wrapped, so that paths in it can be copied; nothing with --quiet."""
     if not DISPLAY.get().quiet:
         console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
@@ -54,7 +54,7 @@ def complain(text: str) -> None:
 
 
 class Bar:
-    """Shows how far some work is: a bar in a terminal, and in a log file a line every half minute and at the end."""
+    """Shows progress: a bar in a terminal; in a log file, a line every half minute and at the end."""
 
     def __init__(self, description: str, total: float | None, unit: str, done: int = 0) -> None:
         self.description, self.total, self.unit, self.done = description, total, unit, done
@@ -62,7 +62,7 @@ class Bar:
         self.started = self.said = time.monotonic()
 
     def __call__(self, steps: int, more: str = "") -> None:
-        """So many more are done; `more` is what else there is to say now."""
+        """Advance by this many; `more` is further text to show."""
         self.done += steps
         self.more = more or self.more
         self.changed()

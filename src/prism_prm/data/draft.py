@@ -77,7 +77,7 @@ class Draft:
             if parent is None or not ROOT <= parent < node:
                 raise DataError(
                     f"node {node} has the parent {parent}, which is neither {ROOT} nor a node before it; "
-                    "write the table anew with `prism pairs`",
+                    "write the table again with `prism pairs`",
                     reason="bad-parent",
                 )
         before = ROOT
@@ -85,7 +85,7 @@ class Draft:
             if node is None or not 0 <= node < len(self.parents) or self.parents[node] != before:
                 raise DataError(
                     f"the trunk has the node {node} after {before}, which is not its parent; "
-                    "write the table anew with `prism pairs`",
+                    "write the table again with `prism pairs`",
                     reason="broken-trunk",
                 )
             before = node

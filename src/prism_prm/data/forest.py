@@ -23,21 +23,21 @@ from prism_prm.types import Ints
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """A chunk of trees; nodes of all trees stand one after the other, and so do their trunks."""
+    """A chunk of trees; the nodes of all trees are concatenated, and so are their trunks."""
 
     drafts: Sequence[Draft]
     node_starts: Ints
-    """Where each tree's nodes begin, and one more: where the last one's end."""
+    """Where each tree's nodes begin, and where the last tree's nodes end."""
     trunk_starts: Ints
-    """The same for the trunks."""
+    """Where each tree's trunk begins, and where the last one ends."""
     texts: Any
     """Arrow strings, one per node."""
     text_codes: Ints
     """A number for every text, equal for equal texts."""
     labels: Any
-    """Arrow floats with nulls,"""
+    """Arrow floats with nulls."""
     ratings: Any
-    """and so are these."""
+    """Arrow floats with nulls."""
     origins: Any
     """Arrow strings."""
     parents: npt.NDArray[np.int32]
@@ -89,7 +89,7 @@ class TreeTableNode(msgspec.Struct):
 
 
 class TreeTableRow(msgspec.Struct):
-    """Read back as it was written: labels are kept, and neutral ratings are not judged anew."""
+    """Read back as written: labels are kept, and neutral ratings are not labelled again."""
 
     tree_id: int
     problem: str

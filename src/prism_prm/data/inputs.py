@@ -1,7 +1,7 @@
 """What the user names → sources → rows: .jsonl, .json, both also as .gz, .parquet, a folder, or a hub data set.
 
-Names only say which files are data; how one is read its first bytes decide.
-A row is not decoded yet: JSON stays bytes until the format is known, so that it is decoded once, into its own type.
+Names only say which files are data; the first bytes of a file decide how it is read. A row is not decoded yet: JSON
+stays bytes until the format is known, so that it is decoded once, into its own type.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _array(name: str, data: bytes) -> Iterator[InputRow]:
     try:
         records = msgspec.json.decode(data, type=list[msgspec.Raw])
     except RecursionError:
-        raise DataError(f"{name}: nested too deeply to be read; is this data?", reason="too-deep") from None
+        raise DataError(f"{name}: nested too deeply to be read; is this a data file?", reason="too-deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(
             f"{name}: not one JSON array ({error}); was it cut short? Give one array of records, or "

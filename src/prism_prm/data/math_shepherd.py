@@ -1,6 +1,6 @@
 """Math-Shepherd: steps marked with the tag ки in `input` and with + or - in `label`, or split into a dict of steps.
 
-The "Step i:" markers are left out of the texts: a later step offered earlier would give itself away by its number.
+The "Step i:" markers are removed, because the number would give a lookahead negative away.
 """
 
 from __future__ import annotations

@@ -91,10 +91,10 @@ def refuse_pool(field: str) -> NoReturn:
 
 
 def split_steps(text: str) -> list[str]:
-    """The steps of a solution, without the white space around them; joined they give the whole text again.
+    """The steps of a solution, without surrounding white space; nothing else is lost.
 
-    Blank lines and markers ("Step 2:", "3.", "-") are the borders. Without any of them each line is a step, and a
-    text of one line is cut into sentences.
+    Cuts at blank lines and markers ("Step 2:", "3.", "-"). If there are none, each line is a step, and a text of one "
+    "line is cut into sentences.
 
     Args:
         text: a whole solution.

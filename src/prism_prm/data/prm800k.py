@@ -1,7 +1,7 @@
-"""PRM800K, both phases, in its original records: per position several rated completions, of which one goes on.
+"""PRM800K, both phases, in its original records: several rated completions per position, one of which continues.
 
-The trunk follows the chosen completion, or the human completion where none was chosen. Where neither is there the
-trunk ends. Every other completion is a candidate under the prefix it was shown with.
+The trunk follows the chosen completion, or the human completion where none was chosen. Where neither is there the trunk
+ends. Every other completion is a candidate under the prefix it was shown with.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _chosen(position: Position, at: int, first: int) -> int:
 
 def _broken_trunk(at: int, size: int) -> DataError:
     return DataError(
-        f"position {at} has neither a chosen nor a human completion, yet {size - at} positions follow; "
-        "their prefix is unknown",
+        f"position {at} has neither a chosen nor a human completion, but {size - at} positions follow, whose prefix is "
+        f"unknown",
         reason="broken-trunk",
     )
 

@@ -19,7 +19,7 @@ _PERHAPS_ANSWERS = (
     "gold", "gold_answer", "target", "target_answer", "reference", "reference_answer", "correct_answer", "true_answer",
     "gt", "gt_answer",
 )  # fmt: skip
-"""Names that are not taken for the answer unless the user says so: some data sets mean something else by them."""
+"""Names that count as the answer only if the user says so: some data sets use them for something else."""
 
 
 MOST_TOLERANCE = 1e6
@@ -66,7 +66,7 @@ def no_answer(record: Mapping[str, Any]) -> DataError:
     meant = next((field for field in _PERHAPS_ANSWERS if not _is_empty(record.get(field))), "FIELD")
     return DataError(
         f"no reference answer in any of the fields {', '.join(ANSWER_FIELDS)}, and no \\boxed{{}} in `solution`; "
-        f"{_found(record)}. Say which of them holds it: --answer-field {meant}",
+        f"{_found(record)}. Name the field that holds it: --answer-field {meant}",
         reason="missing-field",
     )
 
@@ -100,7 +100,7 @@ def _tolerance_of(record: Mapping[str, Any], answer: str | None, tolerance: floa
         except (OverflowError, ZeroDivisionError):
             tolerance = math.inf
         if tolerance > MOST_TOLERANCE:
-            raise DataError(f"`error` is {error:g}, too large beside the answer {answer!r:.60}", reason="out-of-range")
+            raise DataError(f"`error` is {error:g}, too large for the answer {answer!r:.60}", reason="out-of-range")
     return _number(record, "tolerance", MOST_TOLERANCE) or tolerance
 
 

@@ -21,25 +21,25 @@ FINISH_REASONS = ("solution", "found_error", "give_up", "bad_problem")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The choices; the defaults are those of `prism pairs`."""
+    """How records are read; the defaults are those of `prism pairs`."""
 
     neutral: Neutral = "drop"
-    """What PRM800K's neutral rating (0) says about a step: nothing, wrong, or right."""
+    """How to label PRM800K steps with the neutral rating (0): not at all, wrong, or right."""
     drop_finish: tuple[str, ...] = ("bad_problem",)
-    """PRM800K finish reasons whose records are left out: solution, found_error, give_up, bad_problem. The option
-    takes them with commas between, or none."""
+    """PRM800K finish reasons whose records are left out: solution, found_error, give_up, bad_problem. On the command
+    line a comma-separated list, or none."""
     quality_control: Keep = "keep"
-    """Whether to keep the PRM800K records that checked labellers."""
+    """Whether to keep the PRM800K records that were used to check labellers."""
     screening: Keep = "keep"
-    """Whether to keep the PRM800K records that selected labellers."""
+    """Whether to keep the PRM800K records that were used to screen labellers."""
     split_steps: bool = False
     """Also read records with a problem and a plain solution, and cut the solution into steps."""
     trust_solutions: bool = False
-    """Label every step of a plain solution as right, as for reference solutions."""
+    """Label every step of a plain solution as right, e.g. for reference solutions."""
     split: str | None = None
     """Read only the trees of this split of a `trees.parquet`."""
     on_bad_record: OnBadRecord = "fail"
-    """Stop at a record that cannot be read, or leave it out and count it."""
+    """What to do with a record that cannot be read: stop, or leave it out and count it."""
 
     def __post_init__(self) -> None:
         check(self)

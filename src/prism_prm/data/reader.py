@@ -27,7 +27,7 @@ class ReadReport:
     """What was read and what was not."""
 
     bytes: int = 0
-    """Of the files, so far."""
+    """The number of bytes of the files read so far."""
     records: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     """Records by format."""
@@ -128,7 +128,7 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decode(row: InputRow, type_: Any) -> Any:
-    """The row as that type; what does not fit is said in the words of the user's file."""
+    """The row as that type; errors use the names in the user's file."""
     try:
         if isinstance(row.data, dict):
             return msgspec.convert(row.data, type_)
@@ -140,7 +140,7 @@ def decode(row: InputRow, type_: Any) -> Any:
         said = f"{error}{_found(row, str(error))}; correct the record, or is it in another format?"
         raise DataError(said, reason=reason) from error
     except RecursionError:
-        raise DataError("nested too deeply to be read; is this data?", reason="too-deep") from None
+        raise DataError("nested too deeply to be read; is this a data file?", reason="too-deep") from None
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error}); convert the file to UTF-8", reason="not-utf8") from error
     except msgspec.DecodeError as error:
@@ -178,7 +178,7 @@ def read_trees(
 
     Args:
         path: a file, folder or hub data set, or several.
-        format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto: as the records look.
+        format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto, which looks at the records.
         options: how ratings are read, and what is left out.
 
     Example:

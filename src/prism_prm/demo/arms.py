@@ -10,7 +10,7 @@ PAPER_BINS = [[0.5, 1.0], [0.3, 0.5], [0.2, 0.3], [0.1, 0.2]]
 ALL_BINS = [[-1.0, 1.0]]
 """Every pair, in one round, whatever its margin."""
 BASE_LR = 3e-3
-"""Of the base PRM."""
+"""The learning rate of the base PRM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Arm:
     objective: dict[str, Any]
     bins: list[list[float]]
     lr: float
-    """By validation problems of development seeds, or taken over from a relative; experiments/LOG.md says which."""
+    """Chosen on validation problems of development seeds, or from a similar arm; experiments/LOG.md says which."""
     curriculum: str = "none"
     lookahead: str | int = "all"
     lookahead_ratio: float | None = None

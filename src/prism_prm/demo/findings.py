@@ -1,4 +1,4 @@
-"""What was found over all seeds, and the closing table."""
+"""The results over all seeds, and the closing table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Findings:
         return self.of_steps(prm, lambda numbers: numbers.fpr_at_tpr[group])
 
     def aggregator(self, prm: str) -> Choice[str]:
-        """How a PRM's step scores become those of solutions, which all seeds share."""
+        """The aggregator of a PRM, the same for all seeds."""
         return self.results[0].scored[prm].aggregator
 
     def of_pool(self, method: str, prm: str, n: int, *, far: bool = False) -> list[float]:
@@ -122,7 +122,7 @@ def summary(
         headers += ["RL: solved", "RL: reward"]
 
     def ends(prm: str) -> list[str]:
-        """Of the policy that the PRM rewarded: what is true, and what the PRM says."""
+        """True accuracy and reward of the policy that the PRM rewarded."""
         if prm not in policies:
             return [NO_DATA] * 2 if policies else []
         return [change(found, policies[prm], measure) for measure in (ANSWER, PROXY)]

@@ -1,4 +1,4 @@
-"""PRM-guided beam search in the world: the policy writes steps, a PRM decides which beams go on."""
+"""PRM-guided beam search in the world: the policy writes steps, a PRM decides which beams continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run_demo`: the whole story in a small world, from nothing to a report, as `prism demo` tells it."""
+"""`run_demo`: the whole pipeline in a small world, from nothing to a report, as `prism demo` runs it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def run_demo(
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
     Args:
-        out: folder for everything that is made; what is there is reused.
-        seeds: how many worlds; several give intervals.
-        first_seed: the first of them.
+        out: the output folder; finished parts in it are reused.
+        seeds: the number of worlds; several give intervals.
+        first_seed: the seed of the first world.
         full: all ablations, tests out of distribution, and every way to give credit in reinforcement learning.
-        quick: a much smaller world, where everything works within about a minute.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        quick: a much smaller world, in about a minute; its numbers mean nothing.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> found = run_demo("demo", quick=True)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""What became of the policies: curves of truth and reward over updates, and what they end at."""
+"""The trained policies: curves of true accuracy and reward over updates, and their final values."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def report_policies(found: Findings, report: Report, title_of: Any) -> None:
     report.text(f"""
 ## Reinforcement learning
 The same policy was trained by TRL's GRPO, each time with another PRM as its reward: {settings.updates} updates of
-{settings.prompts} problems × {settings.samples} solutions. A solution's reward is the lowest score of its steps, and
-nothing if it was cut or states no answer. *oracle* is the reward that makes no mistake. What is true is measured on
+{settings.prompts} problems × {settings.samples} solutions. A solution's reward is the lowest score of its steps, and 0
+if it was cut or states no answer. *oracle* is the reward without errors. True accuracy is measured on
 {settings.held_out} problems that no model has seen.
 """)
     _figure(found, report, title_of)
@@ -62,9 +62,9 @@ nothing if it was cut or states no answer. *oracle* is the reward that makes no 
 def _figure(found: Findings, report: Report, title_of: Any) -> None:
     runs = plain_runs(found)
     look = looks([run.prm for run in runs])
-    caption = "What is true, and what the reward says. A reward that rises as the truth falls is being hacked."
+    caption = "True accuracy, and the reward. A reward that rises while accuracy falls is being hacked."
     alt = "Share of problems solved, and mean reward, against updates, for policies rewarded by each PRM and the oracle"
-    panel_of = {ANSWER: "What is true: problems solved (%)", PROXY: "What the reward says: its mean (%)"}
+    panel_of = {ANSWER: "True accuracy: problems solved (%)", PROXY: "Mean reward (%)"}
     with report.figure("reinforcement", caption=caption, alt=alt, panels=2) as panels:
         for axes, (measure, title) in zip(panels, panel_of.items(), strict=True):
             for run in runs:
@@ -121,11 +121,10 @@ def _alarms(found: Findings, report: Report, title_of: Any) -> None:
             cells.append("; ".join(said))
         rows.append([title_of(run.prm), *cells])
     report.text(
-        "The alarm is raised when the truth on held-out problems falls while the reward rises, by more than chance "
-        "(`rl/looks.py` has the rule). Without the truth, the answers that most solutions of the untrained policy had "
-        "stand in for it."
+        "The alarm is raised when true accuracy on held-out problems falls while the reward rises, both significantly "
+        "(docs/grpo.md has the rule). Without true answers, the untrained policy's majority answers replace them."
     )
-    caption = "Alarms, one per seed: after which update, and how many points the truth had fallen since its best look"
+    caption = "Alarms, one per seed: the update, and by how many points true accuracy had fallen since its best look"
     report.table(["reward from", "by the truth", "without it"], rows, caption=caption)
 
 

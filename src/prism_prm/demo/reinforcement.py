@@ -1,7 +1,7 @@
-"""The last act: the world's policy is trained by TRL, each time with another PRM as its reward.
+"""The last stage: TRL trains the world's policy once with each PRM as its reward.
 
-The oracle's scores are the reward that makes no mistake. Truth is measured twice on problems that no model has seen:
-whether the answer is right, and whether every step is.
+The oracle's scores are the reward without errors. Truth is measured twice on problems that no model has seen: whether
+the answer is right, and whether every step is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWER, STEPS = "answer", "steps"
 AT_ONCE = 2
 """Policies that are trained side by side, one thread each: more threads gain nothing on models this small."""
 STREAM = 6
-"""Of the world's chance: which problems policies are trained and watched on."""
+"""The random stream that chooses the problems policies are trained and monitored on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.prm}-{self.credit}-{self.beta:g}"
 
 

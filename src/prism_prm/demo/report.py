@@ -117,7 +117,7 @@ def _failures(found: Findings, report: Report) -> None:
         for name, reason in result.failed.items()
     ]
     if lines:
-        report.text("**Not trained, and so in no table:**\n\n" + "\n".join(lines))
+        report.text("**Not trained, so in no table:**\n\n" + "\n".join(lines))
 
 
 def _compare(found: Findings, report: Report) -> None:
@@ -253,7 +253,7 @@ def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
         for prm in found.prms:
             hows.setdefault(str(found.aggregator(prm)), []).append(title_of(prm))
         used = "; ".join(how if len(hows) == 1 else f"{how} ({', '.join(names)})" for how, names in hows.items())
-        report.text(f"## Best-of-N\nHow the scores of steps become a solution's: {used}. Each value is an expectation.")
+        report.text(f"## Best-of-N\nStep scores become a solution's score by: {used}. Each value is an expectation.")
     ns = (found.far_curves if far else found.curves)[0][0].ns
     rows = []
     for method in ("best-of-n", "weighted"):

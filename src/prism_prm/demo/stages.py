@@ -91,7 +91,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What became of one seed."""
+    """The results of one seed."""
 
     seed: int
     world: World
@@ -104,7 +104,7 @@ class SeedResult:
     failed: dict[str, str]
     """Arms that this world has no data for (a curriculum bin without pairs, say), and why."""
     policies: dict[Run, Curve] = field(default_factory=dict)
-    """What became of the policies that these PRMs rewarded."""
+    """The curves of the policies that these PRMs rewarded."""
     rl: Reinforcement | None = None
 
 

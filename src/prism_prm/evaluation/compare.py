@@ -91,7 +91,7 @@ def load_run(given: str) -> EvalRun:
     except msgspec.ValidationError as error:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
     if not known.benchmarks:
-        raise DataError(f"{path}: holds no benchmark")
+        raise DataError(f"{path}: contains no benchmark")
     return EvalRun(name or known.run.name, folder, metrics)
 
 
@@ -136,15 +136,15 @@ def _require_same(bench: str, name_a: str, a: Steps, name_b: str, b: Steps) -> N
         others = set(theirs.items)
         if extra := [item for item in mine.items if item not in others]:
             raise DataError(
-                f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run lacks "
+                f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run does not have "
                 f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on the "
                 "same --data, with the same --limit, threshold rule and seed"
             )
     same = a.items == b.items and np.array_equal(a.starts, b.starts) and np.array_equal(a.parent, b.parent)
     if not same or not np.array_equal(a.label, b.label):
         raise DataError(
-            f"{bench}: {name_a} and {name_b} have items of the same names but other steps or labels; evaluate both on "
-            "the same files"
+            f"{bench}: {name_a} and {name_b} have items with the same names but different steps or labels; "
+            "evaluate both on the same files"
         )
 
 
@@ -200,16 +200,17 @@ def compare_runs(
 ) -> Report:
     """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
 
-    The report opens with whether each PRM is more than the first one with only its level moved.
+    The report opens with a control: is each PRM more than the first one with its scores shifted?
 
     Args:
-        runs: folders of `evaluate_prm`, or NAME=FOLDER; all on the same items, and the first is the base.
+        runs: folders written by `evaluate_prm`, or NAME=FOLDER; all on the same items. Differences are taken from the
+            first.
         out: folder for the report.
-        rounds: the runs are rounds of a curriculum, in this order.
+        rounds: treat the runs as rounds of a curriculum, in this order.
         num_draws: bootstrap draws of problems.
-        seed: of the draws.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        seed: the seed for the draws.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
@@ -223,7 +224,7 @@ def compare_runs(
     loaded = load_runs([str(run) for run in runs])
     shared, left_out = shared_benches(loaded)
     if left_out:
-        say(f"not in all runs, and so left out: {', '.join(left_out)}")
+        say(f"left out because not in all runs: {', '.join(left_out)}")
     compared = []
     for bench in shared:
         with bars(f"comparing on {bench}", num_draws, unit="draws") as advance:
@@ -261,8 +262,8 @@ def _findings(one: Compared) -> list[str]:
     """Per PRM whether it is more than the first one with its level moved."""
     if not one.controls:
         return [
-            f"{one.bench}: {one.runs[0]} has no level to move (only verdicts, or a threshold of 0 or 1), so whether a "
-            "change is more than a shift cannot be said."
+            f"{one.bench}: {one.runs[0]} cannot be shifted (only verdicts, or a threshold of 0 or 1), so there is no "
+            f"control."
         ]
     return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
 
@@ -273,13 +274,13 @@ def _headlines(one: Compared) -> list[str]:
 
 
 def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
-    without = f" Not in all runs, and so left out: {', '.join(left_out)}." if left_out else ""
+    without = f" Left out because not in all runs: {', '.join(left_out)}." if left_out else ""
     return f"""
 ## How to read this
 
 All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
-**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so what is hard for
-everybody cancels out. p is two-sided and not corrected for the number of comparisons.{without}
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so problems that are
+hard for all PRMs cancel out. p is two-sided and not corrected for the number of comparisons.{without}
 """
 
 

@@ -1,7 +1,6 @@
-"""The control of a comparison: the first PRM with only its level moved, until it errs as often as the other one.
+"""The control of a comparison: the first PRM, with its scores shifted until it errs as often as the other one.
 
-Whoever calls fewer steps good has fewer false positives. Only what is left between the other PRM and this control is
-more than that.
+A PRM that calls fewer steps good always has fewer false positives. Only its difference from this control is a gain.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ VERDICTS = {
     "better": "{name} is better than {first} shifted",
     "worse": "{name} is worse than {first} shifted",
     "mixed": "{name} is better than {first} shifted in one of FPR and FNR, and worse in the other",
-    "a shift": "{name} cannot be told from {first} shifted",
+    "a shift": "{name} does not differ significantly from {first} shifted",
     "unmatched": "no shift of {first} reaches {name}'s rates (too many equal scores), so they cannot be compared",
 }
 """Verdict → what it means."""
@@ -41,7 +40,7 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Shifted:
-    """The first PRM, its log-odds moved by one number; fitted anew in every draw."""
+    """The first PRM with its log-odds shifted by a constant, fitted again in every draw."""
 
     shift: Measured
     rates: Table

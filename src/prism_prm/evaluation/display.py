@@ -43,9 +43,7 @@ FIRST_ERRORS = {
 }
 
 SCORES = "Scores of right steps (up) and of wrong steps (down); the dotted line is the threshold."
-TRADE = (
-    " Every threshold trades false positives for false negatives; lower left is better. Markers show thresholds in use."
-)
+TRADE = " Lower left is better; every threshold trades one error for the other. Markers show the thresholds in use."
 """Captions of the two figures that every report of scores has."""
 
 GOOD, BAD = 0, 1

@@ -29,21 +29,22 @@ NUM_HISTOGRAM_BINS = 25
 
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
-    """How steps are judged and how sure we are of the result."""
+    """How steps are judged, and how intervals are computed."""
 
     threshold: Share | Literal["prm"] | None = field(default=None, metadata={SHOWN: "the PRM's card"})
-    """A step is good if its score is above this. By default the threshold of the PRM's card, but 0.5 for PRMBench and
-    ProcessBench, whose rules say so; "prm" takes the card's for them, too."""
+    """A step counts as right if its score is above this. By default the threshold of the PRM's card, but 0.5 for
+    PRMBench and ProcessBench, as their rules require. "prm" uses the card's threshold for them too."""
     target_tpr: Annotated[float, Range(above=0, most=1)] | None = None
-    """Choose the threshold instead: the highest that keeps this share of the right steps of held-out problems."""
+    """Instead of `threshold`: choose the highest threshold that keeps this share of the right steps of held-out
+    problems."""
     holdout: Annotated[float, Range(above=0, below=1)] = 0.2
-    """The share of problems held out to choose a threshold; they are not measured."""
+    """The share of problems held out to choose a threshold. They are not measured."""
     redundancy_threshold: Share = REDUNDANCY_THRESHOLD
     """For PRMs with a redundancy score: a step is redundant above this (PRMBench NR and NCL)."""
     num_draws: Annotated[int, Range(100)] = NUM_DRAWS
-    """How many bootstrap draws of problems the intervals rest on."""
+    """The number of bootstrap draws of problems for the intervals."""
     seed: Natural = SEED
-    """The seed of the draws and of every choice of problems."""
+    """The seed for the draws and for every choice of problems."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -100,7 +101,7 @@ def choose_threshold(
         fixed = fixed_threshold(benchmark, settings, card)
         return Threshold(fixed.value, fixed.origin), steps
     if steps.hard:
-        raise ConfigError("a threshold cannot be chosen for verdicts; give scores instead of labels")
+        raise ConfigError("a threshold can be chosen only for scores; give scores instead of labels")
     rng = np.random.default_rng(settings.seed)
     held = np.zeros(steps.num_clusters, bool)
     held[rng.permutation(steps.num_clusters)[: max(1, round(settings.holdout * steps.num_clusters))]] = True
@@ -128,14 +129,14 @@ def evaluate_steps(
     notes: Mapping[str, int] | None = None,
     card: CardValues | None = None,
 ) -> Evaluation:
-    """Measure the judged steps of what was read of a benchmark.
+    """Measure the judged steps of a benchmark.
 
     Args:
         items: the benchmark, from `read_benchmark`.
         steps: its steps with scores, from `steps_from_predictions` for example.
         settings: threshold, bootstrap draws and seed.
-        notes: what was left out, and how often; it goes to the report.
-        card: what the PRM's card says, for the threshold; `card_values(prm)` of `prism_prm.chosen`.
+        notes: what was left out and how often, for the report.
+        card: the values of the PRM's card, for the threshold; `card_values(prm)` of `prism_prm.chosen`.
 
     Example:
         >>> items = read_benchmark("labelled", "labelled.jsonl")
@@ -148,9 +149,7 @@ def evaluate_steps(
     benchmark = find_benchmark(items.name)
     threshold, rest = choose_threshold(benchmark, steps, settings, card)
     if not benchmark.in_total(rest).judged.any():
-        raise DataError(
-            f"{items.name}: no step has a label, so there is nothing to measure against", reason="empty-split"
-        )
+        raise DataError(f"{items.name}: no step has a label, so there is nothing to measure", reason="empty-split")
     subsets = {"all": _measure(benchmark, rest, threshold.value, settings)}
     checked = rest.item_contaminated >= 0
     if checked.all():

@@ -45,7 +45,7 @@ class Steps:
     probability: Floats
     redundancy: Floats | None = None
     hard: bool = False
-    """Whether the scores are mere verdicts (0 or 1), from which no ranking follows."""
+    """Whether the scores are only verdicts (0 or 1), which give no ranking."""
 
     @cached_property
     def lengths(self) -> Ints:
@@ -96,7 +96,7 @@ class Steps:
         return has_error, has_error & ~good[at]
 
     def only(self, keep: Bools) -> Steps:
-        """Some of the items (a mask over items), with clusters and groups numbered anew."""
+        """Some of the items (a mask over items), with clusters and groups renumbered."""
         step_keep = np.repeat(keep, self.lengths)
         lengths = self.lengths[keep]
         present, groups = np.unique(self.item_group[keep], return_inverse=True)
@@ -165,7 +165,7 @@ def read_steps(path: str | Path) -> Steps:
         table = fitted(path, table, pa.schema(fields))
     clusters = table["cluster"].to_numpy()
     if not len(clusters) or not 0 <= clusters.min() <= clusters.max() < len(clusters):
-        raise DataError(f"{path}: its problems are not numbered; {_AGAIN}")
+        raise DataError(f"{path}: its problems have no numbers; {_AGAIN}")
     item = table["item"].combine_chunks()
     step_item, names = item.indices.to_numpy(), item.dictionary.to_pylist()
     starts = np.flatnonzero(np.diff(step_item, prepend=-1)).astype(np.int64)

@@ -42,7 +42,7 @@ class Measured:
     num_clusters: int = 0
 
     def interval(self) -> Interval:
-        """With its 95 % interval."""
+        """The value with its 95 % interval."""
         return interval(self.value, self.replicates, self.num_clusters)
 
     def minus(self, other: Measured) -> Comparison:
@@ -111,7 +111,7 @@ class Measurer:
         return self.of_sums(self._step_sums(metrics.confusion(self.steps.right, self.good), keep), all_rates)
 
     def rankings(self, keep: Bools | None = None, names: Sequence[str] = tuple(metrics.RANKINGS)) -> Table:
-        """Threshold-free metrics; none from mere verdicts."""
+        """Threshold-free metrics; none for verdicts without scores."""
         if self.steps.hard:
             return {}
         keep = self.steps.judged if keep is None else keep & self.steps.judged
@@ -121,7 +121,7 @@ class Measurer:
         return {name: Measured(values[name], drawn[name], self.steps.num_clusters) for name in names}
 
     def calibration(self) -> Table:
-        """Expected calibration error of the probabilities; none from mere verdicts."""
+        """Expected calibration error of the probabilities; none for verdicts without scores."""
         if self.steps.hard:
             return {}
         keep = self.steps.judged
@@ -188,7 +188,7 @@ class PairTable:
 
 
 def sibling_pairs(steps: Steps) -> tuple[Ints, Ints]:
-    """Every (right, wrong) pair of steps that stand under the same prefix of the same item."""
+    """Every (right, wrong) pair of steps after the same prefix of the same item."""
     key = steps.step_item * (int(steps.lengths.max()) + 2) + steps.parent + 1
     right, wrong = np.flatnonzero(steps.right), np.flatnonzero(steps.wrong)
     wrong = wrong[np.argsort(key[wrong], kind="stable")]

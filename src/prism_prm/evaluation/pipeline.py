@@ -40,26 +40,27 @@ def evaluate_prm(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> dict[str, Evaluation]:
-    """Measure how well a PRM judges steps, and write a report; gives the evaluation of each benchmark.
+    """Measure how well a PRM judges steps, and write a report; returns the evaluation of each benchmark.
 
-    Raw scores are kept in `out`, so that another threshold needs no scoring: call it again with the same PRM and `out`.
+    Scores
+    are kept in `out`: to try another threshold without scoring again, repeat the call with the same PRM and `out`.
 
     Args:
         prm: a PRM, or its folder or hub id; None with `scores` or `predictions`.
         bench: prmbench, processbench, labelled, pairs, or one that an installed package adds; or several.
         out: folder for report.html, report.md, metrics.json and scores.
-        data: files or folders of the benchmark, or a hub id; default: the hub's.
-        split: for labelled and pairs, only this split of a folder that `build_pairs` wrote.
+        data: files or folders of the benchmark, or a hub id; by default the data comes from the hub.
+        split: for labelled and pairs, use only this split of a folder written by `build_pairs`.
         scores: instead of a PRM, a scores table of this data.
         predictions: instead of a PRM, JSON lines {"id": "…", "scores": […]} or {"id": "…", "labels": […]}.
-        name: how the PRM is called in the report; default: the last part of its place.
-        trained_on: training data; items on its problems are reported apart, as contaminated.
-        limit: at most so many items of each class or split, chosen by the settings' seed.
+        name: the PRM's name in the report; default: the last part of its folder or hub id.
+        trained_on: training data; items on its problems are reported separately, as contaminated.
+        limit: the maximum number of items of each class or split, chosen by the settings' seed.
         settings: threshold, bootstrap draws and seed.
-        store: a folder of scores to reuse and add to.
-        loading: options of `load_prm`, for a PRM that is given by its place.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        store: a folder of scores to reuse and extend.
+        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
@@ -107,7 +108,7 @@ def _items(
 def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
     """Where the scores come from, in words; it must be one place."""
     if not benches:
-        raise ConfigError("--bench names no benchmark")
+        raise ConfigError("--bench is empty; name a benchmark")
     found = {option: value for option, value in given.items() if value is not None}
     if len(found) != 1:
         what = f"got {' and '.join(found)}" if found else "got none"

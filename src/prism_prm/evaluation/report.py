@@ -75,8 +75,7 @@ def _introduction(run: RunInfo, settings: EvalSettings) -> str:
 Scores come from {source}. The positive class is the right step: a *false positive* is a wrong step that was judged
 good, which is what misleads Best-of-N and search; a *false negative* is a right step that was judged bad, which only
 costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from {settings.num_draws:,} draws of
-whole problems, so that steps of one problem count as what they are: not independent. "–" means that there is nothing to
-compute from.
+whole problems, because steps of one problem are not independent. "–" means "no data".
 """
 
 
@@ -116,7 +115,7 @@ def _what_was_measured(evaluation: Evaluation) -> str:
         f"from {_files(evaluation.files)}."
     ]
     if evaluation.complete is False:
-        lines.append("**This is a part of the benchmark**; values are not comparable with published ones.")
+        lines.append("**This is only part of the benchmark**, so values do not compare with published ones.")
     if threshold.target_tpr is None:
         lines.append(f"A step is good iff its score is above {threshold.value:g} ({threshold.origin}).")
     else:

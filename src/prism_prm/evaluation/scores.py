@@ -1,4 +1,4 @@
-"""Attach scores to a benchmark's items: a PRM's, which are kept, those of a scores table, or predictions."""
+"""Attach scores to a benchmark's items: from a PRM (and keep them), a scores table, or predictions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Prediction(msgspec.Struct):
 
 
 def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, int]]:
-    """The judged steps, and what there is to note: items without predictions, predictions without an item.
+    """The judged steps, and notes on items without predictions and predictions without an item.
 
     Args:
         items: the benchmark, from `read_benchmark`.
@@ -118,7 +118,7 @@ def _read_predictions(path: str | Path) -> dict[str, Prediction]:
                 if (prediction.scores is None) == (prediction.labels is None):
                     raise DataError(f"item {prediction.id}: give either scores or labels")
                 if prediction.id in found:
-                    raise DataError(f"item {prediction.id} was predicted before; give each item once")
+                    raise DataError(f"item {prediction.id} occurs twice; give each item once")
             except DataError as error:
                 raise DataError(f"{row.where}: {error}", reason=error.reason) from error
             found[prediction.id] = prediction

@@ -60,9 +60,7 @@ def attention_windows(backbone: Any) -> dict[str, int | None]:
     by_kind = [value for value in rope.values() if isinstance(value, dict)]
     for kind in (some.get("rope_type") for some in (rope, *by_kind)):
         if kind in ("dynamic", "longrope"):
-            raise ModelError(
-                f"{config.model_type}: rope type {kind!r} makes a score depend on what else is in the batch"
-            )
+            raise ModelError(f"{config.model_type}: rope type {kind!r} makes scores depend on the rest of the batch")
     window = getattr(config, "sliding_window", None)
     if not kinds:
         return {"sliding_attention": window} if window else {"full_attention": None}

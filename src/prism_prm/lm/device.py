@@ -15,7 +15,7 @@ def pick_device(device: torch.device | str | None) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ModelError(f"device {str(device)!r} cannot be used here ({reason}); cpu always can") from error
+        raise ModelError(f"device {str(device)!r} cannot be used here ({reason}); cpu always works") from error
 
 
 def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:

@@ -1,4 +1,4 @@
-"""What of a model decides what it says, as hashes and texts: weights, config, tokenizer."""
+"""Hashes and texts of everything that determines a model's output: weights, config, tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 
 def hash_tensors(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Of named tensors with their types and shapes, whatever their order, and of texts."""
+    """A hash of texts, and of named tensors with their types and shapes, in any order."""
     digest = xxhash.xxh3_128()
     for text in texts:
         digest.update(text.encode())

@@ -1,7 +1,7 @@
 """Load a model from a folder or a hub id, with every weight accounted for. No pickle, no remote code unless asked for.
 
-transformers fills weights that a folder lacks with random numbers and leaves out those it does not know, and says so in
-a log at most. Here both are errors that name them.
+transformers fills weights that a folder lacks with random numbers and ignores those it does not know, at most with a
+log message. Here both are errors that name them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _attention_fits(folder: Path) -> Iterator[None]:
         if "does not support an attention implementation" not in reason:
             raise
         raise ModelError(
-            f"{folder}: {reason}. A PRM may do with attn='flex', a policy can be served (openai:<base url>)."
+            f"{folder}: {reason}. A PRM may work with attn='flex'; a policy can be served (openai:<base url>)."
         ) from error
 
 

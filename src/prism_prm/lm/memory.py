@@ -1,4 +1,4 @@
-"""When memory runs out: a batch is run in halves."""
+"""When memory runs out, run a batch in halves."""
 
 from __future__ import annotations
 

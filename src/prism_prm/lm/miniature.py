@@ -1,7 +1,7 @@
 """A random model in miniature: of the same class and config as a given one, but narrow, short, and with tiny windows.
 
 What an architecture does with masks, positions and kept key/values is a matter of its code and config, not of its
-weights or widths. So it can be tried out on a miniature, in milliseconds also for models of billions of parameters.
+weights or widths. So it can be checked on a miniature, in milliseconds even for models with billions of parameters.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIZES: dict[str, int] = {
 }  # fmt: skip
 """What a config's sizes are cut to, where it has them and they are larger; different ones stay different."""
 _HIDDEN_SIZE, _MOST_HEADS = 64, 4
-"""Of every miniature, also of a smaller model: heads must have an even size, whatever their number."""
+"""The sizes of every miniature, even of a smaller model: heads must have an even size, whatever their number."""
 _IS_WINDOW = re.compile(r"(^|_)window(_size)?$")
 _DROPPED = ("quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 

@@ -1,4 +1,4 @@
-"""Where a model is: a folder here or a hub id. What is no model is told apart before anything heavy is imported."""
+"""Where a model is: a local folder or a hub id. Mistakes are found before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def readable(folder: Path, what: str) -> Iterator[None]:
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"{folder}: its {what} cannot be read: {said}. Mend it, or save or download the folder again."
+            f"{folder}: its {what} cannot be read: {said}. Correct it, or save or download the folder again."
         ) from error
 
 
@@ -40,10 +40,10 @@ def check_model(name: str | Path, *, allow_pickle: bool = False) -> None:
     if folder.is_dir():
         _check_folder(folder, allow_pickle)
     elif folder.exists():
-        raise ModelError(f"{name}: a file; name the folder of a model, with its config.json and weights")
+        raise ModelError(f"{name}: this is a file; name a model folder with config.json and weights")
     elif not is_hub_id(str(name)):
         raise ModelError(
-            f"{name}: there is no such model folder.{nearest(name)} A model of the hub is named owner/name."
+            f"{name}: there is no such model folder.{nearest(name)} A model on the hub is named owner/name."
         )
 
 
@@ -62,7 +62,7 @@ def local_folder(name: str, *, allow_pickle: bool = False) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = f"{problem}, and it was not downloaded before" if problem else f"the hub does not give it: {error}"
         raise ModelError(
-            f"{name}: there is no such folder, and {reason}. Name a local folder, or see to the network."
+            f"{name}: there is no such folder, and {reason}. Name a local folder, or check the network."
         ) from None
 
 
@@ -75,7 +75,7 @@ def _check_folder(folder: Path, allow_pickle: bool) -> None:
         raise ModelError(f"{folder}: no {CONFIG_FILE}, so this is not a model folder{hint}")
     with readable(folder, CONFIG_FILE):
         if not isinstance(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")), dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     check_pickled(folder, allow_pickle=allow_pickle)
 
 
@@ -88,8 +88,8 @@ def check_pickled(folder: Path, *, allow_pickle: bool) -> None:
         raise ModelError(f"{folder}: no .safetensors file, so there are no weights to load")
     if not allow_pickle:
         raise ModelError(
-            f"{folder}: the weights are pickled ({pickled[0]}), and reading them can run any code. Convert them to "
-            "safetensors, or pass allow_pickle=True (`prism score --allow-pickle`) if you trust their author."
+            f"{folder}: the weights are pickled ({pickled[0]}), and reading them can run arbitrary code. Convert them "
+            "to safetensors, or pass allow_pickle=True (`prism score --allow-pickle`) if you trust their author."
         )
 
 

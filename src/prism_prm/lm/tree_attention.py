@@ -1,4 +1,4 @@
-"""Attention over packed trees on CPUs: a stretch of queries at a time, over the keys that it can see.
+"""Attention over packed trees on CPUs: a block of queries at a time, over the keys that it can see.
 
 In a packed tree a token sees its own path, a small part of the row, but a dense mask pays for the whole row. Here each
 block of neighbouring queries gathers the keys that any of them sees and runs ordinary SDPA on those, so the work is
@@ -97,7 +97,7 @@ def tree_attention(
         )[0]
         return out, None
     if attention_mask is None or attention_mask.numel() > len(tree_blocks):
-        raise ModelError(f"{type(module).__name__} does not hand on the masks that it is given, so it cannot be packed")
+        raise ModelError(f"{type(module).__name__} does not pass on its attention mask, so it cannot be packed")
     repeats = query.shape[1] // key.shape[1]
     rows = []
     for row, blocks in enumerate(tree_blocks[attention_mask.numel() - 1]):

@@ -1,4 +1,4 @@
-"""What follows from counts of judged steps; every function takes arrays (..., 4) of [TP, FP, TN, FN].
+"""Metrics from counts of judged steps; every function takes arrays (..., 4) of [TP, FP, TN, FN].
 
 Leading axes are kept, so the counts of a thousand bootstrap draws go through the same function as one table's.
 """

@@ -1,4 +1,4 @@
-"""What is counted per solution: where the first bad step is, and ProcessBench's two accuracies.
+"""Metrics per solution: where the first bad step is, and ProcessBench's two accuracies.
 
 Steps of all solutions lie in one array, solution after solution; `starts` says where each begins.
 """
@@ -11,7 +11,7 @@ from prism_prm.metrics.counts import ratio
 from prism_prm.types import Bools, Floats, Ints
 
 OUTCOMES = ("exact", "early", "late", "missed")
-"""What became of a solution's first error: found, an earlier step blamed, a later one, or none."""
+"""How a solution's first error was judged: found, an earlier step blamed, a later one, or none."""
 
 
 def first_bad(bad: Bools, starts: Ints) -> Ints:

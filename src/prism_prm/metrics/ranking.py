@@ -1,7 +1,7 @@
-"""What needs no threshold: how well scores rank right steps above wrong ones, with ties counted half.
+"""Threshold-free metrics: how well scores rank right steps above wrong ones, with ties counted half.
 
-Steps are sorted once. A bootstrap draw then is a weight per step, and every metric follows from the weighted
-cumulative counts of right and wrong steps from the highest score down.
+Steps are sorted once. A bootstrap draw then is a weight per step, and every metric follows from the weighted cumulative
+counts of right and wrong steps from the highest score down.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A PRM with only its level moved: all its log-odds plus one number, fitted so that it errs as often as another PRM.
+"""A shifted PRM: all its log-odds plus one constant, fitted so that it errs as often as another PRM.
 
 Moving the log-odds by s and judging at the threshold t equals judging the old scores at sigmoid(logit(t) − s). The
 order of the steps stays, so a fit chooses one of the places where a threshold can cut the ranking, and needs no

@@ -25,7 +25,7 @@ class PackedBatch:
     owners: tuple[tuple[int, int], ...]
     """For each read (index of the tree in what was packed, node)."""
     hidden_BLH: Tensor | None = None
-    """What the frozen lower layers make of it, where that is known already; the model then goes on from there."""
+    """The frozen layers' activations, if cached; the model then continues from there."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         """The same batch on a device."""

@@ -43,8 +43,8 @@ def pack(
 ) -> list[Row]:
     """Rows of at most `row_tokens` tokens that read the wanted nodes (default: all), one part of one tree each.
 
-    `wanted` has for each tree the groups of nodes to read; a group is never torn apart. Only wanted nodes and their
-    ancestors are laid out. A node that stands in several groups may be read in several rows. A group whose own
+    `wanted` has for each tree the groups of nodes to read; a group is never split. Only wanted nodes and their
+    ancestors are laid out. A node in several groups may be read in several rows. A group whose own
     paths exceed `row_tokens` has a longer row to itself: a path cannot be split.
 
     `pair_cost` is what attention costs per (token, token) of a row, with the rest of the model's work per token as 1.
@@ -83,7 +83,7 @@ def _cheapest(
 def depth_first(parents: Sequence[int]) -> list[int]:
     """All nodes, each before its descendants, small branches first.
 
-    Small branches first puts the candidates of one position next to each other, before the trunk goes on, so that
+    Small branches first puts the candidates of one position next to each other, before the trunk continues, so that
     a split row repeats only the trunk up to its own positions.
     """
     sizes = [1] * len(parents)

@@ -1,9 +1,9 @@
-"""The lookahead audit: which later steps may be legitimate already at the earlier point.
+"""The lookahead audit: which later steps may already be right at the earlier position.
 
 Two marks. A near-duplicate of the current step (the same quantities, nearly the same words and signs) says the same
 thing, so it is right there too. A step that uses no quantity introduced in between (by the current step or any up to
-the candidate) may follow from what is known already. Quantities are numbers and one-letter names.
-Texts equal but for white space and case never become negatives.
+the candidate) may already follow from what is known. Quantities are numbers and one-letter names. Texts equal but for
+white space and case never become negatives.
 """
 
 from __future__ import annotations

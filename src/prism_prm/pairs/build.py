@@ -1,4 +1,4 @@
-"""The whole way from labelled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
+"""From labelled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
 
 Trees are read, paired and written in chunks, so that memory does not grow with the data.
 """
@@ -95,7 +95,7 @@ def _named(codes: Small, names: Sequence[str]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PairRecipe:
-    """Everything that decides what is made of the input."""
+    """Everything that decides which pairs are made from the input."""
 
     pairs: PairSettings = field(default_factory=PairSettings)
     splits: Splits | None = None
@@ -118,13 +118,13 @@ def build_pairs(
     *,
     advance: Advance = ignore,
 ) -> dict[str, Any]:
-    """Turn labelled solutions into matched pairs of a right and a wrong step; gives the summary.
+    """Turn labelled solutions into matched pairs of a right and a wrong step; returns the summary.
 
     Args:
         inputs: files, folders or hub data sets of labelled solutions, or a `Reader` of them.
         out: folder for trees.parquet, pairs.parquet and summary.json.
         recipe: which steps are compared, splits, and problems to leave out.
-        advance: is called with how many more bytes of input are done.
+        advance: called with the number of further bytes of input that are done.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs", PairRecipe(PairSettings(lookahead="none")))
@@ -161,7 +161,7 @@ def build_pairs(
 
 
 def _chunks(reader: Reader, recipe: PairRecipe) -> Iterator[tuple[list[str], list[Draft]]]:
-    """Trees that are not excluded, with their sources, so many at a time."""
+    """Trees that are not excluded, with their sources, in chunks."""
     sources: list[str] = []
     drafts: list[Draft] = []
     size = 0
@@ -221,7 +221,7 @@ def _write_random(output: _Output, others: OtherProblems) -> None:
 def _in_background(write: Write) -> Iterator[Write]:
     """The same, in a thread of its own and in the same order; at most one table waits, so that memory stays small.
 
-    Compressing and writing do without Python's lock, so reading goes on meanwhile.
+    Compressing and writing release Python's lock, so reading continues meanwhile.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         running: list[Future[None]] = []

@@ -80,7 +80,7 @@ def labelled_steps(trees: Mapping[int, StepTree]) -> Examples:
 def as_one_tree(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree, list[tuple[int, ...]]]:
     """Examples of ONE tree as a tree to score: the tree with their extra leaves, and per example the nodes to read.
 
-    A rejected step that stands under the chosen one's prefix is read in its place; a later step (lookahead) or a step
+    A rejected step after the chosen one's prefix is read where it is; a later step (lookahead) or a step
     of another tree (random) becomes one more leaf there, once however many examples use it.
     """
     tree = examples.trees[int(examples.tree[indices[0]])]

@@ -1,4 +1,4 @@
-"""The rules of pairing, tree by tree, as plainly as they can be said; `columns.py` does the same for many at once."""
+"""The rules of pairing, tree by tree, as plainly as possible; `vectorised.py` does the same for many at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from prism_prm.records import ROOT, PairKind, StepPair, StepTree
 def annotated_pairs(
     tree: StepTree, settings: PairSettings | None = None, *, drops: Counter[str] | None = None
 ) -> list[StepPair]:
-    """Every combination of a right and a wrong step, of different texts, under one prefix.
+    """Every combination of a right and a wrong step after the same prefix, with different texts.
 
-    A text that repeats under the prefix counts once for each side.
+    A repeated text counts once on each side.
 
     Args:
         tree: a problem with its labelled steps.
         settings: the rules of pairing.
-        drops: counts what made no pair.
+        drops: counts candidates that made no pair.
 
     Example:
         >>> steps = (Step("1 + 2 = 3", 1.0), Step("1 + 2 = 4", 0.0), Step("So it is 3.", 1.0))
@@ -47,12 +47,12 @@ def annotated_pairs(
 def lookahead_pairs(
     tree: StepTree, settings: PairSettings | None = None, *, drops: Counter[str] | None = None
 ) -> list[StepPair]:
-    """For every position whose trunk step is right, later trunk steps as its negatives.
+    """For every position whose trunk step is right, pairs with later trunk steps as negatives.
 
     Args:
         tree: a problem with its labelled steps.
         settings: the rules of pairing.
-        drops: counts what made no pair, and under `marked:` what the audit found, dropped or not.
+        drops: counts candidates that made no pair, and under `marked:` what the audit found, dropped or not.
 
     Example:
         >>> steps = (Step("1 + 2 = 3", 1.0), Step("1 + 2 = 4", 0.0), Step("So it is 3.", 1.0))
@@ -87,7 +87,7 @@ def lookahead_pairs(
 def _lookahead_drop(
     problem: str, texts: list[str], at: int, later: int, settings: PairSettings, drops: Counter[str]
 ) -> str | None:
-    """Why a later step is no negative here, or None."""
+    """Why a later step is not a negative here, or None."""
     if texts[at] == texts[later]:
         return "same_text"
     if settings.audit == "off":

@@ -115,7 +115,7 @@ class Exclusions:
     """Problems that must not be learned from, such as those of a benchmark."""
 
     ngram: int = 13
-    """Runs of so many words are compared; 0 compares whole problems only."""
+    """The length in words of the runs that are compared; 0 compares only whole problems."""
     counts: dict[str, Counter[Overlap]] = field(default_factory=dict)
     """By file, how many trees were left out and why."""
     _problems: dict[str, _Excluded] = field(default_factory=dict)

@@ -16,25 +16,25 @@ class PairSettings:
     """The rules of pairing; the defaults are those of `prism pairs`."""
 
     lookahead: Count | Literal["all", "none"] = "all"
-    """How many later steps become negatives of each position: all, none, or a number."""
+    """How many later steps become negatives at each position: all, none, or a number."""
     min_gap: Count = 1
-    """A lookahead negative stands at least this many steps later."""
+    """A lookahead negative comes at least this many steps later."""
     max_gap: Count | None = None
-    """A lookahead negative stands at most this many steps later. By default there is no limit."""
+    """A lookahead negative comes at most this many steps later. By default there is no limit."""
     audit: Audit = "drop"
-    """What to do with later steps that may be right already: drop them, keep and count them, or do not look (off)."""
+    """What to do with later steps that may already be right: drop them, keep and count them, or do not check (off)."""
     max_per_position: Count | None = None
-    """The most annotated pairs that a position gives. By default there is no limit."""
+    """The maximum number of annotated pairs per position. By default there is no limit."""
     random: Natural = 0
-    """Negatives per position from other problems, an ablation."""
+    """Negatives per position drawn from other problems (an ablation)."""
     perturbed: Natural = 0
-    """Negatives per position with a number or a sign changed, an ablation."""
+    """Negatives per position made by changing a number or a sign (an ablation)."""
     positive_above: Share = 0.5
     """A step is right if its label is above this."""
     negative_below: Share = 0.5
     """A step is wrong if its label is below this."""
     seed: Natural = 0
-    """The seed of splits and of every choice among pairs."""
+    """The seed for splits and for every random choice of pairs."""
 
     def __post_init__(self) -> None:
         check(self)

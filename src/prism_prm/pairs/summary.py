@@ -1,4 +1,4 @@
-"""What was read and what was made of it: the counts of `summary.json`, added up chunk by chunk."""
+"""The counts of `summary.json`, added up chunk by chunk: what was read and what was made from it."""
 
 from __future__ import annotations
 

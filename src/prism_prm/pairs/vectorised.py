@@ -1,4 +1,4 @@
-"""The rules of `rules.py` for many trees at once, in NumPy; a test holds the two equal."""
+"""The rules of `rules.py` for many trees at once, in NumPy; a test checks that the two agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who writes steps: a local model of transformers, or any OpenAI-compatible server."""
+"""Policies, which write steps: a local transformers model, or any OpenAI-compatible server."""
 
 from __future__ import annotations
 

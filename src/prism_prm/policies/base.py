@@ -30,13 +30,13 @@ class Sampling:
     """How steps are sampled."""
 
     temperature: NotNegative = 0.8
-    """The temperature of sampling; 0 is greedy."""
+    """The sampling temperature. 0 is greedy."""
     top_p: Annotated[float, Range(above=0, most=1)] = 1.0
-    """Sample from the likeliest tokens that together have this probability."""
+    """Nucleus sampling: sample from the likeliest tokens that together have this probability."""
     max_step_tokens: Count = 512
-    """A step with more tokens than this ends its solution, which counts as cut."""
+    """A step with more tokens than this ends its solution, which then counts as cut."""
     max_tokens: Count = 2048
-    """A solution with more tokens than this is cut."""
+    """A solution is cut after this many tokens."""
     stop: str = "\n\n"
     """The text between two steps."""
 
@@ -68,12 +68,12 @@ class Written:
     ending: Ending
     num_tokens: int
     log_likelihood: float | None = None
-    """Of all its tokens, at temperature 1; None where the policy does not say."""
+    """The log-likelihood of all its tokens, at temperature 1; None if the policy does not give it."""
     state: Any = None
 
 
 class Policy(Protocol):
-    """Who writes steps."""
+    """A policy, which writes steps."""
 
     name: str
     """As the user named it."""
@@ -99,7 +99,7 @@ def node_key(seed: int, problem: str, path: Sequence[int]) -> int:
 
 
 def write_steps(policy: Policy, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
-    """`policy.write`, but every step says something: after a blank stretch the policy is asked to go on.
+    """`policy.write` without blank steps: after a blank text the policy is asked to continue.
 
     A solution that ends right after a stop string gives a blank text with ending "end".
     """

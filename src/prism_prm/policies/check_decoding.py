@@ -1,7 +1,7 @@
-"""Try out whether an architecture can be decoded with shared contexts and kept key/values, on a miniature of it.
+"""Check on a miniature whether an architecture can be decoded with shared contexts and kept key/values.
 
-A few rows are written twice in a row; what their tokens are said to be worth must be what plain sequences through the
-architecture's own attention say.
+A few rows are decoded twice in a row; their token probabilities must equal those of plain sequences through the
+architecture's own attention.
 """
 
 from __future__ import annotations

@@ -18,26 +18,26 @@ from prism_prm.ranges import Count, check
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """How a policy is reached and asked."""
+    """Where a policy is and how it is prompted."""
 
     name: str = ""
-    """Who writes the steps: `hf:ID_OR_FOLDER` of a model, or `openai:BASE_URL` of a server."""
+    """The policy that writes the steps: `hf:ID_OR_FOLDER` for a local model, or `openai:BASE_URL` for a server."""
     prompting: Prompting = field(default_factory=Prompting)
     dtype: str | None = None
     """The precision of a local model. By default its own on a GPU and float32 on a CPU."""
     device: str | None = None
-    """Where a local model runs. By default a GPU where there is one."""
+    """Where a local model runs. By default a GPU if there is one."""
     token_budget: Count | None = None
     """Tokens per batch of a local model."""
     model: str | None = None
-    """Which of the server's models to use. By default its only one."""
+    """Which of the server's models to use. Not needed if it has only one."""
     tokenizer: str | None = None
-    """Hub id or folder of the tokenizer whose chat template to apply. By default the served model's."""
+    """Hub id or folder of the tokenizer whose chat template is applied. By default that of the served model."""
     concurrency: Count = 16
-    """How many requests to send to the server at a time."""
+    """The maximum number of requests in flight."""
     patience: Patience = field(default_factory=Patience)
     log_likelihood: bool = False
-    """Ask for log-probabilities, which a search sets itself where it needs them."""
+    """Ask for log-probabilities. A search sets this itself if it needs them."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -91,7 +91,7 @@ POLICIES: dict[str, Callable[[str, PolicySettings], Policy]] = {"hf": _open_hf, 
 
 
 def open_policy(settings: PolicySettings | str) -> Policy:
-    """Who writes steps: a local model of transformers, or any OpenAI-compatible server.
+    """A policy, which writes steps: a local transformers model, or any OpenAI-compatible server.
 
     Args:
         settings: a name such as `hf:Qwen/Qwen2.5-Math-1.5B-Instruct` or `openai:http://localhost:8000/v1`, or all
@@ -111,7 +111,7 @@ def _kind_and_place(settings: PolicySettings) -> tuple[str, str]:
     if not colon or kind not in POLICIES or not place:
         known = ", ".join(f"{kind}:…" for kind in POLICIES)
         raise ConfigError(
-            f"{settings.name!r} is no policy; expected one of {known}, e.g. hf:folder, openai:http://localhost/v1"
+            f"{settings.name!r} is not a policy; expected one of {known}, e.g. hf:folder, openai:http://localhost/v1"
         )
     return kind, place
 

@@ -8,9 +8,9 @@ Whether a step ended the solution, by the first of these rules that applies:
 3. The server says what stopped it (`stop_reason` of vLLM, `matched_stop` of SGLang): our stop string, or else the end.
 4. The server has left a whole stop string in a text before, so it would have done so here: the end.
 5. The finish reason alone cannot tell. The text is sent once more, without a stop string, for one greedy token: if
-   nothing comes, the end; otherwise the solution goes on.
+   nothing comes, the end; otherwise the solution continues.
 
-Any other finish reason ("abort", none at all) says that the answer is not whole: it is asked for again.
+Any other finish reason ("abort", none at all) means that the answer is incomplete: it is requested again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ API_KEY = "OPENAI_API_KEY"
 SEEDS = 2**31 - 1
 """Servers take seeds of 31 bits."""
 MOST_TOKENS = 10**9
-"""Of one answer; a larger count is nonsense."""
+"""The limit for one answer; a larger count is nonsense."""
 REASONS = ("stop", "length", "content_filter")
 """Finish reasons of a whole answer."""
 
@@ -42,7 +42,7 @@ class Completion:
     """One of REASONS."""
     num_tokens: int
     stopped_by: tuple[Any, ...] = ()
-    """What the server says stopped it, if it says so: the stop string, the id of a token, or None for the end."""
+    """What stopped it, if the server reports it: the stop string, the id of a token, or None for the end."""
     token_log_likelihoods: tuple[float, ...] | None = None
     """None where the server gives none, or was not asked."""
 
@@ -138,14 +138,14 @@ class OpenAiPolicy:
             )
         reason = choice.get("finish_reason")
         if reason not in REASONS:
-            raise ValueError(f"the answer is not whole: finish_reason is {reason!r}, not one of {', '.join(REASONS)}")
+            raise ValueError(f"the answer is incomplete: finish_reason is {reason!r}, not one of {', '.join(REASONS)}")
         # Half a character (a lone surrogate, which JSON can hold) could neither be sent back nor written down.
         text = choice["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         used = answer.get("usage")
         counted = used.get("completion_tokens") if isinstance(used, dict) else None
         num_tokens = counted if type(counted) is int else self._count(text)
         if not 0 <= num_tokens <= MOST_TOKENS:
-            raise ValueError(f"the answer says that it has {num_tokens} tokens")
+            raise ValueError(f"the answer claims to have {num_tokens} tokens")
         said = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
         logged = choice.get("logprobs") if self.has_log_likelihood else None
         values = logged.get("token_logprobs") if isinstance(logged, dict) else None
@@ -162,8 +162,8 @@ class OpenAiPolicy:
             return None
         if found.token_log_likelihoods is None:
             raise PolicyError(
-                f"{self.name} gives no log-probabilities, and this search weighs the policy's likelihood. Use another "
-                "server, or rank by the PRM alone: --prm-weight 1."
+                f"{self.name} gives no log-probabilities, but this search uses the policy's likelihood. Use another "
+                f"server, or rank by the PRM alone: --prm-weight 1."
             )
         return sum(found.token_log_likelihoods)
 
@@ -172,7 +172,7 @@ def _numbers(values: Any) -> tuple[float, ...]:
     """Log-probabilities; a null among them is a token that has none."""
     known = [value for value in values if value is not None] if isinstance(values, list) else [values]
     if bad := [value for value in known if type(value) not in (int, float) or not math.isfinite(value)]:
-        raise ValueError(f"the log-probability {str(bad[0])[:40]} is no finite number")
+        raise ValueError(f"the log-probability {str(bad[0])[:40]} is not a finite number")
     return tuple(map(float, known))
 
 
@@ -181,7 +181,7 @@ def served_model(server: Server) -> str:
     (names,) = server.together([server.ask("GET", "/models", _names)])
     if len(names) != 1:
         listed = ", ".join(names[:8]) or "no model by name"
-        raise PolicyError(f"{server.shown} serves {listed}; say which one with --model")
+        raise PolicyError(f"{server.shown} serves {listed}; choose one with --model")
     return names[0]
 
 
@@ -189,7 +189,7 @@ def _names(answer: dict[str, Any]) -> list[str]:
     entries = answer.get("data")
     named = [entry["id"] for entry in _dicts(entries) if isinstance(entry.get("id"), str)]
     if not isinstance(entries, list) or len(named) < len(entries):
-        raise ValueError(f"the answer is no list of models; its fields: {sorted(answer)}")
+        raise ValueError(f"the answer is not a list of models; its fields: {sorted(answer)}")
     return named
 
 

@@ -18,10 +18,9 @@ class Prompting:
     system: str = ""
     """The system turn of the prompt. By default the chat template decides."""
     user: str = MARK
-    """The user turn of the prompt; `{problem}` stands for the problem."""
+    """The user turn of the prompt. `{problem}` is replaced by the problem."""
     template: Literal["auto", "none"] = "auto"
-    """With auto, the tokenizer's chat template is applied where it has one. With none, problems are sent as plain
-    text."""
+    """How problems are sent: with the tokenizer's chat template if it has one (auto), or as plain text (none)."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -32,7 +31,7 @@ class Prompting:
 def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:
     """The prompt as text, without a beginning-of-sequence token that the tokenizer itself puts first.
 
-    Servers and `tokenizer(text)` add that token; in the text it would stand there twice.
+    Servers and `tokenizer(text)` add that token; in the text it would occur twice.
     """
     user = prompting.user.replace(MARK, problem)
     if prompting.template == "none" or tokenizer is None or not getattr(tokenizer, "chat_template", None):

@@ -1,4 +1,4 @@
-"""PRM families: how each lays out text, where it is read, and what its head says. One file each."""
+"""PRM families: how each lays out text, where it is read, and what its head's output means. One file each."""
 
 from __future__ import annotations
 

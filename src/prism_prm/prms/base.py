@@ -45,7 +45,7 @@ class TextEncoder:
         """The ids of a step's text, which must be some."""
         ids = self.plain(text)
         if not ids:
-            raise DataError(f"the step {text!r} makes no token, so it cannot be scored", reason="empty-step")
+            raise DataError(f"the step {text!r} has no tokens, so it cannot be scored", reason="empty-step")
         return ids
 
     def layout(self, text: str) -> list[int]:
@@ -75,11 +75,11 @@ class Family(ABC):
     name: ClassVar[str]
     """As it is named in prism.json and for --family; for a family of another package or a file, that sets it."""
     sha256: ClassVar[str] = ""
-    """Of the file in which a family that is not ours is written: what decides its scores, as the weights do."""
+    """The SHA-256 of the file of a family that is not ours, which determines its scores as the weights do."""
     outputs: ClassVar[tuple[str, ...]] = ("correct",)
     """Names of the log-odds; the first is that the step is right."""
     head_name: ClassVar[str]
-    """Where the head's weights stand in a checkpoint."""
+    """The name of the head's weights in a checkpoint."""
     uses_lm_head: ClassVar[bool] = False
     """Whether the head is the language model's own output layer."""
     new_tokens: ClassVar[tuple[str, ...]] = ()

@@ -42,9 +42,9 @@ class Card:
     aggregator: str = DEFAULT_AGGREGATOR
     """How step scores make one score of a solution; what commands select by unless told otherwise."""
     frozen_layers: Natural = 0
-    """How many lowest layers training left as the backbone had them: what they make of texts can be kept on disc."""
+    """How many of the lowest layers were frozen in training; their activations can be cached on disk."""
     family_sha256: str = ""
-    """Of the file in which a family that is not ours is written; left out of prism.json where it is ours."""
+    """The SHA-256 of the file of a family that is not ours; left out of prism.json otherwise."""
     base_model: str = ""
     """The hub id of the model that this one was made from; left out of prism.json where it is not known."""
     datasets: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ def _family_of(card: Card, folder: Path, named: str | None) -> type[Family]:
     where = folder / CARD_FILE
     if named is None and is_in_file(card.family):
         raise ConfigError(
-            f"{where}: the family is {card.family}, a file of its author's (SHA-256 {card.family_sha256}). Code in a "
+            f"{where}: the family is {card.family}, a file of its author (SHA-256 {card.family_sha256}). Code in a "
             f"file runs only if you name it: give --family {card.family} (family=… in Python), with the path to it."
         )
     try:
@@ -125,7 +125,7 @@ def load_head(folder: Path, head: nn.Module, family: Family, backbone: Any, *, a
     if set(found) != wanted:
         raise ModelError(
             f"{folder}: the head of family {family.name!r} needs the weights {sorted(wanted - set(found))}, which are "
-            "not there. Name the right family, or make a new PRM from a language model with init_prm."
+            f"missing. Name the right family, or make a new PRM from a language model with init_prm."
         )
     shapes = {prefix + key: value.shape for key, value in head.state_dict().items()}
     for key, value in found.items():
@@ -176,4 +176,4 @@ def push_folder(folder: Path, repo_id: str, *, private: bool, message: str, toke
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message))
     except (httpx.HTTPError, HFValidationError, OSError) as error:
         said = first_sentence(error)
-        raise ModelError(f"{repo_id}: the hub did not take it ({said}); `hf auth login` logs in") from error
+        raise ModelError(f"{repo_id}: the hub refused the upload ({said}); log in with `hf auth login`") from error

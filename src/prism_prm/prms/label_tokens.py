@@ -1,4 +1,4 @@
-"""Families that are plain language models: they say `+` or `-`, and the step is right as far as `+` is likelier."""
+"""Families that are plain language models: a step is as right as `+` is likelier than `-`."""
 
 from __future__ import annotations
 

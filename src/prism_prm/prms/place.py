@@ -36,8 +36,8 @@ def read_run(folder: Path) -> dict[str, Any] | None:
         msgspec.convert(found, _Run)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ModelError(
-            f"{path}: not what `prism train` writes there ({error}). Remove it and run `prism train` with the same "
-            "recipe: what is done is not done again."
+            f"{path}: not what `prism train` writes there ({error}). Remove it and rerun `prism train` with the same "
+            f"recipe to resume."
         ) from None
     return found
 
@@ -56,11 +56,15 @@ def prm_folder(name: str | Path) -> str | Path:
     if run is not None:
         best = folder / str(run["best"])
         if not is_whole(best):
-            raise ModelError(f"{best}: the weights of this run's best round are gone; `prism train` makes them again.")
+            raise ModelError(
+                f"{best}: the weights of this run's best round are missing; rerun `prism train` to make them again."
+            )
         return best
     done = sorted(str(card.parent) for card in folder.glob(f"rounds/*/{CARD_FILE}"))
     finished = f"the finished rounds are PRMs: {', '.join(done)}" if done else "no round is finished yet"
-    raise ModelError(f"{folder}: this run is not finished ({finished}); `prism train` with the same recipe goes on.")
+    raise ModelError(
+        f"{folder}: this run is not finished ({finished}); rerun `prism train` with the same recipe to resume."
+    )
 
 
 def checkable(loading: Mapping[str, Any] | None, name: str = "") -> dict[str, Any]:

@@ -45,10 +45,10 @@ def _turns(tokenizer: Any) -> tuple[str, str, str]:
     chat = [{"role": role, "content": mark} for role, mark in zip(roles, _MARKS, strict=True)]
     text = tokenizer.apply_chat_template(chat, tokenize=False, date_string=_DATE)
     if any(text.count(mark) != 1 for mark in _MARKS):
-        raise ModelError("family 'rlhflow': the tokenizer's chat template does not show each turn once")
+        raise ModelError("family 'rlhflow': the tokenizer's chat template must contain each turn exactly once")
     before, rest = text.split(_MARKS[0])
     ask, rest = rest.split(_MARKS[1])
     answered, rest = rest.split(_MARKS[2])
     if not rest.startswith(ask + _MARKS[3]):
-        raise ModelError("family 'rlhflow': the chat template lays out later turns otherwise than the first")
+        raise ModelError("family 'rlhflow': the chat template formats later turns differently from the first")
     return before, ask, answered

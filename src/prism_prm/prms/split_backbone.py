@@ -1,8 +1,8 @@
-"""A backbone in two halves that share its weights: the lower layers, which stay frozen, and the rest, which is trained.
+"""A backbone in two parts that share its weights: the lower layers, which stay frozen, and the rest, which is trained.
 
-What the lower half makes of a text never changes, so it can be computed once and kept; training and scoring then run
-the upper half alone. Both halves are the architecture's own model class with a part of its layers, so every
-architecture's forward pass is its own.
+The lower part's activations never change, so they can be cached; training and scoring then run the upper part alone.
+Both parts are the architecture's own model class with a part of its layers, so every architecture's forward pass is its
+own.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def divide(backbone: Any, layers: int) -> Halves:
     kind = backbone.config.model_type
     if not isinstance(found, nn.ModuleList) or not isinstance(getattr(backbone, "norm", None), nn.Module):
         raise ModelError(
-            f"{kind}: this architecture has no plain stack of layers, so its lower ones cannot be kept apart"
+            f"{kind}: this architecture has no plain stack of layers, so its lower layers cannot be cached"
         )
     if not 0 < layers < len(found):
         raise ConfigError(
-            f"{layers} frozen layers to keep: the model has {len(found)}; between 1 and {len(found) - 1}."
+            f"{layers} frozen layers: the model has {len(found)} layers, so between 1 and {len(found) - 1} can be "
+            f"frozen."
         )
     lower = _part(backbone, slice(None, layers))
     lower.norm = nn.Identity()
@@ -69,6 +70,4 @@ def _check(backbone: Any, halves: Halves) -> None:
     found = halves.upper(inputs_embeds=hidden, use_cache=False).last_hidden_state
     whole = backbone(input_ids=ids, use_cache=False).last_hidden_state
     if not torch.allclose(found, whole, rtol=1e-3, atol=1e-3):
-        raise ModelError(
-            f"{backbone.config.model_type}: its layers cannot be run in two halves, so none can be kept apart"
-        )
+        raise ModelError(f"{backbone.config.model_type}: its layers cannot be run in two parts, so none can be cached")

@@ -1,4 +1,4 @@
-"""A report people like to read: the finding, then figures and tables, as one HTML page, as Markdown, and as JSON.
+"""A report: the finding, then figures and tables, as one HTML page, as Markdown, and as JSON.
 
     report = Report("PRMBench", subtitle="my-prm, 2,290 items", finding="my-prm passes 30.5 % of the wrong steps.")
     with report.figure("fpr-fnr", caption="…", alt="…") as axes:
@@ -232,5 +232,5 @@ def plain_json(value: Any) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Text that is no Markdown, such as a PRM's name, as Markdown that shows it as it is."""
+    """Plain text, such as a PRM's name, escaped for Markdown."""
     return re.sub(r"([\\`*<&]|(?<!\w)_|_(?!\w)|\](?=\())", r"\\\1", text)

@@ -12,7 +12,7 @@ from prism_prm.report.tables import Table
 from prism_prm.types import Floats
 
 MAX_LETTERS = 1500
-"""Of the solution that is shown: longer ones nobody reads."""
+"""The size limit of the solution that is shown: nobody reads longer ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ def check_ns(pool: Pool, ns: Sequence[int]) -> tuple[int, ...]:
     bad = [n for n in ns if not 1 <= n <= most]
     if bad or not ns:
         raise ConfigError(
-            f"n = {bad} is not possible: no problem of this pool has more than {most} solutions, so n goes from 1 to "
-            "that."
+            f"n = {bad} is not possible: no problem of this pool has more than {most} solutions, so n must be from 1 "
+            f"to {most}."
         )
     return tuple(sorted(set(ns)))
 

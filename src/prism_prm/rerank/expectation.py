@@ -1,9 +1,9 @@
-"""What selecting from n of the N solutions of a problem comes to on average, over all ways to draw them.
+"""The expected accuracy of selecting from n of a problem's N solutions, over all ways to draw them.
 
-The pool is one large sample. Each value here is the expectation over ordered draws of n different solutions, so it has
-no luck of one draw in it. pass@n and Best-of-n have closed forms; votes are averaged over many seeded draws, the same
-draws for every n and every PRM, so that comparisons are paired. Drawing in random order makes "the earlier of equals"
-fair: tied solutions share their chance.
+The pool is one large sample. Each value here is the expectation over ordered draws of n different solutions, so it does
+not depend on one lucky draw. pass@n and Best-of-n have closed forms; votes are averaged over many seeded draws, the
+same draws for every n and every PRM, so that comparisons are paired. Drawing in random order makes "the earlier of
+equals" fair: tied solutions share their chance.
 
 Shapes: N solutions, D draws, G groups of equal answers, K values of n.
 """

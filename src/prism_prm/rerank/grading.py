@@ -17,13 +17,13 @@ from prism_prm.types import Advance, Bools, Ints, ignore
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What became of one solution's answer."""
+    """How one solution's answer was found and judged."""
 
     answer: str | None
     method: str
     """How the answer was found; "given" where the pool says it."""
     correct: bool | None
-    """None where nothing says so: the problem has no reference answer, and the pool no verdict of its own."""
+    """None if unknown: the problem has no reference answer, and the pool no verdict of its own."""
     group: int
     """Equal answers of a problem have equal numbers, in order of first sight; −1 has no answer."""
     status: str
@@ -120,7 +120,7 @@ def with_task(pool: Pool, task: Task) -> Pool:
     if missing:
         raise DataError(
             f"{len(missing)} of {len(pool.problems)} problems of the pool are not in the task {task.name!r} "
-            f"(the first: {missing[0][:60]!r}). Choose another task.",
+            f"(the first: {missing[0][:60]!r}). Name another task.",
             reason="unknown-problem",
         )
     return Pool(tuple(replace(entry, problem=known[entry.problem.text.strip()]) for entry in pool.problems))

@@ -40,24 +40,24 @@ SELECTED = "selected.jsonl"
 class RerankSettings:
     """How answers are found and judged, and how one of n solutions is selected."""
 
-    aggregators: tuple[str, ...] | None = field(default=None, metadata={SHOWN: "all, first that of the PRM's card"})
-    """How step scores become a solution's score: last, min, product, mean, soft-min. The first selects and is drawn in
-    the main figures. By default each PRM's own does, and all are measured."""
+    aggregators: tuple[str, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
+    """How step scores become a solution's score: last, min, product, mean, soft-min. The first one selects and is
+    drawn in the main figures. By default that is the PRM's own, and all are measured."""
     ns: tuple[Count, ...] | None = None
-    """The numbers of solutions to select from, such as 1,4,16. By default 1, 2, 4, … up to all."""
+    """The numbers of solutions to select from, e.g. 1,4,16. By default 1, 2, 4, … up to all."""
     extract: tuple[str, ...] = tuple(EXTRACTORS)
-    """The ways to find the answer in a solution, surest first."""
+    """The ways to find the answer in a solution, most reliable first."""
     answer_field: str | None = None
-    """The field that holds the reference answer: in the pool, or with a task in its file. By default `answer`,
+    """The field of the pool, or of the task's file, that holds the reference answer. By default `answer`,
     `final_answer`, `expected_answer` or `ground_truth`."""
     num_draws: Count = NUM_DRAWS
-    """How many draws per problem the votes rest on."""
+    """The number of draws per problem over which votes are averaged."""
     seed: Natural = 0
-    """The seed of these draws."""
+    """The seed for the draws."""
     workers: Count | None = None
-    """How many processes judge answers. By default one per core."""
+    """The number of processes that judge answers. By default one per core."""
     time_limit: Annotated[float, Range(0.1)] = 5.0
-    """The CPU seconds that one comparison of answers may take."""
+    """The limit in CPU seconds for one comparison of answers."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -81,24 +81,24 @@ def rerank_pool(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Results:
-    """Select one of n solutions in every way (Best-of-N, votes, with and without PRMs), measure it, write a report.
+    """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
+    report.
 
-    What is selected from all solutions of a problem is in `selections` and in `selected.jsonl`. A problem without a
-    reference answer is selected from, but not measured; one with fewer than n solutions takes all it has.
-    Grades and scores are kept in `out`: the same call goes on where it was stopped.
+    `selections` and `selected.jsonl` have the solution that each rule selects. Problems without a reference answer are
+    not measured; a problem with fewer than n solutions uses all of them. Repeat a stopped call to resume it.
 
     Args:
         pool: a pool, or the files, folders or hub data sets that hold one.
         out: folder for tables, metrics.json and the report.
         prms: name → a PRM, or its folder or hub id, to score the solutions with.
-        scores: name → a scores table of this pool that was made before.
+        scores: name → an existing scores table of this pool.
         task: take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool.
-        task_data: local file of `task`; default: the hub.
+        task_data: the local file of `task`; by default the task comes from the hub.
         settings: aggregators, numbers of solutions, draws and the judging of answers.
-        store: a folder of scores to reuse and add to.
-        loading: options of `load_prm`, for PRMs that are given by their place; `family` may be a dict by PRMs' names.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        store: a folder of scores to reuse and extend.
+        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> settings = RerankSettings(aggregators=("min",), num_draws=100, workers=1)
@@ -180,7 +180,7 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
         graded_as = grading_hash(pool, grader)
         known = read_grades(out / SOLUTIONS, pool, graded_as)
         if known is not None:
-            say(f"Grades: taken from {out / SOLUTIONS}")
+            say(f"Reusing the grades in {out / SOLUTIONS}")
             return known, graded_as
         referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.answer is not None)
         with bars("judging", len(pool.solutions) + referenced, unit="comparisons") as advance:

@@ -36,7 +36,7 @@ TITLES = {
     "weighted": "weighted vote",
 }
 _SIZE = (4.4, 3.7)
-"""Of a figure, in inches: higher than most, for the long legend."""
+"""The size of a figure in inches: taller than most, for the long legend."""
 
 
 def make_report(results: Results) -> Report:
@@ -45,7 +45,7 @@ def make_report(results: Results) -> Report:
     subtitle = f"{number(len(pool.problems))} problems, {number(len(pool.solutions))} solutions"
     differences = results.differences()
     report = Report(results.title, subtitle=subtitle, metrics=results.metrics(differences))
-    report.finding = "One solution of each problem was selected by every rule; `selected.jsonl` holds them."
+    report.finding = "Every rule selected one solution of each problem; see `selected.jsonl`."
     if results.curves:
         report.finding = _finding(results)
         _draw_methods(results, report)
@@ -78,8 +78,8 @@ def _finding(results: Results) -> str:
 
 
 def without_solution(count: int, total: int) -> str:
-    """A line on the problems for which there is none; "" where there are no such problems."""
-    return f"{count:,} of {total:,} problems have no solution and count as not solved." if count else ""
+    """A note on the number of problems without a solution; "" if there are none."""
+    return f"{count:,} of {total:,} problems have no solution and count as unsolved." if count else ""
 
 
 def notes(results: Results) -> list[str]:
@@ -88,14 +88,16 @@ def notes(results: Results) -> list[str]:
     found = [without_solution(pool.num_empty, len(pool.problems))] if results.curves else []
     if graded.num_unmeasured:
         lack = f"{graded.num_unmeasured:,} of {len(pool.problems):,} problems have no reference answer"
-        done = "selected from, but not measured" if results.curves else "selected from; there is nothing to measure"
-        found.append(f"{lack}: {done}. Give the answers in the pool, or name their task (--task).")
+        done = "not measured" if results.curves else "there is nothing to measure"
+        found.append(
+            f"{lack}: solutions are selected, but {done}. Give the answers in the pool, or name their task (--task)."
+        )
     if results.smaller:
         sizes = [len(graded.grades[i]) for i in graded.measured if graded.grades[i]]
         counts = ", ".join(f"{count:,} at n = {n}" for n, count in results.smaller.items())
         found.append(
-            f"The problems have {min(sizes):,} to {max(sizes):,} solutions. At each n, a problem with fewer takes all "
-            f"it has: {counts} (of {len(graded.measured):,})."
+            f"The problems have {min(sizes):,} to {max(sizes):,} solutions. At each n, a problem with fewer uses all "
+            f"of them: {counts} (of {len(graded.measured):,})."
         )
     found += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
     return [note for note in found if note]
@@ -141,7 +143,7 @@ def _draw_methods(results: Results, report: Report) -> None:
     caption = "Expected accuracy against the number of solutions; bands are 95 % intervals."
     if systems:
         own = "; ".join(f"{prm}: {choice}" for prm, choice in results.own_aggregator.items())
-        caption += f" How the scores of steps become a solution's: {own}."
+        caption += f" Step scores become a solution's score by: {own}."
     shown = [*systems, "majority vote", "oracle", "one solution"]
     alt = f"Accuracy against n of {' and '.join(TITLES[method] for method in methods)}: {', '.join(shown)}"
     with report.figure("accuracy", caption=caption, alt=alt, size=_SIZE, panels=len(methods)) as drawn:
@@ -197,10 +199,10 @@ def _compare_aggregators(results: Results, report: Report) -> None:
     """Which aggregator to use with a PRM."""
     if not results.scores or len(results.aggregators) < 2:
         return
-    report.text("## Other ways from scores of steps to the score of a solution")
+    report.text("## Other aggregators")
     look = looks([*results.aggregators, "majority"])
     for i, prm in enumerate(results.scores, 1):
-        caption = f"{prm}, by how the scores of steps become the score of a solution."
+        caption = f"{prm}, by aggregator."
         alt = f"Accuracy against n of {prm} by aggregator: {', '.join(results.aggregators)}"
         name = f"aggregators-{i}"
         with report.figure(name, caption=caption, alt=alt, size=_SIZE, panels=len(WITH_PRM)) as panels:
@@ -265,7 +267,7 @@ def _tabulate_selected(results: Results, report: Report) -> None:
     report.table(
         ["rule", "selected", "with an answer", "nothing to select"],
         [[named[key], *map(number, counts)] for key, counts in rows.items()],
-        caption="Problems by what was selected from all their solutions; `selected.jsonl` has which, and its answer",
+        caption="Problems by whether the selected solution is right; `selected.jsonl` lists the selections",
     )
 
 
@@ -278,7 +280,7 @@ def _tabulate_answers(results: Results, report: Report) -> None:
     counts |= {f"no score from {prm}": results.num_unscored(prm) for prm in results.scores}
     total = len(results.graded.pool.solutions)
     rows = [[name, number(count), percent(count / total)] for name, count in counts.items()]
-    report.table(["answers", "solutions", "%"], rows, caption="How answers were found, and what became of them")
+    report.table(["answers", "solutions", "%"], rows, caption="How answers were found, and how they were judged")
     report.text(
         '"last number" is a guess, for solutions that state no answer. An answer whose comparison ran out of time '
         '("timeout"), failed ("error") or was too long was compared as text only.'

@@ -34,7 +34,7 @@ def best_of_n(scores: Sequence[float] | Floats) -> int:
     """The index of the highest score, the first of equals.
 
     Args:
-        scores: one per solution. Any will do, also logarithms; −inf is "no score".
+        scores: one per solution, on any scale, e.g. logarithms; −inf means "no score".
 
     Example:
         >>> best_of_n([0.2, 0.9, 0.9])
@@ -49,12 +49,12 @@ def best_of_n(scores: Sequence[float] | Floats) -> int:
 def weighted_vote(
     answers: Sequence[str | None], scores: Sequence[float] | Floats, *, judge: Judge | None = None
 ) -> Vote:
-    """The answer whose solutions' scores sum to the most, over EQUIVALENT spellings.
+    """The answer whose solutions' scores have the largest sum; equivalent spellings are one answer.
 
     Args:
         answers: one per solution; None casts no vote.
         scores: one per solution, not negative and not logarithms.
-        judge: keeps its worker processes between votes; without one, they are started for this vote alone.
+        judge: a `Judge` that keeps its worker processes between votes; by default they are started for this vote alone.
 
     Example:
         >>> weighted_vote(["1/2", "0.5", "3"], [0.3, 0.3, 0.5]).answer
@@ -75,7 +75,7 @@ def majority_vote(answers: Sequence[str | None], *, judge: Judge | None = None) 
 
     Args:
         answers: one per solution; None casts no vote.
-        judge: keeps its worker processes between votes; without one, they are started for this vote alone.
+        judge: a `Judge` that keeps its worker processes between votes; by default they are started for this vote alone.
 
     Example:
         >>> majority_vote(["12", "7", "12.0", None]).answer

@@ -41,17 +41,17 @@ class Selection:
     steps: tuple[str, ...]
     answer: str | None
     score: float | None
-    """Of the selected solution, by the PRM; None without a PRM, or where it gave none."""
+    """The PRM's score of the selected solution; None without a PRM, or if it gave none."""
     share: float | None
-    """Of all votes, those for this answer; None for Best-of-n, and where nobody votes."""
+    """The share of all votes that this answer got; None for Best-of-n, and if nobody votes."""
     correct: bool | None
-    """None where no reference says so."""
+    """None without a reference answer."""
 
 
 def select_solutions(
     graded: GradedPool, scores: Mapping[str, StepScores], aggregators: Mapping[str, Choice[str]]
 ) -> tuple[Selection, ...]:
-    """Of each problem what the majority selects, then what Best-of-n and the weighted vote select with each PRM."""
+    """For each problem, the selection of the majority, then of Best-of-n and the weighted vote with each PRM."""
     log_scores = {prm: log_scores_of(steps, aggregators[prm].value) for prm, steps in scores.items()}
     ends = np.cumsum([len(grades) for grades in graded.grades])
     found: list[Selection] = []

@@ -1,4 +1,4 @@
-"""P(right) of the steps of a pool's solutions: as the pool says, from a scores table, or by a PRM."""
+"""P(right) of the steps of a pool's solutions: from the pool itself, a scores table, or a PRM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prism_prm.scorer.store import ScoreStore
 
 StepScores = Sequence[Floats | None]
-"""Of each solution of a pool, in order; None has no score: ranked last, no weight."""
+"""Step scores of each solution of a pool, in order; None means no score: ranked last, no weight."""
 
 
 def scores_in_pool(pool: Pool) -> StepScores | None:
@@ -46,9 +46,8 @@ def scores_in_table(path: str | Path, pool: Pool) -> StepScores:
 
 
 def scores_by_prm(store: ScoreStore, pool: Pool, advance: Callable[[int], None] = lambda _: None) -> StepScores:
-    """The scores of the store's PRM, made where they are missing; a solution with a step that it cannot read has none.
-
-    `advance` hears of solutions.
+    """The scores of the store's PRM; missing ones are computed. A solution with a step that it cannot read has none.
+    `advance` is called with finished solutions.
     """
     from prism_prm.scorer.store import Request
 

@@ -1,7 +1,8 @@
-"""Reinforcement learning with a PRM: rewards for trainers that others wrote, and credit for single steps.
+"""Reinforcement learning with a PRM: rewards for existing trainers, and credit for single steps.
 
-`reward` scores completions, `credit` turns the scores of a group into advantages per step, `spans` says which tokens
-are whose, and `trainer` hands them to TRL. `verl` and `openrlhf` are the files that those frameworks are pointed to.
+`reward` scores completions, `credit` turns the scores of a group into advantages per step, `spans` assigns tokens to
+steps, and `trainer` passes the advantages to TRL. `verl` and `openrlhf` are the files that those frameworks are pointed
+to.
 """
 
 from __future__ import annotations

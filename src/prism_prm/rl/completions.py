@@ -1,4 +1,4 @@
-"""What trainers hand to a reward function, as texts: prompts and completions are plain or conversations."""
+"""What trainers pass to a reward function, as texts: prompts and completions, plain or as conversations."""
 
 from __future__ import annotations
 

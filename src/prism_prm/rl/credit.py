@@ -18,7 +18,7 @@ from prism_prm.types import Floats
 EPSILON = 1e-4
 """What is added to a standard deviation before it divides."""
 PURE_TEMPERATURE = 0.1
-"""Of PURE's softmax over steps: towards 0 only the worst step counts."""
+"""The temperature of PURE's softmax over steps: towards 0 only the worst step counts."""
 PROGRESS_WEIGHT = 1.0
 """How much a step's progress weighs beside the solution's own advantage."""
 
@@ -34,7 +34,7 @@ class Graded:
     num_tokens: Sequence[int]
     """How many tokens each step has."""
     reward: float
-    """Of the whole solution."""
+    """The reward of the whole solution."""
 
     def __post_init__(self) -> None:
         assert len(self.scores) == len(self.rewards) == len(self.num_tokens) > 0, "one of each per step"

@@ -1,4 +1,4 @@
-"""Train one policy with one reward by TRL: watched on held-out problems, and resumed where it was stopped."""
+"""Train one policy with one reward by TRL, monitored on held-out problems and resumable."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FREE = (
     "trainer.save_strategy", "trainer.save_total_limit", "trainer.disable_tqdm", "trainer.use_cpu",
     "trainer.dataloader_num_workers", "trainer.log_completions", "trainer.run_name", "trainer.gradient_checkpointing",
 )  # fmt: skip
-"""Settings that change no update, and so may change when a run goes on."""
+"""Settings that change no update, and so may differ when a run is resumed."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What became of a policy."""
+    """A policy's training run: looks, alarms, and where it is."""
 
     looks: list[Look]
     """From before the first update to after the last."""
@@ -72,7 +72,7 @@ def train_with_reward(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Curve:
-    """Train a policy by GRPO; a run that was stopped goes on from TRL's last checkpoint, and one that is done is read.
+    """Train a policy by GRPO; a stopped run resumes from TRL's last checkpoint, and a finished one is read.
 
     Args:
         policy: folder or hub id of a causal language model.
@@ -86,7 +86,7 @@ def train_with_reward(
         monitor: how often and how closely to look.
         identity: names what decides the reward: a folder whose reward had another one is refused.
         bars: makes progress bars.
-        say: hears what people may want to know, such as alarms.
+        say: receives messages for people, such as alarms.
     """
     check_installed()
     out, monitor = Path(out), monitor or MonitorSettings()
@@ -123,7 +123,7 @@ def is_finished(out: Path) -> bool:
 
 
 def read_curve(out: Path) -> Curve:
-    """What became of a policy that is trained."""
+    """The curve of a trained policy."""
     return Curve(read_looks(out / LOOKS), out / POLICY, json.loads((out / LOG).read_text(encoding="utf-8")))
 
 
@@ -206,7 +206,7 @@ def _read_run(out: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise PrismError(f"{out / RUN}: not a JSON record ({error}); remove it to start anew.") from error
+        raise PrismError(f"{out / RUN}: not a JSON record ({error}); remove it to start again.") from error
     return found
 
 

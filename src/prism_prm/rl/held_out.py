@@ -1,4 +1,4 @@
-"""Solutions of held-out problems by a policy as it stands, and who says whether they are right."""
+"""The current policy's solutions of held-out problems, and the gold that judges them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen of a policy in training, as values and as a table, and when its reward and the truth have parted.
+"""Looks at a policy in training, as values and as a table, and the alarm when its reward and the truth diverge.
 
 The rule of the alarm: at some look the gold, of sampled or of greedy solutions, is lower than at its best look so far,
 by 3.5 standard errors and 3 points or more, while the proxy (the reward) is higher than it was then, by 2 standard
@@ -40,16 +40,17 @@ class MonitorSettings:
     """Section [monitor]: how often a policy is looked at, and how closely."""
 
     every: int = 5
-    """Updates between two looks, beside those before the first and after the last. 0: only these two."""
+    """Updates between two looks at the held-out problems. There is always one before the first update and one after
+    the last; with 0, only these two."""
     samples: int = 4
-    """Sampled solutions per held-out problem at every look, beside the greedy one."""
+    """Sampled solutions per held-out problem at every look, in addition to the greedy one."""
     votes: int = 16
-    """Samples of the untrained policy per problem, whose majority stands in for the truth in the alarm without gold; 0:
-    no such alarm."""
+    """Samples of the untrained policy per problem. Their majority vote replaces the true answer in the alarm without
+    gold. With 0 there is no such alarm."""
     kl: bool = True
-    """Measure the divergence from the untrained policy, of which a copy is held in memory."""
+    """Measure the divergence from the untrained policy, which keeps a copy of it in memory."""
     stop_on_alarm: bool = False
-    """End training at the first alarm that goes by the gold."""
+    """Stop training at the first alarm based on true answers."""
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.samples < 1 or self.votes < 0:
@@ -93,11 +94,11 @@ class Alarm:
     since: int
     """The look with the best gold before it."""
     fall: float
-    """Of the gold since then."""
+    """By how much the gold fell since then."""
     rise: float
-    """Of the proxy since then."""
+    """By how much the proxy rose since then."""
     gold: str
-    """Who says so: a measure of truth, or VOTE."""
+    """The measure that raised it: one of truth, or VOTE."""
     measure: str
     """Where it was seen: the same, of sampled or of greedy solutions."""
 
@@ -125,6 +126,8 @@ def alarm_at(looks: Sequence[Look], gold: str) -> Alarm | None:
 def _change(before: Look, after: Look, name: str) -> tuple[float, float]:
     """The mean of `after` less that of `before`, and how many standard errors that is, paired by problem."""
     by_problem = np.subtract(after.by_problem[name], before.by_problem[name])
+    if len(by_problem) < 2:
+        return float(by_problem.mean()), 0.0
     change, error = float(by_problem.mean()), float(by_problem.std(ddof=1)) / math.sqrt(len(by_problem))
     return change, change / error if error else math.copysign(math.inf, change) if change else 0.0
 

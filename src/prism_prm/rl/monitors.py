@@ -1,4 +1,4 @@
-"""Watch a policy while TRL trains it: gold against proxy on held-out problems, and an alarm when they part.
+"""Monitor a policy while TRL trains it: gold against proxy on held-out problems, and an alarm when they diverge.
 
     monitor = Monitor(held_out, reward, gold, folder, start=copy.deepcopy(model))
     trainer = GRPOTrainer(…)
@@ -66,7 +66,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         say: Say = silent,
     ) -> None:
         if not rows:
-            raise ConfigError("there are no held-out problems to look at")
+            raise ConfigError("there are no held-out problems to monitor the policy on")
         self.rows = list(rows)
         self.reward = reward
         self.gold = gold
@@ -201,7 +201,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         return [reward or 0.0 for reward in rewards], {name: float(np.mean(some)) for name, some in logged.items()}
 
     def _vote(self) -> None:
-        """The answer that most solutions of the untrained policy have, for every problem; on disc for resumed runs."""
+        """The untrained policy's majority answer to every problem; saved on disk for resumed runs."""
         if not self.settings.votes:
             return
         mine = self._share()

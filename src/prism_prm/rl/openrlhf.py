@@ -3,7 +3,7 @@
     PRISM_RL_PRM=my-prm PRISM_RL_EOS='<|im_end|>' python -m openrlhf.cli.train_ppo_ray … \\
         --remote_rm_url $(python -c 'import prism_prm.rl.openrlhf as f; print(f.__file__)')
 
-Options of the reward stand in the environment: PRISM_RL_PRM, PRISM_RL_AGGREGATOR, PRISM_RL_GATE, PRISM_RL_VERIFIABLE,
+Options of the reward are environment variables: PRISM_RL_PRM, PRISM_RL_AGGREGATOR, PRISM_RL_GATE, PRISM_RL_VERIFIABLE,
 PRISM_RL_CLIP, PRISM_RL_STOP. With PRISM_RL_EOS a completion that does not end with that text counts as cut off.
 """
 

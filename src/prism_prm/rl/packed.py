@@ -1,4 +1,4 @@
-"""Score completions through packed trees: one tree per problem, in which common beginnings stand once."""
+"""Score completions through packed trees: one tree per problem, in which common prefixes occur once."""
 
 from __future__ import annotations
 

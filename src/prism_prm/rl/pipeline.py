@@ -43,23 +43,24 @@ def train_policy(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Curve:
-    """Train a policy by GRPO with a PRM's scores as its reward; gives what was seen of it on the way.
+    """Train a policy by GRPO with a PRM's scores as its reward; returns its curve on held-out problems.
 
-    It is watched on held-out problems, and solves the tasks of the evaluation before and after. Stopped, the same call
-    goes on from the trainer's last checkpoint. `out` then holds `policy/` (a model of transformers), looks.parquet,
-    what TRL logged, and a report. Under `accelerate launch` all processes call it.
+    It also solves the tasks of the evaluation before and after. Repeat a stopped call to resume from the last
+    checkpoint. `out` holds `policy/` (a transformers model), looks.parquet, TRL's log and a report. Under `accelerate
+    launch` all processes call this.
 
     Args:
         recipe: a recipe, or the TOML file that holds one.
         out: the run's folder.
         assignments: settings to override, as `--set` takes them: "trainer.max_steps=20".
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know, such as alarms.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people, such as alarms.
 
     Example:
-        >>> curve = train_policy("grpo.toml", "trained")  # doctest: +SKIP
-        >>> curve.looks[-1].mean("answer") > curve.looks[0].mean("answer")  # doctest: +SKIP
-        True
+        >>> curve = train_policy("grpo.toml", "trained", assignments=["trainer.max_steps=1"])
+        >>> [look.update for look in curve.looks]
+        [0, 1]
+        >>> policy = open_policy("hf:trained/policy")
     """
     check_installed()
     from accelerate import PartialState
@@ -67,7 +68,7 @@ def train_policy(
     if not isinstance(recipe, GrpoRecipe):
         recipe = read_grpo_recipe(recipe, assignments)
     elif assignments:
-        raise ConfigError("assignments change the recipe in a file; change a GrpoRecipe with dataclasses.replace")
+        raise ConfigError("assignments apply to a recipe file; change a GrpoRecipe object with dataclasses.replace")
     out = Path(out)
     grpo_config(recipe.trainer, out)  # refuses what TRL does not know before anything is loaded
     state = PartialState()
@@ -105,10 +106,13 @@ def split_problems(recipe: GrpoRecipe, say: Say = silent) -> tuple[list[TaskProb
         known |= {problem.text.strip() for problem in load_task(task, recipe.evaluation.data.get(task)).problems}
     kept = [problem for problem in train if problem.text.strip() not in known]
     if len(kept) < len(train):
-        say(f"{len(train) - len(kept):,} of {len(train):,} problems are also held out or evaluated on: left out.")
+        say(
+            f"{len(train) - len(kept):,} of {len(train):,} problems are also held out or used for evaluation, and are "
+            f"left out."
+        )
     if not kept or not held_out:
         raise ConfigError(
-            f"{sets.train}: {len(kept):,} problems to train on and {len(held_out):,} to be watched on are left; lower "
+            f"{sets.train}: {len(kept):,} problems to train on and {len(held_out):,} held-out problems are left; lower "
             "problems.num_held_out, or name other problems"
         )
     return kept, held_out

@@ -1,4 +1,4 @@
-"""The settings of `prism grpo`: one TOML file, whose [trainer] table TRL gets as it is."""
+"""The settings of `prism grpo`: one TOML file, whose [trainer] table is passed to TRL unchanged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class ProblemSets:
     train_data: str | None = None
     """The local file of a known task or hub id."""
     limit: int | None = None
-    """Train on this many problems only, from the first on."""
+    """Train on only this many problems, starting with the first."""
     held_out: str | None = None
-    """The same for the problems that the policy is watched on. By default they are taken from the end of `train`."""
+    """The held-out problems, on which the policy is monitored: a task, file or hub id. By default the last problems of
+    `train`."""
     held_out_data: str | None = None
-    """The local file of that task."""
+    """The local file of the held-out task."""
     num_held_out: int = 200
-    """How many problems to watch the policy on; they and those of the evaluation are not trained on."""
+    """The number of held-out problems. They and the evaluation's problems are not trained on."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -44,15 +45,15 @@ class RewardSettings:
     """Section [reward]: how a PRM's scores become a reward."""
 
     aggregator: str | None = None
-    """How step scores make the score of a solution. By default as the PRM's card says."""
+    """How step scores become a solution's score. By default the PRM's own aggregator."""
     gate: bool = True
-    """Give the worst reward to a solution that was cut or states no answer: else policies learn to stop before it."""
+    """Give the worst reward to a solution that was cut or states no answer. Otherwise policies learn to stop early."""
     verifiable: float = 0.0
     """What a right final answer adds to the reward."""
     clip: float | None = None
-    """Scores above it count as it, and the reward is the score less it."""
+    """Cap scores at this value and subtract it from the reward."""
     delta: bool = False
-    """Step rewards are differences to the next step's; needs `verifiable`."""
+    """Use differences between the scores of successive steps as step rewards. Needs `verifiable`."""
 
     def __post_init__(self) -> None:
         if self.aggregator is not None:
@@ -64,16 +65,16 @@ class EvaluationSettings:
     """Section [evaluation]: what is solved before and after training, as `prism search` solves it."""
 
     tasks: tuple[str, ...] = ()
-    """Known tasks or files of problems."""
+    """The tasks: known ones, or files of problems."""
     data: dict[str, str] = field(default_factory=dict)
-    """Task → its local file, where it is not to come from the hub."""
+    """The local file of each task that should not come from the hub."""
     limit: int | None = None
     """Use only this many problems of each task."""
     samples: int = 4
-    """Sampled solutions per problem, beside the greedy one; 0: greedy alone."""
+    """Sampled solutions per problem, in addition to the greedy one. With 0, only the greedy one."""
     sampling: Sampling = field(default_factory=Sampling)
     max_steps: int = 40
-    """A solution with more steps than this is cut."""
+    """A solution is cut after this many steps."""
 
     def __post_init__(self) -> None:
         if self.samples < 0 or (self.limit is not None and self.limit < 1):
@@ -87,9 +88,9 @@ class GrpoRecipe:
     policy: str = ""
     """Folder or hub id of the causal language model to train."""
     prm: str = ""
-    """Folder or hub id of the PRM that rewards it; without one, right final answers are the reward."""
+    """Folder or hub id of the PRM that gives the reward. Without one, right final answers are the reward."""
     credit: str = "outcome"
-    """How the steps of a group share what it earned: outcome, process, pure or progress."""
+    """How steps get their advantage from the reward: outcome, process, pure or progress."""
     prompting: Prompting = field(default_factory=Prompting)
     problems: ProblemSets = field(default_factory=ProblemSets)
     reward: RewardSettings = field(default_factory=RewardSettings)
@@ -98,16 +99,16 @@ class GrpoRecipe:
     loading: dict[str, Any] = field(default_factory=dict)
     """Options of `load_prm` for the PRM: dtype, device, family, …"""
     trainer: dict[str, Any] = field(default_factory=dict)
-    """Settings of TRL's GRPOConfig, passed on as they are."""
+    """Settings of TRL's GRPOConfig, passed on unchanged."""
 
     def __post_init__(self) -> None:
         if not self.policy:
-            raise ConfigError('no policy: set policy = "Qwen/Qwen2.5-1.5B-Instruct", say')
+            raise ConfigError('no policy: set policy, e.g. policy = "Qwen/Qwen2.5-1.5B-Instruct"')
         find_credit(self.credit)
         if not self.prm and self.credit != "outcome":
-            raise ConfigError(f"credit = {self.credit!r} goes by the scores of steps: name a PRM, or use outcome")
+            raise ConfigError(f"credit = {self.credit!r} needs step scores: name a PRM, or use outcome")
 
 
 def read_grpo_recipe(path: str | Path, assignments: Sequence[str] = ()) -> GrpoRecipe:
-    """A recipe for `train_policy`; paths in it are relative to where you are."""
+    """A recipe for `train_policy`; paths in it are relative to the working directory."""
     return from_mapping(GrpoRecipe, override(read_toml(path), assignments))

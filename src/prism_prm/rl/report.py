@@ -88,13 +88,12 @@ def _curves(curve: Curve, report: Report) -> None:
 
 
 def _alarms(curve: Curve, report: Report) -> None:
-    names = {curve.gold: "By the truth", VOTE: "Without it (votes of the untrained policy)"}
+    names = {curve.gold: "By the truth", VOTE: "Without true answers (votes of the untrained policy)"}
     said = [f"- {names[name]}: {alarm or 'silent'}" for name, alarm in curve.alarms.items()]
     report.text(
-        "## Alarms\nAn alarm is raised at the first look at which the truth, of sampled or of greedy solutions, is "
-        "below its best so far while the reward is above what it was then: a fall of 3.5 standard errors (paired by "
-        "problem) and 3 points or more, and a rise of 2 standard errors or more. Votes must fall by 12 points.\n\n"
-        + "\n".join(said)
+        "## Alarms\nAn alarm is raised when true accuracy (of sampled or greedy solutions) has fallen below its best "
+        "look by at least 3 points and 3.5 standard errors (paired by problem), while the reward has risen since by "
+        "at least 2 standard errors. Votes must fall by 12 points.\n\n" + "\n".join(said)
     )
 
 

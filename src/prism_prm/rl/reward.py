@@ -1,7 +1,7 @@
 """`PRMReward`: a PRM as the reward function of a trainer.
 
-It is a plain callable, so any trainer can call it, and it pickles: a PRM named by its place is loaded where the reward
-is first used, a PRM that was loaded before travels with its weights.
+It is a plain callable, so any trainer can call it, and it can be pickled: a PRM given as a folder or hub id is loaded
+on first use; a loaded PRM is pickled with its weights.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ one and stop."""
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of one completion. A blank one counts as one step that cannot be read."""
+    """The outcome for one completion. A blank one counts as one step that cannot be read."""
 
     steps: tuple[str, ...]
     probabilities: tuple[float, ...]
     """P(right) of each step as the PRM said; NaN where it could not read the step."""
     scores: tuple[float, ...]
-    """The same as credit is given for it: 0 where a step cannot be read, and throughout where the solution is gated."""
+    """Step scores for credit: 0 if a step cannot be read, and 0 for all steps of a gated solution."""
     step_rewards: tuple[float, ...]
     """The scores after clip and delta."""
     prm_reward: float
-    """Of the whole solution, from the PRM alone."""
+    """The reward of the whole solution from the PRM alone."""
     answer: str | None
     correct: bool | None
     """Whether the answer is right; None where nobody asked, or nobody could know."""
@@ -68,29 +68,30 @@ class Judged:
 
 
 class PRMReward:
-    """Rewards completions by the PRM's scores of their steps; `GRPOTrainer(reward_funcs=[PRMReward("my-prm")])`.
+    """A reward function for `GRPOTrainer(reward_funcs=[PRMReward("my-prm")])`: a PRM's scores of a completion's steps.
 
-    Completions of one problem are scored as one packed tree, so that their common beginnings are computed once. A step
-    that the PRM cannot read, or that is too long for it, scores 0 and is counted; it never ends a run.
+    Completions of one problem are scored as one packed tree, so that common prefixes are computed once. A step that
+    the PRM cannot read, or that is too long for it, scores 0 and is counted; it never stops a run.
 
     Args:
         prm: anything that scores steps, or the folder or hub id of a PRM, which is loaded on first use.
-        aggregator: how step scores make the score of a solution; default: as the PRM's card says, else `min`.
+        aggregator: how step scores become a solution's score; default: the PRM's own, else `min`.
         gate: whether a completion that states no final answer, or was cut off, gets the worst reward. Without it
             policies learn to stop before the answer.
-        eos: the ids that end a completion: one that does not end with any of them was cut off. `StepGRPOTrainer` says
-            so itself; for TRL's own trainer give `tokenizer.eos_token_id`. Without it only a missing answer tells.
+        eos: the ids that end a completion; one that ends with none of them was cut off. `StepGRPOTrainer` sets it; for
+            TRL's own trainer give `tokenizer.eos_token_id`. Without it only missing answers are detected.
         verifiable: what a right answer adds to the reward; the reference is in the data set's column `reference`.
-        clip: scores above it count as it, and the reward is the score less it, hence never positive.
-        delta: step rewards are differences to the next step's, and the last step's is left to `verifiable`. Only
-            step-level credit (`process`) sees it.
-        stop: what stands between two steps.
-        problem: the data set's column with the problem's text; where there is none, the last user turn or the prompt.
+        clip: caps scores at this value and subtracts it from the reward, which is then never positive.
+        delta: step rewards are differences between successive steps, and the last step gets only `verifiable`. Used
+            only by the step-level credit `process`.
+        stop: the text between two steps.
+        problem: the data set's column with the problem's text; if there is none, the last user turn or the prompt is
+            used.
         reference: the data set's column with reference answers.
         grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), judged
             by `MathGrader`.
-        loading: options of `load_prm`, for a PRM named by its place.
-        name: under which trainers log it.
+        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        name: the name under which trainers log the reward.
 
     Example:
         >>> reward = PRMReward("my-prm", aggregator="min")
@@ -120,7 +121,9 @@ class PRMReward:
         if clip is not None and not 0 < clip <= 1:
             raise ConfigError(f"clip = {clip} must be in (0, 1]: scores are probabilities.")
         if delta and not verifiable:
-            raise ConfigError("delta leaves the last step to the reward for a right answer; give verifiable=1.0, say.")
+            raise ConfigError(
+                "delta leaves the last step to the reward for a right answer; set verifiable, e.g. verifiable=1.0."
+            )
         if not stop:
             raise ConfigError("the stop string between steps is empty")
         self.prm = prm
@@ -132,7 +135,7 @@ class PRMReward:
         self.counts: Counter[str] = Counter()
         """Since the beginning: `completions`, `steps`, and of them `gated`, `cut`, `unanswered`, `unreadable`."""
         self.last: list[Judged] = []
-        """What became of the completions of the last call."""
+        """The outcomes for the completions of the last call."""
         self._aggregator = aggregator
         self._grader = grader
         self._scorer: Scorer | None = None
@@ -163,7 +166,7 @@ class PRMReward:
 
     @property
     def grader(self) -> Grader:
-        """Who finds and judges answers."""
+        """The grader, which finds and judges answers."""
         if self._grader is not None:
             return self._grader
         if self._own_grader is None:

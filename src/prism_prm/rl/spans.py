@@ -1,4 +1,4 @@
-"""Which tokens of a completion are whose: its text cut into steps, and every token given to one of them."""
+"""Which tokens belong to which step of a completion: its text is cut into steps, and every token assigned to one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOP = "\n\n"
 _UNFINISHED = "�"
 """What decoders write for bytes that are not yet a whole character."""
 _LONGEST = 8
-"""More tokens than this are no character in the making, but bytes that make none."""
+"""More tokens than this are not an incomplete character, but invalid bytes."""
 
 
 def cut_steps(text: str, stop: str = STOP) -> list[str]:

@@ -57,7 +57,7 @@ class _Local:
     bonuses: list[float]
     """What right answers have earned."""
     owners: list[list[int]]
-    """Of each completion the step of each token."""
+    """For each completion, the step of each token."""
     rewards: Tensor
     """(all completions of all processes, reward functions), as TRL gathered them."""
 

@@ -1,4 +1,4 @@
-"""The reward file for verl: one completion at a time, or a batch, whose common beginnings are then scored once.
+"""The reward file for verl: one completion at a time, or a batch, whose common prefixes are then scored once.
 
     python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo … \\
         reward_model.reward_manager=batch \\
@@ -7,8 +7,8 @@
         +custom_reward_function.reward_kwargs.prm=my-prm
 
 Options of the reward (prm, aggregator, gate, verifiable, clip, stop) are `reward_kwargs`, or PRISM_RL_PRM, … in the
-environment. The problem is taken from `extra_info`. verl takes end-of-text tokens off before it asks, so what was cut
-off shows only by its missing answer.
+environment. The problem is taken from `extra_info`. verl strips end-of-text tokens before it calls the reward, so a
+cut-off completion shows only by its missing answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Try out what an architecture makes of packed trees and sessions, on a miniature of it, before it scores anything.
+"""Check on a miniature whether an architecture handles packed trees and sessions, before it scores anything.
 
-An architecture may not heed positions or masks, or compute attention in a way of its own. Its miniature has every
-window cut to a few tokens, and the paths that are tried are several windows long. They must give the hidden states that
-plain sequences give through the architecture's own ("eager") attention.
+An architecture may ignore positions or masks, or compute attention in its own way. Its miniature has every window cut
+to a few tokens, and the test paths are several windows long. They must give the hidden states that plain sequences give
+through the architecture's own ("eager") attention.
 
 Shapes: N nodes of all trees, L tokens of a path, H hidden size.
 """
@@ -29,7 +29,7 @@ from prism_prm.scorer.step_batch import Growth, run_growth
 BOUND = 1e-4
 """Largest relative difference: norms and softmaxes that a model computes in 32 bits make about 1e-6."""
 _PARENTS = (-1, -1, 0, 0, 2, 3, 4, 4, 6)
-"""Of both trees that are tried: two first steps, and paths of up to five steps."""
+"""The parents in both test trees: two first steps, and paths of up to five steps."""
 _FAITHFUL = "such as Qwen2, Qwen3, Llama, Mistral or Gemma 3"
 
 
@@ -59,7 +59,7 @@ def check_session(module: PrmModule) -> None:
     if fault := _verdict(module).session:
         raise ModelError(
             f"{module.config.model_type}: this architecture cannot be scored in sessions: {fault}. Whole solutions and "
-            f"trees can be scored; for search take a PRM of another architecture, {_FAITHFUL}."
+            f"trees can be scored; for search use a PRM of another architecture, {_FAITHFUL}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Open a PRM: `load_prm` reads one, `init_prm` makes a fresh one from a language model."""
+"""Open a PRM: `load_prm` reads one, `init_prm` makes a new one from a language model."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def load_prm(
     """A PRM from a folder or a hub id.
 
     Args:
-        name: folder or hub id of a PRM, or of a LoRA adapter of one; of a `prism train` run: its best round.
-        family: how it is read, where neither prism.json nor its name or architecture says so; `my_file.py:Mine` runs
-            that file for a family of your own.
+        name: folder or hub id of a PRM or a LoRA adapter; for a folder of `prism train`, its best round is loaded.
+        family: the PRM's family, needed if prism.json, name and architecture do not tell; `my_file.py:Mine` is a class
+            in your own file, which is run.
         settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
         adapter: folder of a LoRA adapter (peft) to merge into it.
-        compat: reproduce the published code's quirk, where the family has one.
-        dtype: "auto" for the checkpoint's own; default: that on a GPU, float32 on a CPU.
-        device: where to put it; default: a GPU where there is one.
+        compat: reproduce the quirk of the published code, if the family has one.
+        dtype: "auto" for the checkpoint's own; default: "auto" on a GPU, float32 on a CPU.
+        device: where the model runs; default: a GPU if there is one.
         device_map: spread it over several devices as accelerate does ("auto", or a map); instead of `device`.
         attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
         token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
-        context: longest path in tokens; default: the model's own.
+        context: the maximum length of a path in tokens; default: the model's own.
         on_too_long: "error", "drop-left-steps" or "skip".
-        cache: folder to keep what its frozen lower layers make of texts; how many these are, its prism.json says.
-        cache_gb: room for such a folder.
-        allow_pickle: read pickled weights, which can run any code.
+        cache: a folder that caches the activations of the frozen layers that prism.json names.
+        cache_gb: the size limit of the cache folder in GB.
+        allow_pickle: allow pickled weights, which can run arbitrary code.
         trust_remote_code: let transformers run code from the model's repository.
 
     Example:
@@ -117,8 +117,8 @@ def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None,
 def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> CacheSettings:
     if not card.frozen_layers:
         raise ConfigError(
-            f"{name}: its {CARD_FILE} names no frozen_layers, so no layer's output can be shared with another PRM; "
-            "leave out the cache, or train with hardware.frozen_layers"
+            f"{name}: its {CARD_FILE} names no frozen_layers, so there are no activations to cache; leave out the "
+            f"cache, or train with hardware.frozen_layers"
         )
     return CacheSettings(folder, card.frozen_layers, gigabytes)
 
@@ -137,25 +137,26 @@ def init_prm(
     on_too_long: OnTooLong = "error",
     allow_pickle: bool = False,
 ) -> PRM:
-    """A fresh PRM on any causal language model: a hub id, a folder, or a folder with one GGUF file.
+    """A new PRM on any causal language model: a hub id, a folder, or a folder with one GGUF file.
 
-    `family` is a name or a class of your own: `my_file.py:Mine`, which runs that file.
-    Its head is random (drawn with `seed`), save in families that read the language model's own output layer. Tokens
-    that the family's layout needs are added to the tokenizer, with the mean of all embeddings.
+    The head is
+    random (drawn with `seed`), except in families that use the language model's own output layer. Tokens
+    that the
+    family's layout needs are added to the tokenizer, with the mean of all embeddings.
 
     Args:
         backbone: the language model: a hub id, a folder, or a folder with one GGUF file.
-        family: how problem and steps are laid out and read.
+        family: how problem and steps are laid out and read; `my_file.py:Mine` is a class in your own file, which is
+            run.
         settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
-        dtype: "auto" for the checkpoint's own; default: that on a GPU, float32 on a CPU.
-        device: where to put it; default: a GPU where there is one.
+        dtype: "auto" for the checkpoint's own; default: "auto" on a GPU, float32 on a CPU.
+        device: where the model runs; default: a GPU if there is one.
         attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
-        seed: of the head.
-        layers: use only so many of the backbone's lowest layers: a smaller PRM, and middle layers often know as much of
-            what is right.
+        seed: the seed for the head.
+        layers: use only this many of the backbone's lowest layers; middle layers are often as good for judging steps.
         token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
         on_too_long: "error", "drop-left-steps" or "skip".
-        allow_pickle: read pickled weights, which can run any code.
+        allow_pickle: allow pickled weights, which can run arbitrary code.
 
     Example:
         >>> prm = init_prm("my-lm", family="token-classification", seed=1)
@@ -215,7 +216,7 @@ def _fresh_head(family: Family, model: Any, seed: int) -> nn.Module:
     if family.uses_lm_head:
         output = model.get_output_embeddings()
         if output.bias is not None:
-            raise ModelError(f"{config.model_type}: its output layer has a bias, which family {family.name!r} has not")
+            raise ModelError(f"{config.model_type}: its output layer has a bias, but family {family.name!r} has none")
         head.weight = output.weight
         # The folder may have an output layer of its own, whatever its config says.
         config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight

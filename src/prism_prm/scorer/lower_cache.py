@@ -1,13 +1,12 @@
-"""What the frozen lower layers make of texts, computed once and kept on disc: the low-cost way to train and measure.
+"""A cache of frozen-layer activations on disk, so that training and scoring run only the upper layers.
 
-A token's hidden state depends on the tokens of its own path alone, not on the tree, row or batch that it stands in. So
-states are kept by content: those of one prompt or step under its length and the hash of all ids from its path's
-beginning to its end.
-Whatever contains the same path finds them: another epoch, another objective, margins, validation, a benchmark.
+A token's hidden state depends only on its own path, not on the tree, row or batch it is in. So states are cached by
+content: those of one prompt or step under its length and the hash of all ids from the start of its path to its end. Any
+work with the same path reuses them: another epoch, another objective, margins, validation, a benchmark.
 
-States are added in shards, each a safetensors file that appears whole or not at all; what a killed process had
-computed since its last shard is computed again. Several processes may use one folder: each writes its own shards, and
-appends their names to a list of news, so that the others find them without looking through the folder.
+States are added in shards, each a safetensors file that appears whole or not at all; what a killed process had computed
+since its last shard is computed again. Several processes may use one folder: each writes its own shards, and appends
+their names to a list, so that the others find them without scanning the folder.
 
 Shapes: B rows, L tokens of a row, H hidden size.
 """
@@ -68,7 +67,7 @@ class LowerCache:
         self.room = int(settings.gigabytes * 1e9)
         self.is_full = False
         self._bytes = 0
-        """Of everything in the settings' folder."""
+        """The size of everything in the settings' folder."""
         self._known: set[Path] = set()
         self._heard = 0
         """How many bytes of the news have been read."""
@@ -123,7 +122,7 @@ class LowerCache:
             self._add(path)
             self._announce(path)
         except (OSError, SafetensorError) as error:
-            log.warning("%s: no more states can be kept (%s): they are computed each time", self.folder, error)
+            log.warning("%s: no more activations can be cached (%s): they are computed each time", self.folder, error)
             self.is_full, self.room = True, 0
 
     def _look_through(self) -> None:
@@ -168,7 +167,7 @@ class LowerCache:
             shard: Any = safe_open(path, framework="pt")
             keys, stops = shard.get_tensor("keys").numpy(), shard.get_tensor("stops").tolist()
         except (SafetensorError, OSError) as error:
-            raise DataError(f"{path}: not a shard of kept states ({error}); remove it to have it made again") from error
+            raise DataError(f"{path}: not a shard of cached activations ({error}); remove it") from error
         for key, start, stop in zip(keys, [0, *stops], stops, strict=False):
             self._place[key.tobytes()] = (len(self._shards), start, stop)
         self._shards.append(shard.get_slice("hidden"))
@@ -203,7 +202,7 @@ class LowerCache:
         if self._bytes + self._new_bytes + size > self.room:
             if not self.is_full:
                 folder = self.settings.folder
-                log.warning("%s is full (%.1f GB): other states are computed each time", folder, self.room / 1e9)
+                log.warning("%s is full (%.1f GB): other activations are computed each time", folder, self.room / 1e9)
             self.is_full = True
             return
         self._new[key] = states.clone()
@@ -224,7 +223,7 @@ class _Need:
     row: Row
     """What is missing and what that stands on."""
     columns_L: np.ndarray
-    """Where these tokens stand in the whole row."""
+    """Where these tokens are in the whole row."""
     missing: list[Stretch]
     """In columns of the part."""
 

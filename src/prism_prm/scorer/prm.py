@@ -67,7 +67,7 @@ class PRM:
         """A PRM from a folder or a hub id.
 
         Args:
-            name: folder or hub id of a PRM, of a LoRA adapter of one, or of a `prism train` run.
+            name: folder or hub id of a PRM or a LoRA adapter, or the folder of a `prism train` run.
             options: those of `load_prm`.
 
         Example:
@@ -111,7 +111,7 @@ class PRM:
 
         Args:
             solutions: each (problem, steps), {"problem": …, "steps": […]} or a `StepTree`.
-            progress: show a bar on standard error.
+            progress: show a progress bar on standard error.
 
         Example:
             >>> prm = load_prm("my-prm")
@@ -122,12 +122,12 @@ class PRM:
         return [scores.probability.tolist() for scores in self.score_trees(as_trees(solutions), progress=progress)]
 
     def solution_score(self, problem: str, steps: Sequence[str], how: str | None = None) -> float:
-        """One score of a whole solution: its steps' scores put together as the PRM's card says (`card.aggregator`).
+        """The score of a whole solution: its step scores, combined by the card's aggregator (`card.aggregator`).
 
         Args:
             problem: the problem's text.
             steps: the texts of the steps, in order.
-            how: another aggregator than the card's: last, min, product, mean or soft-min.
+            how: an aggregator other than the card's: last, min, product, mean or soft-min.
 
         Example:
             >>> prm = load_prm("my-prm")
@@ -148,13 +148,13 @@ class PRM:
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or of the wanted ones only.
+        """The scores of all nodes of each tree, or only of the wanted ones.
 
         Args:
             trees: problems with their trees of steps.
             wanted: for each tree the nodes to score; default: all.
-            progress: show a bar on standard error.
-            advance: is called with how many more trees are done.
+            progress: show a progress bar on standard error.
+            advance: called with the number of further trees that are done.
 
         Example:
             >>> prm = load_prm("my-prm")
@@ -183,7 +183,7 @@ class PRM:
         """Growing trees of steps, one per problem, that keep key/values: only new tokens go through the model.
 
         Args:
-            problems: the texts of the problems; `roots` of the session stand for them, in order.
+            problems: the texts of the problems; the session's `roots` are in the same order.
 
         Example:
             >>> prm = load_prm("my-prm")
@@ -217,10 +217,10 @@ class PRM:
         """Write the PRM's folder, whole or not at all: safetensors, config, tokenizer, card and README.
 
         Args:
-            folder: where to; `load_prm` reads it.
-            state: the weights, if they are spread over devices; default: the module's own.
-            threshold: above it a step counts as right; default: as the card says.
-            aggregator: how step scores make a solution's score; default: as the card says.
+            folder: the folder to write, for `load_prm`.
+            state: the weights, if they are sharded over devices; default: the module's own.
+            threshold: a step counts as right above this; default: the card's.
+            aggregator: how step scores become a solution's score; default: the card's.
             readme: the text of README.md; default: a short one.
 
         Example:
@@ -249,13 +249,13 @@ class PRM:
         token: str | None = None,
         api: Any = None,
     ) -> str:
-        """Put the PRM's folder on the Hugging Face hub; gives the address of the commit.
+        """Upload the PRM's folder to the Hugging Face hub; returns the URL of the commit.
 
         Args:
-            repo_id: "owner/name", or a name of your own; made if it is not there.
-            private: make it private, where it is made.
-            message: what the commit says.
-            token: of the hub; default: the one that `hf auth login` left.
+            repo_id: "owner/name", or a name in your own account; created if it does not exist.
+            private: whether a new repository is private.
+            message: the commit message.
+            token: the hub token; default: that of `hf auth login`.
             api: a `huggingface_hub.HfApi` to use instead, with its own token.
 
         Example:
@@ -268,12 +268,12 @@ class PRM:
             return push_folder(Path(folder) / "prm", repo_id, private=private, message=message, token=token, api=api)
 
     def identity(self) -> str:
-        """A hash of all that decides scores: the model, its context, and what becomes of longer paths."""
+        """A hash of everything that determines scores: the model, its context, and the treatment of longer paths."""
         said = repr((self.model_hash(), self.context, self.on_too_long))
         return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step with so many before it has a place in the family's layout; one without a token has none."""
+        """Whether a step after this many others fits the family's layout; one without a token does not."""
         try:
             self.family.step_ids(step, depth)
         except DataError:

@@ -1,4 +1,4 @@
-"""What scores steps, and the scores it gives, as users see them: all that search, re-ranking and evaluation need."""
+"""The protocol of a scorer and the scores it gives: all that search, re-ranking and evaluation need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Solution = StepTree | tuple[str, Sequence[str]] | Mapping[str, Any]
 def as_trees(solutions: Sequence[Solution]) -> list[StepTree]:
     """The solutions as trees, numbered through; whatever is none is an error that says what it is."""
     if isinstance(solutions, Mapping | StepTree):
-        raise DataError("that is one solution; give a list of them", reason="wrong-type")
+        raise DataError("this is one solution; give a list of solutions", reason="wrong-type")
     return [_as_tree(solution, number) for number, solution in enumerate(solutions)]
 
 
@@ -39,11 +39,11 @@ def _as_tree(solution: Solution, number: int) -> StepTree:
             raise _no_solution(number, f"a {type(solution).__name__} of {len(solution)}")
     try:
         if not isinstance(problem, str):
-            raise DataError(f"the problem is no text but of type {type(problem).__name__}")
+            raise DataError(f"the problem must be a text, not of type {type(problem).__name__}")
         tree = StepTree.chain(problem, steps, tree_id=number)
         for i, step in enumerate(tree.nodes):
             if not isinstance(step.text, str):
-                raise DataError(f"step {i} is no text but of type {type(step.text).__name__}")
+                raise DataError(f"step {i} must be a text, not of type {type(step.text).__name__}")
     except DataError as error:
         raise DataError(f"solution {number}: {error}", reason="wrong-type") from error
     return tree
@@ -64,7 +64,7 @@ def sigmoid(log_odds: np.ndarray) -> np.ndarray:
 class TreeScores:
     """The scores of one tree, one row per node.
 
-    A node that was not asked for, or was left out by `on_too_long="skip"`, is NaN; a score is never NaN otherwise.
+    A node that was not requested, or was left out by `on_too_long="skip"`, is NaN; otherwise a score is never NaN.
     """
 
     outputs: tuple[str, ...]
@@ -113,7 +113,7 @@ StepT = TypeVar("StepT", bound=ScoredStep)
 
 
 class StepSession(Protocol[StepT]):
-    """Trees of steps that grow, one per problem; what was computed for a step is kept until it is let go."""
+    """Growing trees of steps, one per problem; what was computed for a step is kept until it is dropped."""
 
     @property
     def roots(self) -> Sequence[StepT]:
@@ -135,7 +135,7 @@ class StepSession(Protocol[StepT]):
 class Scorer(Protocol):
     """Scores the steps of solutions.
 
-    One that has a `card`, too, as a `PRM` has, says with its `aggregator` and `threshold` how its scores are best used.
+    If it also has a `card`, as a `PRM` does, the card's `aggregator` and `threshold` are the defaults for its scores.
     """
 
     @property
@@ -163,13 +163,13 @@ class Scorer(Protocol):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or of the wanted ones only; `advance` hears of finished trees."""
+        """The scores of all nodes of each tree, or only of the wanted ones; `advance` is called with finished trees."""
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
         """Growing trees of steps, one per problem."""
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step with so many before it has a place in the layout; its length is another matter."""
+        """Whether a step after this many others fits the layout, regardless of its length."""
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens the tree is: the problem, and every step once."""

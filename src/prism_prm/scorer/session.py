@@ -181,7 +181,7 @@ class Session:
         """Let go of beams: what no other beam needs is freed."""
         for node in nodes:
             if node.handles == 0:
-                raise PrismError(f"problem {node.problem}: a node was dropped more often than it was made")
+                raise PrismError(f"problem {node.problem}: a node was dropped more often than it was forked")
             node.handles -= 1
             self._free(node)
 

@@ -1,4 +1,4 @@
-"""What can be said about loading a PRM: the options that all commands with a PRM share."""
+"""Settings for loading a PRM: the options that all commands with a PRM share."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ class LoadSettings:
     """How a PRM is read and run; `load_prm` takes each of these by its name."""
 
     family: str | None = None
-    """The PRM's family, where its folder does not name it; my_file.py:Mine is a class in a file of yours."""
+    """The PRM's family, needed if its folder does not name it. my_file.py:Mine is a class in your own file."""
     adapter: Path | None = None
     """A LoRA adapter (peft) to merge into the PRM."""
     compat: bool | None = None
-    """Read the PRM as its published code does, quirks included."""
+    """Read the PRM exactly as its published code does, including quirks."""
     dtype: str | None = None
     """The precision of the weights: auto (the checkpoint's own), bfloat16, float16 or float32. By default auto on a GPU
     and float32 on a CPU."""
     device: str | None = None
-    """Where the model runs: cpu, cuda, cuda:1, … By default a GPU where there is one."""
+    """Where the model runs: cpu, cuda, cuda:1, … By default a GPU if there is one."""
     device_map: str | None = None
-    """With auto, the model is spread over all GPUs."""
+    """Set this to auto to spread the model over all GPUs."""
     attn: Literal["sdpa", "flex"] = "sdpa"
-    """The attention kernel; flex puts several trees into a row and needs a GPU."""
+    """The attention kernel. flex packs several trees into a row and needs a GPU."""
     token_budget: Count | None = None
     """Tokens per forward pass, padding included. By default 16,384 on a GPU and 8,192 on a CPU."""
     context: Count | None = None
-    """The longest path in tokens. By default the model's own limit."""
+    """The maximum length of a path in tokens. By default the model's own limit."""
     on_too_long: OnTooLong = "error"
-    """A step whose path exceeds the context: error stops, drop-left-steps scores it without the earliest steps, and
-    skip (where it is offered) leaves it without a score."""
+    """What to do with a step whose path exceeds the context: stop (error), score it without the earliest steps
+    (drop-left-steps), or leave it without a score (skip, where offered)."""
     cache: Path | None = None
-    """A folder for the output of the PRM's frozen layers: PRMs that share these layers then score faster."""
+    """A folder that caches frozen-layer activations. PRMs that share their frozen layers then score faster."""
     cache_gb: NotNegative = 50.0
-    """The size limit of the cache folder in GB. Once it is full, the rest is computed each time."""
+    """The size limit of the cache folder in GB. When it is full, further activations are computed each time."""
     allow_pickle: bool = False
-    """Read pickled weights, which can run any code."""
+    """Allow pickled weights, which can run arbitrary code."""
     trust_remote_code: bool = False
     """Run code from the model's repository."""
 

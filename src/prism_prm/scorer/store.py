@@ -1,15 +1,14 @@
-"""The score store: which scores of which texts by which model are already there.
+"""The score store: which texts have been scored by which model.
 
 A score is filed under its key, a hash of who scored (the scorer's identity: weights, family and its settings, dtype,
-context, what becomes of long paths) and of what was read: the problem and every step up to the scored one. Other texts,
-another model or other settings have other keys, so an old score is never taken for a new one.
+context, treatment of long paths) and of what was read: the problem and every step up to the scored one. Other texts,
+another model or other settings have other keys, so an old score is never mistaken for a new one.
 
 A key is scored once and has one value: equal steps of one piece of work are scored where they come first, and what
 other work has filed is not scored again.
 
-Work is done in portions of trees. What a portion adds becomes one file, named by its keys: it is there whole or not at
-all, a run that was killed repeats at most one portion per process, and repeats it bit for bit. Several processes may
-fill one store.
+Work is done in portions of trees. What a portion adds becomes one file, named by its keys: it is complete or absent,
+and a killed run repeats at most one portion per process, bit for bit. Several processes may fill one store.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class ScoreStore:
         share: Share | None = None,
         advance: Advance = ignore,
     ) -> Filled:
-        """Score and file what is missing; `advance` hears of requests that are done.
+        """Score and file what is missing; `advance` is called with finished requests.
 
         Every process of a `Share` calls this with the same requests, scores its share, and returns when all is there.
         """
@@ -170,7 +169,7 @@ class ScoreStore:
             yield from self._read(one)
 
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
-        """File scores that were made elsewhere, in a session say; what is there already stays."""
+        """File scores that were made elsewhere, e.g. in a session; existing ones are kept."""
         self._look()
         [rest] = self._missing([_Portion.of(self.identity, requests)])
         if len(rest.keys_N):
@@ -295,7 +294,7 @@ class _FiledScores:
         log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
         too_long_N = table["too_long"].to_numpy()
         if not np.isfinite(log_odds_NO[~too_long_N]).all():
-            raise DataError(f"{path}: a score is no finite number; {remedy}", reason="out-of-range")
+            raise DataError(f"{path}: a score is not a finite number; {remedy}", reason="out-of-range")
         return cls(keys_N, log_odds_NO, too_long_N)
 
     def write(self, path: Path, outputs: Sequence[str]) -> None:

@@ -102,7 +102,7 @@ def card_of_scores(path: str | Path) -> CardValues | None:
     try:
         return None if said is None else msgspec.json.decode(said, type=CardValues)
     except msgspec.DecodeError as error:
-        raise DataError(f"{path}: what it says of its PRM's card cannot be read ({error}); score again") from error
+        raise DataError(f"{path}: its copy of the PRM's card cannot be read ({error}); score again") from error
 
 
 def write_scores(
@@ -154,20 +154,20 @@ def score_files(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> ScoreReport:
-    """Score every step of solutions or trees in files, into one table; work that was stopped is resumed.
+    """Score every step of solutions or trees in files, and write one table. Repeat a stopped call to resume it.
 
     Args:
         prm: a PRM, or its folder or hub id.
         inputs: files, folders or hub data sets: a problem and its steps, or trees.
         out: the table to write (Parquet).
-        format: of the input; found by itself as a rule.
-        options: how records are read, and what becomes of bad ones.
-        store: a folder of scores to reuse and add to; default: one beside `out`, for this table alone.
-        portion: trees that are scored at a time: what a stop can cost.
-        share: of the work, where several processes share it; all call this with the same arguments.
-        loading: options of `load_prm`, for a PRM that is given by its place.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        format: the format of the input; by default its records decide.
+        options: how records are read, and what is done with bad ones.
+        store: a folder of scores to reuse and extend; default: a temporary one beside `out`.
+        portion: how many trees are scored and saved together; a stopped call loses at most this many.
+        share: this process's share of the work; all processes call this with the same arguments.
+        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> report = score_files("my-prm", "solutions.jsonl", "scores.parquet")

@@ -19,14 +19,14 @@ __all__ = ["METHODS", "Engine", "Found", "FoundSolution", "SearchSettings", "sea
 def search_problems(
     policy: Policy, prm: Scorer | None, problems: Sequence[str], settings: SearchSettings, *, at_once: int = AT_ONCE
 ) -> list[Found]:
-    """What a search finds for each problem, in their order.
+    """The solutions that a search finds for each problem, in order.
 
     Args:
-        policy: who writes steps.
-        prm: who scores them; None for methods that need no PRM.
+        policy: the policy that writes steps.
+        prm: the PRM that scores them; None for methods that need no PRM.
         problems: the texts of the problems.
         settings: the method and its size.
-        at_once: problems searched side by side.
+        at_once: the number of problems searched at the same time.
 
     Example:
         >>> settings = SearchSettings(method="beam", n=4, max_steps=2, sampling=Sampling(max_step_tokens=4))

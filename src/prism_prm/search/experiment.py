@@ -1,4 +1,4 @@
-"""Run a recipe: search every problem, leave pools, grade them, and measure accuracy against n and tokens."""
+"""Run a recipe: search every problem, write pools, grade them, and measure accuracy against n and tokens."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Point:
     solutions: float
     """Mean per problem."""
     seconds: float
-    """Of the whole run, all problems; for independent samples of the largest n."""
+    """The time of the whole run over all problems; for independent samples, at the largest n."""
     correct: Floats
     """For each problem whether it was solved, or how likely."""
     num_empty: int = 0

@@ -1,4 +1,4 @@
-"""What a search found, as plain records that can be written down and read again."""
+"""The result of a search, as plain records that can be written and read again."""
 
 from __future__ import annotations
 
@@ -63,4 +63,4 @@ class Done:
     found: Found
     """Its number is of no meaning here."""
     seconds: float
-    """Of all runs that wrote to the journal, up to here."""
+    """The time of all runs that wrote to the journal so far."""

@@ -1,8 +1,8 @@
 """The methods of search, with their settings: a few selection rules each, over the shared engine.
 
-A method is written for ONE problem, as a generator: it yields what it wants next and is sent the new nodes. The engine
-runs the generators of many problems side by side and answers all their wishes of a round in one batch. `METHODS` at the
-end names them all.
+A method is written for ONE problem, as a generator: it yields the nodes to expand and receives their children. The
+engine runs the generators of many problems side by side and serves all requests of a round in one batch. `METHODS` at
+the end names them all.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ RANKED = ("beam", "dvts")
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What all methods share, and the few knobs that some have."""
+    """Settings that all methods share, and a few that apply to some."""
 
     method: Literal["sample", "greedy", "best-of-n", "beam", "dvts", "particle"] = "beam"
-    """How to search; docs/search.md describes the methods."""
+    """The search method (see docs/search.md)."""
     n: Count = 16
-    """How many solutions to sample, or candidates per round of a tree search. `prism search` goes by its own n."""
+    """How many solutions to sample, or candidates per round of a tree search. `prism search` uses its own n instead."""
     expand: Count = 4
-    """For beam and dvts: samples per kept beam, so that n/expand beams are kept."""
+    """For beam and dvts: the number of samples per kept beam. n/expand beams are kept."""
     lookahead: Natural = 0
-    """For beam and dvts: write this many greedy steps ahead of a candidate, and rank it by the score at their end."""
+    """For beam and dvts: write this many greedy steps after each candidate and rank the candidate by the score at
+    their end."""
     prm_weight: Share = 1.0
-    """For beam and dvts: rank by weight · log score + (1 − weight) · log-likelihood. 1 is the PRM alone, 0 the policy's
-    likelihood alone."""
+    """For beam and dvts: rank by weight · log score + (1 − weight) · log-likelihood. 1 uses only the PRM, 0 only the
+    policy's likelihood."""
     resample_temperature: Positive = 1.0
-    """For particle: resample by softmax(logit(score) / this)."""
+    """For particle: the temperature T of resampling by softmax(logit(score) / T)."""
     aggregator: str | None = field(default=None, metadata={SHOWN: "the PRM's card"})
     """How step scores become a path's score: last, min, product, mean or soft-min. By default each PRM's own."""
     max_steps: Count = 40
-    """A solution with more steps than this is cut."""
+    """A solution is cut after this many steps."""
     max_policy_tokens: Count | None = None
-    """Stop a problem when the policy has written this many tokens for it, and take what there is."""
+    """Stop a problem after the policy has written this many tokens for it, and keep what was found."""
     seed: Natural = 0
-    """The seed of all sampling."""
+    """The seed for all sampling."""
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class SearchSettings:
         if self.aggregator is not None:
             check_aggregator(self.aggregator)
         if self.lookahead and not self.prm_weight:
-            raise ConfigError("looking ahead serves the PRM's score, to which prm_weight = 0 gives no weight")
+            raise ConfigError("lookahead needs the PRM's score, but prm_weight = 0 ignores it")
 
     @property
     def fan(self) -> int:
@@ -89,7 +90,7 @@ class Expand:
     scored: bool = True
     """Whether the PRM is to score the new steps."""
     keep: tuple[SearchNode, ...] = ()
-    """Other nodes that will be expanded later; all else is let go."""
+    """Other nodes that will be expanded later; all others are dropped."""
     shown: tuple[SearchNode, ...] = ()
     """What else there is to show, beside solutions found before and the new nodes, if the budget ends here."""
 
@@ -127,8 +128,8 @@ def beam(start: SearchNode, settings: SearchSettings) -> Search:
     """PRM-guided beam search: the finished beams, best first.
 
     Each round every kept beam is expanded, equal candidates are merged, and the best `width` candidates are kept. A
-    kept candidate whose solution is finished stays in the result and holds its place, so fewer beams go on; the search
-    is over when no beam does.
+    kept candidate whose solution is finished stays in the result and keeps its place, so fewer beams continue; the
+    search ends when no beam does.
     """
     finished: list[tuple[float, SearchNode]] = []
     beams: tuple[SearchNode, ...] = (start,)
@@ -290,5 +291,5 @@ def find_method(settings: SearchSettings, has_prm: bool) -> Method:
     method = METHODS[settings.method]
     likelihood_only = settings.method in RANKED and settings.prm_weight == 0
     if method.needs_prm and not has_prm and not likelihood_only:
-        raise ConfigError(f"The method {settings.method} ranks by a PRM's scores: give one with --prm.")
+        raise ConfigError(f"The method {settings.method} needs a PRM's scores: give a PRM with --prm.")
     return method

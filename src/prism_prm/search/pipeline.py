@@ -38,21 +38,21 @@ def search_task(
     live: Live = no_live,
     say: Say = silent,
 ) -> list[Point]:
-    """Search for solutions of a task's problems, and measure how many are solved; gives one point per PRM and size.
+    """Search for solutions of a task's problems, and measure how many are solved; returns one point per PRM and size.
 
-    Writes pools that `rerank_pool` reads, metrics.json and a report. The same call goes on where it was stopped.
+    Writes pools that `rerank_pool` reads, metrics.json and a report. Repeat a stopped call to resume it.
 
     Args:
         recipe: the policy, PRMs, task, method, and the sizes to run it at.
         out: folder for pools, metrics.json and the report.
-        prms: name → a PRM, or its folder or hub id; default: those that the recipe names.
+        prms: name → a PRM, or its folder or hub id; default: those of the recipe.
         policy: an open policy to use instead of the recipe's; it stays open.
-        loading: options of `load_prm`, for PRMs that are given by their place; `family` may be a dict by PRMs' names.
+        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
         workers: processes that judge answers; default: all cores.
-        store: a folder of scores to reuse and add to.
-        bars: makes progress bars; default: none are shown.
-        live: makes live displays of a search; default: none are shown.
-        say: hears what people may want to know.
+        store: a folder of scores to reuse and extend.
+        bars: makes progress bars; by default none are shown.
+        live: makes live displays of a search; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> search = SearchSettings(method="beam", max_steps=2, sampling=Sampling(max_step_tokens=4))

@@ -1,4 +1,4 @@
-"""The settings of `prism search`: what a recipe file says, and what the command line changes in it."""
+"""The settings of `prism search`, from a recipe file and the command line."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from prism_prm.search.methods import SearchSettings, find_method
 
 @dataclass(frozen=True, slots=True)
 class SearchRecipe:
-    """One experiment: a policy, at most a few PRMs, a task, a method, and the sizes to run it at."""
+    """One experiment: a policy, PRMs, a task, a method, and the sizes to run it at."""
 
     task: str = ""
     """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
     task_data: str | None = None
-    """The local file of a known task. By default it comes from the hub."""
+    """The local file of a known task. By default the task comes from the hub."""
     answer_field: str | None = None
     """The field of the task's file that holds the reference answer. By default `answer`, `final_answer`,
     `expected_answer` or `ground_truth`."""
     limit: Count | None = None
-    """Use only this many problems, from the first on."""
+    """Use only this many problems, starting with the first."""
     n: tuple[Count, ...] = (16,)
-    """How many solutions to sample, or candidates per round of a tree search. Several sizes are run one after the other
-    (`-n 4,16,64`)."""
+    """How many solutions to sample, or candidates per round of a tree search. Several sizes (`-n 4,16,64`) run one
+    after the other."""
     select: Literal["argmax", "majority", "weighted"] | None = None
     """How solutions become one answer. By default weighted with a PRM and majority without."""
     prm: tuple[str, ...] = ()
-    """Folder or hub id of a PRM, or NAME=place. Several PRMs are compared."""
+    """A PRM: a folder, a hub id, or NAME=place. Repeat to compare several."""
     at_once: Count = AT_ONCE
-    """How many problems are searched side by side."""
+    """The number of problems searched at the same time."""
     policy: PolicySettings = field(default_factory=PolicySettings)
     search: SearchSettings = field(default_factory=SearchSettings)
 
@@ -51,10 +51,10 @@ class SearchRecipe:
         if not self.n:
             raise SettingError("n", self.n, "must name at least one size, such as 16")
         if self.selector not in SELECTORS:
-            raise ConfigError(f"Unknown way to select {self.select!r}. Known: {', '.join(SELECTORS)}.")
+            raise ConfigError(f"Unknown selection rule {self.select!r}. Known: {', '.join(SELECTORS)}.")
         if self.selector != "majority" and not self.prm and self.search.method != "greedy":
             raise ConfigError(
-                f"--select {self.selector} goes by a PRM's scores: give one with --prm, or select majority"
+                f"--select {self.selector} needs a PRM's scores: give a PRM with --prm, or use --select majority"
             )
 
     @property

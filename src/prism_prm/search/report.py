@@ -79,12 +79,12 @@ def _introduction(recipe: SearchRecipe, points: Sequence[Point]) -> str:
     text = "## How to read this\n\n"
     text += f"**{search.method}**: {method.about}. Steps are sampled at temperature {search.sampling.temperature:g}. "
     if used := aggregators_used(points):
-        text += f"How the scores of steps become a path's: {used}. "
+        text += f"Step scores become a path's score by: {used}. "
     if method.independent:
         text += "Each value is the expectation over all ways to draw n of the sampled solutions. "
     text += (
-        "Intervals are 95 % bootstrap intervals over problems. Tokens count all that the policy wrote, for beams that "
-        "were dropped and lookaheads too, and all that went through the PRM; kept key/values are not counted again."
+        "Intervals are 95 % bootstrap intervals over problems. Policy tokens include dropped beams and lookaheads. PRM "
+        "tokens are those that went through the model; cached key/values are not counted again."
     )
     return text
 
@@ -96,7 +96,7 @@ def _draw(points: Sequence[Point], report: Report) -> None:
         ("n", lambda point: point.n),
         ("policy tokens per problem", lambda point: point.policy_tokens),
     ]
-    caption = "Accuracy against the size of the search and against what the policy wrote; bands are 95 % intervals."
+    caption = "Accuracy against the size of the search and against policy tokens; bands are 95 % intervals."
     alt = f"Accuracy of {', '.join(name or 'the search' for name in names)} against n and against policy tokens"
     with report.figure("accuracy", caption=caption, alt=alt, panels=2) as axes:
         for ax, (axis, x) in zip(axes, panels, strict=True):
@@ -150,7 +150,7 @@ def _tabulate_answers(pools: Sequence[GradedPool], report: Report) -> None:
     counts = _counts(pools)
     total = sum(len(pool.pool.solutions) for pool in pools)
     rows = [[name, number(count), percent(count / total)] for name, count in counts.items()]
-    report.table(["answers", "solutions", "%"], rows, caption="How answers were found, and what became of them")
+    report.table(["answers", "solutions", "%"], rows, caption="How answers were found, and how they were judged")
 
 
 def _counts(pools: Sequence[GradedPool]) -> dict[str, int]:

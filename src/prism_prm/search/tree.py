@@ -1,4 +1,4 @@
-"""The tree that a search grows for one problem, and what it has cost."""
+"""The tree that a search grows for one problem, and its cost."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class SearchNode:
     num_tokens: int
     """Tokens written from the root to here."""
     log_likelihood: float | None
-    """Of the whole path."""
+    """The log-likelihood of the whole path."""
     probability: float | None = None
     """P(right) of the step; NaN where the PRM could not score it, None where it was not asked."""
     log_odds: tuple[float, ...] = ()
     """The PRM's named log-odds of the step, where it was scored."""
     num_children: int = 0
     state: Any = field(default=None, repr=False)
-    """The policy's; None once the node is let go."""
+    """The policy's state; None once the node is dropped."""
     scored: Any = field(default=None, repr=False)
-    """The node in the PRM's session; None once the node is let go."""
+    """The node in the PRM's session; None once the node is dropped."""
 
     @property
     def step(self) -> str:

@@ -20,7 +20,7 @@ def accept_rate(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike) -> 
 def best_of_n(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, n: npt.ArrayLike) -> Floats:
     """P(N): the chance that a right solution is picked, with both terms: some accepted, and none accepted.
 
-    The paper goes on with the first term alone; that one gives p(1−β) instead of p for N = 1.
+    The paper uses the first term alone, which gives p(1−β) instead of p for N = 1.
     """
     p, alpha, beta, n = (np.asarray(x, np.float64) for x in (p, alpha, beta, n))
     q = accept_rate(p, alpha, beta)
@@ -73,7 +73,7 @@ def samples_to_reach(target: float, p: float, beta: float) -> int:
 
 
 def simulate_best_of_n(p: float, alpha: float, beta: float, n: int, *, num_trials: int, seed: int) -> float:
-    """The same by playing it out: draw N solutions, let the verifier err, pick at random among the best."""
+    """The same by simulation: draw N solutions, let the verifier err, pick at random among the best."""
     rng = np.random.default_rng(seed)
     right = rng.random((num_trials, n)) < p
     accepted = rng.random((num_trials, n)) < np.where(right, 1 - beta, alpha)

@@ -1,4 +1,4 @@
-"""Closed forms with numbers, each played out; what the losses pull at; pointwise against pairwise training."""
+"""Closed forms with numbers and simulations; the gradients of the losses; pointwise against pairwise training."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FIGURE_N = 2 ** np.arange(0, 11)
 
 @dataclass(frozen=True, slots=True)
 class VerifierSettings:
-    """The verifier the closed forms are shown for."""
+    """The verifier for which the closed forms are shown."""
 
     p: Share = 0.3
     """The share of right solutions."""
     alpha: Share = 0.2
-    """The FPR of the verifier, on solutions."""
+    """The verifier's FPR on whole solutions."""
     beta: Share = 0.2
-    """The FNR of the verifier, on solutions."""
+    """The verifier's FNR on whole solutions."""
     ns: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
     seed: Natural = 0
-    """The seed of everything random."""
+    """The seed for everything random."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -50,7 +50,7 @@ P(N) = [1−(1−q)^N] · p(1−β)/q + (1−q)^N · pβ/(1−q).
 The limit is the precision p(1−β)/q = {percent(limit)} %. Without false negatives it is p/(p+(1−p)α) =
 {percent(float(selection.ceiling(p, alpha)))} %, and it falls with α at the rate
 {float(selection.ceiling_slope(p, alpha)):.3f}. Without false positives the limit is 100 % for every β < 1. The paper
-goes on with the first term alone, which for N = 1 gives p(1−β) instead of p.
+uses the first term alone, which for N = 1 gives p(1−β) instead of p.
 """)
     rows = []
     for n in settings.ns:
@@ -100,9 +100,9 @@ def add_compounding(report: Report) -> None:
     report.text("""
 ## Step errors add up
 
-If a solution passes only when all its T steps pass, and the PRM errs on each step by itself, a right solution is lost
-with β = 1−(1−b)^T, and a wrong one passes only if every one of its wrong steps is over-credited. A guided search that
-picks one of m candidates at each step stays right with P(m)^T: what a false positive costs, it costs at every step.
+If a solution passes only when all its T steps pass, and the PRM's errors on the steps are independent, a right solution
+is lost with β = 1−(1−b)^T, and a wrong one passes only if every one of its wrong steps is over-credited. A guided
+search that picks one of m candidates at each step stays right with P(m)^T: a false positive costs at every step.
 """)
     rows = []
     for steps in (1, 5, 10, 20):
@@ -122,7 +122,7 @@ picks one of m candidates at each step stays right with P(m)^T: what a false pos
     report.table(
         ["margin of rewards", "β_KL = 1", "β_KL = 0.1", "β_KL = 0.05"],
         rows,
-        caption="KL-regularised policy: π*(right)/π*(wrong) where the reference likes both alike",
+        caption="KL-regularised policy: π*(right)/π*(wrong) where the reference policy is indifferent",
     )
 
 
@@ -160,7 +160,7 @@ margins lower both, as long as the centre stays.
     report.table(
         ["mean margin", "FPR at ½", "FNR at ½", "thresholds with both ≤ 20 %"],
         rows,
-        caption="Wider margins around the same centres: both rates fall, and the choice of threshold gets freer",
+        caption="Wider margins around the same centres: both rates fall, and more thresholds work",
     )
 
 
@@ -169,10 +169,10 @@ def add_simulation(report: Report, settings: Sequence[simulation.SimulationSetti
     report.text("""
 ## Pointwise against pairwise training, simulated
 
-Two networks with the same first weights see the same matched pairs; one learns each step's label by itself, the other
+Two networks with the same first weights see the same matched pairs; one learns each step's label separately, the other
 which of the two is better. With *relative* labels ("the better of the two is right") a step's label depends on its
-partner, which pointwise training does not see. With *absolute* labels a label is true of the step by itself. The
-difference between the two figures is what pairwise training owes to labels that only make sense in pairs.
+partner, which pointwise training does not see. An *absolute* label depends on the step alone. The
+difference between the two figures is what pairwise training gains from labels that only make sense in pairs.
 """)
     for one in settings:
         result = simulation.simulate(one)
@@ -202,7 +202,7 @@ difference between the two figures is what pairwise training owes to labels that
 
 def build_theory(settings: VerifierSettings, simulations: Sequence[simulation.SimulationSettings]) -> Report:
     """The report without real scores; `roc_dominance` and `scored_pool` add to it."""
-    report = Report("What theory says about judging steps", "closed forms, checked by playing them out")
+    report = Report("What verifier errors cost", "closed forms, checked by simulation")
     limit, without = (float(selection.ceiling(settings.p, settings.alpha, beta)) for beta in (settings.beta, 0.0))
     report.finding = (
         f"With {percent(settings.p)} % right solutions, a verifier that accepts {percent(settings.alpha)} % of the "

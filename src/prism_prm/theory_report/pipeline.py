@@ -30,19 +30,20 @@ def report_theory(
     answer_field: str | None = None,
     bars: Bars = no_bars,
 ) -> Report:
-    """Show what verifier errors do to Best-of-N, search and training; check it on real scores; write a report.
+    """Show what verifier errors do to Best-of-N, search and training, check it on real scores, and write a report.
 
     Args:
         out: folder for the report.
-        settings: the verifier that closed forms are shown for, and the seed of everything random.
-        simulate: train small networks pointwise and pairwise, too (about 15 s).
-        runs: two folders of `evaluate_prm` (NAME=FOLDER): check ROC dominance, A then B.
-        pool: files of a pool of solutions: measure p, α and β on it and predict Best-of-N.
-        scores: a table of the pool's scores, if it holds none.
-        aggregator: from step scores to a solution's; default: as the card of the PRM that made `scores` says, else min.
-        threshold: a solution is accepted above this; default: as that card says, else 0.5.
-        answer_field: the field of the pool that holds the reference answer, where that is not called `answer`.
-        bars: makes progress bars; default: none are shown.
+        settings: the verifier for which closed forms are shown, and the seed.
+        simulate: also train small networks pointwise and pairwise (about 15 s).
+        runs: two folders written by `evaluate_prm` (or NAME=FOLDER): check whether the first dominates the second in
+            ROC.
+        pool: files of a pool of solutions, on which p, α and β are measured to predict Best-of-N.
+        scores: a table of the pool's scores, if the pool has none.
+        aggregator: how step scores become a solution's score; default: that of the PRM that made `scores`, else min.
+        threshold: a solution is accepted above this; default: that of the PRM that made `scores`, else 0.5.
+        answer_field: the field of the pool that holds the reference answer, if it is not `answer`.
+        bars: makes progress bars; by default none are shown.
 
     Example:
         >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
@@ -53,7 +54,7 @@ def report_theory(
     if runs and len(runs) != 2:
         raise ConfigError(f"--runs compares two runs; got {len(runs)}")
     if scores is not None and not pool:
-        raise ConfigError("--scores are those of a --pool; give that too")
+        raise ConfigError("--scores also needs --pool, the pool that was scored")
     if aggregator is not None:
         check_aggregator(aggregator)
     if threshold is not None and not 0 <= threshold <= 1:

@@ -21,7 +21,7 @@ def add_runs(report: Report, folders: Sequence[str], *, seed: int = 0) -> None:
 The paper's theorem assumes that training pairwise moves all right steps up by δ and all wrong steps down by δ. Scores
 in [0, 1] cannot move like that: the best right steps have no room. What holds instead:
 
-1. ROC curves do not change under an increasing map, so the shift may be asked for on the log-odds.
+1. ROC curves do not change under an increasing map, so the shift may be on the log-odds.
 2. If right steps move up by δ₁ and wrong ones down by δ₂ on a common scale, then A dominates iff δ₁ + δ₂ ≥ 0.
 3. With no shift at all, A's FPR is no higher at every TPR iff the share of right steps that score above a wrong step
    is stochastically larger under A. That is exact, and it is what the figures show.

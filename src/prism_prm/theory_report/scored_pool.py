@@ -148,7 +148,7 @@ def _scores(pool: Pool, path: str | Path | None) -> tuple[StepScores, CardValues
         return scores_in_table(path, pool), card_of_scores(path)
     own = scores_in_pool(pool)
     if own is None:
-        raise ConfigError("the pool holds no scores; give --scores (`prism rerank --prm` keeps them in its folder)")
+        raise ConfigError("the pool has no scores; give --scores (`prism rerank --prm` keeps them in its folder)")
     return own, None
 
 
@@ -162,7 +162,7 @@ def add_prediction(report: Report, found: PoolPrediction) -> None:
     empty = f" ({found.num_empty:,} more have no solution and are left out)" if found.num_empty else ""
     empty += f" ({found.num_unmeasured:,} without a reference answer are left out)" if found.num_unmeasured else ""
     smaller = (
-        f" {found.num_smaller:,} problems have fewer than {found.ns[-1]} solutions; at each N they take all they have."
+        f" {found.num_smaller:,} problems have fewer than {found.ns[-1]} solutions; at each N they use all of them."
         if found.num_smaller
         else ""
     )
@@ -172,8 +172,8 @@ def add_prediction(report: Report, found: PoolPrediction) -> None:
 {found.num_problems:,} problems{empty} with {found.num_solutions:,} solutions{unscored}.{smaller} A solution is accepted
 if the {found.aggregator.value} ({found.aggregator.origin}) of its step scores is above
 {found.threshold.value:g} ({found.threshold.origin}). On whole solutions p = {rate(found.p)} %,
-α = {rate(found.alpha)} %, β = {rate(found.beta)} %. The prediction assumes that the verifier errs alike on all
-problems; what it misses shows how much errors depend on the problem. Its limit is {percent(found.ceiling)} %.
+α = {rate(found.alpha)} %, β = {rate(found.beta)} %. The prediction assumes the same error rates on all problems; its
+error shows how much they depend on the problem. Its limit is {percent(found.ceiling)} %.
 """)
     rows = [
         [str(n), percent(own), rate(real), percent(one), rate(by_score)]

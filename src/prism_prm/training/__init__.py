@@ -1,1 +1,1 @@
-"""Training: from pairs and a base PRM to a trained one. `recipe.py` tells the story from top to bottom."""
+"""Training: from pairs and a base PRM to a trained one. `run.py` reads from top to bottom."""

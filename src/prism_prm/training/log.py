@@ -1,4 +1,4 @@
-"""What a run tells while it trains: log.jsonl always, TensorBoard and Weights & Biases as the recipe says."""
+"""Logs of a run: log.jsonl always, TensorBoard and Weights & Biases if the recipe says so."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def check_reporters(report_to: tuple[str, ...]) -> None:
 
 
 class RunLog:
-    """One line per update; lines of updates that a killed run had not saved are removed when it goes on.
+    """One line per update; lines of updates that a killed run had not saved are removed when it resumes.
 
-    Trackers count updates over all rounds. They start with the first thing they are told, and what an earlier start of
-    the run told TensorBoard of later updates is not drawn.
+    Trackers
+    count updates over all rounds. They start with their first value; later updates that an earlier start of
+    the
+    run sent to TensorBoard are not drawn.
     """
 
     def __init__(self, folder: Path, report_to: tuple[str, ...], settings: dict[str, Any]) -> None:

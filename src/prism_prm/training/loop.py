@@ -1,9 +1,9 @@
-"""One round of training: updates over planned examples, with checkpoints that a killed run goes on from.
+"""One round of training: updates over planned examples, with checkpoints from which a killed run resumes.
 
 This is a short loop on accelerate and not a transformers.Trainer: an update here is a stated number of PAIRS, however
-they are packed, micro-batched or spread over processes; a non-finite loss must stop the run before it touches
-the weights; and checkpoints must appear whole or not at all. Trainer counts sequences per device, hides NaN by default
-and writes checkpoints in place.
+they are packed, micro-batched or spread over processes; a non-finite loss must stop the run before it touches the
+weights; and checkpoints must appear whole or not at all. Trainer counts sequences per device, hides NaN by default and
+writes checkpoints in place.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Round:
         )
 
     def run(self, accelerator: Accelerator) -> torch.nn.Module:
-        """Train, or go on from the last checkpoint; gives the prepared model."""
+        """Train, or resume from the last checkpoint; returns the prepared model."""
         settings = self.settings
         to_training(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -179,7 +179,7 @@ class Round:
         kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts anew"
         return NotFiniteError(
             f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
-            'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), in a run of its own (another --out).'
+            'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), in a new run (another --out).'
         )
 
     def _checkpoint(self, accelerator: Accelerator, done: int) -> None:
@@ -199,7 +199,7 @@ class Round:
             last = _last_checkpoint(self.checkpoints)
             raise PrismError(
                 f"{final}: the checkpoint could not be written ({error}). "
-                f"{f'{last} is whole' if last else 'There is none yet'}; make room and start the same command again."
+                f"{f'{last} is whole' if last else 'There is none yet'}; make room and rerun the same command."
             ) from error
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
@@ -217,7 +217,7 @@ class Round:
         state = _read_state(last)
         if state["plan"] != self._plan_hash:
             raise PrismError(
-                f"{last}: made for other pairs or settings; remove {self.checkpoints} to start the round anew."
+                f"{last}: made for other pairs or settings; remove {self.checkpoints} to start the round again."
             )
         accelerator.load_state(str(last))
         return int(state["updates_done"])
@@ -238,7 +238,7 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
         return {"updates_done": int(found["updates_done"]), "plan": found["plan"]}
     except (ValueError, KeyError, TypeError) as error:
         raise PrismError(
-            f"{path}: not what `prism train` writes there ({error}); remove {checkpoint} to go on without it."
+            f"{path}: not what `prism train` writes there ({error}); remove {checkpoint} to resume without it."
         ) from None
 
 

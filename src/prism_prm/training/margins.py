@@ -35,7 +35,7 @@ TREES_PER_FILL = 16
 def fill_cache(
     prm: PRM, examples: Examples, *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Keep what the frozen layers make of the examples; `advance` hears of examples that are done."""
+    """Cache the frozen layers' activations of the examples; `advance` is called with finished examples."""
     share = share or Share()
     by_tree = examples.by_tree()
     for number, start in enumerate(range(0, len(by_tree), TREES_PER_FILL)):
@@ -60,7 +60,7 @@ def score_examples(
 ) -> Floats:
     """log-odds_NK of the nodes of each example: chosen and rejected, or the labelled step alone.
 
-    All candidates of a tree are scored in one packed pass; `advance` hears of trees that are done.
+    All candidates of a tree are scored in one packed pass; `advance` is called with finished trees.
     """
     by_tree = examples.by_tree()
     trees, groups = zip(*(as_one_tree(examples, indices) for indices in by_tree), strict=True) if by_tree else ((), ())
@@ -100,18 +100,18 @@ def measure_margins(
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Margins:
-    """Score all pairs with a PRM, and write the margin of each; work that was stopped is resumed.
+    """Score all pairs with a PRM, and write the margin of each. Repeat a stopped call to resume it.
 
     Args:
         prm: a PRM, or its folder or hub id.
-        pairs: a folder that `build_pairs` has written.
-        out: the table to write (Parquet), by pair id and model hash.
-        split: only pairs of this split; default: all.
-        store: a folder of scores to reuse and add to.
-        share: of the work, where several processes share it; all call this with the same arguments.
-        loading: options of `load_prm`, for a PRM that is given by its place.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        pairs: a folder written by `build_pairs`.
+        out: the table to write (Parquet), keyed by pair id and model hash.
+        split: use only pairs of this split; default: all.
+        store: a folder of scores to reuse and extend.
+        share: this process's share of the work; all processes call this with the same arguments.
+        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prism_prm.training.recipe import HardwareSettings, Lora, Recipe
 
 CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
-"""What a disc without room looks like from Python, torch and safetensors."""
+"""What a full disk looks like from Python, torch and safetensors."""
 
 
 def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:
@@ -29,7 +29,7 @@ def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.n
     dropout: Any = getattr(module.config, "attention_dropout", None)
     if dropout and hardware.attn == "flex":
         raise ConfigError(
-            f'hardware.attn = "flex" knows no dropout, and the model\'s config has attention_dropout = {dropout}: '
+            f'hardware.attn = "flex" has no dropout, but the model\'s config has attention_dropout = {dropout}: '
             'set it to 0 there, or train with hardware.attn = "sdpa".'
         )
     if hardware.frozen_layers or hardware.lora is not None:
@@ -75,7 +75,7 @@ def check_cache(hardware: HardwareSettings, spread: str) -> None:
     """Kept states go into the upper layers by name, which spread weights do not have."""
     if hardware.cache and any(name in spread.upper() for name in ("FSDP", "DEEPSPEED", "MEGATRON")):
         raise ConfigError(
-            f"hardware.cache does not work with weights that are spread over processes ({spread}); leave it out, or "
+            f"hardware.cache does not work with weights that are sharded over processes ({spread}); leave it out, or "
             "launch without it."
         )
 
@@ -122,8 +122,8 @@ def save_trained(prm: PRM, model: Any, folder: Path, accelerator: Accelerator, r
             prm.save(folder, state=state, aggregator=recipe.validation.aggregator)
         except CANNOT_WRITE as error:
             raise PrismError(
-                f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and start "
-                "the same command again."
+                f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and rerun "
+                f"the same command."
             ) from error
     accelerator.wait_for_everyone()
 

@@ -26,16 +26,16 @@ def train_prm(
 ) -> dict[str, Any]:
     """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
 
-    A run that was stopped goes on with the same call; what is done is not done again. Gives the content of run.json:
-    `rounds` with their validation, and the place of the `best` one, which `load_prm` reads.
+    Repeat a stopped call to resume it. Returns the content of run.json: `rounds` with their validation, and the path
+    of the `best` one, for `load_prm`.
 
     Args:
         recipe: a recipe, or the TOML file that holds one.
-        out: the run's folder; every round leaves a PRM folder in it.
+        out: the run's folder; every round writes a PRM folder in it.
         assignments: settings to override, as `--set` takes them: "train.lr=2e-6".
-        accelerator: of accelerate; default: a new one, with the recipe's precision.
-        bars: makes progress bars; default: none are shown.
-        say: hears what people may want to know.
+        accelerator: an `accelerate.Accelerator`; default: a new one, with the recipe's precision.
+        bars: makes progress bars; by default none are shown.
+        say: receives messages for people.
 
     Example:
         >>> run = train_prm("recipe.toml", "run", assignments=["train.epochs=1"])
@@ -46,7 +46,7 @@ def train_prm(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, assignments)
     elif assignments:
-        raise ConfigError("assignments change the recipe in a file; change a Recipe itself with dataclasses.replace")
+        raise ConfigError("assignments apply to a recipe file; change a Recipe object with dataclasses.replace")
     if accelerator is None:
         from accelerate import Accelerator
 

@@ -23,9 +23,9 @@ from prism_prm.types import Ints
 def plan_updates(trees_P: NDArray[np.integer], *, per_update: int, per_tree: int, seed: tuple[int, ...]) -> list[Ints]:
     """One epoch: every pair once, as a list of updates of `per_update` pair indices or, evenly, a few less.
 
-    `trees_P` names the tree of each pair; at most `per_tree` pairs of an update come from one tree, save for trees that
-    have too many (`over_limit` counts them). The plan depends on these arguments alone: not on packing, micro-batches
-    or the number of processes.
+    `trees_P` names the tree of each pair; at most `per_tree` pairs of an update come from one tree, except for trees
+    that have too many (`over_limit` counts them). The plan depends on these arguments alone, not on packing,
+    micro-batches or the number of processes.
     """
     for name, value in (("per_update", per_update), ("per_tree", per_tree)):
         if value < 1:

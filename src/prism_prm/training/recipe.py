@@ -38,13 +38,13 @@ class DataSettings:
     inputs: tuple[str, ...] = ()
     """Files, folders or hub data sets of labelled solutions, as `prism pairs` takes them."""
     folder: str | None = None
-    """Instead of inputs: a folder that `prism pairs` has written (the rest of this section does not apply then)."""
+    """Instead of inputs: a folder written by `prism pairs`. The rest of this section then does not apply."""
     format: str = "auto"
-    """The format of the records; auto finds it by their keys."""
+    """The format of the records. With auto, their fields decide."""
     exclude: tuple[str, ...] = ()
     """Files whose problems must not be trained on."""
     split: dict[str, Share] = field(default_factory=lambda: {"train": 0.95, "validation": 0.05})
-    """Shares of the problems; `train` is trained on."""
+    """The share of problems in each split. The split `train` is trained on."""
     read: ReadOptions = field(default_factory=ReadOptions)
     """Section [data.read]: neutral ratings, finish reasons and other choices of reading."""
     pairs: PairSettings = field(default_factory=PairSettings)
@@ -64,19 +64,19 @@ class BaseSettings:
     prm: str | None = None
     """Folder or hub id of a PRM."""
     backbone: str | None = None
-    """Instead of a PRM: a causal language model (hub id, folder, folder with a GGUF file) that gets a fresh head."""
+    """Instead of a PRM: a causal language model (hub id, folder, or folder with a GGUF file) that gets a new head."""
     family: str | None = None
-    """The PRM's family where it is not known from its folder; with a backbone: the family to make (default qwen).
-    One of your own is `my_file.py:Mine`, which runs that file."""
+    """The PRM's family, needed if its folder does not name it. With a backbone, the family to make (default qwen).
+    `my_file.py:Mine` is a class in your own file, which is run."""
     layers: Count | None = None
-    """With a backbone: use only this many of its lowest layers; default: all."""
+    """With a backbone: use only this many of its lowest layers. By default all."""
 
     def __post_init__(self) -> None:
         check(self)
         if bool(self.prm) == bool(self.backbone):
             raise ConfigError('[base] needs either prm = "…" or backbone = "…".')
         if self.layers and self.prm:
-            raise ConfigError("[base] layers cuts a backbone; a PRM is used as it is.")
+            raise ConfigError("[base] layers applies only to a backbone, not to a PRM.")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Lora:
     alpha: Positive = 32
     """The adapters' output is scaled by alpha / r."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
-    """The share of the adapters' input that is dropped in training."""
+    """The dropout rate of the adapters' input in training."""
     targets: tuple[str, ...] = TARGETS
     """The names of the layers that get adapters."""
 
@@ -101,30 +101,30 @@ class HardwareSettings:
     """Section [hardware]: how the model is held and run; none of it changes what is learned, rounding aside."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Of the weights in training. With mixed precision the arithmetic is 16-bit and the weights stay 32-bit."""
+    """The dtype of the weights in training."""
     save_dtype: Literal["float32", "bfloat16", "float64"] | None = None
-    """Of the saved PRM folders; default: dtype. Each round starts from the folder of the one before."""
+    """The dtype of the saved PRM folders, from which each next round starts. By default that of training."""
     mixed_precision: Literal["no", "bf16"] = "no"
-    """With bf16 the arithmetic is 16-bit while the weights stay as they are."""
+    """With bf16 the arithmetic is 16-bit; the weights stay in `dtype`."""
     attn: Literal["sdpa", "flex"] = "sdpa"
-    """The attention kernel; flex puts several trees into a row and needs a GPU."""
+    """The attention kernel. flex packs several trees into a row and needs a GPU."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass, to save memory."""
+    """Recompute activations in the backward pass to save memory."""
     frozen_layers: Natural = 0
-    """The embedding and this many lowest layers stay as they are."""
+    """Freeze the embedding and this many of the lowest layers."""
     cache: str | None = None
-    """A folder for what the frozen layers make of texts: computed once, then only the other layers run. Runs may share
-    it, and `prism eval --cache` too."""
+    """A folder that caches frozen-layer activations on disk, so that only the other layers run. Several runs and
+    `prism eval --cache` can share it."""
     cache_gb: NotNegative = 50.0
-    """How much the folder may take, with all that is in it; beyond that, states are computed each time."""
+    """The size limit of the cache folder in GB. When it is full, further activations are computed each time."""
     lora: Lora | None = None
     score_tokens: Count | None = None
-    """Padded tokens per forward pass when scoring margins and validating; default: that of `prism score`."""
+    """Tokens per forward pass, including padding, for margins and validation. By default as in `prism score`."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.cache and not self.frozen_layers:
-            raise ConfigError("hardware.cache keeps the output of frozen layers: set hardware.frozen_layers too.")
+            raise ConfigError("hardware.cache caches frozen-layer activations: set hardware.frozen_layers too.")
 
 
 CRITERIA = {
@@ -142,19 +142,20 @@ class ValidationSettings:
     """Section [validation]: how each round is measured on problems that are not trained on."""
 
     split: Annotated[str, MAY_BE_EMPTY] | None = "validation"
-    """The split to measure on; leave out with split = "" to train without validation (the last round is then best)."""
+    """The split to measure on. With "" there is no validation, and the last round counts as the best."""
     max_trees: Count | None = None
-    """Measure on this many trees only, spread evenly over the split."""
+    """Measure only this many trees, spread evenly over the split."""
     criterion: Literal["fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "auroc", "pairwise_accuracy"] = (
         "fpr_at_tpr_90"
     )
-    """What the best round is best in."""
+    """The metric that decides which round is best."""
     threshold: Annotated[float, Range(0, below=1)] | None = None
-    """Saved with every PRM: a step counts as right above it. Default: the validation threshold that reaches `tpr`."""
+    """The threshold saved with every PRM, above which a step counts as right. By default the one that reaches `tpr` on
+    the validation split."""
     tpr: Annotated[float, Range(above=0, most=1)] = 0.9
     """The share of right steps that the saved threshold keeps."""
     aggregator: str = "min"
-    """Saved with every PRM: how step scores become a solution's score."""
+    """The aggregator saved with every PRM: how step scores become a solution's score."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -168,9 +169,10 @@ class Recipe:
     data: DataSettings
     base: BaseSettings
     seed: Natural = 0
-    """Decides the order of pairs, and fresh weights where there are any."""
+    """The seed for the order of pairs and for new weights."""
     lookahead_ratio: NotNegative | None = None
-    """At most this many lookahead pairs per annotated pair in a round, chosen by the seed; default: all."""
+    """The maximum number of lookahead pairs per annotated pair in a round, chosen by the seed. By default all are
+    used."""
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     """Where training curves are logged."""
     objective: Objective = field(default_factory=Objective)
@@ -199,7 +201,7 @@ def check_places(recipe: Recipe) -> None:
 
 
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
-    """A recipe for `train_prm`; paths in it are relative to where you are.
+    """A recipe for `train_prm`; paths in it are relative to the working directory.
 
     Args:
         path: a TOML file.

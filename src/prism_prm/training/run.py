@@ -1,7 +1,7 @@
 """A run: PRISM from data to a trained PRM, top to bottom.
 
-pairs → margins of the base PRM → rounds, easy to hard → the best round. Each stage leaves its result in the run's
-folder and is not done again; a run that was killed goes on with the same command.
+pairs → margins of the base PRM → rounds, easy to hard → the best round. Each stage writes its result to the run's
+folder and is not repeated; rerun the command to resume a killed run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Run:
         self.bars = bars if self.main else no_bars
         self.say = say if self.main else silent
         self.log: RunLog | None = None
-        """Of the main process, while there is something to do."""
+        """The log of the main process, while there is work to do."""
 
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
@@ -66,19 +66,19 @@ class Run:
         with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
             finished = self.claim.finished
             if lost := self.claim.lost:
-                self.say(f"{lost}: the weights of the best round are gone; this round is trained again.")
+                self.say(f"{lost}: the weights of the best round are missing; this round is trained again.")
             if finished is None or lost:
                 with self._opened_log():
                     finished = self._stages()
             else:
-                self.say(f"{self.folder} is finished already; nothing to do.")
+                self.say(f"{self.folder} is already finished; nothing to do.")
         return {**finished, "best": str(self.folder / finished["best"])}
 
     def _stages(self) -> dict[str, Any]:
         """From data to the best round.
 
-        Before the first update what is there is taken by its content, so that mistakes can be mended; afterwards as it
-        is, on condition that what it was made from is still the same.
+        Before the first update, existing results are reused by content, so that mistakes can be corrected; afterwards
+        as they are, provided that what they were made from has not changed.
         """
         if not self.claim.is_begun:
             self._main_only(lambda: make_data(self.recipe, self.folder))
@@ -292,7 +292,7 @@ class Run:
         return ScoreStore(self.folder / "scores", prm, say=self.say)
 
     def _is_done(self, path: Path) -> bool:
-        """Whether a stage need not be done again; all processes look before any goes on and makes it."""
+        """Whether a stage is done; all processes check before any continues and makes it."""
         found = self.claim.is_begun and (path.exists() if path.suffix == ".json" else is_whole(path))
         self.accelerator.wait_for_everyone()
         return found

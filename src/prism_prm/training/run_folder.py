@@ -45,15 +45,15 @@ class Claim:
         return best if best and not is_whole(best) else None
 
     def check_content(self, content: Mapping[str, str]) -> None:
-        """State what updates are made from; refuse to go on from other content than the updates so far."""
+        """Record what updates are made from; refuse to resume from other content."""
         self.content = content
         path = self.folder / BEGUN
         before = _read_begun(path) if path.exists() else content
         changed = [name for name, key in content.items() if before.get(name) != key]
         if changed:
             raise PrismError(
-                f"{self.folder}: the {' and the '.join(changed)} changed since its first update, so it cannot go on. "
-                "Name another --out, or remove the folder to start anew."
+                f"{self.folder}: the {' and the '.join(changed)} changed since its first update, so it cannot be "
+                f"resumed. Name another --out, or remove the folder to start again."
             )
 
     def begin(self) -> None:

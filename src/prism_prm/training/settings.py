@@ -1,4 +1,4 @@
-"""Section [train] of a recipe; apart from the loop that it rules, so that a recipe is read without torch."""
+"""Section [train] of a recipe; separate from the training loop, so that a recipe can be read without torch."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ class TrainSettings:
     epochs: Count = 1
     """Passes over the pairs of a round."""
     pairs_per_update: Count = 64
-    """Pairs (or labelled steps) of one update, whatever the packing, micro-batches and number of processes."""
+    """Pairs (or labelled steps) per update, regardless of packing, micro-batches and number of processes."""
     max_pairs_per_tree_per_update: Count = 8
-    """Pairs of one tree share their prefix, so more are cheaper; 1 makes the pairs of an update independent. Trees that
-    have too many pairs for it are spread evenly over all updates of a round, and the run says how many they are."""
+    """The maximum number of pairs from one tree in an update. They share their prefix, so more are cheaper; 1 makes
+    the pairs of an update independent. A tree with too many pairs is spread evenly over the round, and such trees are
+    counted."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls to 0 over a round, after the warm-up."""
     warmup: Annotated[float, Range(0, below=1)] = 0.03
-    """Share of a round's updates in which the learning rate rises from 0."""
+    """The share of a round's updates during which the learning rate rises from 0."""
     weight_decay: NotNegative = 0.0
     """The weight decay of AdamW."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """The decay rates of AdamW's two averages."""
     eps: Positive = 1e-8
-    """What AdamW adds to its denominator."""
+    """The epsilon in AdamW's denominator."""
     max_grad_norm: NotNegative = 1.0
-    """Gradients are scaled down to this norm; 0 leaves them alone."""
+    """Gradients are clipped to this norm. 0 turns clipping off."""
     pack: Packing = "tree"
-    """`tree`: pairs of a tree share its prefix. `pair`: the two steps of a pair do. `none`: nothing is. All equal."""
+    """What shares its prefix: the pairs of a `tree`, the two steps of a `pair`, or `none`. The result is the same."""
     row_tokens: Count = 4096
-    """A packed tree longer than this is split between pairs, its trunk repeated."""
+    """A packed tree longer than this is split between pairs, repeating the trunk."""
     microbatch_tokens: Count = 8192
-    """Padded tokens of one forward and backward pass."""
+    """Tokens per forward and backward pass, including padding."""
     on_too_long: Literal["error", "skip"] = "error"
-    """What happens to pairs longer than the model's context: `skip` leaves them out, counted."""
+    """What to do with pairs longer than the model's context: stop (`error`), or leave them out and count them
+    (`skip`)."""
     checkpoint_every: Count = 100
     """Updates between checkpoints."""
     keep_checkpoints: Count = 1

@@ -1,4 +1,4 @@
-"""The data of a run: made from the recipe's inputs, unless it is there, and the examples in it that fit the PRM."""
+"""The data of a run: made from the recipe's inputs unless it exists, and the examples in it that fit the PRM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good a PRM is on problems it is not trained on: what rounds are judged by, and where thresholds come from."""
+"""Validation on held-out problems: it decides the best round and the thresholds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Build a world: train its policies, sample and judge, and write ordinary files; what was built before is reused.
 
-Each stage is a folder named by the content of the settings it depends on, written whole or not at all, so a build that
-was stopped goes on where it was, and worlds that share a stage share its folder.
+Each stage is a folder named by the content of the settings it depends on, written whole or not at all, so a stopped
+build can be resumed, and worlds that share a stage share its folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class World:
     policy: Path
     """A causal language model with its tokenizer, as transformers saves it."""
     backbone: Path
-    """The same, trained longer: what PRMs are made of."""
+    """The policy, trained longer: the backbone of PRMs."""
     data: Path
     far_policy: Path | None = None
     far_data: Path | None = None

@@ -1,7 +1,7 @@
 """The exact truth about every step under every prefix, and for a wrong step the reason.
 
 The oracle reads a solution as a careful reader would: it keeps the value that was last derived and which operation
-comes next, and goes on from what was WRITTEN, so a step after an error is right if it follows from the written value.
+comes next, and continues from what was WRITTEN, so a step after an error is right if it follows from the written value.
 (This is PRMBench's convention. Trees made from samples stop at the first error, as PRM800K does, and never meet it.)
 """
 

@@ -1,4 +1,4 @@
-"""PRMBench-style test sets: right solutions into which one kind of error was put, each checked by the oracle."""
+"""PRMBench-style test sets: right solutions with one kind of injected error, each checked by the oracle."""
 
 from __future__ import annotations
 

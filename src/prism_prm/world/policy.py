@@ -1,7 +1,7 @@
 """A tiny Qwen2 policy, trained from scratch on right solutions with ordinary causal language modelling.
 
 The policy is taken as soon as a stated share of its steps is right: by then it has learned the form of a solution, and
-not yet all of the arithmetic, so its errors are natural ones. Training goes on for the backbone that PRMs start from.
+not yet all of the arithmetic, so its errors are natural ones. Training continues for the backbone that PRMs start from.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PolicySettings:
     target: float = 0.8
     """The policy is taken when this share of steps, sampled at temperature 1 under right prefixes, is right."""
     backbone_target: float = 0.97
-    """Training goes on to this share for the backbone of PRMs: a judge that knows more than the policy it judges."""
+    """Training continues to this share for the backbone of PRMs: a judge that knows more than the policy it judges."""
     max_updates: int = 1000
     """A policy that has not got there by then is an error."""
     batch: int = 64
@@ -121,7 +121,7 @@ def pretraining_problems(settings: PolicySettings, problems: ProblemSettings) ->
 
 
 def shown_problems(settings: PolicySettings, problems: ProblemSettings, updates: int) -> Iterator[Problem]:
-    """Those of them that a training of so many updates has seen."""
+    """The problems that a training run of this many updates has seen."""
     return islice(pretraining_problems(settings, problems), HELD_OUT + updates * settings.batch)
 
 

@@ -50,8 +50,8 @@ def sample_inside(
 ) -> list[list[list[list[int]]]]:
     """For every text and every one of its `ends`, `copies` continuations of the text up to there.
 
-    A text is read once. As long as a row draws what stands in the text anyway, the next probabilities are known
-    already; only rows that leave the text go on by themselves, with its key/values up to where they left it.
+    A text is read once. As long as a row draws what the text has anyway, the next probabilities are already known;
+    only rows that leave the text continue alone, with its key/values up to that point.
     """
     width = max(map(len, texts)) + 1
     ids_BS = torch.tensor([[*text, *[model.config.pad_token_id] * (width - len(text))] for text in texts])

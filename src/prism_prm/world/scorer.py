@@ -1,4 +1,4 @@
-"""The oracle as a scorer of steps: the PRM that makes no mistake, for whatever takes a PRM."""
+"""The oracle as a scorer of steps: a perfect PRM, usable wherever a PRM is."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ class OracleScorer:
         return True
 
     def count_tokens(self, tree: StepTree) -> int:
-        """Nothing is read by a model."""
+        """Always 0: no model reads anything."""
         return len(tree.nodes)

@@ -1,4 +1,4 @@
-"""All knobs of a world in one frozen record, and the worlds we use by name."""
+"""All settings of a world in one frozen record, and the worlds we use by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """PRM800K-style trees: a right trunk, and under every prefix what the policy would have written there, judged.
 
-As PRM800K's labellers did, the trunk goes on with a right candidate where the policy wrote one, and with a step written
+As PRM800K's labellers did, the trunk continues with a right candidate if the policy wrote one, and with a step written
 for it ("human") where it did not.
 """
 
@@ -88,7 +88,7 @@ def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, se
 
 
 def _chance_to_pass(text: str, share: float, evenness: float, seed: int, known: dict[str, float]) -> float:
-    """Of the step's kind: its operation and result, whatever value it starts from."""
+    """The chance for the step's kind: its operation and result, whatever value it starts from."""
     kind = text.lstrip("0123456789")
     if kind not in known:
         if share in (0.0, 1.0):

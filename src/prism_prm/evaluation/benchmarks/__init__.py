@@ -36,8 +36,9 @@ def read_benchmark(name: str, data: str | Path | Sequence[str | Path] = (), spli
 
     Args:
         name: prmbench, processbench, labelled, pairs, or one that an installed package adds.
-        data: files, folders (also a folder that has one named like the benchmark), or hub ids; default: the hub's.
-        split: for labelled and pairs, only this split of a folder that `build_pairs` has written.
+        data: files, folders (or a folder that contains one named after the benchmark), or hub ids; by default from the
+            hub.
+        split: for labelled and pairs, use only this split of a folder written by `build_pairs`.
 
     Example:
         >>> items = read_benchmark("labelled", ["labelled.jsonl"])

@@ -1,4 +1,4 @@
-"""What a benchmark is: items with labels, and what it measures and shows beside what every benchmark does."""
+"""What a benchmark is: items with labels, and what it measures and shows in addition to the common metrics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ItemSet:
     complete: bool | None = None
     """Whether this is all of the benchmark; None where it has no fixed size."""
     name: str = ""
-    """Of the benchmark; `read_benchmark` sets it."""
+    """The benchmark's name; `read_benchmark` sets it."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Groups whose items are in no total → what these are called; `read_benchmark` sets it."""
 

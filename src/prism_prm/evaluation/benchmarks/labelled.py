@@ -2,7 +2,7 @@
 
 In labelled data (a PRM800K test split, a trees.parquet) a step is right if its label is above ½ and wrong if it is
 below; others are not judged. Each kind of pair is a group: annotated errors, and steps that come too early (lookahead),
-are measured apart.
+are measured separately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_labelled(inputs: Sequence[str | Path], split: str | None = None) -> Ite
     notes.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
     files = tuple(source.name for source in reader.sources)
     if not items:
-        raise DataError(f"{', '.join(files)}: no step carries a label, so there is nothing to measure against")
+        raise DataError(f"{', '.join(files)}: no step has a label, so there is nothing to measure")
     return ItemSet(tuple(items), files, dict(notes))
 
 

@@ -55,7 +55,7 @@ FULL_SIZE = {
 
 class _Row(step_lists.PRMBenchRecord):
     question: str = ""
-    """The problem as MATH has it; `original_question` was typed anew for every class."""
+    """The problem as in MATH; `original_question` was rewritten for every class."""
 
 
 def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
@@ -180,7 +180,7 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
     headers = ["items", "Overall", *(header for header, _, _ in COLUMNS)]
     whole = subsets["all"]
     present = len(whole.tables["classes"])
-    pooled = "" if present == len(CLASSES) else f"; overall pools the {present} of {len(CLASSES)} classes that are here"
+    pooled = "" if present == len(CLASSES) else f"; overall pools the {present} of {len(CLASSES)} available classes"
     rows = [[name, *_cells(subset.tables)] for name, subset in subsets.items()]
     report.table(headers, rows, caption=f"PRMScore by class and group, as the papers print it (%){pooled}")
     rows = [

@@ -110,7 +110,7 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
         caption="Naming the first wrong step: exact matches among solutions with an error and among those without",
     )
     if missing:
-        report.text(f"Splits that are not here: {', '.join(missing)}. The mean is not ProcessBench's overall value.")
+        report.text(f"Missing splits: {', '.join(missing)}. The mean is not ProcessBench's overall value.")
 
 
 def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
