@@ -180,18 +180,10 @@ def _add_example(results: Results, report: Report) -> None:
     entries = [(entry.problem.text, one) for entry in results.graded.pool.problems for one in entry.solutions]
     grades = [grade for of_problem in results.graded.grades for grade in of_problem]
     wrong = [i for i, grade in enumerate(grades) if grade.correct is False]
-<<<<<<< HEAD
-    scores = {
-        prm: np.array([np.nan if (scored := own[i]) is None else solution_score(scored, how) for i in wrong])
-        for prm, own in results.scores.items()
-        for how in [results.own_aggregator[prm].value]
-    }
-=======
     scores = {}
     for prm, own in results.scores.items():
         how = results.own_aggregator[prm].value
         scores[prm] = np.array([np.nan if (s := own[i]) is None else solution_score(s, how) for i in wrong])
->>>>>>> reports
     found = most_telling(scores, [sum(map(len, entries[i][1].steps)) for i in wrong])
     if found is not None:
         problem, solution = entries[wrong[found]]
