@@ -91,7 +91,7 @@ def test_beam_with_two_prms(command: list[str], prms: list[Path]) -> None:
     a, b = (np.mean(metrics["points"][i]["correct"]) for i in (1, 3))
     assert eight["difference"] == pytest.approx(b - a)
     page = (out / "report.html").read_text()
-    assert page.index("<p>beam with n = 8 guided by ") < page.index("<figure>") < page.index("<table")
+    assert page.index("<p>With n = 8, beam guided by ") < page.index("<figure>") < page.index("<table")
     assert "a: product, from the PRM's card; b: mean, from the PRM's card" in (out / "report.md").read_text()
 
 
