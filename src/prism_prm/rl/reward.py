@@ -214,7 +214,7 @@ class PRMReward:
         cut: Sequence[bool] | None = None,
         references: Sequence[object] | None = None,
     ) -> list[Judged]:
-        """What becomes of each completion of each problem.
+        """Score and grade each completion.
 
         Args:
             problems: the text of each completion's problem.
