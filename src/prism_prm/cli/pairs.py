@@ -23,7 +23,7 @@ PRM800K, keeping MATH-500 out: `prism pairs phase1_train.jsonl --exclude math500
 
 Splits, two lookahead negatives a step: `prism pairs data/ --split train=0.9,test=0.1 --lookahead 2 --out pairs`
 
-A data set on the hub: `prism pairs trl-lib/math_shepherd:train --out pairs`
+A dataset on the hub: `prism pairs trl-lib/math_shepherd:train --out pairs`
 
 Skip bad lines, save the summary: `prism pairs FILE --on-bad-record skip --out pairs --json > summary.json`
 """
@@ -72,7 +72,7 @@ def pairs(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files (.jsonl, .json, .gz of both, .parquet), folders of them, or hub data sets "
+            help="Files (.jsonl, .json, .gz of both, .parquet), folders of them, or hub datasets "
             "(owner/name, owner/name:split, owner/name:config:split).",
         ),
     ],
