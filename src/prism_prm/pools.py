@@ -179,7 +179,7 @@ def _scores_beside(record: Mapping[str, Any], size: int) -> Sequence[list[float]
     except msgspec.ValidationError as error:
         said = str(error).replace("$", "")
         raise DataError(
-            f"`scores` beside the solutions: {said}; give a list of step scores per solution", reason="wrong-type"
+            f"`scores` of the record: {said}; give a list of step scores per solution", reason="wrong-type"
         ) from error
     if scores is None:
         return [None] * size

@@ -82,7 +82,7 @@ def main() -> None:
         _end(_usage(error))
     except PrismError as error:
         _end(str(error))
-    except OSError as error:  # a file in the way, a full disc, no permission
+    except OSError as error:  # a file in the way, a full disk, no permission
         where = "" if error.filename is None else f"{error.filename}: "
         _end(f"{where}{error.strerror or error}")
 

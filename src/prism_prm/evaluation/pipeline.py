@@ -133,7 +133,7 @@ def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> N
 
         read_scores(scores)
         has_card = card_of_scores(scores) is not None
-        lacking = f", or scores of such a PRM, which {scores} does not say it has"
+        lacking = f", or scores that record one, which {scores} does not"
     else:
         has_card = card_values(prm) is not None
     if not has_card:

@@ -261,7 +261,7 @@ def _nothing_left(reader: Reader, recipe: PairRecipe) -> str:
     for file, counts in (recipe.exclusions.counts if recipe.exclusions else {}).items():
         left_out[f"excluded by {file}"] = sum(counts.values())
     said = ", ".join(f"{reason} {count}" for reason, count in left_out.items() if count)
-    return f"no tree is left of {', '.join(source.name for source in reader.sources)} (left out: {said or 'nothing'})"
+    return f"no tree is left from {', '.join(source.name for source in reader.sources)} (left out: {said or 'nothing'})"
 
 
 def _summary(reader: Reader, recipe: PairRecipe, trees: TreeCounts, pairs: PairCounts) -> dict[str, Any]:

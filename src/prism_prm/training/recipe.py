@@ -111,7 +111,7 @@ class HardwareSettings:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     frozen_layers: Natural = 0
-    """Freeze the embedding and this many of the lowest layers."""
+    """Freeze the embedding and this many of the lowest layers. With 0, nothing is frozen."""
     cache: str | None = None
     """A folder that caches frozen-layer activations on disk, so that only the other layers run. Several runs and
     `prism eval --cache` can share it."""

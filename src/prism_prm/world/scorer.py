@@ -79,5 +79,5 @@ class OracleScorer:
         return True
 
     def count_tokens(self, tree: StepTree) -> int:
-        """Always 0: no model reads anything."""
+        """One per step: no model reads anything."""
         return len(tree.nodes)
