@@ -54,7 +54,7 @@ def split_interval(cell: str) -> tuple[str, str]:
 
 
 def header(text: str) -> str:
-    """A header without line breaks before its arrow, nor in `n = 16`."""
+    """The head of a column or row, without line breaks before its arrow and in `n = 16`."""
     return re.sub(r" (?=[↑↓=])|(?<==) ", "\u00a0", text)
 
 
