@@ -27,7 +27,7 @@ EXAMPLES = """
 
   `prism pairs data/ --split train=0.9,test=0.1 --lookahead 2 --out pairs`
 
-- A data set on the hub:
+- A dataset on the hub:
 
   `prism pairs trl-lib/math_shepherd:train --out pairs`
 
@@ -80,7 +80,7 @@ def pairs(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files (.jsonl, .json, .gz of both, .parquet), folders of them, or hub data sets "
+            help="Files (.jsonl, .json, .gz of both, .parquet), folders of them, or hub datasets "
             "(owner/name, owner/name:split, owner/name:config:split).",
         ),
     ],

@@ -51,7 +51,7 @@ def score(
     *,
     inputs: Annotated[
         list[str],
-        typer.Argument(help="Files, folders or hub data sets: problems with steps, trees, or pools of solutions."),
+        typer.Argument(help="Files, folders or hub datasets: problems with steps, trees, or pools of solutions."),
     ],
     prm: Annotated[
         str, typer.Option(help="The PRM: a folder, a hub id, a LoRA adapter, or the folder of a training run.")

@@ -88,7 +88,7 @@ def rerank_pool(
     Repeat a stopped call to resume it.
 
     Args:
-        pool: a pool, or the files, folders or hub data sets that hold one.
+        pool: a pool, or the files, folders or hub datasets that hold one.
         out: folder for tables, metrics.json and the report.
         prms: name → a PRM, or its folder or hub id, to score the solutions with.
         scores: name → an existing scores table of this pool.

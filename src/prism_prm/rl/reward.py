@@ -86,7 +86,7 @@ class PRMReward:
         delta: step rewards are differences between successive steps, and the last step gets only `verifiable`. Used
             only by the step-level credit `process`.
         stop: the text between two steps.
-        problem: the data set's column with the problem's text; if there is none, the last user turn or the prompt is
+        problem: the dataset's column with the problem's text; if there is none, the last user turn or the prompt is
             used.
         reference: the column with reference answers (default `answer`).
         grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), judged
@@ -189,7 +189,7 @@ class PRMReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """The reward of each completion, as TRL asks for it: texts or conversations, and the data set's columns."""
+        """The reward of each completion, as TRL asks for it: texts or conversations, and the dataset's columns."""
         asked = columns.get(self.problem) or prompts
         self.last = self.judge(
             [problem_text(one) for one in asked],
@@ -260,7 +260,7 @@ class PRMReward:
             return [None] * len(answers)
         if references is None:
             raise ConfigError(
-                f"verifiable = {self.verifiable} needs reference answers, and the data set has no column "
+                f"verifiable = {self.verifiable} needs reference answers, and the dataset has no column "
                 f"{self.reference!r}. Name the column with reference=."
             )
         asked = [

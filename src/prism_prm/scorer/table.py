@@ -158,7 +158,7 @@ def score_files(
 
     Args:
         prm: a PRM, or its folder or hub id.
-        inputs: files, folders or hub data sets: a problem and its steps, or trees.
+        inputs: files, folders or hub datasets: a problem and its steps, or trees.
         out: the table to write (Parquet).
         format: the format of the input; by default its records decide.
         options: how records are read, and what is done with bad ones.

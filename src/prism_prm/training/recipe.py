@@ -36,7 +36,7 @@ class DataSettings:
     """Section [data]: which solutions are read, and which of their steps are compared."""
 
     inputs: tuple[str, ...] = ()
-    """Files, folders or hub data sets of labelled solutions, as `prism pairs` takes them."""
+    """Files, folders or hub datasets of labelled solutions, as `prism pairs` takes them."""
     folder: str | None = None
     """Instead of inputs: a folder written by `prism pairs`. The rest of this section then does not apply."""
     format: str = "auto"
