@@ -163,7 +163,7 @@ def test_problems_without_a_solution_are_counted_and_not_solved(
     command = [*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--limit", "3", "--select", select]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "2 of 3 problems have no solution and count as not solved" in result.output
+    assert "2 of 3 problems have no solution and count as unsolved" in result.output
     out = Path(command[command.index("--out") + 1])
     point = json.loads((out / "metrics.json").read_text())["points"][0]
     assert point["num_empty"] == 2
