@@ -210,7 +210,7 @@ def compare_runs(
         num_draws: bootstrap draws of problems.
         seed: the seed for the draws.
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)

@@ -121,7 +121,7 @@ def build_pairs(
     """Turn labelled solutions into matched pairs of a right and a wrong step; returns the summary.
 
     Args:
-        inputs: files, folders or hub data sets of labelled solutions, or a `Reader` of them.
+        inputs: files, folders or hub datasets of labelled solutions, or a `Reader` of them.
         out: folder for trees.parquet, pairs.parquet and summary.json.
         recipe: which steps are compared, splits, and problems to leave out.
         advance: called with the number of further bytes of input that are done.

@@ -36,7 +36,7 @@ class DataSettings:
     """Section [data]: which solutions are read, and which of their steps are compared."""
 
     inputs: tuple[str, ...] = ()
-    """Files, folders or hub data sets of labelled solutions, as `prism pairs` takes them."""
+    """Files, folders or hub datasets of labelled solutions, as `prism pairs` takes them."""
     folder: str | None = None
     """Instead of inputs: a folder written by `prism pairs`. The rest of this section then does not apply."""
     format: str = "auto"
@@ -155,7 +155,8 @@ class ValidationSettings:
     tpr: Annotated[float, Range(above=0, most=1)] = 0.9
     """The share of right steps that the saved threshold keeps."""
     aggregator: str = "min"
-    """The aggregator saved with every PRM: how step scores become a solution's score."""
+    """The aggregator saved with every PRM: how step scores become a solution's score (last, min, product, mean or
+    soft-min). It replaces the base PRM's own, which for `qwen` is product."""
 
     def __post_init__(self) -> None:
         check(self)
