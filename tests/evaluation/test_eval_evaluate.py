@@ -205,7 +205,7 @@ def test_run_folder_holds_the_numbers(tmp_path: Path) -> None:
     assert metrics["benchmarks"]["processbench"]["files"] == list(benchmark.files)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "part of processbench: 40 items" in page
-    assert "This is a part of the benchmark" in page
+    assert "This is only part of the benchmark" in page
     assert "Missing splits: gsm8k, olympiadbench, omnimath" in page
     rates = found.subsets["all"].tables["steps"]
     passed, lost = percent(rates["fpr"].value), percent(rates["fnr"].value)
