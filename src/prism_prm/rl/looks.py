@@ -40,13 +40,13 @@ class MonitorSettings:
     """Section [monitor]: how often a policy is looked at, and how closely."""
 
     every: Natural = 5
-    """Updates between two looks at the held-out problems. There is always one before the first update and one after
+    """Updates between two checks on the held-out problems. There is always one before the first update and one after
     the last; with 0, only these two."""
     samples: Count = 4
-    """Sampled solutions per held-out problem at every look, in addition to the greedy one."""
+    """Sampled solutions per held-out problem at every check, in addition to the greedy one."""
     votes: Natural = 16
-    """Samples of the untrained policy per problem. Their majority vote replaces the true answer in the alarm without
-    gold. With 0 there is no such alarm."""
+    """Samples of the untrained policy per problem. Their majority vote replaces the true answer in the alarm that
+    needs no true answers. With 0 there is no such alarm."""
     kl: bool = True
     """Measure the divergence from the untrained policy, which keeps a copy of it in memory."""
     stop_on_alarm: bool = False
