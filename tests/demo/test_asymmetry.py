@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from prism_prm.cli import app
+from prism_prm.demo import asymmetry, reinforcement
 from prism_prm.demo.asymmetry import BEAM, BEST_OF_N, GRPO, AsymmetryMap, MapSettings, demo_world
 from prism_prm.errors import ConfigError
 from prism_prm.report import Report
+from prism_prm.types import Bars
 from prism_prm.world.build import World, build_world
 from prism_prm.world.settings import world_settings
 
@@ -37,8 +41,17 @@ def test_the_world_of_a_demo_is_the_one_that_was_built(demo: Path, tmp_path: Pat
         demo_world(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_map_of_two_by_two(demo: Path, tmp_path: Path) -> None:
+def one_by_one(title: str, do: Callable[[Any], object], jobs: Sequence[Any], bars: Bars) -> None:
+    """In this process, which has imported everything already."""
+    with bars(title, len(jobs)) as advance:
+        for job in jobs:
+            do(job)
+            advance(1)
+
+
+def test_a_map_of_two_by_two(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asymmetry, "side_by_side", one_by_one)
+    monkeypatch.setattr(reinforcement, "side_by_side", one_by_one)
     out = tmp_path / "theory"
     command = ["theory", "--no-simulate", "--map", "--world", str(demo), "--rate", "0", "--rate", "0.5",
                "--grpo-rate", "0.5", "--updates", "2", "--out", str(out)]  # fmt: skip
