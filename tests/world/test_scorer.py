@@ -8,6 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
+from prism_prm.rl.packed import score_solutions
+from prism_prm.scorer.protocol import as_trees
 from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
 from prism_prm.world.scorer import KINDS, CorruptedOracle, Kind, OracleScorer
 
@@ -46,8 +48,8 @@ def test_independent_errors_have_the_stated_rates(alpha: float, beta: float) -> 
 def test_systematic_errors_have_the_stated_rates_over_texts(alpha: float, beta: float) -> None:
     oracle = CorruptedOracle(MODULUS, alpha, beta, "systematic", seed=3)
     texts = [f"step {i}" for i in range(1000)]
-    assert within(sum(oracle.says(("problem", text), False) for text in texts), 1000, alpha)
-    assert within(sum(not oracle.says(("problem", text), True) for text in texts), 1000, beta)
+    assert within(sum(oracle.says(("problem", text), 0, False) for text in texts), 1000, alpha)
+    assert within(sum(not oracle.says(("problem", text), 0, True) for text in texts), 1000, beta)
 
 
 def test_the_same_text_always_errs_only_if_errors_are_systematic() -> None:
@@ -55,7 +57,7 @@ def test_the_same_text_always_errs_only_if_errors_are_systematic() -> None:
 
     def said(kind: Kind, text: str) -> set[bool]:
         oracle = CorruptedOracle(MODULUS, 0.5, 0.5, kind)
-        return {oracle.says((*place[:-1], text), True) for place in places}
+        return {oracle.says((*place[:-1], text), 0, True) for place in places}
 
     assert said("independent", "1+1=2") == {True, False}
     by_text = [said("systematic", f"1+1={i}") for i in range(20)]
@@ -68,7 +70,9 @@ def test_errors_do_not_depend_on_the_process_and_grow_with_the_rate(kind: Kind) 
     asked = solutions(200)
     few, many = (CorruptedOracle(MODULUS, rate, rate, kind) for rate in (0.1, 0.4))
     again = pickle.loads(pickle.dumps(few))
-    assert again.score_many(asked) == few.score_many(asked[::-1])[::-1]
+    trees = as_trees(asked)
+    backwards = few.score_trees(trees[::-1])[::-1]
+    assert again.score_many(asked) == [found.probability.tolist() for found in backwards]
     assert again.identity() == few.identity() != many.identity()
     assert CorruptedOracle(MODULUS, 0.1, 0.1, kind, seed=1).score_many(asked) != few.score_many(asked)
     truth, wrong_few, wrong_many = (
@@ -76,6 +80,15 @@ def test_errors_do_not_depend_on_the_process_and_grow_with_the_rate(kind: Kind) 
     )
     assert ((wrong_few != truth) <= (wrong_many != truth)).all()
     assert (wrong_many != truth).sum() > (wrong_few != truth).sum()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_solutions_differ_only_if_errors_are_independent(kind: Kind) -> None:
+    """Also as a reward, where equal beginnings usually share their scores."""
+    oracle = CorruptedOracle(MODULUS, 0.0, 0.5, kind)
+    texts = [("3+5-1", ["3+5=1"])] * 50
+    for scores in (oracle.score_many(texts), score_solutions(oracle, *map(list, zip(*texts, strict=True)))):
+        assert len({round(float(one[0])) for one in scores}) == (2 if kind == "independent" else 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

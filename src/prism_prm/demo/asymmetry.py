@@ -6,6 +6,7 @@ is that false positives cap what can be reached while false negatives only slow 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,7 +123,8 @@ class AsymmetryMap:
 The reward is the oracle, corrupted per step to a false positive rate α and a false negative rate β; a solution's score
 is the lowest of its steps. Shown is the share of problems that are truly solved (%), in world
 {self.world.settings.seed}: {self.world.settings.pool_problems} problems for selection and search,
-{self._rl.held_out} for GRPO. One seed each, so differences of a few points mean nothing.
+{self._rl.held_out} for GRPO. One seed each, so differences of a few points mean nothing. Beam search takes equal
+candidates for one, so that there independent errors are drawn once for them.
 """)
         if not self._training and self.settings.updates:
             report.text(SKIPPED)
@@ -184,22 +186,19 @@ def measure_selection(job: Selecting) -> None:
 def _best_of_n(job: Selecting) -> dict[str, float]:
     """The expected accuracy of Best-of-N on the world's pool, and the error rates on the steps of the pool."""
     modulus = job.world.settings.modulus
-    right_steps: list[bool] = []
-    called_right: list[bool] = []
+    pool = read_pool(job.world.pool())
+    trees = pool.trees()
+    said = {tree.tree_id: one.probability for tree, one in zip(trees, job.scorer.score_trees(trees), strict=True)}
+    solutions = itertools.count()  # those without steps have a number, too, and no score
     accuracies = []
-    for entry in read_pool(job.world.pool()).problems:
+    for entry in pool.problems:
         problem = Problem.parse(entry.problem.text, modulus)
-        correct, scores = [], []
-        for solution in entry.solutions:
-            said = job.scorer.score(entry.problem.text, solution.steps) if solution.steps else []
-            truth = OracleScorer(modulus).score(entry.problem.text, solution.steps) if solution.steps else []
-            called_right += [p > 0.5 for p in said]
-            right_steps += [p > 0.5 for p in truth]
-            correct.append(solved(problem, solution.steps))
-            scores.append(log_score(said, HOW) if said else -np.inf)
-        n = min(job.n, len(scores))
-        accuracies.append(best_of(np.array(correct), np.array(scores), [n])[0])
-    right, called = np.array(right_steps), np.array(called_right)
+        correct = np.array([solved(problem, solution.steps) for solution in entry.solutions])
+        found = [said.get(next(solutions)) for _ in entry.solutions]
+        scores = np.array([-np.inf if steps is None else log_score(steps, HOW) for steps in found])
+        accuracies.append(best_of(correct, scores, [min(job.n, len(scores))])[0])
+    called = np.concatenate(list(said.values())) > 0.5
+    right = np.concatenate([one.probability for one in OracleScorer(modulus).score_trees(trees)]) > 0.5
     return {
         BEST_OF_N: float(np.mean(accuracies)),
         "measured alpha": float(called[~right].mean()),

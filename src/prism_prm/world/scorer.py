@@ -21,7 +21,7 @@ SURE = 30.0
 
 Kind = Literal["independent", "systematic"]
 KINDS: dict[Kind, str] = {
-    "independent": "drawn anew for every step of every path through a problem",
+    "independent": "drawn anew for every step of every solution, also of equal ones",
     "systematic": "drawn once for every text of a step: where it errs, it errs wherever that text stands",
 }
 """The ways to err."""
@@ -34,6 +34,8 @@ class OracleStep:
     path: tuple[str, ...]
     """The problem and the steps up to here."""
     state: State
+    sample: int = 0
+    """The number of its solution, among equal ones too."""
     log_odds: tuple[float, ...] = ()
 
     @property
@@ -66,19 +68,20 @@ class OracleScorer:
         """The modulus is all that it depends on."""
         return f"oracle:{self.modulus}"
 
-    def says(self, path: tuple[str, ...], right: bool) -> bool:  # noqa: ARG002
+    def says(self, path: tuple[str, ...], sample: int, right: bool) -> bool:  # noqa: ARG002
         """What it says of the last step of a path (the problem and the steps up to here), which is right or not."""
         return right
 
-    def start(self, problem: str) -> OracleStep:
+    def start(self, problem: str, sample: int = 0) -> OracleStep:
         """A problem before its first step."""
-        return OracleStep((problem,), State.start(Problem.parse(problem, self.modulus)))
+        return OracleStep((problem,), State.start(Problem.parse(problem, self.modulus)), sample)
 
     def extend(self, parent: OracleStep, text: str) -> OracleStep:
         """One more step, judged."""
         verdict, state = after(parent.state, text)
         path = (*parent.path, text)
-        return OracleStep(path, state, (SURE if self.says(path, verdict == "right") else -SURE,))
+        called_right = self.says(path, parent.sample, verdict == "right")
+        return OracleStep(path, state, parent.sample, (SURE if called_right else -SURE,))
 
     def score(self, problem: str, steps: Sequence[str]) -> list[float]:
         """P(right) of each step of one solution."""
@@ -99,7 +102,7 @@ class OracleScorer:
         """The scores of all nodes of each tree, whichever are wanted."""
         found = []
         for tree in trees:
-            judged = {ROOT: self.start(tree.problem)}
+            judged = {ROOT: self.start(tree.problem, tree.tree_id)}
             for node, (step, parent) in enumerate(zip(tree.nodes, tree.parents, strict=True)):
                 judged[node] = self.extend(judged[parent], step.text)
             log_odds = [judged[node].log_odds for node in range(len(tree.nodes))]
@@ -147,21 +150,22 @@ class OracleSession:
 class CorruptedOracle(OracleScorer):
     """The oracle with a false positive rate `alpha` and a false negative rate `beta`, per step.
 
-    Where it errs depends on the seed alone, not on the order of calls; at a higher rate it errs in the same places and
-    in more.
+    Where it errs depends on the seed and, if errors are independent, on the `tree_id` of a solution; not on the order
+    of calls. At a higher rate it errs in the same places and in more. Steps of a session are one solution's.
     """
 
     def __init__(self, modulus: int, alpha: float, beta: float, kind: Kind, seed: int = 0) -> None:
         super().__init__(modulus)
         self.alpha, self.beta, self.kind, self.seed = alpha, beta, kind, seed
+        self.by_sample = kind == "independent"
 
     def identity(self) -> str:
         """All that decides what it says."""
         return f"{super().identity()}:{self.kind}:{self.alpha:g}:{self.beta:g}:{self.seed}"
 
-    def says(self, path: tuple[str, ...], right: bool) -> bool:
+    def says(self, path: tuple[str, ...], sample: int, right: bool) -> bool:
         """The truth, or its opposite at the rate for such steps."""
-        about = path if self.kind == "independent" else path[-1:]
+        about = (*path, sample) if self.kind == "independent" else path[-1:]
         errs = _chance(self.seed, right, about) < (self.beta if right else self.alpha)
         return right != errs
 
