@@ -16,13 +16,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)   ## the whole story on your machine, in minutes
+demo: $(READY)   ## run the whole pipeline in a small world, in minutes
 	$(BIN)/prism demo
 
 test: $(READY)   ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: $(READY)  ## run the slow proofs too
+test-slow: $(READY)  ## run the slow tests too
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
 fuzz: export PRISM_FUZZ_CASES ?= 200000
@@ -38,7 +38,7 @@ format: $(READY) ## format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Idle threads wait as they do in the prism command (see docs/performance.md). For all benchmarks: make bench ARGS='--busy 2'
+# Idle threads wait as in the prism command (see docs/performance.md). Options for all: make bench ARGS='--busy 2'
 bench: export GOMP_SPINCOUNT ?= $(shell sed -n 's/^SPIN_COUNT = "\(.*\)"/\1/p' src/prism_prm/cli/threads.py)
 bench: $(READY)  ## run the benchmarks, one after the other
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done

@@ -19,7 +19,7 @@ def test_the_readmes_first_example_prints_what_the_readme_says() -> None:
 
 
 def best_of_16(folder: Path, prm: str) -> float:
-    curves = json.loads((folder / "rerank" / "metrics.json").read_text())["curves"]
+    curves = json.loads((folder / "runs" / "tutorial" / "rerank" / "metrics.json").read_text())["curves"]
     [found] = [
         curve["value"] for curve in curves
         if (curve["method"], curve["prm"], curve["aggregator"], curve["n"]) == ("best-of-n", prm, "min", 16)

@@ -79,7 +79,7 @@ def documented() -> list[tuple[str, Callable[..., Any]]]:
 @pytest.mark.parametrize(("name", "function"), documented(), ids=[name for name, _ in documented()])
 def test_every_function_says_its_arguments_and_has_an_example(name: str, function: Callable[..., Any]) -> None:
     doc = inspect.getdoc(function) or ""
-    said = re.findall(r"^    (\w+): ", doc.split("Args:\n")[-1].split("\nExample:")[0], re.MULTILINE)
+    said = re.findall(r"^    (\w+): ", doc.split("Args:\n")[-1].split("\n\n")[0], re.MULTILINE)
     own = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
     assert said == own, f"{name} documents other arguments than it has"
     assert "Example:\n    >>> " in doc

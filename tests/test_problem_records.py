@@ -67,9 +67,9 @@ def test_numbers_that_are_none_come_from_tables(tmp_path: Path, value: float) ->
 
 
 OF_SOLUTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"scores": 5}, "`scores` beside the solutions: Expected `array | null`, got `int`"),
-    ({"scores": "ab"}, "`scores` beside the solutions: Expected `array | null`, got `str`"),
-    ({"scores": [0.5]}, "`scores` beside the solutions: Expected `array | null`, got `float` - at `[0]`"),
+    ({"scores": 5}, "`scores` of the record: Expected `array | null`, got `int`"),
+    ({"scores": "ab"}, "`scores` of the record: Expected `array | null`, got `str`"),
+    ({"scores": [0.5]}, "`scores` of the record: Expected `array | null`, got `float` - at `[0]`"),
     ({"scores": [[1.5]]}, "solution 0: the score 1.5 is not in [0, 1]"),
     ({"scores": [[0.1], [0.2]]}, "2 lists of scores for 1 solutions"),
     ({"solutions": [{"steps": ["a"], "scores": [-0.5]}]}, "solution 0: the score -0.5 is not in [0, 1]"),

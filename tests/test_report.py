@@ -17,11 +17,13 @@ from prism_prm.report import (
     escaped,
     legend,
     looks,
+    most_telling,
     number,
     p_value,
     percent,
     plain_json,
     signed_percent,
+    telling,
 )
 from prism_prm.statistics import Interval
 
@@ -141,7 +143,7 @@ def test_a_page_opens_with_the_finding() -> None:
     report = small_report()
     report.finding = "FPR *falls* to 30.5 %."
     page, text = report.html(), report.markdown()
-    assert '<div class="finding">\n<p>FPR <em>falls</em> to 30.5 %.</p>' in page
+    assert '<div class="finding">\n<p>FPR <em>falls</em> to 30.5\u00a0%.</p>' in page
     assert page.index('class="finding"') < min(page.index("<figure>"), page.index("<table"))
     assert text.startswith("# A <title>\n\n200 items & more\n\n> FPR *falls* to 30.5 %.\n\n## Section")
 
@@ -194,6 +196,16 @@ def test_an_example_shows_every_score() -> None:
     assert "2&lt;3" in page
     assert "| 1+1+ 1 | truth | base | mine |" in report.markdown()
     assert "| 2<3 | wrong | 90.0 | 0.0 |" in report.markdown()
+
+
+def test_the_example_that_tells_most() -> None:
+    letters = [5, 6, 7, 9999]
+    one = np.array([0.2, 0.991, 0.9905, 1.0])
+    assert most_telling({"a": one}, letters) == 2, "highest; longer, where alike; nothing that nobody reads"
+    assert most_telling({"a": one, "b": np.array([0.9, 0.9, math.nan, 0.0])}, letters) == 0, "they differ most"
+    assert most_telling({"a": np.array([math.nan])}, [1]) is None
+    assert most_telling({"a": np.array([])}, []) is None
+    assert telling("wrong step", ["a"]) == "An example: the wrong step that a scores highest. P(right) of each step (%)"
 
 
 def test_pages_have_no_fixed_width() -> None:

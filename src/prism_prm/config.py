@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import tomli_w
@@ -194,12 +194,25 @@ def _field_texts(cls: type) -> dict[str, str]:
 
 
 def settings_table(cls: type) -> str:
-    """The settings of a class for the docs: a Markdown table of names, defaults and meanings."""
+    """The settings of a class for the docs: a Markdown table of names, defaults, allowed values and meanings."""
+    settings = settings_of(cls)
     rows = [
-        f"| `{name}` | {setting.shown or _shown(setting.default)} | {setting.text} |"
-        for name, setting in settings_of(cls).items()
+        [f"`{name}`", setting.shown or _shown(setting.default), _values(setting.hint), setting.text]
+        for name, setting in settings.items()
     ]
-    return "\n".join(["| setting | default | |", "|---|---|---|", *rows]) + "\n"
+    table = [["setting", "default", "values", ""], ["---"] * 4, *rows]
+    if not any(values for _, _, values, _ in rows):
+        table = [[name, default, text] for name, default, _, text in table]
+    return "".join(f"| {' | '.join(row)} |\n" for row in table)
+
+
+def _values(hint: Any) -> str:
+    """The words that a type allows, as in `Literal["a", "b"] | None` or a tuple of them; "" if it allows any."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return ", ".join(f"`{word}`" for word in parts)
+    words = "".join(map(_values, parts))
+    return f"{words}, or a number" if words and {int, float} & set(parts) else words
 
 
 def _shown(default: Any) -> str:

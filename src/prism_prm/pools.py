@@ -1,6 +1,6 @@
 """Pools: problems with N solutions each, as people sample them and as search writes them.
 
-One record per problem, as JSON lines (or Parquet, JSON, a folder, a hub data set):
+One record per problem, as JSON lines (or Parquet, JSON, a folder, a hub dataset):
 
     {"problem": "…", "answer": "12", "name": "test/7", "solutions": [
         {"text": "…"}, {"steps": ["…", "…"], "answer": "12", "scores": [0.9, 0.7], "tokens": 310}]}
@@ -110,7 +110,7 @@ def read_pool(
     """A pool: problems with several solutions each.
 
     Args:
-        source: a file, a folder, a hub data set, or several of them.
+        source: a file, a folder, a hub dataset, or several of them.
         advance: called with the number of further bytes read.
         answer_field: the field that holds the reference answer; default: `answer` and its common synonyms.
         with_answers: whether to read reference answers; if not, problems have none.
@@ -179,7 +179,7 @@ def _scores_beside(record: Mapping[str, Any], size: int) -> Sequence[list[float]
     except msgspec.ValidationError as error:
         said = str(error).replace("$", "")
         raise DataError(
-            f"`scores` beside the solutions: {said}; give a list of step scores per solution", reason="wrong-type"
+            f"`scores` of the record: {said}; give a list of step scores per solution", reason="wrong-type"
         ) from error
     if scores is None:
         return [None] * size

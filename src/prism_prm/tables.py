@@ -1,6 +1,6 @@
 """The Parquet tables that commands exchange, and how they are written and read.
 
-`docs/architecture.md` says what each column means.
+`docs/tables.md` says what each column means.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Task:
 
 
 def load_problems(place: str, source: str | Path | None = None) -> Task:
-    """A task, a file of problems, or a hub data set named by its id (`owner/name[:config]:split`)."""
+    """A task, a file of problems, or a hub dataset named by its id (`owner/name[:config]:split`)."""
     if source is None and "/" in place and place not in _PLUGINS.names() and not Path(place).exists():
         return Task(place, tuple(read_problems(place)))
     return load_task(place, source)
@@ -153,7 +153,7 @@ def load_task(name: str, source: str | Path | None = None, *, answer_field: str 
 def read_problems(
     source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None
 ) -> Iterator[TaskProblem]:
-    """The problems of a file, folder or hub data set; each must have an answer."""
+    """The problems of a file, folder or hub dataset; each must have an answer."""
     for found in find_sources([source]):
         for row in rows(found):
             try:

@@ -85,7 +85,7 @@ def test_json_is_one_object_and_quiet_is_quiet(name: str, folder: Path, monkeypa
 
 
 def test_every_command_is_tried() -> None:
-    assert sorted(NAMES) == sorted([*COMMANDS, "demo"])
+    assert sorted(NAMES) == sorted([*COMMANDS, "demo", "grpo"]), "these two have tests of their own"
 
 
 def test_verbose_shows_where_an_error_arose(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,3 +145,31 @@ def test_shells_complete_options() -> None:
     found = CliRunner().invoke(app, [], prog_name="prism", env=words)
     assert found.stdout.split() == ["--aggregators"]
     assert "--install-completion" in CliRunner().invoke(app, ["--help"]).stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_leaves_out_what_tells_nothing(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+    assert "<bool>" not in shown
+    assert not re.search(r"x<=\d{6}", shown), "limits that only guard against overflow"
+    assert "Examples" in shown
+    assert shown.count("• ") == len(re.findall(r"^ +(?:prism|accelerate launch) ", shown, re.M)), "remark, then command"
+
+
+def test_a_limit_that_the_help_leaves_out_still_holds() -> None:
+    found = CliRunner().invoke(app, ["compare", "a", "b", "--out", "c", "--draws", "2000000"])
+    assert found.exit_code == 2
+    assert "--draws" in found.output
+
+
+@pytest.mark.parametrize("name", ["eval", "margins"])
+def test_help_explains_only_the_choices_there_are(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+    assert "<error|drop-left-steps>" in shown
+    assert "(skip" not in shown
+
+
+def test_what_is_off_by_default_has_no_switch_to_turn_it_off() -> None:
+    shown = CliRunner().invoke(app, ["compare", "--help"], env={"COLUMNS": "200"}).stdout
+    assert "--rounds" in shown
+    assert "--no-rounds" not in shown

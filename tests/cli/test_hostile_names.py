@@ -135,6 +135,6 @@ def test_figures_show_dollars_and_underscores() -> None:
         axes.set_xticks([0, 1], ["$a$", "$\\b$"])
         axes.legend()
     (figure,) = report.blocks
-    texts = "".join(ElementTree.fromstring(figure.svg).itertext())  # type: ignore[union-attr]
+    texts = "".join(ElementTree.fromstring(figure.svgs[0]).itertext())  # type: ignore[union-attr]
     assert all(text in texts for text in ("_$\\frac$", "$a$", "$\\b$"))
     assert "![a \\[link\\](x) \\\\](figures/f.svg)" in report.markdown()

@@ -93,7 +93,7 @@ def test_hub_data_sets_stream_all_splits(tmp_path: Path) -> None:
 
 
 def test_a_hub_data_set_that_cannot_be_loaded() -> None:
-    with pytest.raises(DataError, match="hub data set cannot be loaded"):
+    with pytest.raises(DataError, match="hub dataset cannot be loaded"):
         list(rows(Source("nobody-at-all/nothing-at-all", "hub")))
 
 

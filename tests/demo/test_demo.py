@@ -41,7 +41,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_tutorial_runs_on_what_the_demo_leaves(out: Path, tmp_path: Path) -> None:
     run_tutorial(out, tmp_path)
     for page in ("eval-base", "eval-mine", "comparison", "rerank", "beam"):
-        assert (tmp_path / page / "report.html").exists()
+        assert (tmp_path / "runs" / "tutorial" / page / "report.html").exists()
 
 
 def test_quick_demo_writes_a_report_with_every_prm(out: Path) -> None:

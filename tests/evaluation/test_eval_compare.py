@@ -87,7 +87,7 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         load_runs([str(base)])
     with pytest.raises(ConfigError, match="same name"):
         load_runs([str(base), str(base)])
-    with pytest.raises(DataError, match="no such file; give folders that `prism eval --out` wrote"):
+    with pytest.raises(DataError, match="no such file; give folders written by `prism eval --out`"):
         load_runs([str(base), str(tmp_path)])
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "metrics.json").write_text('{"accuracy": 1}')

@@ -11,12 +11,16 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, score_with, write_jsonl
 
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation.benchmarks import ItemSet, read_benchmark
+from prism_prm.evaluation.benchmarks import Item, ItemSet, read_benchmark
 from prism_prm.evaluation.benchmarks.labelled import read_labelled
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
+from prism_prm.evaluation.example import WrongStep, find_wrong_step, read_wrong_step
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import measure_pairs, sibling_pairs
 from prism_prm.evaluation.report import RunInfo, write_run
+from prism_prm.evaluation.scores import collect_steps
+from prism_prm.records import Step, StepTree
+from prism_prm.report import percent
 
 FAST = EvalSettings(num_draws=100)
 
@@ -201,12 +205,36 @@ def test_run_folder_holds_the_numbers(tmp_path: Path) -> None:
     assert metrics["benchmarks"]["processbench"]["files"] == list(benchmark.files)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "part of processbench: 40 items" in page
-    assert "This is a part of the benchmark" in page
+    assert "This is only part of the benchmark" in page
     assert "Missing splits: gsm8k, olympiadbench, omnimath" in page
+    rates = found.subsets["all"].tables["steps"]
+    passed, lost = percent(rates["fpr"].value), percent(rates["fnr"].value)
+    sentence = f"On processbench, my-prm lets {passed} % of the wrong steps pass and rejects {lost} % of the right ones"
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "; Mean F1 of the splits is " in text
+    assert text.index(sentence) < text.index("](figures/") < text.index("| --- |")
+
+
+def test_the_example_is_the_wrong_step_that_scores_highest(tmp_path: Path) -> None:
+    steps = [Step("a", 1.0), Step("b", 0.0), Step("c", 0.0)]
+    trees = [StepTree.chain(f"p{i}", steps, tree_id=i, name=f"t{i}") for i in range(2)]
+    items = ItemSet(tuple(Item(tree, "all", tree.problem) for tree in trees), ("x",), name="labelled")
+    scores = [np.array([0.9, 0.1, 0.2]), np.array([0.8, 0.7, 0.3])]
+    found = evaluate_steps(items, collect_steps(items.items, scores, None), FAST)
+    assert found.example == WrongStep("t1", "p1", (0, 1), ("a", "b"))
+    write_run(tmp_path, RunInfo("mine", "m"), [found], FAST)
+    text = (tmp_path / "report.md").read_text()
+    assert "An example: the wrong step that mine scores highest." in text
+    assert "| p1 | truth | mine |\n| --- | ---: | ---: |\n| a | right | 80.0 |\n| b | wrong | 70.0 |" in text
+    kept = json.loads((tmp_path / "metrics.json").read_text())["benchmarks"]["labelled"]["example"]
+    assert read_wrong_step(kept) == found.example
+    assert read_wrong_step(None) is None, "of an older run"
+    unnamed = [StepTree.chain("p", steps)] * 2
+    assert find_wrong_step(unnamed, {"mine": found.steps}) is None, "names do not tell them apart"
 
 
 def test_without_data_the_hub_is_asked_and_its_absence_is_said() -> None:
-    """Tests run without a network; the message must name the data set and the way out."""
+    """Tests run without a network; the message must name the dataset and the way out."""
     with pytest.raises(DataError, match=r"Qwen/ProcessBench.*give a local file"):
         read_benchmark("processbench", [])
 

@@ -101,6 +101,9 @@ def test_theory_reads_and_grades_a_pool(tmp_path: Path) -> None:
     rows.append({"problem": "What is nothing?", "answer": "0", "solutions": []})
     pool = write_jsonl(tmp_path / "pool.jsonl", rows)
     output(prism("theory", "--out", tmp_path / "out", "--no-simulate", "--pool", pool, "--aggregator", "last"))
+    text = (tmp_path / "out" / "report.md").read_text()
+    finding = "keeps Best-of-N below 63.2 %, however many are drawn"
+    assert text.index(finding) < text.index("](figures/") < text.index("| --- |")
     found = metrics(tmp_path / "out")["pool"]
     assert found["p"]["value"] == 0.5
     assert found["ns"] == [1, 2, 4, 6]

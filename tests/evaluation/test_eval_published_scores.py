@@ -54,7 +54,7 @@ def test_error_curves_are_drawn_from_them(real_data: Path, split: str) -> None:
     assert np.allclose(drawn[0][:, 1], curves[MODELS[0]]["fpr"])
     assert np.allclose(drawn[1][:, 0], curves[MODELS[1]]["fnr"])
     figure = report.blocks[0]
-    assert all(model in ElementTree.tostring(ElementTree.fromstring(figure.svg), "unicode") for model in MODELS)  # type: ignore[union-attr]
+    assert all(model in ElementTree.tostring(ElementTree.fromstring(figure.svgs[0]), "unicode") for model in MODELS)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("split", ["gsm8k", "math"])

@@ -105,8 +105,8 @@ def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path:
     values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
     assert values["mean", 1] == pytest.approx(0.6 * 4 / 6)
     assert values["oracle", 5] == pytest.approx(4 / 6)
-    assert "2 of 6 problems have no solution and count as not solved." in output
-    assert "2 of 6 problems have no solution and count as not solved." in (out / "report.md").read_text()
+    assert "2 of 6 problems have no solution and count as unsolved." in output
+    assert "2 of 6 problems have no solution and count as unsolved." in (out / "report.md").read_text()
     again = run(pool, "--out", out, "--prm", prm_folders[0], "--workers", 1)
     assert "Reusing the grades in" in again
 

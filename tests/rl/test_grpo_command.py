@@ -87,6 +87,7 @@ def test_a_policy_is_trained_watched_and_measured(run: Path) -> None:
     page = (run / "report.html").read_text()
     assert "Before and after training" in page
     assert "gold-and-proxy" in page
+    assert "<p>In 2 updates, the mean reward of held-out problems went from " in page
     assert open_policy(f"hf:{run / 'policy'}").prompt("1+2") == prompt_of("1+2")
 
 

@@ -57,7 +57,7 @@ def test_conversations_and_texts_are_alike() -> None:
     assert found == [pytest.approx(0.5)] * 3
     assert {tree.problem for tree in scorer.seen} == {"1 + 2?"}
     reward(prompts=[talk], completions=[GOOD], problem=["One and two?"])
-    assert scorer.seen[-1].problem == "One and two?", "the data set's own column is surer than a prompt"
+    assert scorer.seen[-1].problem == "One and two?", "the dataset's own column is surer than a prompt"
 
 
 def test_completions_of_a_problem_share_a_tree() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from prism_prm import __version__
 from prism_prm.cli import compare, demo, evaluate, export, grpo, margins, pairs, rerank, score, search, theory, train
-from prism_prm.cli.options import SettingsCommand, refuse_empty
+from prism_prm.cli.options import Command, Group, SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
 from prism_prm.cli.running import alone_in_its_folder, end_stopped, stop_on_signals, with_display
 from prism_prm.cli.threads import settle_waiting
@@ -24,6 +24,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="prism",
+    cls=Group,
     help="Train, measure and use process reward models (PRMs): models that score each step of a chain of reasoning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -52,9 +53,10 @@ def _options(
 def _add(command: Callable[..., None], epilog: str, *, name: str | None = None, settings: bool, alone: bool) -> None:
     """Add a command; `settings`: options are made from settings classes, `alone`: it holds its folder `out`."""
     held = alone_in_its_folder(command) if alone else command
-    app.command(name, epilog=epilog, cls=SettingsCommand if settings else None)(with_display(held))
+    app.command(name, epilog=epilog, cls=SettingsCommand if settings else Command)(with_display(held))
 
 
+_add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
 _add(pairs.pairs, pairs.EXAMPLES, settings=True, alone=True)
 _add(export.export, export.EXAMPLES, settings=False, alone=False)
 _add(score.score, score.EXAMPLES, settings=True, alone=False)
@@ -66,7 +68,6 @@ _add(theory.theory, theory.EXAMPLES, settings=True, alone=True)
 _add(rerank.rerank, rerank.EXAMPLES, settings=True, alone=True)
 _add(search.search, search.EXAMPLES, settings=True, alone=True)
 _add(grpo.grpo, grpo.EXAMPLES, settings=False, alone=False)
-_add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
 
 
 def main() -> None:
@@ -82,7 +83,7 @@ def main() -> None:
         _end(_usage(error))
     except PrismError as error:
         _end(str(error))
-    except OSError as error:  # a file in the way, a full disc, no permission
+    except OSError as error:  # a file in the way, a full disk, no permission
         where = "" if error.filename is None else f"{error.filename}: "
         _end(f"{where}{error.strerror or error}")
 

@@ -11,11 +11,15 @@ from prism_prm.cli.options import out_folder
 from prism_prm.cli.ui import conclude, progress, report_facts, say, tell
 
 EXAMPLES = """
-Examples
+**Examples**
 
-`prism compare eval/base eval/prism --out eval/base-vs-prism`
+- Two PRMs:
 
-`prism compare base=eval/base CL1=eval/round-1 CL2=eval/round-2 CL3=eval/round-3 --rounds --out eval/rounds`
+  `prism compare eval/base eval/prism --out eval/base-vs-prism`
+
+- The rounds of a curriculum:
+
+  `prism compare base=eval/base CL1=eval/round-1 CL2=eval/round-2 CL3=eval/round-3 --rounds --out eval/rounds`
 """
 
 
@@ -25,7 +29,9 @@ def compare(
         typer.Argument(help="Folders written by `prism eval`, or NAME=FOLDER. Differences are taken from the first."),
     ],
     out: Annotated[Path, out_folder("Folder for the report.")],
-    rounds: Annotated[bool, typer.Option(help="Treat the runs as rounds of a curriculum, in this order.")] = False,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Treat the runs as rounds of a curriculum, in this order.")
+    ] = False,
     draws: Annotated[
         int, typer.Option(min=100, max=10**6, help="The number of bootstrap draws of problems for the intervals.")
     ] = 1000,

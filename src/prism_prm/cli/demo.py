@@ -11,13 +11,19 @@ from prism_prm.cli.options import out_folder
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 
 EXAMPLES = """
-Examples
+**Examples**
 
-`prism demo`
+- One world:
 
-`prism demo --full --seeds 5`
+  `prism demo`
 
-`prism demo --quick --out /tmp/demo`
+- Five worlds with all ablations:
+
+  `prism demo --full --seeds 5`
+
+- A check that everything runs:
+
+  `prism demo --quick --out /tmp/demo`
 """
 
 

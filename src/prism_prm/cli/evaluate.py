@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, LOADING, Options, Store, out_folder, with_settings
+from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_folder, with_settings
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 from prism_prm.errors import ConfigError, SettingError
 
@@ -17,22 +17,33 @@ if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
-Examples
+**Examples**
 
-`prism eval --prm runs/my-prm --bench prmbench,processbench --data benchmarks/ --out eval/my-prm`
+- Two benchmarks from local files:
 
-`prism eval --prm Qwen/Qwen2.5-Math-PRM-7B --bench processbench --out eval/qwen --dtype bfloat16` (data from the hub)
+  `prism eval --prm runs/my-prm --bench prmbench,processbench --data benchmarks/ --out eval/my-prm`
 
-`prism eval --bench prmbench --data prmbench/ --predictions scores.jsonl --out eval/other` (scores from elsewhere)
+- A benchmark from the hub:
 
-`prism eval --bench labelled --data my_labels.jsonl --scores eval/my-prm/labelled.scores.parquet --threshold tpr=0.95
---out eval/at-95`
+  `prism eval --prm Qwen/Qwen2.5-Math-PRM-7B --bench processbench --out eval/qwen --dtype bfloat16`
 
-`prism eval --prm runs/my-prm --bench labelled,pairs --data runs/my-prm/data --split validation
---out eval/held-out`
-(held-out problems; pairs measures annotated errors and early steps separately)
+- Scores from elsewhere:
 
-`prism eval --prm runs/my-prm --bench prmbench --data prmbench/ --trained-on phase1_train.jsonl --out eval/my-prm`
+  `prism eval --bench prmbench --data prmbench/ --predictions scores.jsonl --out eval/other`
+
+- Another threshold for existing scores:
+
+  `prism eval --bench labelled --data my_labels.jsonl --scores eval/my-prm/labelled.scores.parquet
+  --threshold tpr=0.95 --out eval/at-95`
+
+- Held-out problems; `pairs` measures annotated errors and early steps separately:
+
+  `prism eval --prm runs/my-prm --bench labelled,pairs --data runs/my-prm/data --split validation
+  --out eval/held-out`
+
+- Contaminated items reported separately:
+
+  `prism eval --prm runs/my-prm --bench prmbench --data prmbench/ --trained-on phase1_train.jsonl --out eval/my-prm`
 """
 
 
@@ -44,7 +55,7 @@ LOADED = ("family", "dtype", "device", "token_budget", "context", "on_too_long",
     settings=Options(
         "prism_prm.evaluation.evaluate:EvalSettings", {"Measuring": MEASURING}, names={"num_draws": "--draws"}
     ),
-    loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}),
+    loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}, helps={"on_too_long": FITTING_HELP}),
 )
 def evaluate(
     *,

@@ -13,13 +13,19 @@ from prism_prm.cli.options import out_file
 from prism_prm.errors import ConfigError
 
 EXAMPLES = """
-Examples
+**Examples**
 
-For TRL's RewardTrainer or DPOTrainer: `prism export pairs --format trl-preference --split train --out train.jsonl`
+- For TRL's RewardTrainer or DPOTrainer:
 
-For a trainer of labelled steps: `prism export pairs --format trl-stepwise --out steps.jsonl`
+  `prism export pairs --format trl-preference --split train --out train.jsonl`
 
-Look at some pairs: `prism export pairs --format jsonl | head -3`
+- For a trainer of labelled steps:
+
+  `prism export pairs --format trl-stepwise --out steps.jsonl`
+
+- Some pairs, to look at:
+
+  `prism export pairs --format jsonl | head -3`
 """
 
 

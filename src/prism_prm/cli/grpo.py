@@ -16,11 +16,18 @@ if TYPE_CHECKING:
     from prism_prm.rl.grpo import Curve
 
 EXAMPLES = """
-Examples
+**Examples**
 
-`prism grpo recipes/rl/smollm2-135m-gsm8k.toml --set prm=runs/my-prm`
+- A small run on a CPU:
 
-`accelerate launch --num_processes 8 -m prism_prm grpo recipes/rl/qwen2.5-1.5b-prism.toml --set prm=runs/my-prm`
+  `prism grpo recipes/rl/smollm2-135m-gsm8k.toml --set prm=runs/my-prm`
+
+- In eight processes:
+
+  `accelerate launch --num_processes 8 -m prism_prm grpo recipes/rl/qwen2.5-1.5b-prism.toml
+  --set prm=runs/my-prm`
+
+All settings: docs/grpo.md
 """
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, LOADING, Options, Store, out_file, with_settings
+from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_file, with_settings
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import conclude, print_table, progress, say, tell
 from prism_prm.resume import locked_file
@@ -20,18 +20,24 @@ if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
-Examples
+**Examples**
 
-`prism margins pairs/ --prm Qwen/Qwen2.5-Math-PRM-7B --out margins.parquet`
+- With a published PRM:
 
-`accelerate launch --num_processes 8 -m prism_prm margins pairs/ --prm runs/base --out margins.parquet`
+  `prism margins pairs/ --prm Qwen/Qwen2.5-Math-PRM-7B --out margins.parquet`
+
+- In eight processes:
+
+  `accelerate launch --num_processes 8 -m prism_prm margins pairs/ --prm runs/base --out margins.parquet`
 """
 
 
 LOADED = ("family", "dtype", "device", "token_budget", "on_too_long", "cache", "cache_gb")
 
 
-@with_settings(loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}))
+@with_settings(
+    loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}, helps={"on_too_long": FITTING_HELP})
+)
 def margins(
     *,
     pairs: Annotated[Path, typer.Argument(help="A folder written by `prism pairs`.")],

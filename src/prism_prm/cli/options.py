@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from prism_prm.config import Setting, settings_of
 from prism_prm.errors import ConfigError, SettingError, shown
@@ -58,6 +58,12 @@ Families = Annotated[
 LOADING = "prism_prm.scorer.settings:LoadSettings"
 FITTING = Literal["error", "drop-left-steps"]
 """The choices for a step that exceeds the context, where every step needs a score."""
+FITTING_HELP = (
+    "What to do with a step whose path exceeds the context: stop (error), or score it without the earliest steps "
+    "(drop-left-steps)."
+)
+REACHABLE = 10_000
+"""A higher limit only guards against overflow, so the help does not show it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +80,8 @@ class Options:
     """Setting → what parses its option's text."""
     narrowed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Setting → its type in this command, if the command takes fewer values."""
+    helps: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Setting → its help in this command, if that is not the setting's text."""
     as_given: bool = False
     """Pass on only the given options, by dotted name, to be applied on top of a recipe file; else the settings
     themselves."""
@@ -98,7 +106,8 @@ class Options:
         kind = str if setting.name in self.parse else self.narrowed.get(setting.name) or _kind(setting.hint)
         flag = self.names.get(setting.name) or _flag(setting.name, switches_off=kind is bool and default is not False)
         shown = setting.shown or True
-        option = typer.Option(flag, help=setting.text, rich_help_panel=panel or None, show_default=shown)
+        text = self.helps.get(setting.name, setting.text)
+        option = typer.Option(flag, help=text, rich_help_panel=panel or None, show_default=shown)
         hint = Annotated[kind | None, option] if default is None else Annotated[kind, option]
         return _keyword(_place(prefix, setting.name), hint, default)
 
@@ -216,7 +225,29 @@ def refuse_empty(words: Sequence[str]) -> None:
             raise ConfigError(f'{before if before.startswith("-") else "an argument"} "": is empty; give a value')
 
 
-class SettingsCommand(TyperCommand):
+class _ShortHelp:
+    """A help that leaves out what tells a reader nothing: the type of a switch, and limits out of reach."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, as the help shows them."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for one in found:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+            if (getattr(one, "max", None) or 0) > REACHABLE:  # values are checked elsewhere
+                one.max = None
+        return found
+
+
+class Group(_ShortHelp, TyperGroup):
+    """The `prism` command."""
+
+
+class Command(_ShortHelp, TyperCommand):
+    """A command of `prism`."""
+
+
+class SettingsCommand(Command):
     """A command `with_settings`: it gets their options when it is chosen."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -229,5 +260,5 @@ class SettingsCommand(TyperCommand):
 
         vars(whole)["__signature__"] = command.signature(whole=True)
         app = typer.Typer(add_completion=False, rich_markup_mode=self.rich_markup_mode)
-        app.command(self.name, epilog=self.epilog)(whole)
+        app.command(self.name, epilog=self.epilog, cls=Command)(whole)
         return typer.main.get_command(app).make_context(info_name, args, parent, **extra)

@@ -17,15 +17,23 @@ if TYPE_CHECKING:
 READING, PAIRING, ABLATIONS = "Reading", "Pairing", "Ablations (what the paper argues against)"
 
 EXAMPLES = """
-Examples
+**Examples**
 
-PRM800K, keeping MATH-500 out: `prism pairs phase1_train.jsonl --exclude math500/test.jsonl --out pairs`
+- PRM800K, without the problems of MATH-500:
 
-Splits, two lookahead negatives a step: `prism pairs data/ --split train=0.9,test=0.1 --lookahead 2 --out pairs`
+  `prism pairs phase1_train.jsonl --exclude math500/test.jsonl --out pairs`
 
-A data set on the hub: `prism pairs trl-lib/math_shepherd:train --out pairs`
+- Splits, and two lookahead pairs per step:
 
-Skip bad lines, save the summary: `prism pairs FILE --on-bad-record skip --out pairs --json > summary.json`
+  `prism pairs data/ --split train=0.9,test=0.1 --lookahead 2 --out pairs`
+
+- A dataset on the hub:
+
+  `prism pairs trl-lib/math_shepherd:train --out pairs`
+
+- Bad lines skipped, the summary as JSON:
+
+  `prism pairs FILE --on-bad-record skip --out pairs --json > summary.json`
 """
 
 
@@ -72,7 +80,7 @@ def pairs(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files (.jsonl, .json, .gz of both, .parquet), folders of them, or hub data sets "
+            help="Files (.jsonl, .json, .gz of both, .parquet), folders of them, or hub datasets "
             "(owner/name, owner/name:split, owner/name:config:split).",
         ),
     ],

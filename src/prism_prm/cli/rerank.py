@@ -70,7 +70,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache
 def rerank(
     *,
     pool: Annotated[
-        list[str], typer.Argument(help="Pool of solutions: .jsonl, .json, .parquet, a folder, or a hub data set.")
+        list[str], typer.Argument(help="Pool of solutions: .jsonl, .json, .parquet, a folder, or a hub dataset.")
     ],
     out: Annotated[Path, out_folder("Folder for tables, metrics.json and the report.")],
     prm: Annotated[

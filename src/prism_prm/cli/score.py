@@ -19,15 +19,21 @@ if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
-Examples
+**Examples**
 
-`prism score --prm Qwen/Qwen2.5-Math-PRM-7B solutions.jsonl --out scores.parquet`
+- With a published PRM:
 
-`prism score --prm runs/my-prm trees/ --out scores.parquet --dtype bfloat16`
+  `prism score solutions.jsonl --prm Qwen/Qwen2.5-Math-PRM-7B --out scores.parquet`
 
-`accelerate launch --num_processes 8 -m prism_prm score --prm runs/my-prm trees/ --out scores.parquet`
+- In half precision:
 
-A line of input: `{"problem": "What is 1 + 2?", "steps": ["Add them.", "1 + 2 = 3"]}`
+  `prism score trees/ --prm runs/my-prm --out scores.parquet --dtype bfloat16`
+
+- In eight processes:
+
+  `accelerate launch --num_processes 8 -m prism_prm score trees/ --prm runs/my-prm --out scores.parquet`
+
+**A line of input:** `{"problem": "What is 1 + 2?", "steps": ["Add them.", "1 + 2 = 3"]}`
 """
 
 
@@ -45,7 +51,7 @@ def score(
     *,
     inputs: Annotated[
         list[str],
-        typer.Argument(help="Files, folders or hub data sets: problems with steps, trees, or pools of solutions."),
+        typer.Argument(help="Files, folders or hub datasets: problems with steps, trees, or pools of solutions."),
     ],
     prm: Annotated[
         str, typer.Option(help="The PRM: a folder, a hub id, a LoRA adapter, or the folder of a training run.")

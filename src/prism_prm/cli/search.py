@@ -36,7 +36,9 @@ EXAMPLES = """
 
   `prism search --policy hf:my-policy --task gsm8k --method sample -n 64 --out samples`
 
-- A shipped recipe: `prism search --recipe recipes/search/math500-qwen2.5-math-1.5b.toml --prm runs/my-prm --out beam`
+- A shipped recipe:
+
+  `prism search --recipe recipes/search/math500-qwen2.5-math-1.5b.toml --prm runs/my-prm --out beam`
 """
 
 

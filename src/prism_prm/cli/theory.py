@@ -16,17 +16,27 @@ if TYPE_CHECKING:
     from prism_prm.theory_report.closed_forms import VerifierSettings
 
 EXAMPLES = """
-Examples
+**Examples**
 
-`prism theory --out theory` (closed forms, Monte-Carlo, figure of FP versus FN, simulation)
+- Closed forms, Monte Carlo, false positives against false negatives, and the simulation:
 
-`prism theory --p 0.4 --alpha 0.1 --beta 0.3 --no-simulate --out theory`
+  `prism theory --out theory`
 
-`prism theory --runs eval/prism --runs eval/base --out theory` (does prism dominate base? is it a shift?)
+- Your own error rates, without the simulation:
 
-`prism theory --pool pool.jsonl --scores scores.parquet --aggregator min --threshold 0.5 --out theory`
+  `prism theory --p 0.4 --alpha 0.1 --beta 0.3 --no-simulate --out theory`
 
-`prism theory --map --world prism-demo --out theory` (a reward with errors: Best-of-16, beam search, GRPO)
+- Does one PRM dominate another, and is it merely a shift:
+
+  `prism theory --runs eval/prism --runs eval/base --out theory`
+
+- Predicted against measured Best-of-N:
+
+  `prism theory --pool pool.jsonl --scores scores.parquet --aggregator min --threshold 0.5 --out theory`
+
+- A reward with errors, in Best-of-16, beam search and GRPO:
+
+  `prism theory --map --world prism-demo --out theory`
 """
 
 MAP = "Asymmetry map"
@@ -43,8 +53,8 @@ def theory(
     runs: Annotated[
         list[str] | None,
         typer.Option(
-            help="Two folders written by `prism eval` (or NAME=FOLDER): check whether the "
-            "first dominates the second in ROC."
+            help="Two folders written by `prism eval` (or NAME=FOLDER): check whether the first's ROC curve dominates "
+            "the second's."
         ),
     ] = None,
     pool: Annotated[

@@ -13,11 +13,17 @@ from prism_prm.cli.ui import conclude, print_table, progress, say, tell
 from prism_prm.places import check_folder
 
 EXAMPLES = """
-Examples
+**Examples**
 
-`prism train recipes/qwen2.5-math-prm-7b.toml --set 'data.inputs=["phase1_train.jsonl"]'`
+- The paper's recipe:
 
-`accelerate launch --config_file recipes/accelerate/fsdp.yaml -m prism_prm train recipes/qwen2.5-math-prm-7b.toml`
+  `prism train recipes/qwen2.5-math-prm-7b.toml --set 'data.inputs=["phase1_train.jsonl"]'`
+
+- On several GPUs:
+
+  `accelerate launch --config_file recipes/accelerate/fsdp.yaml -m prism_prm train recipes/qwen2.5-math-prm-7b.toml`
+
+All settings: docs/training.md
 """
 
 SHOWN = {

@@ -1,4 +1,4 @@
-"""What the user names → sources → rows: .jsonl, .json, both also as .gz, .parquet, a folder, or a hub data set.
+"""What the user names → sources → rows: .jsonl, .json, both also as .gz, .parquet, a folder, or a hub dataset.
 
 Names only say which files are data; the first bytes of a file decide how it is read. A row is not decoded yet: JSON
 stays bytes until the format is known, so that it is decoded once, into its own type.
@@ -39,7 +39,7 @@ class Source:
     """One thing to read."""
 
     name: str
-    """The file's path or the data set's id, as the user wrote it."""
+    """The file's path or the dataset's id, as the user wrote it."""
     kind: Kind
 
     def size(self) -> int | None:
@@ -47,7 +47,7 @@ class Source:
         return None if self.kind == "hub" else Path(self.name).stat().st_size
 
     def sha256(self) -> str | None:
-        """The hash of the file, as `sha256sum` prints it; None for a hub data set."""
+        """The hash of the file, as `sha256sum` prints it; None for a hub dataset."""
         if self.kind == "hub":
             return None
         with Path(self.name).open("rb") as file:
@@ -82,7 +82,7 @@ def total_size(sources: Iterable[Source]) -> int | None:
 
 
 def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
-    """The files and data sets that the user's words name, in their order; a folder gives its files by name."""
+    """The files and datasets that the user's words name, in their order; a folder gives its files by name."""
     sources: list[Source] = []
     for given in as_places(inputs):
         path = Path(given)
@@ -236,7 +236,7 @@ def _hub(source: Source) -> Iterator[InputRow]:
                 yield InputRow(f"{name}:{part}: row {number}", record)
     except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
         raise DataError(
-            f"{source.name}: no such file, and the hub data set cannot be loaded ({type(error).__name__}: {error}). "
+            f"{source.name}: no such file, and the hub dataset cannot be loaded ({type(error).__name__}: {error}). "
             "Check the name and the network; without one, give a local file",
             reason="no-such-file",
         ) from error

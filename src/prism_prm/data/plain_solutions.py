@@ -46,7 +46,7 @@ _CUTS = (_BLANK_LINE, _MARKER)
 
 
 class PlainSolution(msgspec.Struct):
-    """Several data sets' names for the same two things."""
+    """Several datasets' names for the same two things."""
 
     problem: str | None = None
     question: str | None = None
@@ -80,7 +80,7 @@ def read_solution(record: PlainSolution, options: ReadOptions) -> list[Draft]:
     texts = split_steps(text)
     require_texts(problem, texts)
     labels = [1.0 if options.trust_solutions else None] * len(texts)
-    # The field `answer` is the solution itself in some data sets, and the reference answer beside one in others.
+    # The field `answer` is the solution itself in some datasets, and the reference answer beside one in others.
     answer = None if field == "answer" or record.answer is None else str(record.answer)
     return [Draft.chain(problem, texts, labels, name=str(record.id), answer=answer, ended=True)]
 

@@ -1,4 +1,4 @@
-"""A problem and its reference answer in a record, under the names that data sets use for them."""
+"""A problem and its reference answer in a record, under the names that datasets use for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PERHAPS_ANSWERS = (
     "gold", "gold_answer", "target", "target_answer", "reference", "reference_answer", "correct_answer", "true_answer",
     "gt", "gt_answer",
 )  # fmt: skip
-"""Names that count as the answer only if the user says so: some data sets use them for something else."""
+"""Names that count as the answer only if the user says so: some datasets use them for something else."""
 
 
 MOST_TOLERANCE = 1e6

@@ -177,7 +177,7 @@ def read_trees(
     """A stream of the trees of labelled solutions, numbered in the order of reading.
 
     Args:
-        path: a file, folder or hub data set, or several.
+        path: a file, folder or hub dataset, or several.
         format: prm800k, math-shepherd, stepwise, process-labels, prmbench, or auto, which looks at the records.
         options: how ratings are read, and what is left out.
 

@@ -37,7 +37,7 @@ def run_demo(
             asymmetry map of the first world.
         quick: a much smaller world, in about a minute; its numbers mean nothing.
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
 
     Example:
         >>> found = run_demo("demo", quick=True)  # doctest: +SKIP

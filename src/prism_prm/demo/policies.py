@@ -64,10 +64,10 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
 def _figure(found: Findings, report: Report, title_of: Any) -> None:
     runs = plain_runs(found)
     look = looks([run.prm for run in runs])
-    caption = "Left, true accuracy; right, the reward. A reward that rises while accuracy falls is being hacked."
+    caption = "True accuracy, and the reward. A reward that rises while accuracy falls is being hacked."
     alt = "Share of problems solved, and mean reward, against updates, for policies rewarded by each PRM and the oracle"
-    panel_of = {ANSWER: "True accuracy: problems solved (%)", PROXY: "Mean reward"}
-    with report.figure("reinforcement", caption=caption, alt=alt, size=(8.6, 4.2), panels=2) as panels:
+    panel_of = {ANSWER: "True accuracy: problems solved (%)", PROXY: "Mean reward (%)"}
+    with report.figure("reinforcement", caption=caption, alt=alt, panels=2) as panels:
         for axes, (measure, title) in zip(panels, panel_of.items(), strict=True):
             for run in runs:
                 style: dict[str, Any] = {"linestyle": look[run.prm].line, "marker": look[run.prm].marker}
@@ -78,8 +78,8 @@ def _figure(found: Findings, report: Report, title_of: Any) -> None:
             axes.set_title(title)
             axes.set_xlabel("updates")
             axes.set_ylim(0, 1)
-        percent_axes(panels[0].yaxis)
-        panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+            percent_axes(axes.yaxis)
+            legend(axes)
 
 
 def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:

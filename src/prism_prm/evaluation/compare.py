@@ -87,7 +87,7 @@ def load_run(given: str) -> EvalRun:
         metrics = read_json(path)
         known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path}: no such file; give folders that `prism eval --out` wrote") from None
+        raise DataError(f"{path}: no such file; give folders written by `prism eval --out`") from None
     except msgspec.ValidationError as error:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
     if not known.benchmarks:
@@ -210,7 +210,7 @@ def compare_runs(
         num_draws: bootstrap draws of problems.
         seed: the seed for the draws.
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)

@@ -28,9 +28,15 @@ class WrongStep:
 
 
 def find_wrong_step(trees: Iterable[StepTree], steps: Mapping[str, Steps]) -> WrongStep | None:
-    """The one on which PRMs differ most, or that the only PRM scores highest; None where there is none."""
+    """The one on which PRMs differ most, or that the only PRM scores highest; None where there is none.
+
+    Texts are found by the items' names: where these do not tell items apart, there is no example.
+    """
     first = next(iter(steps.values()))
-    known = {tree.name: tree for tree in trees}
+    given = list(trees)
+    known = {tree.name: tree for tree in given}
+    if len(known) < len(given):
+        return None
     places = np.flatnonzero(first.wrong)
     letters = np.concatenate([_letters(known[name]) for name in first.items])[places]
     found = most_telling({prm: own.probability[places] for prm, own in steps.items()}, letters.tolist())

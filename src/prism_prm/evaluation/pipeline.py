@@ -60,7 +60,7 @@ def evaluate_prm(
         store: a folder of scores to reuse and extend.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
@@ -133,7 +133,7 @@ def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> N
 
         read_scores(scores)
         has_card = card_of_scores(scores) is not None
-        lacking = f", or scores of such a PRM, which {scores} does not say it has"
+        lacking = f", or scores that record one, which {scores} does not"
     else:
         has_card = card_values(prm) is not None
     if not has_card:

@@ -169,8 +169,8 @@ def _counted(names: Sequence[str], one: str, many: str) -> Iterator[str]:
 def _remedy(model: Any, missing: Sequence[str], misshapen: Sequence[str], left: Sequence[str]) -> str:
     if any(key.startswith(OUTPUT_LAYER) for key in missing):
         return (
-            "Without its output layer this is no language model: a PRM is not a policy, and a new PRM on this "
-            "checkpoint needs a family with a head of its own, such as qwen or token-classification."
+            "Without its output layer this is not a language model. A PRM cannot be a policy, and a new PRM on this "
+            "checkpoint needs a family with its own head, such as qwen or token-classification."
         )
     if not missing and not misshapen and not any(_of_backbone(model, key) for key in left):
         return "A head that nobody would read belongs to a PRM of another family, and a PRM is not a policy."

@@ -60,7 +60,7 @@ def local_folder(name: str, *, allow_pickle: bool = False) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=bool(problem)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = f"{problem}, and it was not downloaded before" if problem else f"the hub does not give it: {error}"
+        reason = f"{problem}, and it was not downloaded before" if problem else f"the hub does not provide it: {error}"
         raise ModelError(
             f"{name}: there is no such folder, and {reason}. Name a local folder, or check the network."
         ) from None

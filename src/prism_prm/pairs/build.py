@@ -121,7 +121,7 @@ def build_pairs(
     """Turn labelled solutions into matched pairs of a right and a wrong step; returns the summary.
 
     Args:
-        inputs: files, folders or hub data sets of labelled solutions, or a `Reader` of them.
+        inputs: files, folders or hub datasets of labelled solutions, or a `Reader` of them.
         out: folder for trees.parquet, pairs.parquet and summary.json.
         recipe: which steps are compared, splits, and problems to leave out.
         advance: called with the number of further bytes of input that are done.
@@ -261,7 +261,7 @@ def _nothing_left(reader: Reader, recipe: PairRecipe) -> str:
     for file, counts in (recipe.exclusions.counts if recipe.exclusions else {}).items():
         left_out[f"excluded by {file}"] = sum(counts.values())
     said = ", ".join(f"{reason} {count}" for reason, count in left_out.items() if count)
-    return f"no tree is left of {', '.join(source.name for source in reader.sources)} (left out: {said or 'nothing'})"
+    return f"no tree is left from {', '.join(source.name for source in reader.sources)} (left out: {said or 'nothing'})"
 
 
 def _summary(reader: Reader, recipe: PairRecipe, trees: TreeCounts, pairs: PairCounts) -> dict[str, Any]:

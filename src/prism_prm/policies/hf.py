@@ -29,7 +29,7 @@ TAIL = 8
 
 
 class HfPolicy:
-    """A local policy. Its text so far is tokenised as a whole before every step, as a server does it; key/values are
+    """A local policy. Its text so far is tokenized as a whole before every step, as a server does it; key/values are
     reused as far as the tokens agree with those that were written.
     """
 

@@ -50,7 +50,7 @@ def find_family(name: str) -> type[Family]:
         sha256 = plugins.sha256_of(found)
     lacking = sorted(found.__abstractmethods__) + ["head_name"] * (not hasattr(found, "head_name"))
     if lacking:
-        raise ConfigError(f"The family {name!r} lacks {', '.join(lacking)}; docs/plugins.md shows a whole one.")
+        raise ConfigError(f"The family {name!r} lacks {', '.join(lacking)}; docs/plugins.md has a complete example.")
     try:
         check_aggregator(found.aggregator)
     except ConfigError as error:

@@ -55,7 +55,7 @@ class Card:
         check_aggregator(self.aggregator)
 
     def trained_on(self, inputs: Iterable[str]) -> Card:
-        """The card after training on some files and data sets of the hub."""
+        """The card after training on some files and datasets of the hub."""
         return replace(self, datasets=tuple(dict.fromkeys([*self.datasets, *filter(hub_id, inputs)])))
 
     def write(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ _CLASSIFIER = "ForTokenClassification"
 """How the names of transformers' token classifiers end; a family gives such a name only where its head is the same."""
 _TOKEN_CLASSIFIER = """## With transformers
 
-`{architecture}` of transformers loads these weights with this head, and gives the same scores:
+`{architecture}` of transformers loads these weights with this head and gives the same scores:
 
 ```python
 import torch
@@ -34,7 +34,7 @@ print(scores)
 """
 _LANGUAGE_MODEL = """## With transformers
 
-The weights are a whole language model, which `AutoModelForCausalLM` of transformers loads. A step is read from the
+The weights are a complete language model, which transformers loads with `AutoModelForCausalLM`. A step is read from the
 logits of the two label tokens; `prism_prm` lays out the text for it.
 """
 _OTHER = """## With transformers

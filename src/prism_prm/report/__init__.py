@@ -33,7 +33,7 @@ from prism_prm.files import whole_file, write_text
 from prism_prm.report.examples import Example, ScoredStep, most_telling, telling
 from prism_prm.report.figures import LOOKS, Look, count_axis, drawing, label, legend, looks, percent_axes
 from prism_prm.report.numbers import NO_DATA, number, p_value, percent, signed_percent
-from prism_prm.report.tables import Table, best_cells, markdown_table, split_interval
+from prism_prm.report.tables import Table, best_cells, header, markdown_table, split_interval, unbroken_parts
 
 __all__ = [
     "LOOKS",
@@ -171,8 +171,8 @@ class Report:
         renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
 
         def rendered(markdown: str) -> Markup:
-            # Long tables scroll by themselves; the page never does sideways.
-            return Markup(_wrap_tables(renderer.render(markdown)))
+            # Long tables scroll by themselves; the page never does sideways. No line begins with a percent sign.
+            return Markup(_wrap_tables(renderer.render(re.sub(r"(?<=\d) %", "\u00a0%", markdown))))
 
         environment = Environment(
             loader=PackageLoader("prism_prm.report", "."),
@@ -183,7 +183,8 @@ class Report:
         )
         return environment.get_template("template.html").render(
             report=self, blocks=[(type(block).__name__, block) for block in self.blocks], made=made, markdown=rendered,
-            safe=Markup, rem=REM_PER_INCH, split_interval=split_interval, percent=percent,
+            safe=Markup, rem=REM_PER_INCH, percent=percent, split_interval=split_interval,
+            header=header, unbroken_parts=unbroken_parts,
         )  # fmt: skip
 
     def write(self, folder: str | Path) -> Path:

@@ -11,7 +11,7 @@ from prism_prm.report.numbers import NO_DATA, percent
 from prism_prm.report.tables import Table
 from prism_prm.types import Floats
 
-MAX_LETTERS = 3000
+MAX_LETTERS = 1500
 """The size limit of the solution that is shown: nobody reads longer ones."""
 
 
@@ -46,6 +46,8 @@ class Example:
 def most_telling(scores: Mapping[str, Floats], letters: Sequence[int]) -> int | None:
     """Which of some wrong steps or solutions to show: where PRMs differ most; with one PRM, what it scores highest.
 
+    Of those that are alike within a percent, it is the one with the most to see.
+
     Args:
         scores: PRM → its score of each; NaN where it has none.
         letters: how long each is; those that are too long to read are passed over.
@@ -54,8 +56,9 @@ def most_telling(scores: Mapping[str, Floats], letters: Sequence[int]) -> int | 
     if not table.size:
         return None
     worth = np.ptp(table, axis=0) if len(table) > 1 else table[0]
-    worth = np.where(np.isnan(worth) | (np.array(letters) > MAX_LETTERS), -1.0, worth)
-    return int(worth.argmax()) if worth.max() >= 0 else None
+    worth = np.where(np.isnan(worth) | (np.array(letters) > MAX_LETTERS), -1.0, np.round(worth, 2))
+    best = np.flatnonzero(worth == worth.max())
+    return int(best[np.array(letters)[best].argmax()]) if worth.max() >= 0 else None
 
 
 def telling(what: str, prms: Sequence[str]) -> str:

@@ -17,6 +17,11 @@ class Table:
     best: frozenset[tuple[int, int]] = frozenset()
     """(row, column) of the cells in bold."""
 
+    @property
+    def num_intervals(self) -> int:
+        """How many values of a row have intervals: these stand below the values where the table would be too wide."""
+        return max((sum("[" in cell for cell in row) for row in self.rows), default=0)
+
 
 def _value(cell: str) -> float | None:
     """The number that a cell begins with."""
@@ -46,6 +51,17 @@ def split_interval(cell: str) -> tuple[str, str]:
     """A cell's value and what follows it in brackets, which may stand below it where room is scarce."""
     value, bracket, rest = cell.partition(" [")
     return value, bracket[1:] + rest
+
+
+def header(text: str) -> str:
+    """The head of a column or row, without line breaks before its arrow and in `n = 16`."""
+    return re.sub(r" (?=[↑↓=])|(?<==) ", "\u00a0", text)
+
+
+def unbroken_parts(name: str) -> str:
+    """The name of a row with line breaks at its dots only: `mine · weighted vote · min`."""
+    parts = name.split(" · ")
+    return name if len(parts) == 1 else " · ".join(part.replace(" ", "\u00a0") for part in parts)
 
 
 def markdown_table(table: Table) -> str:

@@ -84,11 +84,11 @@ def rerank_pool(
     """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
     report.
 
-    `selections` and `selected.jsonl` have the solution that each rule selects. Problems without a reference answer are
-    not measured; a problem with fewer than n solutions uses all of them. Repeat a stopped call to resume it.
+    Problems without a reference answer are not measured; a problem with fewer than n solutions uses all of them.
+    Repeat a stopped call to resume it.
 
     Args:
-        pool: a pool, or the files, folders or hub data sets that hold one.
+        pool: a pool, or the files, folders or hub datasets that hold one.
         out: folder for tables, metrics.json and the report.
         prms: name → a PRM, or its folder or hub id, to score the solutions with.
         scores: name → an existing scores table of this pool.
@@ -98,7 +98,14 @@ def rerank_pool(
         store: a folder of scores to reuse and extend.
         loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
+
+    Returns:
+        `Results`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl), the
+        `curves` over n, the grades and the scores.
+
+    Raises:
+        PrismError: a setting, an input or a model cannot be used; the message says what to change.
 
     Example:
         >>> settings = RerankSettings(aggregators=("min",), num_draws=100, workers=1)

@@ -45,20 +45,17 @@ def make_report(results: Results) -> Report:
     subtitle = f"{number(len(pool.problems))} problems, {number(len(pool.solutions))} solutions"
     differences = results.differences()
     report = Report(results.title, subtitle=subtitle, metrics=results.metrics(differences))
+    report.finding = "Every rule selected one solution of each problem; see `selected.jsonl`."
     if results.curves:
         report.finding = _finding(results)
         _draw_methods(results, report)
         _tabulate_own(results, report)
-        for note in notes(results):
-            report.text(note)
+    report.text("\n".join(f"- {note}" for note in notes(results)))
+    if results.curves:
         _add_example(results, report)
         _tabulate_gains(results, differences, report)
         _tabulate_pairs(results, differences, report)
         _compare_aggregators(results, report)
-    else:
-        report.finding = "Every rule selected one solution of each problem; see `selected.jsonl`."
-        for note in notes(results):
-            report.text(note)
     _tabulate_selected(results, report)
     _tabulate_answers(results, report)
     if results.curves:
@@ -183,11 +180,10 @@ def _add_example(results: Results, report: Report) -> None:
     entries = [(entry.problem.text, one) for entry in results.graded.pool.problems for one in entry.solutions]
     grades = [grade for of_problem in results.graded.grades for grade in of_problem]
     wrong = [i for i, grade in enumerate(grades) if grade.correct is False]
-    scores = {
-        prm: np.array([np.nan if own[i] is None else solution_score(own[i], how) for i in wrong])
-        for prm, own in results.scores.items()
-        for how in [results.own_aggregator[prm].value]
-    }
+    scores = {}
+    for prm, own in results.scores.items():
+        how = results.own_aggregator[prm].value
+        scores[prm] = np.array([np.nan if (s := own[i]) is None else solution_score(s, how) for i in wrong])
     found = most_telling(scores, [sum(map(len, entries[i][1].steps)) for i in wrong])
     if found is not None:
         problem, solution = entries[wrong[found]]

@@ -86,7 +86,7 @@ def train_with_reward(
         monitor: how often and how closely to look.
         identity: names what decides the reward: a folder whose reward had another one is refused.
         bars: makes progress bars.
-        say: receives messages for people, such as alarms.
+        say: called with each status message, such as an alarm; e.g. `print`.
     """
     check_installed()
     out, monitor = Path(out), monitor or MonitorSettings()

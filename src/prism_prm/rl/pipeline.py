@@ -54,7 +54,7 @@ def train_policy(
         out: the run's folder.
         assignments: settings to override, as `--set` takes them: "trainer.max_steps=20".
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people, such as alarms.
+        say: called with each status message, such as an alarm; e.g. `print`.
 
     Example:
         >>> curve = train_policy("grpo.toml", "trained", assignments=["trainer.max_steps=1"])

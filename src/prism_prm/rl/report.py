@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism_prm.report import Report, looks, number, percent, percent_axes, signed_percent
+from prism_prm.report import Report, legend, looks, number, percent, percent_axes, signed_percent
 from prism_prm.rl.grpo import Curve
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE
 from prism_prm.rl.recipe import GrpoRecipe
@@ -34,7 +34,9 @@ def make_report(
 ) -> Report:
     """The page and its metrics."""
     rewarded = recipe.prm or "right answers"
-    report = Report("A policy trained by GRPO", subtitle=f"{recipe.policy}, rewarded by {rewarded}")
+    report = Report(
+        "A policy trained by GRPO", subtitle=f"{recipe.policy}, rewarded by {rewarded}", finding=_finding(curve)
+    )
     _curves(curve, report)
     _alarms(curve, report)
     _health(curve, report)
@@ -52,6 +54,18 @@ def make_report(
     return report
 
 
+def _finding(curve: Curve) -> str:
+    """Whether the truth went the way of the reward."""
+    first, last = curve.looks[0], curve.looks[-1]
+    (reward, more), (solved, now) = (
+        [percent(look.interval(name).value) for look in (first, last)] for name in (PROXY, curve.gold)
+    )
+    return (
+        f"In {last.update} updates, the mean reward of held-out problems went from {reward} to {more} %, and the share "
+        f"solved from {solved} to {now} %."
+    )
+
+
 def _curves(curve: Curve, report: Report) -> None:
     gold = curve.gold
     lines = {PROXY: "mean reward", gold: "solved, sampled", f"{GREEDY}/{gold}": "solved, greedy"}
@@ -59,7 +73,7 @@ def _curves(curve: Curve, report: Report) -> None:
     updates = [one.update for one in curve.looks]
     caption = "Held-out problems: the mean reward of sampled solutions and the share that is right; 95 % over problems."
     alt = "Mean reward and share of right solutions on held-out problems against updates"
-    with report.figure("gold-and-proxy", caption=caption, alt=alt, size=(6.4, 3.8)) as axes:
+    with report.figure("gold-and-proxy", caption=caption, alt=alt) as axes:
         for name, title in lines.items():
             found = [one.interval(name) for one in curve.looks]
             style: dict[str, Any] = {"linestyle": look[name].line, "marker": look[name].marker}
@@ -70,7 +84,7 @@ def _curves(curve: Curve, report: Report) -> None:
         axes.set_xlabel("updates")
         axes.set_ylabel("reward and share solved (%)")
         percent_axes(axes.yaxis)
-        axes.legend()
+        legend(axes)
 
 
 def _alarms(curve: Curve, report: Report) -> None:

@@ -50,7 +50,7 @@ class Judged:
     """The reward of the whole solution from the PRM alone."""
     answer: str | None
     correct: bool | None
-    """Whether the answer is right; None where nobody asked, or nobody could know."""
+    """Whether the answer is right. None if not graded."""
     bonus: float
     """What a right answer adds."""
     cut: bool
@@ -80,14 +80,15 @@ class PRMReward:
             policies learn to stop before the answer.
         eos: the ids that end a completion; one that ends with none of them was cut off. `StepGRPOTrainer` sets it; for
             TRL's own trainer give `tokenizer.eos_token_id`. Without it only missing answers are detected.
-        verifiable: what a right answer adds to the reward; the reference is in the data set's column `reference`.
+        verifiable: what a right answer adds to the reward; reference answers come from the column that `reference`
+            names.
         clip: caps scores at this value and subtracts it from the reward, which is then never positive.
         delta: step rewards are differences between successive steps, and the last step gets only `verifiable`. Used
             only by the step-level credit `process`.
         stop: the text between two steps.
-        problem: the data set's column with the problem's text; if there is none, the last user turn or the prompt is
+        problem: the dataset's column with the problem's text; if there is none, the last user turn or the prompt is
             used.
-        reference: the data set's column with reference answers.
+        reference: the column with reference answers (default `answer`).
         grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), judged
             by `MathGrader`.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
@@ -188,7 +189,7 @@ class PRMReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """The reward of each completion, as TRL asks for it: texts or conversations, and the data set's columns."""
+        """The reward of each completion, as TRL asks for it: texts or conversations, and the dataset's columns."""
         asked = columns.get(self.problem) or prompts
         self.last = self.judge(
             [problem_text(one) for one in asked],
@@ -213,7 +214,7 @@ class PRMReward:
         cut: Sequence[bool] | None = None,
         references: Sequence[object] | None = None,
     ) -> list[Judged]:
-        """What becomes of each completion of each problem.
+        """Score and grade each completion.
 
         Args:
             problems: the text of each completion's problem.
@@ -259,7 +260,7 @@ class PRMReward:
             return [None] * len(answers)
         if references is None:
             raise ConfigError(
-                f"verifiable = {self.verifiable} needs reference answers, and the data set has no column "
+                f"verifiable = {self.verifiable} needs reference answers, and the dataset has no column "
                 f"{self.reference!r}. Name the column with reference=."
             )
         asked = [

@@ -47,7 +47,7 @@ def load_prm(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> PRM:
-    """A PRM from a folder or a hub id.
+    """Load a PRM from a folder or a hub id.
 
     Args:
         name: folder or hub id of a PRM or a LoRA adapter; for a folder of `prism train`, its best round is loaded.
@@ -62,7 +62,8 @@ def load_prm(
         attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
         token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
         context: the maximum length of a path in tokens; default: the model's own.
-        on_too_long: "error", "drop-left-steps" or "skip".
+        on_too_long: what to do with a step whose path exceeds the context: "error" stops, "drop-left-steps" scores it
+            without the earliest steps, "skip" leaves it without a score (NaN).
         cache: a folder that caches the activations of the frozen layers that prism.json names.
         cache_gb: the size limit of the cache folder in GB.
         allow_pickle: allow pickled weights, which can run arbitrary code.
@@ -104,8 +105,7 @@ def load_prm(
 
 
 def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Scorer:
-    """The PRM itself, or the one at a place, loaded with options of `load_prm`; of PRMs with names the `family` may be
-    a mapping by name."""
+    """Return `prm` itself, or load it from a folder or hub id. `loading["family"]` may map PRM names to families."""
     if not isinstance(prm, str | Path):
         return prm
     options = dict(loading or {})
@@ -137,12 +137,10 @@ def init_prm(
     on_too_long: OnTooLong = "error",
     allow_pickle: bool = False,
 ) -> PRM:
-    """A new PRM on any causal language model: a hub id, a folder, or a folder with one GGUF file.
+    """Make a new PRM from a causal language model.
 
-    The head is
-    random (drawn with `seed`), except in families that use the language model's own output layer. Tokens
-    that the
-    family's layout needs are added to the tokenizer, with the mean of all embeddings.
+    The head is random, drawn with `seed`, except in families that use the language model's own output layer. Tokens
+    that the family's layout needs are added to the tokenizer, with the mean of all embeddings.
 
     Args:
         backbone: the language model: a hub id, a folder, or a folder with one GGUF file.
@@ -155,7 +153,8 @@ def init_prm(
         seed: the seed for the head.
         layers: use only this many of the backbone's lowest layers; middle layers are often as good for judging steps.
         token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
-        on_too_long: "error", "drop-left-steps" or "skip".
+        on_too_long: what to do with a step whose path exceeds the context: "error" stops, "drop-left-steps" scores it
+            without the earliest steps, "skip" leaves it without a score (NaN).
         allow_pickle: allow pickled weights, which can run arbitrary code.
 
     Example:

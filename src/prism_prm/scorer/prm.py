@@ -53,7 +53,7 @@ class PRM:
         check_choice(on_too_long)
         self.module = module
         self.cache = LowerCache(module, cache) if cache else None
-        """What the frozen lower layers make of texts, where that is kept."""
+        """The cache of frozen-layer activations, or None."""
         self.family = family
         self.card = card
         self.token_budget = token_budget or (8192 if module.device.type == "cpu" else 16384)
@@ -64,7 +64,7 @@ class PRM:
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> PRM:
-        """A PRM from a folder or a hub id.
+        """Load a PRM from a folder or a hub id.
 
         Args:
             name: folder or hub id of a PRM or a LoRA adapter, or the folder of a `prism train` run.
@@ -180,7 +180,7 @@ class PRM:
             self.cache.fill(rows_of(self, items), self.token_budget)
 
     def session(self, problems: Sequence[str]) -> Session:
-        """Growing trees of steps, one per problem, that keep key/values: only new tokens go through the model.
+        """Open growing trees of steps, one per problem, with a KV cache: only new tokens go through the model.
 
         Args:
             problems: the texts of the problems; the session's `roots` are in the same order.
@@ -202,7 +202,7 @@ class PRM:
         return Session(self, problems)
 
     def model_hash(self) -> str:
-        """A hash of all that decides scores: weights as loaded, config, tokenizer, family and its settings."""
+        """A hash of the model: weights as loaded, config, tokenizer, family and its settings."""
         return hash_model(self.module, self.family)
 
     def save(
@@ -214,7 +214,9 @@ class PRM:
         aggregator: str | None = None,
         readme: str | None = None,
     ) -> None:
-        """Write the PRM's folder, whole or not at all: safetensors, config, tokenizer, card and README.
+        """Write the PRM's folder atomically: safetensors, config, tokenizer, card and README.
+
+        `save` and `save_pretrained` are the same method.
 
         Args:
             folder: the folder to write, for `load_prm`.
@@ -287,4 +289,4 @@ class PRM:
 
 
 Prm = PRM
-"""The name it had first."""
+"""Deprecated alias of `PRM`."""

@@ -1,4 +1,4 @@
-"""A session: trees of steps that grow during a search, with key/values kept, so that only new tokens are computed.
+"""A session: trees of steps that grow during a search, with a KV cache, so that only new tokens are computed.
 
 Each node keeps the key/values of its own tokens and points to its parent. Forking a beam is extending one node twice;
 nothing is copied. Dropping a beam frees what no other beam needs.
@@ -207,12 +207,12 @@ class Session:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens have key/values now."""
+        """How many tokens are in the KV cache."""
         return sum(node.keys_values[0].shape[-2] for node in self._alive if node.keys_values is not None)
 
     @property
     def memory_bytes(self) -> int:
-        """What the kept key/values take."""
+        """The size of the KV cache."""
         kept = (node.keys_values for node in self._alive if node.keys_values is not None)
         return sum(tensor.numel() * tensor.element_size() for pair in kept for tensor in pair)
 

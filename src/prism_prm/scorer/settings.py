@@ -20,7 +20,7 @@ class LoadSettings:
     adapter: Path | None = None
     """A LoRA adapter (peft) to merge into the PRM."""
     compat: bool | None = None
-    """Read the PRM exactly as its published code does, including quirks."""
+    """Read the PRM exactly as its published code does, including quirks. By default as its card says."""
     dtype: str | None = None
     """The precision of the weights: auto (the checkpoint's own), bfloat16, float16 or float32. By default auto on a GPU
     and float32 on a CPU."""

@@ -158,7 +158,7 @@ def score_files(
 
     Args:
         prm: a PRM, or its folder or hub id.
-        inputs: files, folders or hub data sets: a problem and its steps, or trees.
+        inputs: files, folders or hub datasets: a problem and its steps, or trees.
         out: the table to write (Parquet).
         format: the format of the input; by default its records decide.
         options: how records are read, and what is done with bad ones.
@@ -167,7 +167,7 @@ def score_files(
         share: this process's share of the work; all processes call this with the same arguments.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
 
     Example:
         >>> report = score_files("my-prm", "solutions.jsonl", "scores.parquet")

@@ -38,21 +38,28 @@ def search_task(
     live: Live = no_live,
     say: Say = silent,
 ) -> list[Point]:
-    """Search for solutions of a task's problems, and measure how many are solved; returns one point per PRM and size.
+    """Search for solutions of a task's problems, and measure how many are solved.
 
     Writes pools that `rerank_pool` reads, metrics.json and a report. Repeat a stopped call to resume it.
 
     Args:
-        recipe: the policy, PRMs, task, method, and the sizes to run it at.
+        recipe: the policy, PRMs, task, method, and the sizes to run it at: a `SearchRecipe`, not a file.
         out: folder for pools, metrics.json and the report.
         prms: name → a PRM, or its folder or hub id; default: those of the recipe.
         policy: an open policy to use instead of the recipe's; it stays open.
         loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+            `on_too_long` is "skip" here by default: a solution too long for a PRM ranks last.
         workers: processes that judge answers; default: all cores.
         store: a folder of scores to reuse and extend.
         bars: makes progress bars; by default none are shown.
         live: makes live displays of a search; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
+
+    Returns:
+        One `Point` per PRM and size n: accuracy, oracle, tokens and seconds.
+
+    Raises:
+        PrismError: a setting, an input or a model cannot be used; the message says what to change.
 
     Example:
         >>> search = SearchSettings(method="beam", max_steps=2, sampling=Sampling(max_step_tokens=4))

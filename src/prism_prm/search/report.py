@@ -59,7 +59,7 @@ def _finding(method: str, points: Sequence[Point], found: Sequence[tuple[str, st
     most = max(point.n for point in points)
     best = max((point for point in points if point.n == most), key=lambda point: point.accuracy.value)
     guided = f" guided by {escaped(best.prm)}" if best.prm else ""
-    text = f"{method} with n = {most}{guided} solves {percent(best.accuracy.value)} % of the problems"
+    text = f"With n = {most}, {method}{guided} solves {percent(best.accuracy.value)} % of the problems"
     first = points[0].prm
     gain = next((gain for a, b, n, gain in found if (a, b, n) == (best.prm, first, most)), None)
     if gain is not None:

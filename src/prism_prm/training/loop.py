@@ -176,7 +176,7 @@ class Round:
     def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
         kind = "pairs" if self.examples.labels is None else "labelled steps"
         last = _last_checkpoint(self.checkpoints)
-        kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts anew"
+        kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts again"
         return NotFiniteError(
             f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
             'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), in a new run (another --out).'
@@ -199,7 +199,7 @@ class Round:
             last = _last_checkpoint(self.checkpoints)
             raise PrismError(
                 f"{final}: the checkpoint could not be written ({error}). "
-                f"{f'{last} is whole' if last else 'There is none yet'}; make room and rerun the same command."
+                f"{f'{last} is complete' if last else 'There is none yet'}; make room and rerun the same command."
             ) from error
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:

@@ -111,7 +111,7 @@ def measure_margins(
         share: this process's share of the work; all processes call this with the same arguments.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")

@@ -26,8 +26,7 @@ def train_prm(
 ) -> dict[str, Any]:
     """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
 
-    Repeat a stopped call to resume it. Returns the content of run.json: `rounds` with their validation, and the path
-    of the `best` one, for `load_prm`.
+    Repeat a stopped call to resume it.
 
     Args:
         recipe: a recipe, or the TOML file that holds one.
@@ -35,7 +34,15 @@ def train_prm(
         assignments: settings to override, as `--set` takes them: "train.lr=2e-6".
         accelerator: an `accelerate.Accelerator`; default: a new one, with the recipe's precision.
         bars: makes progress bars; by default none are shown.
-        say: receives messages for people.
+        say: called with each status message, e.g. `print`.
+
+    Returns:
+        The content of run.json: `rounds` with their validation, `best`, the path of the best trained round, and
+        `beats_base`, whether that round is better than the base PRM (None without validation). `load_prm(out)` loads
+        the best round.
+
+    Raises:
+        PrismError: a setting, an input or a model cannot be used; the message says what to change.
 
     Example:
         >>> run = train_prm("recipe.toml", "run", assignments=["train.epochs=1"])

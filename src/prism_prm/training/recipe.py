@@ -36,7 +36,7 @@ class DataSettings:
     """Section [data]: which solutions are read, and which of their steps are compared."""
 
     inputs: tuple[str, ...] = ()
-    """Files, folders or hub data sets of labelled solutions, as `prism pairs` takes them."""
+    """Files, folders or hub datasets of labelled solutions, as `prism pairs` takes them."""
     folder: str | None = None
     """Instead of inputs: a folder written by `prism pairs`. The rest of this section then does not apply."""
     format: str = "auto"
@@ -111,7 +111,7 @@ class HardwareSettings:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     frozen_layers: Natural = 0
-    """Freeze the embedding and this many of the lowest layers."""
+    """Freeze the embedding and this many of the lowest layers. With 0, nothing is frozen."""
     cache: str | None = None
     """A folder that caches frozen-layer activations on disk, so that only the other layers run. Several runs and
     `prism eval --cache` can share it."""
@@ -155,7 +155,8 @@ class ValidationSettings:
     tpr: Annotated[float, Range(above=0, most=1)] = 0.9
     """The share of right steps that the saved threshold keeps."""
     aggregator: str = "min"
-    """The aggregator saved with every PRM: how step scores become a solution's score."""
+    """The aggregator saved with every PRM: how step scores become a solution's score (last, min, product, mean or
+    soft-min). It replaces the base PRM's own, which for `qwen` is product."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -27,7 +27,7 @@ class TrainSettings:
     the pairs of an update independent. A tree with too many pairs is spread evenly over the round, and such trees are
     counted."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """How the learning rate falls to 0 over a round, after the warm-up."""
+    """How the learning rate changes after the warm-up: constant, or falling to 0 (linear, cosine)."""
     warmup: Annotated[float, Range(0, below=1)] = 0.03
     """The share of a round's updates during which the learning rate rises from 0."""
     weight_decay: NotNegative = 0.0

@@ -50,8 +50,8 @@ class OracleStep:
 
     @property
     def num_tokens(self) -> int:
-        """Always 0: no model reads anything."""
-        return 0
+        """One, and none for a root: no model reads anything."""
+        return min(1, len(self.path) - 1)
 
 
 class OracleScorer:
@@ -119,9 +119,9 @@ class OracleScorer:
         """Whatever is written can be judged."""
         return True
 
-    def count_tokens(self, tree: StepTree) -> int:  # noqa: ARG002
-        """Always 0: no model reads anything."""
-        return 0
+    def count_tokens(self, tree: StepTree) -> int:
+        """One per step: no model reads anything."""
+        return len(tree.nodes)
 
 
 class OracleSession:

@@ -1,7 +1,7 @@
 """PRMBench: read its nine classes, score them by its own rules, and show them as the papers do.
 
 `error_steps` count from 1 and name the wrong steps; every other step is right, also after an error. Ids are
-`<classification>_<idx>`, the first row of an id counts. Each `redundency` row (the data set's spelling) also gives a
+`<classification>_<idx>`, the first row of an id counts. Each `redundency` row (the dataset's spelling) also gives a
 `correct_<idx>` item without errors, which is never in a total and only serves the similarity metric. For `redundency`
 and `circular` a model that emits a redundancy score is judged by it.
 """
@@ -59,7 +59,7 @@ class _Row(step_lists.PRMBenchRecord):
 
 
 def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
-    """The items of some files, folders or a hub data set."""
+    """The items of some files, folders or a hub dataset."""
     notes: Counter[str] = Counter()
     items: list[Item] = []
     seen: set[str] = set()

@@ -34,7 +34,7 @@ _ID = re.compile(rf"({'|'.join(SPLITS)})-\d+")
 
 
 def read_processbench(inputs: Sequence[str | Path]) -> ItemSet:
-    """The items of some files, folders or a hub data set; an item's split is in its id, else its file's name."""
+    """The items of some files, folders or a hub dataset; an item's split is in its id, else its file's name."""
     reader = Reader(inputs, format="process-labels")
     items: list[Item] = []
     seen: dict[str, str] = {}
