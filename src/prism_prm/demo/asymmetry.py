@@ -238,7 +238,7 @@ def _draw(report: Report, kind: Kind, about: str, cells: dict[Cell, dict[str, fl
     alt = f"Heat maps of accuracy by false positive rate and false negative rate, {kind} errors: " + ", ".join(
         methods.values()
     )
-    with report.figure(f"asymmetry-{kind}", caption=caption, alt=alt, size=(3.6, 3.4), panels=len(methods)) as panels:
+    with report.figure(f"asymmetry-{kind}", caption=caption, alt=alt, size=(2.5, 2.6), panels=len(methods)) as panels:
         for axes, (method, title) in zip(panels if len(methods) > 1 else [panels], methods.items(), strict=True):
             have = {(cell.alpha, cell.beta): numbers[method] for cell, numbers in cells.items() if method in numbers}
             wanted = have or {(cell.alpha, cell.beta): np.nan for cell in cells}
@@ -258,5 +258,5 @@ def _heat(axes: Any, values: Floats, across: Sequence[str], up: Sequence[str]) -
         axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", **colour)
     axes.set_xticks(np.arange(len(across)) + 0.5, across)
     axes.set_yticks(np.arange(len(up)) + 0.5, up)
-    axes.set_xlabel("false positive rate α (%)")
-    axes.set_ylabel("false negative rate β (%)")
+    axes.set_xlabel("false positives α (%)")
+    axes.set_ylabel("false negatives β (%)")

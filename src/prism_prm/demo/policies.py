@@ -104,7 +104,7 @@ def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
                     )  # fmt: skip
             axes.set_title(title_of(prm))
             axes.set_xlabel("√KL from the untrained policy (√nats)")
-            axes.set_ylabel("share of problems, mean reward (%)")
+            axes.set_ylabel("solved, reward (%)")
             axes.set_ylim(0, 1)
             percent_axes(axes.yaxis)
             legend(axes)
