@@ -94,6 +94,8 @@ def theory(
     world: Annotated[
         Path | None,
         typer.Option(
+            exists=True,
+            file_okay=False,
             help="The folder of a finished demo, whose policy and pool are used. By default a world is built in --out.",
             rich_help_panel=MAP,
         ),
@@ -119,7 +121,7 @@ def theory(
         ),
     ] = None,
     updates: Annotated[
-        int, typer.Option(min=0, help="Updates of each policy. With 0 none is trained.", rich_help_panel=MAP)
+        int, typer.Option(min=0, max=10**9, help="Updates of each policy. With 0 none is trained.", rich_help_panel=MAP)
     ] = 40,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training, and check it on real scores."""
