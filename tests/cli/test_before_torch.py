@@ -90,6 +90,13 @@ CASES = {
     "search|--policy|openai:http://h:99999/v1|--task|task.jsonl|--method|greedy|--out|out": "is not the address of a",
     "search|--recipe|nosuch.toml|--out|out": "nosuch.toml: no such file",
     "search|--policy|hf:prms/base|--task|task.jsonl|--method|greedy|--out|": '--out "": is empty',
+    "grpo|nosuch.toml": "nosuch.toml: no such file",
+    "grpo|grpo.toml": "nosuch: there is no such model folder",
+    "grpo|grpo.toml|--set|policy=prms/base|--set|prm=prms/bse": "no such model folder. Did you mean prms/base?",
+    "grpo|grpo.toml|--set|problems.num_held_out=0": "problems.num_held_out = 0: must be 1 or more",
+    "grpo|grpo.toml|--set|monitor.every=-1": "monitor.every = -1: must be 0 or more",
+    "grpo|grpo.toml|--set|credit=x": "Unknown credit 'x'",
+    "grpo|grpo.toml|--out|own.jsonl": "--out own.jsonl: is a file; name a folder",
     "demo|--out|": '--out "": is empty',
     "demo|--out|own.jsonl": "--out own.jsonl: is a file; name a folder",
     "demo|--out|own.jsonl/below": "own.jsonl is a file, not a folder",
@@ -104,6 +111,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "pool.jsonl").write_text('{"problem": "2 + 3?", "answer": "5", "solutions": ["\\\\boxed{5}", "6"]}\n')
     (folder / "task.jsonl").write_text('{"problem": "2 + 3?", "answer": "5"}\n')
     (folder / "recipe.toml").write_text('[data]\ninputs = ["nosuch.jsonl"]\n[base]\nprm = "nosuch"\n')
+    (folder / "grpo.toml").write_text('policy = "nosuch"\n[problems]\ntrain = "task.jsonl"\n')
     for name in ("prms/base", "empty", "torn", "run"):
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text('{"model_type": "qwen2"}')

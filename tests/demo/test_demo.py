@@ -174,7 +174,7 @@ def test_policies_are_trained_with_every_prm_and_the_oracle(out: Path) -> None:
     text = (out / "report.md").read_text()
     before, after = (round(100 * runs["base-outcome-0"]["looks"][i]["answer"]) for i in (0, -1))
     assert f"| {before} → {after} |" in text
-    assert "figures/reinforcement.svg" in text
+    assert "figures/reinforcement-1.svg" in text
 
 
 def test_rl_problems_are_new_to_every_model(out: Path) -> None:

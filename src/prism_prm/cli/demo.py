@@ -56,6 +56,7 @@ def demo(
     """
     from prism_prm.demo.findings import summary
     from prism_prm.demo.pipeline import run_demo
+    from prism_prm.demo.report import QUICK
     from prism_prm.report import PAGE, percent
 
     found = run_demo(out, seeds=seeds, first_seed=first_seed, full=full, quick=quick, bars=progress, say=say)
@@ -65,6 +66,8 @@ def demo(
         headers, rows = summary(found, show=lambda mean: percent(mean.value, digits=0))
         columns = list(zip(headers, *rows, strict=True))
         print_table("Summary (%)", columns[0], columns[1:])
+        if quick:
+            say(QUICK)
         tell(out / PAGE)
 
     conclude(lambda: report_facts(out), show)

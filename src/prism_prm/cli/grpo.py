@@ -45,10 +45,11 @@ def grpo(
     falls. Tasks are solved before and after, as in `prism search`. Rerun the same command to resume from the last
     checkpoint.
     """
-    from prism_prm.rl.recipe import read_grpo_recipe
+    from prism_prm.rl.recipe import check_places, read_grpo_recipe
 
     settings = read_grpo_recipe(recipe, assignments or [])
     folder = out or check_folder(str(Path("runs") / recipe.stem))
+    check_places(settings)
     from prism_prm.rl.pipeline import train_policy
 
     is_main = num_processes() == 1 or join_processes().is_main_process

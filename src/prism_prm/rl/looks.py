@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.errors import ConfigError
 from prism_prm.files import whole_file
+from prism_prm.ranges import Count, Natural, check
 from prism_prm.statistics import Interval, mean_interval
 
 PROXY = "proxy"
@@ -39,22 +39,21 @@ MIN_FALL, MIN_FALL_OF_VOTES = 0.03, 0.12
 class MonitorSettings:
     """Section [monitor]: how often a policy is looked at, and how closely."""
 
-    every: int = 5
-    """Updates between two looks at the held-out problems. There is always one before the first update and one after
+    every: Natural = 5
+    """Updates between two checks on the held-out problems. There is always one before the first update and one after
     the last; with 0, only these two."""
-    samples: int = 4
-    """Sampled solutions per held-out problem at every look, in addition to the greedy one."""
-    votes: int = 16
-    """Samples of the untrained policy per problem. Their majority vote replaces the true answer in the alarm without
-    gold. With 0 there is no such alarm."""
+    samples: Count = 4
+    """Sampled solutions per held-out problem at every check, in addition to the greedy one."""
+    votes: Natural = 16
+    """Samples of the untrained policy per problem. Their majority vote replaces the true answer in the alarm that
+    needs no true answers. With 0 there is no such alarm."""
     kl: bool = True
     """Measure the divergence from the untrained policy, which keeps a copy of it in memory."""
     stop_on_alarm: bool = False
     """Stop training at the first alarm based on true answers."""
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.samples < 1 or self.votes < 0:
-            raise ConfigError("monitor.every and monitor.votes must be 0 or more, and monitor.samples 1 or more")
+        check(self)
 
 
 @dataclass(frozen=True)

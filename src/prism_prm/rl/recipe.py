@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.aggregate import check_aggregator
-from prism_prm.config import from_mapping, override, read_toml
+from prism_prm.config import read_settings
+from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
+from prism_prm.lm.place import check_model
 from prism_prm.policies import Prompting, Sampling
+from prism_prm.prms.place import check_prm, checkable
+from prism_prm.ranges import Count, Natural, NotNegative, Share, check
 from prism_prm.rl.credit import find_credit
 from prism_prm.rl.looks import MonitorSettings
 
@@ -23,21 +27,20 @@ class ProblemSets:
     """A known task (gsm8k, math-500, …), a file of problems with answers, or a hub id (`openai/gsm8k:main:train`)."""
     train_data: str | None = None
     """The local file of a known task or hub id."""
-    limit: int | None = None
+    limit: Count | None = None
     """Train on only this many problems, starting with the first."""
     held_out: str | None = None
     """The held-out problems, on which the policy is monitored: a task, file or hub id. By default the last problems of
     `train`."""
     held_out_data: str | None = None
     """The local file of the held-out task."""
-    num_held_out: int = 200
+    num_held_out: Count = 200
     """The number of held-out problems. They and the evaluation's problems are not trained on."""
 
     def __post_init__(self) -> None:
         if not self.train:
             raise ConfigError('no problems: set problems.train, e.g. "openai/gsm8k:main:train", or a JSONL file')
-        if self.num_held_out < 1 or (self.limit is not None and self.limit < 1):
-            raise ConfigError("problems.limit and problems.num_held_out must be 1 or more")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,15 @@ class RewardSettings:
     """How step scores become a solution's score. By default the PRM's own aggregator."""
     gate: bool = True
     """Give the worst reward to a solution that was cut or states no answer. Otherwise policies learn to stop early."""
-    verifiable: float = 0.0
+    verifiable: NotNegative = 0.0
     """What a right final answer adds to the reward."""
-    clip: float | None = None
+    clip: Share | None = None
     """Cap scores at this value and subtract it from the reward."""
     delta: bool = False
     """Use differences between the scores of successive steps as step rewards. Needs `verifiable`."""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.aggregator is not None:
             check_aggregator(self.aggregator)
 
@@ -68,17 +72,16 @@ class EvaluationSettings:
     """The tasks: known ones, or files of problems."""
     data: dict[str, str] = field(default_factory=dict)
     """The local file of each task that should not come from the hub."""
-    limit: int | None = None
+    limit: Count | None = None
     """Use only this many problems of each task."""
-    samples: int = 4
+    samples: Natural = 4
     """Sampled solutions per problem, in addition to the greedy one. With 0, only the greedy one."""
     sampling: Sampling = field(default_factory=Sampling)
-    max_steps: int = 40
+    max_steps: Count = 40
     """A solution is cut after this many steps."""
 
     def __post_init__(self) -> None:
-        if self.samples < 0 or (self.limit is not None and self.limit < 1):
-            raise ConfigError("evaluation.samples must be 0 or more, and evaluation.limit 1 or more")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +114,15 @@ class GrpoRecipe:
 
 def read_grpo_recipe(path: str | Path, assignments: Sequence[str] = ()) -> GrpoRecipe:
     """A recipe for `train_policy`; paths in it are relative to the working directory."""
-    return from_mapping(GrpoRecipe, override(read_toml(path), assignments))
+    return read_settings(GrpoRecipe, path, assignments)
+
+
+def check_places(recipe: GrpoRecipe) -> None:
+    """Refuse models and local files that are not there, before anything is loaded."""
+    check_model(recipe.policy)
+    if recipe.prm:
+        check_prm(recipe.prm, **checkable(recipe.loading))
+    problems = recipe.problems
+    find_sources(
+        [place for place in (problems.train_data, problems.held_out_data, *recipe.evaluation.data.values()) if place]
+    )
