@@ -257,3 +257,15 @@ def test_simulation_shows_where_pairwise_training_helps() -> None:
     assert relative.accuracy["pairwise"][1].low > relative.accuracy["pointwise"][1].high + 0.1
     absolute = simulation.simulate(simulation.SimulationSettings(labels="absolute"))
     assert abs(absolute.overall["pairwise"].value - absolute.overall["pointwise"].value) < 0.005
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 16])
+def test_the_divergence_of_the_best_of_n(n: int) -> None:
+    """Against the sum over many equally likely solutions: the r-th best of m is picked with chance (r^n − (r−1)^n)/m^n,
+    counted from the worst.
+    """
+    m = 20_000
+    ranks = np.arange(m + 1) / m
+    chances = np.diff(ranks**n)
+    chances = chances[chances > 0]
+    assert selection.divergence(n) == pytest.approx(float((chances * np.log(chances * m)).sum()), abs=2e-3)

@@ -72,6 +72,20 @@ def test_curves_start_at_the_policys_accuracy_and_end_below_the_oracle(out: Path
         assert all(value <= top + 1e-9 for value, top in zip(curve["accuracy"], oracle, strict=True))
 
 
+def test_over_optimisation_is_measured_from_the_untrained_policy(out: Path) -> None:
+    metrics = json.loads((out / "metrics.json").read_text())
+    pool = {(c["method"], c["prm"], c["aggregator"]): c for c in metrics["pool"][0]}
+    assert list(metrics["over_optimisation"]) == ["base", *demo_settings(quick=True).names]
+    for prm, lines in metrics["over_optimisation"].items():
+        best, policy = lines["Best-of-n"], metrics["policies"][0][f"{prm}-outcome-0"]["looks"]
+        assert best["gold"] == pytest.approx(pool["best-of-n", prm, "min"]["accuracy"])
+        assert best["sqrt_kl"][:2] == pytest.approx([0, np.sqrt(np.log(2) - 0.5)])
+        assert (np.diff(best["proxy"]) >= 0).all(), "the best of more has the higher score"
+        assert lines["GRPO"]["sqrt_kl"] == pytest.approx([max(look["kl"], 0) ** 0.5 for look in policy])
+        assert lines["GRPO"]["proxy"] == pytest.approx([look["proxy"] for look in policy])
+    assert (out / "figures" / "over-optimisation-1.svg").exists()
+
+
 def test_guided_search_solves_what_it_says(out: Path) -> None:
     """The share in metrics.json is that of the kept outcomes, one per problem of the pool."""
     found = json.loads((out / "metrics.json").read_text())["guided"][0]

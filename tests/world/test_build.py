@@ -224,6 +224,3 @@ def test_the_oracle_scores_steps_by_the_truth() -> None:
     assert scorer.score("3+5-1", ["3+5=2", "2-1=1", "#### 1"]) == pytest.approx([0, 1, 1]), (
         "what follows is judged anew"
     )
-    lenient = OracleScorer(7, lambda _problem, step, right: right or step.startswith("3"), "lenient")
-    assert lenient.score("3+5-1", ["3+5=2", "#### 2"]) == pytest.approx([1, 0])
-    assert scorer.identity() != lenient.identity()

@@ -36,7 +36,8 @@ def demo(
     full: Annotated[
         bool,
         typer.Option(
-            "--full", help="Add all ablations, out-of-distribution tests, and every way to give credit in RL."
+            "--full",
+            help="Add all ablations, out-of-distribution tests, every way to give credit in RL, and the asymmetry map.",
         ),
     ] = False,
     quick: Annotated[

@@ -9,8 +9,10 @@ import typer
 
 from prism_prm.cli.options import Options, out_folder, with_settings
 from prism_prm.cli.ui import conclude, progress, report_facts, tell
+from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from prism_prm.report import Report
     from prism_prm.theory_report.closed_forms import VerifierSettings
 
 EXAMPLES = """
@@ -31,7 +33,13 @@ EXAMPLES = """
 - Predicted against measured Best-of-N:
 
   `prism theory --pool pool.jsonl --scores scores.parquet --aggregator min --threshold 0.5 --out theory`
+
+- A reward with errors, in Best-of-16, beam search and GRPO:
+
+  `prism theory --map --world prism-demo --out theory`
 """
+
+MAP = "Asymmetry map"
 
 
 @with_settings(
@@ -74,13 +82,87 @@ def theory(
             show_default="the PRM's card",
         ),
     ] = None,
+    with_map: Annotated[
+        bool,
+        typer.Option(
+            "--map",
+            help="Add the asymmetry map: the accuracy of Best-of-16, beam search and GRPO in the demo's world, with a "
+            "reward that errs at every pair of rates. Rerun to resume.",
+            rich_help_panel=MAP,
+        ),
+    ] = False,
+    world: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="The folder of a finished demo, whose policy and pool are used. By default a world is built in --out.",
+            rich_help_panel=MAP,
+        ),
+    ] = None,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="An error rate per step. May be repeated.",
+            show_default="0, 0.1, 0.2, 0.3, 0.5",
+            rich_help_panel=MAP,
+        ),
+    ] = None,
+    grpo_rate: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="An error rate with which policies are trained. May be repeated.",
+            show_default="every --rate",
+            rich_help_panel=MAP,
+        ),
+    ] = None,
+    updates: Annotated[
+        int, typer.Option(min=0, max=10**9, help="Updates of each policy. With 0 none is trained.", rich_help_panel=MAP)
+    ] = 40,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training, and check it on real scores."""
     from prism_prm.report import PAGE
     from prism_prm.theory_report.pipeline import report_theory
 
-    report_theory(
+    if not with_map and (world or rate or grpo_rate):
+        raise ConfigError("--world, --rate and --grpo-rate are for the asymmetry map; add --map")
+    report = report_theory(
         out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
         threshold=threshold, answer_field=answer_field, bars=progress,
     )  # fmt: skip
+    if with_map:
+        _add_map(report, out, world, rate, grpo_rate, updates, settings.seed)
     conclude(lambda: report_facts(out), lambda: tell(out / PAGE))
+
+
+def _add_map(
+    report: Report,
+    out: Path,
+    world: Path | None,
+    rates: list[float] | None,
+    grpo_rates: list[float] | None,
+    updates: int,
+    seed: int,
+) -> None:
+    """Measure what is not measured yet; the report has what there is, also when stopped."""
+    from prism_prm.demo.asymmetry import AsymmetryMap, MapSettings, demo_world
+    from prism_prm.demo.stages import quietly
+    from prism_prm.world.build import build_world
+    from prism_prm.world.settings import world_settings
+
+    with quietly():
+        built = demo_world(world) if world else build_world(world_settings(seed=seed), out / "world", bars=progress)
+        settings = MapSettings(
+            rates=tuple(rates or MapSettings().rates), policy_rates=tuple(grpo_rates) if grpo_rates else None,
+            updates=updates, seed=seed,
+        )  # fmt: skip
+        asymmetry = AsymmetryMap(built, out / "map", settings)
+        try:
+            asymmetry.measure(progress)
+        finally:
+            asymmetry.add_to(report)
+            report.write(out)

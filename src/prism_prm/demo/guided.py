@@ -9,7 +9,7 @@ from pathlib import Path
 from prism_prm.aggregate import log_score
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.pools import read_pool
-from prism_prm.scorer import load_prm
+from prism_prm.scorer import Scorer, load_prm
 from prism_prm.search import Engine, FoundSolution, SearchSettings
 from prism_prm.world.oracle import solved
 from prism_prm.world.problems import Problem
@@ -23,7 +23,7 @@ def settings_for(n: int, aggregator: str, temperature: float, seed: int) -> Sear
 
 def guided_search(
     policy: Path,
-    prm: Path,
+    prm: Path | Scorer,
     pool: Path,
     modulus: int,
     settings: SearchSettings,
@@ -34,7 +34,8 @@ def guided_search(
     problems = [entry.problem.text for entry in read_pool(pool).problems]
     outcome = [False] * len(problems)
     with contextlib.closing(open_policy(f"hf:{policy}")) as who:
-        engine = Engine(who, load_prm(prm, device="cpu", on_too_long="skip"), settings, at_once=64)
+        scorer = load_prm(prm, device="cpu", on_too_long="skip") if isinstance(prm, Path) else prm
+        engine = Engine(who, scorer, settings, at_once=64)
         for found in engine.run(problems):
             if found.solutions:
                 best = max(found.solutions, key=lambda solution: _score(solution, settings.how))

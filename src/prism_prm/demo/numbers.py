@@ -15,6 +15,7 @@ from prism_prm.evaluation.measure import Measurer
 from prism_prm.metrics.ranking import threshold_for_tpr
 from prism_prm.pools import read_pool
 from prism_prm.rerank.curves import Curve, compute_curves
+from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Interval, over_seeds
@@ -91,6 +92,17 @@ def find_curve(curves: Sequence[Curve], method: str, prm: str = "", aggregator: 
 def at_n(curve: Curve, n: int) -> float:
     """The accuracy at one n."""
     return curve.points[curve.ns.index(n)].value
+
+
+def best_scores(graded: GradedPool, pool: StepScores, aggregator: str, ns: Sequence[int]) -> list[float]:
+    """The expected score of the best of n solutions, over all problems: what Best-of-N maximises."""
+    rest = iter(pool)
+    by_problem = []
+    for entry in graded.pool.problems:
+        some = [next(rest) for _ in entry.solutions]
+        scores = np.array([0.0 if steps is None else np.exp(log_score(steps, aggregator)) for steps in some])
+        by_problem.append(best_of(scores, scores, ns))
+    return [float(value) for value in np.mean(by_problem, axis=0)]
 
 
 def plain(numbers: Mapping[str, StepNumbers]) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from prism_prm.demo.asymmetry import AsymmetryMap, MapSettings
 from prism_prm.demo.findings import Findings, find
 from prism_prm.demo.policies import SKIPPED
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
 from prism_prm.demo.stages import SeedResult, SeedRun, quietly
+from prism_prm.report import Report
 from prism_prm.types import Bars, Say, no_bars, silent
 
 
@@ -31,7 +33,8 @@ def run_demo(
         out: the output folder; finished parts in it are reused.
         seeds: the number of worlds; several give intervals.
         first_seed: the seed of the first world.
-        full: all ablations, tests out of distribution, and every way to give credit in reinforcement learning.
+        full: all ablations, tests out of distribution, every way to give credit in reinforcement learning, and the
+            asymmetry map of the first world.
         quick: a much smaller world, in about a minute; its numbers mean nothing.
         bars: makes progress bars; by default none are shown.
         say: called with each status message, e.g. `print`.
@@ -51,9 +54,21 @@ def run_demo(
         found = find(results)
     flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
     command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
-    make_report(found, command, quick=quick).write(out)
+    report = make_report(found, command, quick=quick)
+    if full:
+        _add_map(report, results[0], Path(out), quick=quick, bars=bars)
+    report.write(out)
     _link(Path(out), results[0])
     return found
+
+
+def _add_map(report: Report, result: SeedResult, out: Path, *, quick: bool, bars: Bars) -> None:
+    """The asymmetry map of the first world."""
+    settings = MapSettings(rates=(0.0, 0.3), updates=2) if quick else MapSettings()
+    asymmetry = AsymmetryMap(result.world, out / f"seed-{result.seed}" / "map", settings)
+    with quietly():
+        asymmetry.measure(bars)
+    asymmetry.add_to(report)
 
 
 def _link(out: Path, result: SeedResult) -> None:

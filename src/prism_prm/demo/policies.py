@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism_prm.demo.numbers import differences
+from prism_prm.demo.numbers import best_scores, differences, find_curve
 from prism_prm.demo.reinforcement import ANSWER, ORACLE, STEPS, Run
 from prism_prm.report import NO_DATA, Report, legend, looks, number, percent, percent_axes, signed_percent
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look
 from prism_prm.statistics import Interval, over_seeds
+from prism_prm.theory.selection import divergence
 
 if TYPE_CHECKING:
     from prism_prm.demo.findings import Findings
@@ -52,6 +53,7 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
 {settings.held_out} problems that no model has seen.
 """)
     _figure(found, report, title_of)
+    _over_optimisation(found, report, title_of)
     _ends(found, report, title_of)
     _differences(found, report, title_of)
     _alarms(found, report, title_of)
@@ -78,6 +80,65 @@ def _figure(found: Findings, report: Report, title_of: Any) -> None:
             axes.set_ylim(0, 1)
             percent_axes(axes.yaxis)
             legend(axes)
+
+
+def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
+    """Truth and reward against the distance from the untrained policy, for two ways to use a PRM."""
+    prms = [run.prm for run in plain_runs(found) if run.prm != ORACLE]
+    lines = over_optimisation(found)
+    look = looks(list(next(iter(lines.values()))))
+    caption = (
+        "True accuracy (solid) and mean reward (dashed) against √KL from the untrained policy, by PRM. The divergence "
+        "of Best-of-n is log n − (n−1)/n; that of GRPO is measured. Where the dashed line rises and the solid one "
+        "falls, the PRM is over-optimised."
+    )
+    alt = "Accuracy and reward against the square root of the divergence, for Best-of-n and GRPO, a panel per PRM"
+    with report.figure("over-optimisation", caption=caption, alt=alt, size=(4.3, 3.6), panels=len(prms)) as drawn:
+        for axes, prm in zip(drawn if len(prms) > 1 else [drawn], prms, strict=True):
+            for way, line in lines[prm].items():
+                for measure, style in (("gold", "-"), ("proxy", "--")):
+                    label = f"{way}, {'problems solved' if measure == 'gold' else 'reward'}"
+                    axes.plot(
+                        line["sqrt_kl"], line[measure], color=look[way].colour, marker=look[way].marker,
+                        linestyle=style, label=label,
+                    )  # fmt: skip
+            axes.set_title(title_of(prm))
+            axes.set_xlabel("√KL from the untrained policy (√nats)")
+            axes.set_ylabel("solved, reward (%)")
+            axes.set_ylim(0, 1)
+            percent_axes(axes.yaxis)
+            legend(axes)
+
+
+def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """PRM → way to use it → points (√KL, gold, proxy), means over seeds. Both ways score by the lowest step."""
+    lines = {}
+    for run in plain_runs(found):
+        if run.prm == ORACLE:
+            continue
+        gold = [[p.value for p in find_curve(curves, "best-of-n", run.prm, "min").points] for curves in found.curves]
+        proxy = [
+            best_scores(graded, result.scored[run.prm].pool, "min", found.ns)
+            for graded, result in zip(found.graded, found.results, strict=True)
+        ]
+        curves = [result.policies[run].looks for result in found.results]
+
+        def mean(values: Any) -> list[float]:
+            return [float(value) for value in np.mean(values, axis=0)]
+
+        kl = mean([[look.numbers["kl"] for look in curve] for curve in curves])
+        lines[run.prm] = {
+            "Best-of-n": {
+                "sqrt_kl": np.sqrt(divergence(found.ns)).tolist(), "gold": mean(gold), "proxy": mean(proxy),
+            },
+            "GRPO": {
+                # A measured divergence near 0 may be negative by chance.
+                "sqrt_kl": np.sqrt(np.maximum(kl, 0)).tolist(),
+                "gold": mean([[look.mean(ANSWER) for look in curve] for curve in curves]),
+                "proxy": mean([[look.mean(PROXY) for look in curve] for curve in curves]),
+            },
+        }  # fmt: skip
+    return lines
 
 
 def _ends(found: Findings, report: Report, title_of: Any) -> None:

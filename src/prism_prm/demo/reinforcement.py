@@ -7,12 +7,12 @@ the answer is right, and whether every step is.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prism_prm.resume import content_key
 from prism_prm.types import Bars, no_bars
@@ -26,6 +26,8 @@ from prism_prm.world.tokens import prompt_of
 if TYPE_CHECKING:
     from prism_prm.rl.grpo import Curve
     from prism_prm.rl.held_out import Row, Truth, Written
+
+T = TypeVar("T")
 
 ORACLE = "oracle"
 ANSWER, STEPS = "answer", "steps"
@@ -176,14 +178,19 @@ def train_policies(jobs: Sequence[Job], *, bars: Bars = no_bars) -> dict[Run, Cu
     """Train what is not trained yet, some side by side; gives what became of each. Jobs must have different runs."""
     from prism_prm.rl.grpo import is_finished, read_curve
 
-    todo = [job for job in jobs if not is_finished(job.out)]
-    if todo:
-        workers = min(AT_ONCE, os.cpu_count() or 1, len(todo))
-        with (
-            bars("policies trained by TRL", len(todo)) as advance,
-            ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
-        ):
-            for done in as_completed([pool.submit(train_job, job) for job in todo]):
-                done.result()
-                advance(1)
+    side_by_side("policies trained by TRL", train_job, [job for job in jobs if not is_finished(job.out)], bars)
     return {job.run: read_curve(job.out) for job in jobs}
+
+
+def side_by_side(title: str, do: Callable[[T], object], jobs: Sequence[T], bars: Bars) -> None:
+    """Do some jobs at a time, each in a process."""
+    if not jobs:
+        return
+    workers = min(AT_ONCE, os.cpu_count() or 1, len(jobs))
+    with (
+        bars(title, len(jobs)) as advance,
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+    ):
+        for done in as_completed([pool.submit(do, job) for job in jobs]):
+            done.result()
+            advance(1)

@@ -11,7 +11,7 @@ import numpy as np
 from prism_prm.demo.arms import ARMS
 from prism_prm.demo.findings import SUMMARY, Findings, cell, reference_ns, summary, title_of
 from prism_prm.demo.numbers import at_n, differences, find_curve, plain, predicted_best_of_n
-from prism_prm.demo.policies import policy_metrics, report_policies
+from prism_prm.demo.policies import over_optimisation, policy_metrics, report_policies
 from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
 from prism_prm.evaluation.example import add_wrong_step, find_wrong_step
 from prism_prm.report import Report, legend, looks, number, percent, percent_axes, signed_percent, telling
@@ -309,5 +309,6 @@ def _metrics(found: Findings) -> dict[str, Any]:
         "far_pool": [pool(curves) for curves in found.far_curves],
         "far_guided": guided(far=True) if found.far_steps else [],
         "policies": policy_metrics(found),
+        "over_optimisation": over_optimisation(found),
         "verdicts": [result.world.verdicts() for result in found.results],
     }

@@ -32,8 +32,11 @@ def pass_at(correct_N: Bools, ns: Sequence[int]) -> Floats:
     return np.array([1.0 - chance_of_none(len(correct_N), n)[int(correct_N.sum())] for n in ns])
 
 
-def best_of(correct_N: Bools, scores_N: Floats, ns: Sequence[int]) -> Floats:
-    """The chance that the best-scored of n drawn solutions is right; tied ones share it. Exact."""
+def best_of(correct_N: Bools | Floats, scores_N: Floats, ns: Sequence[int]) -> Floats:
+    """The chance that the best-scored of n drawn solutions is right; tied ones share it. Exact.
+
+    Of any other value of solutions in the place of `correct_N`, this is the expectation.
+    """
     order = np.argsort(-scores_N, kind="stable")
     ranked_scores, ranked_correct = scores_N[order], correct_N[order].astype(np.float64)
     starts = np.flatnonzero(np.concatenate([[True], ranked_scores[1:] != ranked_scores[:-1]]))

@@ -39,22 +39,26 @@ class _Growing:
 def score_solutions(scorer: Scorer, problems: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Floats]:
     """P(right) of each step of each solution; NaN where the scorer cannot read a step, or it is too long.
 
-    A step that cannot be read is left out, and those after it are read after the steps before it.
+    A step that cannot be read is left out, and those after it are read after the steps before it. A scorer that is
+    `by_sample` may score equal solutions differently: each is a tree of its own.
     """
-    trees: dict[str, _Growing] = {}
+    by_sample = getattr(scorer, "by_sample", False)
+    owners = [(problem, i if by_sample else 0) for i, problem in enumerate(problems)]
+    trees: dict[tuple[str, int], _Growing] = {}
     paths: list[list[int]] = []
     read: list[list[int]] = []  # for each solution the numbers of the steps that can be read
-    for problem, steps in zip(problems, solutions, strict=True):
+    for owner, steps in zip(owners, solutions, strict=True):
+        problem, _ = owner
         readable = _readable(scorer, problem, steps)
         read.append(readable)
-        paths.append(trees.setdefault(problem, _Growing(problem)).add([steps[k] for k in readable]))
-    packed = {problem: own.tree(i) for i, (problem, own) in enumerate(trees.items()) if own.nodes}
+        paths.append(trees.setdefault(owner, _Growing(problem)).add([steps[k] for k in readable]))
+    packed = {owner: own.tree(i) for i, (owner, own) in enumerate(trees.items()) if own.nodes}
     scores = dict(zip(packed, _score(scorer, list(packed.values())), strict=True))
     found = []
-    for problem, steps, numbers, path in zip(problems, solutions, read, paths, strict=True):
+    for owner, steps, numbers, path in zip(owners, solutions, read, paths, strict=True):
         own = np.full(len(steps), np.nan)
         if path:
-            own[numbers] = scores[problem].probability[path]
+            own[numbers] = scores[owner].probability[path]
         found.append(own)
     return found
 

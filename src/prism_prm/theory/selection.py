@@ -39,6 +39,12 @@ def leading_term(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike, n:
         return np.asarray(np.where(q > 0, (1 - (1 - q) ** n) * p * (1 - beta) / q, 0.0))
 
 
+def divergence(n: npt.ArrayLike) -> Floats:
+    """KL of the best of n from one draw, log n − (n−1)/n: exact without ties, an upper bound with them."""
+    n = np.asarray(n, np.float64)
+    return np.asarray(np.log(n) - (n - 1) / n)
+
+
 def ceiling(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike = 0.0) -> Floats:
     """The limit of P(N): the verifier's precision, p/(p+(1−p)α) for β = 0. A verifier that accepts nothing leaves p."""
     p, beta = np.asarray(p, np.float64), np.asarray(beta, np.float64)
