@@ -57,7 +57,7 @@ def test_what_is_extended_is_the_name_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a = " + "[" * 5000, "nested too deeply"),
+        ("a = " + "[" * 5000, "(nested too deeply|not valid TOML)"),  # by the recursion limit of the moment
         ("a = " + "9" * 5000, "not valid TOML"),
         ("a = ", "not valid TOML"),
         ("a = 1\na = 2", "not valid TOML"),

@@ -67,10 +67,11 @@ def test_empty_folder_and_unreadable_gzip(
     (tmp_path / "empty").mkdir()
     assert prism(monkeypatch, "pairs", tmp_path / "empty", "--out", tmp_path / "out") == 2
     assert "empty: nothing to read; no file ends in .jsonl" in capsys.readouterr().err
-    for content in (b"plain text", gzip.compress(GOOD.encode() * 5000)[:-40]):
+    torn = gzip.compress(GOOD.encode() * 5000)[:-40]
+    for content, said in ((b"plain text", ":1: the last line is cut short"), (torn, ": cannot be unpacked as gzip")):
         (tmp_path / "a.jsonl.gz").write_bytes(content)
         assert prism(monkeypatch, "pairs", tmp_path / "a.jsonl.gz", "--out", tmp_path / "out") == 2
-        assert "a.jsonl.gz: cannot be unpacked as gzip" in capsys.readouterr().err
+        assert f"a.jsonl.gz{said}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -97,7 +98,7 @@ def test_skip_goes_on_and_lists_the_first(
     [
         (("--lookahead", "some"), "--lookahead some is not all, none or a number from 1"),
         (("--split", "train=0.9"), "add to 1"),
-        (("--min-gap", "0"), "min_gap 0 must be"),
+        (("--min-gap", "0"), "--min-gap 0: must be 1 or more"),
         (("--out", __file__), "is a file; name a folder"),
         (("--exclude", "missing.jsonl"), "missing.jsonl: no such file"),
     ],
