@@ -16,7 +16,7 @@ from prism_prm import init_prm, load_prm
 from prism_prm.aggregate import log_score
 from prism_prm.cli import app, main
 from prism_prm.cli.options import families_of
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.names import named_places
 from prism_prm.pools import read_pool
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
@@ -297,8 +297,8 @@ def test_answers_from_a_task(pool: Path, tmp_path: Path) -> None:
         (["--aggregators", ","], ConfigError, "no aggregator is named. Known: last, min"),
         (["--extract", "box"], ConfigError, "Unknown ways to extract an answer"),
         (["--prm", "a=x", "--prm", "a=y"], ConfigError, "Two PRMs are called 'a'"),
-        (["--prm", "a=x", "--scores", "a=y"], ConfigError, "Two sets of scores are called 'a'"),
-        (["--scores", "none.parquet"], DataError, "none.parquet: cannot be read as a scores table"),
+        (["--prm", "a=x"], ModelError, "x: there is no such model folder"),
+        (["--scores", "none.parquet"], DataError, "none.parquet: no such file or folder"),
         (["--task", "nonsense"], ConfigError, "Unknown task 'nonsense'"),
     ],
 )

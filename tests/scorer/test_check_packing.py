@@ -197,7 +197,7 @@ def test_an_architecture_without_sdpa_is_sent_to_flex(tmp_path: Path) -> None:
     config.vocab_size = VOCABULARY
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
     qwen_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(PrismError, match=r"Gemma2Model does not support .* A PRM may do with attn='flex'"):
+    with pytest.raises(PrismError, match=r"Gemma2Model does not support .* A PRM may work with attn='flex'"):
         init_prm(tmp_path)
     prm = init_prm(tmp_path, attn="flex")
     with pytest.raises(PrismError, match="cannot be scored in sessions"):
