@@ -142,7 +142,7 @@ class JsonLines:
         for number, line in enumerate(self._whole_lines().splitlines(), start=1):
             try:
                 records.append(msgspec.json.decode(line))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise DataError(
                     f"{self.path}:{number}: not a JSON record ({error}); correct or remove the file."
                 ) from None

@@ -81,7 +81,8 @@ def test_the_threshold_that_training_saved(tmp_path: Path, data: Path, prm: Path
     found = metrics(tmp_path / "out")["benchmarks"]["processbench"]["threshold"]
     assert (found["value"], found["origin"]) == (0.375, "from the PRM's card")
     (tmp_path / "prm" / "prism.json").unlink()
-    for source in (["--prm", tmp_path / "prm"], ["--predictions", "x.jsonl"]):
+    write_jsonl(tmp_path / "x.jsonl", [{"id": "math-1", "scores": [0.5]}])
+    for source in (["--prm", tmp_path / "prm"], ["--predictions", tmp_path / "x.jsonl"]):
         refused = prism("eval", *common, *source, "--threshold", "prm")
         assert isinstance(refused.exception, ConfigError)
         assert "--threshold prm needs a --prm with a prism.json" in str(refused.exception)

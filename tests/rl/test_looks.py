@@ -103,5 +103,5 @@ def test_looks_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="monitor"):
+    with pytest.raises(ConfigError, match="samples = 0: must be 1 or more"):
         MonitorSettings(samples=0)

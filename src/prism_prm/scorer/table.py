@@ -101,7 +101,7 @@ def card_of_scores(path: str | Path) -> CardValues | None:
     said = (pq.read_metadata(path).metadata or {}).get(_CARD)
     try:
         return None if said is None else msgspec.json.decode(said, type=CardValues)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: its copy of the PRM's card cannot be read ({error}); score again") from error
 
 
