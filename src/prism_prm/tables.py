@@ -164,7 +164,7 @@ def iter_trees(path: str | Path, *, split: str | None = None) -> Iterator[StepTr
     """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with."""
     with _open(path, "trees.parquet", TREES) as file:
         for batch in file.iter_batches(batch_size=256):
-            of_split = _only_split(fitted(path, batch, TREES), split)
+            of_split = _only_split(fitted(_file(path, "trees.parquet"), batch, TREES), split)
             yield from _trees_of_batch(of_split, _file(path, "trees.parquet"))
 
 
@@ -202,7 +202,7 @@ def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "")
 def read_pairs(path: str | Path, *, split: str | None = None) -> pa.Table:
     """The whole of a `pairs.parquet` (or of the folder that holds it) as columns: about 37 bytes per pair."""
     with _open(path, "pairs.parquet", PAIRS) as file:
-        return _only_split(fitted(path, file.read(), PAIRS), split)
+        return _only_split(fitted(_file(path, "pairs.parquet"), file.read(), PAIRS), split)
 
 
 def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPair]:
@@ -210,7 +210,7 @@ def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPa
     names = [field.name for field in PAIRS if field.name != "split"]
     with _open(path, "pairs.parquet", PAIRS) as file:
         for batch in file.iter_batches(batch_size=65536):
-            kept = _only_split(fitted(path, batch, PAIRS), split)
+            kept = _only_split(fitted(_file(path, "pairs.parquet"), batch, PAIRS), split)
             for row in zip(*(kept.column(name).to_pylist() for name in names), strict=True):
                 yield StepPair(*row)
 
