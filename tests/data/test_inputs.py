@@ -113,3 +113,8 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes('{"problem": "é", "steps": ["a"], "label": 0}\n'.encode("latin-1"))
     with pytest.raises(DataError, match=r"a\.jsonl:1: not UTF-8 .*convert the file"):
         list(read_trees(tmp_path))
+
+
+def test_a_name_that_no_file_can_have_is_an_error() -> None:
+    with pytest.raises(DataError, match="cannot be the name of a file"):
+        find_sources(["x" * 5000])

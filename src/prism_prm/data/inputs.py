@@ -86,9 +86,14 @@ def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
     sources: list[Source] = []
     for given in as_places(inputs):
         path = Path(given)
-        if path.is_dir():
+        try:
+            is_folder, is_file = path.is_dir(), path.is_file()
+        except OSError as error:  # a name too long, say
+            why = f"{given}: cannot be the name of a file ({error.strerror})"
+            raise DataError(why, reason="no-such-file") from None
+        if is_folder:
             sources += _in_folder(path)
-        elif path.is_file():
+        elif is_file:
             kind = kind_of(path)
             if kind is None:
                 raise DataError(
