@@ -70,6 +70,7 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("export", "--split", "nonsense", ()),
     ("margins", "--split", "nonsense", ()),
     ("theory", "--p", "1.5", ("at most 1",)),
+    ("theory", "--p", "0", ("above 0",)),
     ("theory", "--alpha", "1.5", ("at most 1",)),
     ("theory", "--beta", "1.5", ("at most 1",)),
     ("theory", "--aggregator", "nonsense", ("min",)),

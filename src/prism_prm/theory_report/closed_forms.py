@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 
 from prism_prm.evaluation.display import draw_pair_accuracy
-from prism_prm.ranges import Count, Natural, Share, check
+from prism_prm.ranges import Count, Natural, Range, Share, check
 from prism_prm.report import LOOKS, Report, count_axis, legend, looks, number, percent, percent_axes
 from prism_prm.theory import centre_margin, selection, simulation
 
@@ -20,7 +21,7 @@ FIGURE_N = 2 ** np.arange(0, 11)
 class VerifierSettings:
     """The verifier for which the closed forms are shown."""
 
-    p: Share = 0.3
+    p: Annotated[float, Range(above=0, most=1)] = 0.3
     """The share of right solutions."""
     alpha: Share = 0.2
     """The verifier's FPR on whole solutions."""
