@@ -77,7 +77,7 @@ def no_connection() -> str:
     return found[0] and f"{address} cannot be reached ({found[0]})"
 
 
-def check_folder(text: str, option: str = "--out") -> Path:
+def check_folder(text: str | Path, option: str = "--out") -> Path:
     """A folder to write into, which need not be there yet."""
     path = _given(text, option, "folder")
     if path.is_file():
@@ -101,8 +101,8 @@ def check_file(text: str, ending: str, option: str = "--out") -> Path:
     return path
 
 
-def _given(text: str, option: str, what: str) -> Path:
-    if not text.strip():
+def _given(text: str | Path, option: str, what: str) -> Path:
+    if not str(text).strip():
         raise ConfigError(f'{option} "": is empty; name a {what}')
     return Path(text)
 

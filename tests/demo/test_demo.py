@@ -38,6 +38,22 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_without_out_it_goes_to_prism_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make demo` calls it."""
+    monkeypatch.chdir(tmp_path)
+
+    class Called(Exception):  # noqa: N818
+        pass
+
+    def called(out: Path, **_: object) -> None:
+        raise Called(out)
+
+    monkeypatch.setattr("prism_prm.demo.pipeline.run_demo", called)
+    result = CliRunner().invoke(app, ["demo"])
+    assert isinstance(result.exception, Called), result.output
+    assert result.exception.args == (Path("prism-demo"),)
+
+
 def test_the_tutorial_runs_on_what_the_demo_leaves(out: Path, tmp_path: Path) -> None:
     run_tutorial(out, tmp_path)
     for page in ("eval-base", "eval-mine", "comparison", "rerank", "beam"):
