@@ -56,9 +56,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_lm: Callable[...,
     """The page's files in the folder in which commands run, with a tiny model under the name of the recipe's."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_file.py").write_text(FAMILY, encoding="utf-8")
-    small = (
-        'split = { train = 0.7, validation = 0.3 }\n[data.pairs]\naudit = "off"\n[curriculum]\nbins = [[-1.0, 1.0]]\n'
-    )
+    small = 'split = { train = 0.7, validation = 0.3 }\n[data.pairs]\naudit = "off"\n'
     (tmp_path / "recipe.toml").write_text(f"report_to = []\n{RECIPE}{small}", encoding="utf-8")
     shutil.copytree(tiny_lm("qwen2"), tmp_path / "Qwen" / "Qwen2.5-Math-1.5B")
     lines = [json.dumps(solution(number)) for number in range(30)]

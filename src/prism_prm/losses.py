@@ -29,7 +29,7 @@ class Objective:
     """What r is in `sc`. With probability (the paper) the loss stays above −log σ(1) = 0.313; with log-odds it has no
     floor."""
     temperature: Positive = 1.0
-    """`sc` divides the margin by this temperature. Below 1 the loss is sharper."""
+    """`sc` divides r⁺ − r⁻ − margin by this temperature. Below 1 the loss is sharper."""
     margin: float = 0.0
     """The margin that r⁺ − r⁻ should exceed in `sc`."""
     anchor_weight: NotNegative = 1.0
