@@ -41,6 +41,9 @@ def test_only_aggregators_that_there_are_can_be_named() -> None:
             choose_aggregator(name, None)
         with pytest.raises(ConfigError, match=f"Unknown aggregator '{name}'"):
             Card("qwen", aggregator=name)
+    for refused in (lambda: choose_aggregator("", None), lambda: Card("qwen", aggregator="")):
+        with pytest.raises(ConfigError, match="aggregator"):
+            refused()
 
 
 def test_a_solution_is_as_good_as_its_worst_step_by_default() -> None:

@@ -80,6 +80,7 @@ BAD_LINKS = {
     "its own parent": ([-1, 1], [], "node 1 has the parent 1"),
     "a parent that is not there": ([-1, 7], [], "node 1 has the parent 7"),
     "a parent below the root": ([-1, -2], [], "node 1 has the parent -2"),
+    "no parent": ([-1, None], [], "node 1 has the parent None"),
     "a trunk node that is not there": ([-1, 0], [0, 9], "the trunk has the node 9 after 0"),
     "a trunk node below the root": ([-1, 0], [0, -1], "the trunk has the node -1 after 0"),
     "a trunk that skips": ([-1, 0], [1], "the trunk has the node 1 after -1"),

@@ -148,7 +148,7 @@ def _number(text: str) -> Numeral | None:
         return plain
     try:
         value = real_value(parse(text))
-    except (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError):
+    except (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError):  # sympy raises any of these
         return None
     return Numeral(value) if value is not None else None
 
