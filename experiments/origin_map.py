@@ -6,8 +6,8 @@ prefix for the other losses. Every PRM sees as many updates and steps as any oth
 right from wrong already (trained on exact labels of other problems) with a fresh head, so that what the labels do is
 not mixed up with what was not learned yet; `--start backbone` leaves that out, and needs more updates.
 
-A finished cell is a small JSON file; interrupted, the same command goes on. It ends with the tables, and with `--figure`
-draws the figure of docs/over-credit.md.
+A finished cell is a small JSON file; interrupted, the same command goes on. It ends with the tables of
+docs/over-credit.md, and `--figure` draws its figure.
 
 Run: python experiments/origin_map.py --out runs/origin-map --figure docs/figures/origin-map.svg
 """
@@ -62,10 +62,6 @@ LOSSES = {
 SEEDS = (30, 31, 32)
 
 
-JUDGE_UPDATES = 500
-"""Of the model that can tell right from wrong."""
-
-
 @dataclass(frozen=True)
 class Budget:
     """The same for every cell; chosen on the world of seed 100."""
@@ -73,9 +69,13 @@ class Budget:
     labels: int = 8_000
     """Labelled steps of a stream."""
     updates: int = 60
-    steps_per_update: int = 256
+    steps_per_update: int = 128
     """Labelled steps, or twice as many as pairs."""
     lr: float = 3e-3
+
+
+JUDGE = Budget(updates=500, steps_per_update=256)
+"""How the model learns that can tell right from wrong."""
 
 
 class Lab:
@@ -104,11 +104,11 @@ class Lab:
 
     def _judge(self) -> PRM:
         """A PRM trained on exact labels of problems that no cell has."""
-        folder = self.out / f"judge-{content_key(FORMAT, self.world.data.name, JUDGE_UPDATES)}"
+        folder = self.out / f"judge-{content_key(FORMAT, self.world.data.name, JUDGE.updates)}"
         if not folder.exists():
             prm = init_prm(self.world.backbone, family="qwen", settings=PRM_SETTINGS, seed=self.seed, device="cpu")
             examples = labelled_steps({tree.tree_id: tree for tree in iter_trees(self.world.trees("base"))})
-            train(prm, examples, LOSSES["cross-entropy"], Budget(updates=JUDGE_UPDATES), self.seed, self.out)
+            train(prm, examples, LOSSES["cross-entropy"], JUDGE, self.seed, self.out)
             say(f"judge of world {self.seed}: {json.dumps(measure(prm, self.test))}")
             prm.save(folder)
         return load_prm(folder, device="cpu")
@@ -126,7 +126,8 @@ def draw_stream(trees: Sequence[StepTree], share: float, count: int, seed: int) 
     right = [at for at in places if by_id[at[0]].nodes[at[1]].label == 1.0]
     wrong = [at for at in places if by_id[at[0]].nodes[at[1]].label == 0.0]
     num_wrong = round((1 - share) * count)
-    assert num_wrong <= len(wrong) and count - num_wrong <= len(right), "the world has too few steps"
+    assert num_wrong <= len(wrong), "the world has too few wrong steps"
+    assert count - num_wrong <= len(right), "the world has too few right steps"
     chosen = {wrong[i] for i in rng.permutation(len(wrong))[:num_wrong]}
     prefixes = {(tree, by_id[tree].parents[node]) for tree, node in chosen}
     is_partner = np.array([(tree, by_id[tree].parents[node]) in prefixes for tree, node in right])
@@ -217,6 +218,59 @@ def run_cell(lab: Lab, share: float, noise: str, loss: str, budget: Budget) -> d
     }  # fmt: skip
 
 
+SHOWN = {"fpr": "FPR at 0.5", "fpr_at_tpr_90": "FPR at TPR 90", "ece": "calibration error"}
+Cells = Sequence[dict[str, Any]]
+
+
+def values_of(cells: Cells, metric: str, **of: Any) -> list[float]:
+    """One value per world."""
+    return [cell[metric] for cell in cells if all(cell[name] == value for name, value in of.items())]
+
+
+def table(cells: Cells, metric: str) -> str:
+    """Noise and loss by share, in percent, ± half of the 95 % interval over worlds."""
+    shares, noises, losses = (list(dict.fromkeys(cell[name] for cell in cells)) for name in ("share", "noise", "loss"))
+    lines = [
+        f"| {SHOWN[metric]}: noise | loss | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |",
+        f"|---|---|{'---:|' * len(shares)}",
+    ]
+    for noise, loss in itertools.product(noises, losses):
+        found = [over_seeds(values_of(cells, metric, noise=noise, loss=loss, share=share)) for share in shares]
+        shown = [f"{100 * one.value:.1f} ± {100 * (one.high - one.value):.1f}" for one in found]
+        lines.append(f"| {noise} | {loss} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def draw(cells: Cells, path: Path) -> None:
+    """A row of panels per metric, a column per noise, a line per loss; a band shows the range of the worlds."""
+    shares, noises, losses = (list(dict.fromkeys(cell[name] for cell in cells)) for name in ("share", "noise", "loss"))
+    alt = "FPR at 0.5, FPR at TPR 90 and calibration error by share of right labels, for each label noise and loss"
+    with drawing("origin-map", alt, (8.4, 7.6), 1) as picture:
+        figure = picture.axes[0].figure
+        picture.axes[0].remove()
+        panels = figure.subplots(len(SHOWN), len(noises), sharex=True, sharey="row", squeeze=False)
+        for (i, metric), (j, noise) in itertools.product(enumerate(SHOWN), enumerate(noises)):
+            axes = panels[i, j]
+            for loss, look in looks(losses).items():
+                found = [values_of(cells, metric, noise=noise, loss=loss, share=share) for share in shares]
+                at = range(len(shares))
+                axes.plot(
+                    at, list(map(np.mean, found)), color=look.colour, ls=look.line, marker=look.marker, label=loss
+                )
+                axes.fill_between(at, list(map(min, found)), list(map(max, found)), color=look.colour, alpha=0.15, lw=0)
+            axes.set_xticks(range(len(shares)), [f"{100 * share:.0f}" for share in shares])
+            axes.set_ylim(bottom=0)
+            percent_axes(axes.yaxis)
+            if i == 0:
+                axes.set_title(f"noise: {noise}")
+            if j == 0:
+                axes.set_ylabel(f"{SHOWN[metric]} (%)")
+            if i == len(SHOWN) - 1:
+                axes.set_xlabel("right labels before noise (%)")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(losses))
+    write_text(path, picture.svgs[0])
+
+
 def main() -> None:
     """Run the cells that are not done, then show all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -242,6 +296,12 @@ def main() -> None:
                 cells.append(once(path, key, lambda: run_cell(lab, share, noise, loss, budget)))  # noqa: B023
                 if is_new:
                     say(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in cells[-1].items()}))
+    for metric in SHOWN:
+        print(table(cells, metric), end="\n\n")
+    tokens = [cell["tokens"] for cell in cells]
+    print(f"{len(cells)} cells, {min(tokens):,} to {max(tokens):,} tokens each")
+    if given.figure:
+        draw(cells, given.figure)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,231 @@
+"""Over-credit by itself: base PRMs trained on labels from rollouts, and what repairs them without an oracle.
+
+In worlds of the demo's kind, the steps of trees are labelled by rollouts of the world's own policy (`prism label`), and
+the labels compared with the oracle's by error class, position, number of rollouts, policy and length. Then base PRMs
+are trained on exact labels, on the demo's injected noise and on labels from rollouts, with the same problems and budget,
+and one of them is trained on with matched pairs: from rollouts alone, agreed on by two policies, or exact.
+
+Every finished part is a file; interrupted, the same command goes on.
+
+Run: python experiments/natural_origin.py --out runs/natural-origin
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from origin_map import LOSSES, Budget, examples_of, measure, train
+
+from prism_prm.cli.ui import say
+from prism_prm.demo.stages import quietly
+from prism_prm.label import LabelSettings, label_trees
+from prism_prm.label.consensus import keep_agreed
+from prism_prm.policies import Sampling, open_policy
+from prism_prm.records import StepTree
+from prism_prm.resume import content_key, once
+from prism_prm.scorer import init_prm, load_prm
+from prism_prm.statistics import over_seeds
+from prism_prm.tables import iter_trees, write_trees
+from prism_prm.tasks import TaskProblem
+from prism_prm.world.build import World, build_world
+from prism_prm.world.oracle import judge_step
+from prism_prm.world.problems import ANSWER_MARK, Problem, ProblemSettings
+from prism_prm.world.settings import FORMAT, WorldSettings, world_settings
+from prism_prm.world.tokens import PRM_SETTINGS, STEP_END
+from prism_prm.world.trees import let_errors_pass
+
+SEEDS = (30, 31, 32)
+BASE = Budget(updates=400, steps_per_update=256)
+"""A base PRM: the demo's learning rate and labels per update, fewer problems and updates."""
+ARM = Budget(updates=100, steps_per_update=256, lr=4e-3)
+"""What is trained on from a base PRM: the demo's learning rate and pairs per update."""
+SAMPLING = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=48)
+ROLLOUTS = (8, 16, 32)
+
+
+def solves(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
+    """Whether solutions end with the right answer."""
+    return [text.split(STEP_END)[-1] == f"{ANSWER_MARK}{problem.answer}" for problem, text in solutions]
+
+
+def labelled(trees: Sequence[StepTree], policy: Path, settings: LabelSettings, path: Path) -> list[StepTree]:
+    """The same trees labelled by rollouts, once."""
+    if not path.exists():
+        with contextlib.closing(open_policy(f"hf:{policy}")) as who:
+            found = label_trees(trees, who, solves, replace(settings, sampling=SAMPLING), at_once=400)
+        write_trees(path, found)
+    return list(iter_trees(path))
+
+
+def with_labels(trees: Sequence[StepTree], rule: Callable[[float, int], float | None]) -> list[StepTree]:
+    """Labels from (value, rollouts) of each step's estimate; a step that ends its solution keeps its verdict."""
+
+    def label(step: Any) -> float | None:
+        assert step.estimate is not None, "every step was labelled by rollouts"
+        if not step.estimate.rollouts:
+            return float(step.estimate.value)
+        return rule(step.estimate.value, step.estimate.rollouts)
+
+    return [replace(tree, nodes=tuple(replace(step, label=label(step)) for step in tree.nodes)) for tree in trees]
+
+
+def any_of(k: int) -> Callable[[float, int], float]:
+    """Right if one of the first k rollouts reached the answer; sampling stopped at the first that did."""
+    return lambda value, rollouts: float(value > 0 and rollouts <= k)
+
+
+def noise(exact: Sequence[StepTree], guessed: Sequence[StepTree], modulus: int) -> dict[str, Any]:
+    """Wrong steps called right and right ones called wrong, by error class and by operations that were left."""
+    passed, wrong = Counter[str](), Counter[str]()
+    failed = right = 0
+    for tree, other in zip(exact, guessed, strict=True):
+        problem = Problem.parse(tree.problem, modulus)
+        for node, depth in enumerate(tree.depths()):
+            if other.nodes[node].label is None:
+                continue
+            called_right = other.nodes[node].label == 1.0
+            if tree.nodes[node].label == 1.0:
+                right += 1
+                failed += not called_right
+                continue
+            *prefix, text = tree.texts(tree.path(node))
+            for name in ("all", judge_step(problem, prefix, text), f"{len(problem.operations) - depth} left"):
+                wrong[name] += 1
+                passed[name] += called_right
+    return {
+        "wrong": dict(wrong), "passed": {name: passed[name] for name in wrong}, "right": right, "failed": failed,
+    }  # fmt: skip
+
+
+class Lab:
+    """One world: its trees, their labels by rollouts, and the PRMs trained on them."""
+
+    def __init__(self, settings: WorldSettings, out: Path, *, second: Path | None = None) -> None:
+        self.world: World = build_world(settings, out / "world")
+        self.seed = settings.seed
+        self.key = content_key(FORMAT, self.world.data.name)
+        self.folder = out / f"world-{self.seed}-{self.key}"
+        self.second = second
+        self.test = list(iter_trees(self.world.trees("natural")))
+        self.base = list(iter_trees(self.world.trees("base")))
+        self.pairs = list(iter_trees(self.world.trees("annotated")))
+
+    def rolled(self, name: str, policy: Path, settings: LabelSettings) -> list[StepTree]:
+        """The trees `name` labelled by a policy."""
+        trees = {"base": self.base, "pairs": self.pairs}[name]
+        who = "own" if policy == self.world.policy else "second"
+        return labelled(trees, policy, settings, self.folder / f"{name}-{who}-{settings.method}.parquet")
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """A result of this world, made once."""
+        path = self.folder / f"{name}.json"
+        is_new = not path.exists()
+        found = once(path, content_key(self.key, name, BASE, ARM), make)
+        if is_new:
+            say(f"{self.seed} {name}: {json.dumps(found)[:300]}")
+        return found
+
+    def train_base(self, name: str, trees: Sequence[StepTree]) -> dict[str, float]:
+        """A base PRM on all labels of some trees."""
+
+        def make() -> dict[str, float]:
+            prm = init_prm(self.world.backbone, family="qwen", settings=PRM_SETTINGS, seed=self.seed, device="cpu")
+            train(
+                prm,
+                examples_of(trees, every_step(trees), "labels"),
+                LOSSES["cross-entropy"],
+                BASE,
+                self.seed,
+                self.folder,
+            )
+            prm.save(self.folder / f"prm-{name}")
+            return measure(prm, self.test)
+
+        return self.once(f"base-{name}", make)
+
+    def train_arm(self, name: str, base: str, trees: Sequence[StepTree], loss: str) -> dict[str, float]:
+        """A PRM trained on from a base PRM."""
+
+        def make() -> dict[str, float]:
+            prm = load_prm(self.folder / f"prm-{base}", device="cpu")
+            examples = examples_of(trees, every_step(trees), LOSSES[loss].on)
+            train(prm, examples, LOSSES[loss], ARM, self.seed, self.folder)
+            return {**measure(prm, self.test), "examples": len(examples)}
+
+        return self.once(f"arm-{name}", make)
+
+
+def every_step(trees: Sequence[StepTree]) -> set[tuple[int, int]]:
+    """(tree, node) of every step that has a label."""
+    return {(tree.tree_id, i) for tree in trees for i, step in enumerate(tree.nodes) if step.label is not None}
+
+
+def run_world(lab: Lab) -> dict[str, dict[str, float]]:
+    """All PRMs of one world: what each was trained on, and how it errs."""
+    assert lab.second is not None
+    own, modulus = lab.world.policy, lab.world.settings.modulus
+    until_hit = LabelSettings("adaptive", rollouts=max(ROLLOUTS), alternatives=0, seed=lab.seed)
+    eight = LabelSettings("monte-carlo", rollouts=8, alternatives=0, seed=lab.seed)
+    rolled = lab.rolled("base", own, until_hit)
+    by_k = {k: with_labels(rolled, any_of(k)) for k in ROLLOUTS}
+    for k, trees in by_k.items():
+        lab.once(f"noise-any-{k}", lambda trees=trees: noise(lab.base, trees, modulus))
+    injected = let_errors_pass(lab.base, 0.4, 0.25, lab.seed)
+    lab.once("noise-injected", lambda: noise(lab.base, injected, modulus))
+    found = {
+        "exact": lab.train_base("exact", lab.base),
+        "injected": lab.train_base("injected", injected),
+        **{f"any-{k}": lab.train_base(f"any-{k}", trees) for k, trees in by_k.items()},
+    }
+    first = lab.rolled("pairs", own, eight)
+    second = lab.rolled("pairs", lab.second, replace(eight, seed=lab.seed + 1))
+    rules: dict[str, list[StepTree]] = {
+        "any": with_labels(first, lambda value, _: float(value > 0)),
+        "half": with_labels(first, lambda value, _: float(value >= 0.5)),
+        "sure": with_labels(first, lambda value, _: 1.0 if value >= 0.5 else 0.0 if value == 0 else None),
+    }
+    agreed = keep_agreed(rules["any"], with_labels(second, lambda value, _: float(value > 0)), Counter())
+    rules["consensus"] = agreed
+    rules["consensus, sure"] = keep_agreed(
+        rules["sure"], with_labels(second, lambda value, _: float(value > 0)), Counter()
+    )
+    for name, trees in rules.items():
+        lab.once(f"noise-pairs-{name}", lambda trees=trees: noise(lab.pairs, trees, modulus))
+    base = "any-8"
+    found["continued"] = lab.train_arm("continued", base, rules["any"], "cross-entropy")
+    for name, trees in {**rules, "exact": lab.pairs}.items():
+        found[f"pairs: {name}"] = lab.train_arm(f"pairs-{name}", base, trees, "hybrid")
+    return found
+
+
+def settings_of(seed: int) -> WorldSettings:
+    """The demo's world with fewer problems and exact labels."""
+    return replace(
+        world_settings("demo", seed=seed), base_trees=2000, passing_errors=0.0, pair_trees=1500, pool_problems=1,
+        pool_size=1,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Run what is not done, then show all of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    given = parser.parse_args()
+    with quietly():
+        labs = [Lab(settings_of(seed), given.out) for seed in given.seeds]
+        for lab, other in zip(labs, [*labs[1:], labs[0]], strict=True):
+            lab.second = other.world.policy
+        results = [run_world(lab) for lab in labs]
+
+
+if __name__ == "__main__":
+    main()
