@@ -76,7 +76,10 @@ class Labeller:
         return self._run(problems, lambda i: self._sampled(problems[i], keys[i]))
 
     def relabel(self, trees: Sequence[StepTree], keys: Sequence[str]) -> Iterator[tuple[int, Labelled]]:
-        """(index, the same tree with labels of this policy) of every tree; each must have a reference answer."""
+        """(index, the same tree with labels of this policy) of every tree; each must have a reference answer.
+
+        Steps without a label stay without one, unless no step of the tree has any.
+        """
         problems = [TaskProblem(tree.problem, tree.answer, tree.name) for tree in trees]
         return self._run(problems, lambda i: self._given(trees[i], problems[i], keys[i]))
 
@@ -137,6 +140,8 @@ class Labeller:
         settings, budget = self.settings, Budget(self.settings.max_policy_tokens)
         job = Job(problem, key, 0, settings, self.policy.prompt(problem.text), budget=budget, grows=False)
         _take_tree(job, tree, settings.sampling.stop)
+        unlabelled = frozenset(i for i, step in enumerate(tree.nodes) if step.label is None)
+        job.skipped = unlabelled if len(unlabelled) < len(tree.nodes) else frozenset()
         for node, end in zip(job.nodes, _ends(tree), strict=True):
             if end:
                 (node.verdict,) = self.judge([(problem, node.so_far[len(job.prompt) :])])
@@ -208,7 +213,9 @@ def label_trees(
     *,
     at_once: int = AT_ONCE,
 ) -> list[StepTree]:
-    """The same trees with labels from rollouts of a policy, whatever labels they had; nothing is added to them.
+    """The same trees with labels from rollouts of a policy instead of those they had; nothing is added to them.
+
+    Steps without a label stay without one, unless no step of the tree has any.
 
     Args:
         trees: trees with reference answers.

@@ -70,6 +70,8 @@ class Job:
     """What was left out, and why."""
     grows: bool = True
     """Whether candidates are sampled; else those that are there are labelled."""
+    skipped: frozenset[int] = frozenset()
+    """Nodes that need no label."""
 
     def noise(self, kind: int, *path: int) -> int:
         """The key of one sample."""
@@ -82,6 +84,10 @@ class Job:
             return self.prompt, first.state if first else None
         node = self.nodes[self.trunk[position - 1]]
         return node.so_far, node.state
+
+    def wanted(self) -> list[int]:
+        """The nodes that need a label."""
+        return [i for i in range(len(self.nodes)) if i not in self.skipped]
 
     def children(self, position: int) -> list[int]:
         """The candidates under the prefix of a step of the trunk, itself included."""

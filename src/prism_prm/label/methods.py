@@ -12,7 +12,7 @@ from prism_prm.label.rules import find_rule, is_certain, is_decided
 def monte_carlo(job: Job) -> Work[None]:
     """The same number of rollouts for every candidate under every prefix."""
     yield from sample_alternatives(job, range(len(job.trunk)))
-    yield from roll_out(job, range(len(job.nodes)))
+    yield from roll_out(job, job.wanted())
 
 
 def adaptive(job: Job) -> Work[None]:
@@ -21,7 +21,7 @@ def adaptive(job: Job) -> Work[None]:
     yield from sample_alternatives(job, range(len(job.trunk)))
     yield from roll_out(
         job,
-        range(len(job.nodes)),
+        job.wanted(),
         lambda tally: is_decided(tally, rule, settings.rollouts, settings.confidence),
         settings.per_round,
     )
