@@ -2,8 +2,8 @@
 
 In worlds of the demo's kind, the steps of trees are labelled by rollouts of the world's own policy (`prism label`), and
 the labels compared with the oracle's by error class, position, number of rollouts, policy and length. Then base PRMs
-are trained on exact labels, on the demo's injected noise and on labels from rollouts, with the same problems and budget,
-and one of them is trained on with matched pairs: from rollouts alone, agreed on by two policies, or exact.
+are trained on exact labels, on the demo's injected noise and on labels from rollouts, with the same problems and
+budget, and one of them is trained on with matched pairs: from rollouts alone, agreed on by two policies, or exact.
 
 Every finished part is a file; interrupted, the same command goes on.
 
@@ -21,9 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from origin_map import LOSSES, Budget, examples_of, measure, train
-
 from prism_prm.cli.ui import say
 from prism_prm.demo.stages import quietly
 from prism_prm.label import LabelSettings, label_trees
@@ -168,42 +166,93 @@ def every_step(trees: Sequence[StepTree]) -> set[tuple[int, int]]:
     return {(tree.tree_id, i) for tree in trees for i, step in enumerate(tree.nodes) if step.label is not None}
 
 
+ARMS = ("any", "half", "sure", "consensus", "consensus, sure")
+"""Whence the labels of pairs come, if not from the oracle."""
+
+
 def run_world(lab: Lab) -> dict[str, dict[str, float]]:
-    """All PRMs of one world: what each was trained on, and how it errs."""
-    assert lab.second is not None
-    own, modulus = lab.world.policy, lab.world.settings.modulus
-    until_hit = LabelSettings("adaptive", rollouts=max(ROLLOUTS), alternatives=0, seed=lab.seed)
-    eight = LabelSettings("monte-carlo", rollouts=8, alternatives=0, seed=lab.seed)
-    rolled = lab.rolled("base", own, until_hit)
-    by_k = {k: with_labels(rolled, any_of(k)) for k in ROLLOUTS}
-    for k, trees in by_k.items():
-        lab.once(f"noise-any-{k}", lambda trees=trees: noise(lab.base, trees, modulus))
+    """All PRMs of one world, and how they err."""
+    rolled = lab.rolled("base", lab.world.policy, until_hit(lab.seed))
     injected = let_errors_pass(lab.base, 0.4, 0.25, lab.seed)
-    lab.once("noise-injected", lambda: noise(lab.base, injected, modulus))
+    lab.once("noise-injected", lambda: noise(lab.base, injected, lab.world.settings.modulus))
+    noise_by_rollouts(lab)
     found = {
-        "exact": lab.train_base("exact", lab.base),
-        "injected": lab.train_base("injected", injected),
-        **{f"any-{k}": lab.train_base(f"any-{k}", trees) for k, trees in by_k.items()},
+        "exact labels": lab.train_base("exact", lab.base),
+        "injected noise": lab.train_base("injected", injected),
+        **{f"any of {k}": lab.train_base(f"any-{k}", with_labels(rolled, any_of(k))) for k in ROLLOUTS},
     }
-    first = lab.rolled("pairs", own, eight)
-    second = lab.rolled("pairs", lab.second, replace(eight, seed=lab.seed + 1))
-    rules: dict[str, list[StepTree]] = {
-        "any": with_labels(first, lambda value, _: float(value > 0)),
+    labels = pair_labels(lab)
+    found["continued"] = lab.train_arm("continued", "any-8", labels["any"], "cross-entropy")
+    for name, trees in {**labels, "exact": lab.pairs}.items():
+        found[f"pairs: {name}"] = lab.train_arm(f"pairs-{name}", "any-8", trees, "hybrid")
+    return found
+
+
+def pair_labels(lab: Lab) -> dict[str, list[StepTree]]:
+    """The trees of pairs with the labels of each arm, and their noise."""
+    assert lab.second is not None, "consensus needs a second policy"
+    eight = LabelSettings("monte-carlo", rollouts=8, alternatives=0, seed=lab.seed)
+    first = lab.rolled("pairs", lab.world.policy, eight)
+    second = with_labels(lab.rolled("pairs", lab.second, replace(eight, seed=lab.seed + 1)), some)
+    labels = {
+        "any": with_labels(first, some),
         "half": with_labels(first, lambda value, _: float(value >= 0.5)),
         "sure": with_labels(first, lambda value, _: 1.0 if value >= 0.5 else 0.0 if value == 0 else None),
     }
-    agreed = keep_agreed(rules["any"], with_labels(second, lambda value, _: float(value > 0)), Counter())
-    rules["consensus"] = agreed
-    rules["consensus, sure"] = keep_agreed(
-        rules["sure"], with_labels(second, lambda value, _: float(value > 0)), Counter()
-    )
-    for name, trees in rules.items():
-        lab.once(f"noise-pairs-{name}", lambda trees=trees: noise(lab.pairs, trees, modulus))
-    base = "any-8"
-    found["continued"] = lab.train_arm("continued", base, rules["any"], "cross-entropy")
-    for name, trees in {**rules, "exact": lab.pairs}.items():
-        found[f"pairs: {name}"] = lab.train_arm(f"pairs-{name}", base, trees, "hybrid")
+    labels["consensus"] = keep_agreed(labels["any"], second, Counter())
+    labels["consensus, sure"] = keep_agreed(labels["sure"], second, Counter())
+
+    def of(name: str) -> Callable[[], Any]:
+        return lambda: noise(lab.pairs, labels[name], lab.world.settings.modulus)
+
+    for name in ARMS:
+        lab.once(f"noise-pairs-{name}", of(name))
+    return labels
+
+
+def some(value: float, rollouts: int) -> float:  # noqa: ARG001
+    """Right if any rollout reached the answer."""
+    return float(value > 0)
+
+
+LENGTHS = (2, 3, 4, 5)
+STRENGTHS = (0.7, 0.8, 0.9)
+VARIED_TREES = 150
+"""Problems of each length, and for each policy."""
+
+
+def vary(out: Path, seed: int) -> dict[str, Any]:
+    """How label noise depends on the length of problems, and on the share of steps that the policy takes right."""
+    demo = world_settings("demo", seed=seed)
+    found = {}
+    for strength in STRENGTHS:
+        is_demos = strength == demo.policy.target
+        policy = demo.policy if is_demos else replace(demo.policy, target=strength, backbone_target=0.0)
+        for length in LENGTHS if is_demos else (4,):
+            problems = ProblemSettings(demo.modulus, demo.problems.operators, length, length)
+            few = replace(
+                demo, policy=policy, problems=problems, base_trees=VARIED_TREES, passing_errors=0.0, pair_trees=1,
+                test_trees=1, pool_problems=1, pool_size=1,
+            )  # fmt: skip
+            for k, counts in noise_by_rollouts(Lab(few, out)).items():
+                found[f"policy {strength:.0%}, {length} operations, any of {k}"] = counts
     return found
+
+
+def noise_by_rollouts(lab: Lab) -> dict[int, Any]:
+    """The noise of the base PRM's labels, right if any of so many rollouts reaches the answer."""
+    rolled = lab.rolled("base", lab.world.policy, until_hit(lab.seed))
+    modulus = lab.world.settings.modulus
+
+    def of(k: int) -> Callable[[], Any]:
+        return lambda: noise(lab.base, with_labels(rolled, any_of(k)), modulus)
+
+    return {k: lab.once(f"noise-any-{k}", of(k)) for k in ROLLOUTS}
+
+
+def until_hit(seed: int) -> LabelSettings:
+    """Rollouts until one reaches the answer: the labels by any of 8, 16 and 32 at once."""
+    return LabelSettings("adaptive", rollouts=max(ROLLOUTS), alternatives=0, seed=seed)
 
 
 def settings_of(seed: int) -> WorldSettings:
@@ -225,6 +274,56 @@ def main() -> None:
         for lab, other in zip(labs, [*labs[1:], labs[0]], strict=True):
             lab.second = other.world.policy
         results = [run_world(lab) for lab in labs]
+        varied = vary(given.out, given.seeds[0])
+    show(labs, results, varied)
+
+
+COLUMNS = {
+    "fpr": "FPR at 0.5", "fpr_at_tpr_90": "FPR at TPR 90", "fnr": "FNR at 0.5", "auroc": "AUROC",
+    "ece": "calibration error",
+}  # fmt: skip
+NOISES = ("injected", *(f"any-{k}" for k in ROLLOUTS), *(f"pairs-{arm}" for arm in ARMS))
+DIFFERENCES = (
+    ("any of 8", "injected noise"), ("any of 32", "injected noise"), ("any of 8", "exact labels"),
+    *((f"pairs: {arm}", "any of 8") for arm in (*ARMS, "exact")), ("continued", "any of 8"),
+    *((f"pairs: {arm}", "pairs: exact") for arm in ARMS),
+)  # fmt: skip
+
+
+def show(labs: Sequence[Lab], results: Sequence[dict[str, dict[str, float]]], varied: dict[str, Any]) -> None:
+    """The tables of docs/over-credit.md."""
+    print(f"| PRM | {' | '.join(COLUMNS.values())} |\n|---|{'---:|' * len(COLUMNS)}")
+    for name in results[0]:
+        print(f"| {name} | {' | '.join(_over([one[name][column] for one in results]) for column in COLUMNS)} |")
+    for name, other in DIFFERENCES:
+        shown = [_over([one[name][column] - one[other][column] for one in results]) for column in COLUMNS]
+        print(f"| {name} − {other} | {' | '.join(shown)} |")
+    counts = {name: [lab.once(f"noise-{name}", dict) for lab in labs] for name in NOISES}
+    groups = sorted({group for found in counts.values() for one in found for group in one["wrong"]})
+    print(f"\n| wrong steps called right | {' | '.join(NOISES)} |\n|---|{'---:|' * len(NOISES)}")
+    for group in groups:
+        print(f"| {group} | {' | '.join(_over([_rate(one, group) for one in counts[name]]) for name in NOISES)} |")
+    failed = [_over([one["failed"] / one["right"] for one in counts[name]]) for name in NOISES]
+    print(f"| right steps called wrong | {' | '.join(failed)} |")
+    for what in ("wrong", "right"):
+        sums = [sum(one[what]["all"] if what == "wrong" else one[what] for one in counts[name]) for name in NOISES]
+        print(f"| {what} steps | {' | '.join(map(str, sums))} |")
+    print("\n| labels | wrong called right | of | right called wrong | of |\n|---|---:|---:|---:|---:|")
+    for name, one in varied.items():
+        failed_share = one["failed"] / one["right"]
+        shown = [f"{100 * _rate(one, 'all'):.1f}", one["wrong"]["all"], f"{100 * failed_share:.1f}", one["right"]]
+        print(f"| {name} | {' | '.join(map(str, shown))} |")
+
+
+def _rate(counts: dict[str, Any], group: str) -> float:
+    wrong = counts["wrong"].get(group, 0)
+    return counts["passed"].get(group, 0) / wrong if wrong else float("nan")
+
+
+def _over(values: Sequence[float]) -> str:
+    """Percent, ± half of the 95 % interval over worlds."""
+    found = over_seeds(values)
+    return f"{100 * found.value:.1f} ± {100 * (found.high - found.value):.1f}"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ Run: python experiments/origin_map.py --out runs/origin-map --figure docs/figure
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import time
@@ -66,9 +67,9 @@ SEEDS = (30, 31, 32)
 class Budget:
     """The same for every cell; chosen on the world of seed 100."""
 
-    labels: int = 8_000
+    labels: int = 5_120
     """Labelled steps of a stream."""
-    updates: int = 60
+    updates: int = 40
     steps_per_update: int = 128
     """Labelled steps, or twice as many as pairs."""
     lr: float = 3e-3
@@ -88,19 +89,22 @@ class Lab:
         )  # fmt: skip
         self.seed = seed
         self.out = out
-        self.start = start
         self.world: World = build_world(settings, out / "world")
-        self.trees = list(iter_trees(self.world.trees("annotated")))
         self.test = list(iter_trees(self.world.trees("natural")))
+        exact = list(iter_trees(self.world.trees("annotated")))
+        self.trees = {
+            noise: exact if evenness is None else let_errors_pass(exact, PASSING, evenness, seed)
+            for noise, evenness in NOISES.items()
+        }
+        self._prm = init_prm(self.world.backbone, family="qwen", settings=PRM_SETTINGS, seed=seed, device="cpu")
         if start == "judge":
-            self.judge = self._judge()
+            self._prm.module.backbone.load_state_dict(self._judge().module.backbone.state_dict())
+        self._start = copy.deepcopy(self._prm.module.state_dict())
 
     def fresh(self) -> PRM:
-        """The PRM that a cell starts from: its head is random."""
-        prm = init_prm(self.world.backbone, family="qwen", settings=PRM_SETTINGS, seed=self.seed, device="cpu")
-        if self.start == "judge":
-            prm.module.backbone.load_state_dict(self.judge.module.backbone.state_dict())
-        return prm
+        """The PRM that every cell starts from: its head is random."""
+        self._prm.module.load_state_dict(self._start)
+        return self._prm
 
     def _judge(self) -> PRM:
         """A PRM trained on exact labels of problems that no cell has."""
@@ -203,9 +207,8 @@ def measure(prm: PRM, trees: Sequence[StepTree]) -> dict[str, float]:
 
 def run_cell(lab: Lab, share: float, noise: str, loss: str, budget: Budget) -> dict[str, Any]:
     """One PRM: what it was trained on, and how it errs."""
-    stream = draw_stream(lab.trees, share, budget.labels, lab.seed)
-    evenness = NOISES[noise]
-    labelled = lab.trees if evenness is None else let_errors_pass(lab.trees, PASSING, evenness, lab.seed)
+    stream = draw_stream(lab.trees["none"], share, budget.labels, lab.seed)
+    labelled = lab.trees[noise]
     by_id = {tree.tree_id: tree for tree in labelled}
     examples = examples_of(labelled, stream, LOSSES[loss].on)
     prm = lab.fresh()
