@@ -41,12 +41,14 @@ from prism_prm.world.tokens import PRM_SETTINGS, STEP_END
 from prism_prm.world.trees import let_errors_pass
 
 SEEDS = (30, 31, 32)
-BASE = Budget(updates=400, steps_per_update=256)
+BASE = Budget(updates=300, steps_per_update=256)
 """A base PRM: the demo's learning rate and labels per update, fewer problems and updates."""
-ARM = Budget(updates=100, steps_per_update=256, lr=4e-3)
+ARM = Budget(updates=60, steps_per_update=256, lr=4e-3)
 """What is trained on from a base PRM: the demo's learning rate and pairs per update."""
 SAMPLING = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=48)
 ROLLOUTS = (8, 16, 32)
+TRAINED = (8, 32)
+"""How many rollouts the labels of base PRMs come from."""
 
 
 def solves(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
@@ -166,7 +168,7 @@ def every_step(trees: Sequence[StepTree]) -> set[tuple[int, int]]:
     return {(tree.tree_id, i) for tree in trees for i, step in enumerate(tree.nodes) if step.label is not None}
 
 
-ARMS = ("any", "half", "sure", "consensus", "consensus, sure")
+ARMS = ("any", "sure", "consensus")
 """Whence the labels of pairs come, if not from the oracle."""
 
 
@@ -179,7 +181,7 @@ def run_world(lab: Lab) -> dict[str, dict[str, float]]:
     found = {
         "exact labels": lab.train_base("exact", lab.base),
         "injected noise": lab.train_base("injected", injected),
-        **{f"any of {k}": lab.train_base(f"any-{k}", with_labels(rolled, any_of(k))) for k in ROLLOUTS},
+        **{f"any of {k}": lab.train_base(f"any-{k}", with_labels(rolled, any_of(k))) for k in TRAINED},
     }
     labels = pair_labels(lab)
     found["continued"] = lab.train_arm("continued", "any-8", labels["any"], "cross-entropy")
@@ -196,11 +198,9 @@ def pair_labels(lab: Lab) -> dict[str, list[StepTree]]:
     second = with_labels(lab.rolled("pairs", lab.second, replace(eight, seed=lab.seed + 1)), some)
     labels = {
         "any": with_labels(first, some),
-        "half": with_labels(first, lambda value, _: float(value >= 0.5)),
         "sure": with_labels(first, lambda value, _: 1.0 if value >= 0.5 else 0.0 if value == 0 else None),
     }
     labels["consensus"] = keep_agreed(labels["any"], second, Counter())
-    labels["consensus, sure"] = keep_agreed(labels["sure"], second, Counter())
 
     def of(name: str) -> Callable[[], Any]:
         return lambda: noise(lab.pairs, labels[name], lab.world.settings.modulus)
@@ -258,7 +258,7 @@ def until_hit(seed: int) -> LabelSettings:
 def settings_of(seed: int) -> WorldSettings:
     """The demo's world with fewer problems and exact labels."""
     return replace(
-        world_settings("demo", seed=seed), base_trees=2000, passing_errors=0.0, pair_trees=1500, pool_problems=1,
+        world_settings("demo", seed=seed), base_trees=1500, passing_errors=0.0, pair_trees=1000, pool_problems=1,
         pool_size=1,
     )  # fmt: skip
 
