@@ -18,10 +18,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from origin_map import LOSSES, Budget, examples_of, measure, train
+import numpy as np
+from scipy.stats import hypergeom
+
+from origin_map import LOSSES, Budget, errors, examples_of, measure, train
 from prism_prm.cli.ui import say
 from prism_prm.demo.stages import quietly
 from prism_prm.label import LabelSettings, label_trees
@@ -41,6 +45,8 @@ from prism_prm.world.tokens import PRM_SETTINGS, STEP_END
 from prism_prm.world.trees import let_errors_pass
 
 SEEDS = (30, 31, 32)
+INJECTED = (0.4, 0.25)
+"""The demo's noise: how many wrong steps pass, and how alike kinds of steps are in that."""
 BASE = Budget(updates=300, steps_per_update=256)
 """A base PRM: the demo's learning rate and labels per update, fewer problems and updates."""
 ARM = Budget(updates=60, steps_per_update=256, lr=4e-3)
@@ -175,7 +181,7 @@ ARMS = ("any", "sure", "consensus")
 def run_world(lab: Lab) -> dict[str, dict[str, float]]:
     """All PRMs of one world, and how they err."""
     rolled = lab.rolled("base", lab.world.policy, until_hit(lab.seed))
-    injected = let_errors_pass(lab.base, 0.4, 0.25, lab.seed)
+    injected = let_errors_pass(lab.base, *INJECTED, lab.seed)
     lab.once("noise-injected", lambda: noise(lab.base, injected, lab.world.settings.modulus))
     noise_by_rollouts(lab)
     found = {
@@ -250,6 +256,35 @@ def noise_by_rollouts(lab: Lab) -> dict[int, Any]:
     return {k: lab.once(f"noise-any-{k}", of(k)) for k in ROLLOUTS}
 
 
+LIMIT_TREES, LIMIT_ROLLOUTS = 150, 64
+
+
+def limits(lab: Lab) -> dict[str, dict[str, float]]:
+    """What a PRM would do that has learned its labels perfectly: it scores a step by the chance to be labelled right.
+
+    By any of k rollouts that chance is estimated without bias from more of them: one minus the chance that k of those,
+    drawn without replacement, all fail.
+    """
+    settings = LabelSettings("monte-carlo", rollouts=LIMIT_ROLLOUTS, alternatives=0, seed=lab.seed + 2)
+    trees = lab.test[:LIMIT_TREES]
+    rolled = labelled(trees, lab.world.policy, settings, lab.folder / "test-own-monte-carlo.parquet")
+    right = np.array([step.label == 1.0 for tree in trees for step in tree.nodes])
+    values = np.array([step.estimate.value for tree in rolled for step in tree.nodes if step.estimate is not None])
+    hits = np.rint(values * LIMIT_ROLLOUTS)
+    chances = {f"any of {k}": 1 - hypergeom.pmf(0, LIMIT_ROLLOUTS, hits, k) for k in ROLLOUTS}
+    chances["injected noise"] = injected_chances(lab, trees)
+    return {
+        name: {**errors(right, chance), "passing": float(chance[~right].mean())} for name, chance in chances.items()
+    }
+
+
+def injected_chances(lab: Lab, trees: Sequence[StepTree], copies: int = 200) -> Any:
+    """The same for the demo's noise, whose chances depend on the kind of step alone: by drawing it many times."""
+    drawn = [let_errors_pass([tree] * copies, *INJECTED, lab.seed) for tree in trees]
+    labels = [np.array([[step.label for step in tree.nodes] for tree in some]).mean(axis=0) for some in drawn]
+    return np.concatenate(labels)
+
+
 def until_hit(seed: int) -> LabelSettings:
     """Rollouts until one reaches the answer: the labels by any of 8, 16 and 32 at once."""
     return LabelSettings("adaptive", rollouts=max(ROLLOUTS), alternatives=0, seed=seed)
@@ -274,8 +309,9 @@ def main() -> None:
         for lab, other in zip(labs, [*labs[1:], labs[0]], strict=True):
             lab.second = other.world.policy
         results = [run_world(lab) for lab in labs]
+        limit = [lab.once("limits", partial(limits, lab)) for lab in labs]
         varied = vary(given.out, given.seeds[0])
-    show(labs, results, varied)
+    show(labs, results, limit, varied)
 
 
 COLUMNS = {
@@ -290,7 +326,10 @@ DIFFERENCES = (
 )  # fmt: skip
 
 
-def show(labs: Sequence[Lab], results: Sequence[dict[str, dict[str, float]]], varied: dict[str, Any]) -> None:
+Numbers = Sequence[dict[str, dict[str, float]]]
+
+
+def show(labs: Sequence[Lab], results: Numbers, limit: Numbers, varied: dict[str, Any]) -> None:
     """The tables of docs/over-credit.md."""
     print(f"| PRM | {' | '.join(COLUMNS.values())} |\n|---|{'---:|' * len(COLUMNS)}")
     for name in results[0]:
@@ -298,6 +337,10 @@ def show(labs: Sequence[Lab], results: Sequence[dict[str, dict[str, float]]], va
     for name, other in DIFFERENCES:
         shown = [_over([one[name][column] - one[other][column] for one in results]) for column in COLUMNS]
         print(f"| {name} − {other} | {' | '.join(shown)} |")
+    print("\n| labels learned perfectly | passing | FPR at 0.5 | FPR at TPR 90 |\n|---|---:|---:|---:|")
+    for name in limit[0]:
+        shown = [_over([one[name][column] for one in limit]) for column in ("passing", "fpr", "fpr_at_tpr_90")]
+        print(f"| {name} | {' | '.join(shown)} |")
     counts = {name: [lab.once(f"noise-{name}", dict) for lab in labs] for name in NOISES}
     groups = sorted({group for found in counts.values() for one in found for group in one["wrong"]})
     print(f"\n| wrong steps called right | {' | '.join(NOISES)} |\n|---|{'---:|' * len(NOISES)}")

@@ -43,7 +43,7 @@ from prism_prm.tables import iter_trees
 from prism_prm.training.batches import RowLimits, batch_maker
 from prism_prm.training.loop import Round
 from prism_prm.training.settings import TrainSettings
-from prism_prm.types import Ints
+from prism_prm.types import Bools, Floats, Ints
 from prism_prm.world.build import World, build_world
 from prism_prm.world.settings import FORMAT, world_settings
 from prism_prm.world.tokens import PRM_SETTINGS
@@ -192,6 +192,11 @@ def measure(prm: PRM, trees: Sequence[StepTree]) -> dict[str, float]:
     """Errors by the oracle's labels, on all steps of test trees."""
     probability = np.concatenate([found.probability for found in prm.score_trees(trees)])
     right = np.array([node.label == 1.0 for tree in trees for node in tree.nodes])
+    return errors(right, probability)
+
+
+def errors(right: Bools, probability: Floats) -> dict[str, float]:
+    """How scores err."""
     counts = sum_counts(right, probability > 0.5)
     gaps = calibration_gaps(right, probability)
     ranking = Ranking.of(right, probability).metrics()
