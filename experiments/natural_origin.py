@@ -223,7 +223,7 @@ def some(value: float, rollouts: int) -> float:  # noqa: ARG001
 
 LENGTHS = (2, 3, 4, 5)
 STRENGTHS = (0.7, 0.8, 0.9)
-VARIED_TREES = 150
+VARIED_TREES = 120
 """Problems of each length, and for each policy."""
 
 
@@ -256,7 +256,7 @@ def noise_by_rollouts(lab: Lab) -> dict[int, Any]:
     return {k: lab.once(f"noise-any-{k}", of(k)) for k in ROLLOUTS}
 
 
-LIMIT_TREES, LIMIT_ROLLOUTS = 150, 64
+LIMIT_TREES, LIMIT_ROLLOUTS = 100, 64
 
 
 def limits(lab: Lab) -> dict[str, dict[str, float]]:
@@ -305,12 +305,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     given = parser.parse_args()
     with quietly():
-        labs = [Lab(settings_of(seed), given.out) for seed in given.seeds]
-        for lab, other in zip(labs, [*labs[1:], labs[0]], strict=True):
-            lab.second = other.world.policy
-        results = [run_world(lab) for lab in labs]
-        limit = [lab.once("limits", partial(limits, lab)) for lab in labs]
+        every = {seed: Lab(settings_of(seed), given.out) for seed in dict.fromkeys((*SEEDS, *given.seeds))}
+        policies = [lab.world.policy for lab in every.values()]
+        for lab, other in zip(every.values(), (*policies[1:], policies[0]), strict=True):
+            lab.second = other
+        labs = [every[seed] for seed in given.seeds]
         varied = vary(given.out, given.seeds[0])
+        limit, results = [], []
+        for lab in labs:
+            limit.append(lab.once("limits", partial(limits, lab)))
+            results.append(run_world(lab))
     show(labs, results, limit, varied)
 
 

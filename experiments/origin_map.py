@@ -267,7 +267,9 @@ def draw(cells: Cells, path: Path) -> None:
                 )
                 axes.fill_between(at, list(map(min, found)), list(map(max, found)), color=look.colour, alpha=0.15, lw=0)
             axes.set_xticks(range(len(shares)), [f"{100 * share:.0f}" for share in shares])
-            axes.set_ylim(bottom=0)
+            top = 1.05 * max(cell[metric] for cell in cells)
+            axes.set_ylim(0, top)
+            axes.set_yticks(np.arange(0, top, 0.2 if top > 0.6 else 0.1))
             percent_axes(axes.yaxis)
             if i == 0:
                 axes.set_title(f"noise: {noise}")
