@@ -66,7 +66,7 @@ def labelled(trees: Sequence[StepTree], policy: Path, settings: LabelSettings, p
     """The same trees labelled by rollouts, once."""
     if not path.exists():
         with contextlib.closing(open_policy(f"hf:{policy}")) as who:
-            found = label_trees(trees, who, solves, replace(settings, sampling=SAMPLING), at_once=400)
+            found = label_trees(trees, who, solves, replace(settings, sampling=SAMPLING))
         write_trees(path, found)
     return list(iter_trees(path))
 
