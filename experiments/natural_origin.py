@@ -26,6 +26,7 @@ import numpy as np
 from scipy.stats import hypergeom
 
 from origin_map import LOSSES, Budget, errors, examples_of, measure, train
+from origin_report import natural_tables
 from prism_prm.cli.ui import say
 from prism_prm.demo.stages import quietly
 from prism_prm.label import LabelSettings, label_trees
@@ -34,7 +35,6 @@ from prism_prm.policies import Sampling, open_policy
 from prism_prm.records import StepTree
 from prism_prm.resume import content_key, once
 from prism_prm.scorer import init_prm, load_prm
-from prism_prm.statistics import over_seeds
 from prism_prm.tables import iter_trees, write_trees
 from prism_prm.tasks import TaskProblem
 from prism_prm.world.build import World, build_world
@@ -176,6 +176,8 @@ def every_step(trees: Sequence[StepTree]) -> set[tuple[int, int]]:
 
 ARMS = ("any", "sure", "consensus")
 """Whence the labels of pairs come, if not from the oracle."""
+NOISES = ("injected", *(f"any-{k}" for k in ROLLOUTS), *(f"pairs-{arm}" for arm in ARMS))
+"""Labels whose noise is shown."""
 
 
 def run_world(lab: Lab) -> dict[str, dict[str, float]]:
@@ -315,62 +317,8 @@ def main() -> None:
         for lab in labs:
             limit.append(lab.once("limits", partial(limits, lab)))
             results.append(run_world(lab))
-    show(labs, results, limit, varied)
-
-
-COLUMNS = {
-    "fpr": "FPR at 0.5", "fpr_at_tpr_90": "FPR at TPR 90", "fnr": "FNR at 0.5", "auroc": "AUROC",
-    "ece": "calibration error",
-}  # fmt: skip
-NOISES = ("injected", *(f"any-{k}" for k in ROLLOUTS), *(f"pairs-{arm}" for arm in ARMS))
-DIFFERENCES = (
-    ("any of 8", "injected noise"), ("any of 32", "injected noise"), ("any of 8", "exact labels"),
-    *((f"pairs: {arm}", "any of 8") for arm in (*ARMS, "exact")), ("continued", "any of 8"),
-    *((f"pairs: {arm}", "pairs: exact") for arm in ARMS),
-)  # fmt: skip
-
-
-Numbers = Sequence[dict[str, dict[str, float]]]
-
-
-def show(labs: Sequence[Lab], results: Numbers, limit: Numbers, varied: dict[str, Any]) -> None:
-    """The tables of docs/over-credit.md."""
-    print(f"| PRM | {' | '.join(COLUMNS.values())} |\n|---|{'---:|' * len(COLUMNS)}")
-    for name in results[0]:
-        print(f"| {name} | {' | '.join(_over([one[name][column] for one in results]) for column in COLUMNS)} |")
-    for name, other in DIFFERENCES:
-        shown = [_over([one[name][column] - one[other][column] for one in results]) for column in COLUMNS]
-        print(f"| {name} − {other} | {' | '.join(shown)} |")
-    print("\n| labels learned perfectly | passing | FPR at 0.5 | FPR at TPR 90 |\n|---|---:|---:|---:|")
-    for name in limit[0]:
-        shown = [_over([one[name][column] for one in limit]) for column in ("passing", "fpr", "fpr_at_tpr_90")]
-        print(f"| {name} | {' | '.join(shown)} |")
     counts = {name: [lab.once(f"noise-{name}", dict) for lab in labs] for name in NOISES}
-    groups = sorted({group for found in counts.values() for one in found for group in one["wrong"]})
-    print(f"\n| wrong steps called right | {' | '.join(NOISES)} |\n|---|{'---:|' * len(NOISES)}")
-    for group in groups:
-        print(f"| {group} | {' | '.join(_over([_rate(one, group) for one in counts[name]]) for name in NOISES)} |")
-    failed = [_over([one["failed"] / one["right"] for one in counts[name]]) for name in NOISES]
-    print(f"| right steps called wrong | {' | '.join(failed)} |")
-    for what in ("wrong", "right"):
-        sums = [sum(one[what]["all"] if what == "wrong" else one[what] for one in counts[name]) for name in NOISES]
-        print(f"| {what} steps | {' | '.join(map(str, sums))} |")
-    print("\n| labels | wrong called right | of | right called wrong | of |\n|---|---:|---:|---:|---:|")
-    for name, one in varied.items():
-        failed_share = one["failed"] / one["right"]
-        shown = [f"{100 * _rate(one, 'all'):.1f}", one["wrong"]["all"], f"{100 * failed_share:.1f}", one["right"]]
-        print(f"| {name} | {' | '.join(map(str, shown))} |")
-
-
-def _rate(counts: dict[str, Any], group: str) -> float:
-    wrong = counts["wrong"].get(group, 0)
-    return counts["passed"].get(group, 0) / wrong if wrong else float("nan")
-
-
-def _over(values: Sequence[float]) -> str:
-    """Percent, ± half of the 95 % interval over worlds."""
-    found = over_seeds(values)
-    return f"{100 * found.value:.1f} ± {100 * (found.high - found.value):.1f}"
+    print(natural_tables(results, limit, counts, varied))
 
 
 if __name__ == "__main__":

@@ -26,19 +26,17 @@ from typing import Any
 
 import numpy as np
 
+from origin_report import draw, map_tables
 from prism_prm.cli.ui import say
 from prism_prm.demo.stages import quietly
-from prism_prm.files import write_text
 from prism_prm.losses import Objective
 from prism_prm.metrics.counts import calibration_error, calibration_gaps, fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, threshold_for_tpr
 from prism_prm.pairs.examples import Examples, labelled_steps
 from prism_prm.records import StepTree
-from prism_prm.report import drawing, looks, percent_axes
 from prism_prm.resume import content_key, once
 from prism_prm.scorer import PRM, init_prm, load_prm
 from prism_prm.scorer.whole_trees import pair_cost
-from prism_prm.statistics import over_seeds
 from prism_prm.tables import iter_trees
 from prism_prm.training.batches import RowLimits, batch_maker
 from prism_prm.training.loop import Round
@@ -226,61 +224,6 @@ def run_cell(lab: Lab, share: float, noise: str, loss: str, budget: Budget) -> d
     }  # fmt: skip
 
 
-SHOWN = {"fpr": "FPR at 0.5", "fpr_at_tpr_90": "FPR at TPR 90", "ece": "calibration error"}
-Cells = Sequence[dict[str, Any]]
-
-
-def values_of(cells: Cells, metric: str, **of: Any) -> list[float]:
-    """One value per world."""
-    return [cell[metric] for cell in cells if all(cell[name] == value for name, value in of.items())]
-
-
-def table(cells: Cells, metric: str) -> str:
-    """Noise and loss by share, in percent, ± half of the 95 % interval over worlds."""
-    shares, noises, losses = (list(dict.fromkeys(cell[name] for cell in cells)) for name in ("share", "noise", "loss"))
-    lines = [
-        f"| {SHOWN[metric]}: noise | loss | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |",
-        f"|---|---|{'---:|' * len(shares)}",
-    ]
-    for noise, loss in itertools.product(noises, losses):
-        found = [over_seeds(values_of(cells, metric, noise=noise, loss=loss, share=share)) for share in shares]
-        shown = [f"{100 * one.value:.1f} ± {100 * (one.high - one.value):.1f}" for one in found]
-        lines.append(f"| {noise} | {loss} | {' | '.join(shown)} |")
-    return "\n".join(lines)
-
-
-def draw(cells: Cells, path: Path) -> None:
-    """A row of panels per metric, a column per noise, a line per loss; a band shows the range of the worlds."""
-    shares, noises, losses = (list(dict.fromkeys(cell[name] for cell in cells)) for name in ("share", "noise", "loss"))
-    alt = "FPR at 0.5, FPR at TPR 90 and calibration error by share of right labels, for each label noise and loss"
-    with drawing("origin-map", alt, (8.4, 7.6), 1) as picture:
-        figure = picture.axes[0].figure
-        picture.axes[0].remove()
-        panels = figure.subplots(len(SHOWN), len(noises), sharex=True, sharey="row", squeeze=False)
-        for (i, metric), (j, noise) in itertools.product(enumerate(SHOWN), enumerate(noises)):
-            axes = panels[i, j]
-            for loss, look in looks(losses).items():
-                found = [values_of(cells, metric, noise=noise, loss=loss, share=share) for share in shares]
-                at = range(len(shares))
-                axes.plot(
-                    at, list(map(np.mean, found)), color=look.colour, ls=look.line, marker=look.marker, label=loss
-                )
-                axes.fill_between(at, list(map(min, found)), list(map(max, found)), color=look.colour, alpha=0.15, lw=0)
-            axes.set_xticks(range(len(shares)), [f"{100 * share:.0f}" for share in shares])
-            top = 1.05 * max(cell[metric] for cell in cells)
-            axes.set_ylim(0, top)
-            axes.set_yticks(np.arange(0, top, 0.2 if top > 0.6 else 0.1))
-            percent_axes(axes.yaxis)
-            if i == 0:
-                axes.set_title(f"noise: {noise}")
-            if j == 0:
-                axes.set_ylabel(f"{SHOWN[metric]} (%)")
-            if i == len(SHOWN) - 1:
-                axes.set_xlabel("right labels before noise (%)")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(losses))
-    write_text(path, picture.svgs[0])
-
-
 def main() -> None:
     """Run the cells that are not done, then show all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -306,10 +249,7 @@ def main() -> None:
                 cells.append(once(path, key, lambda: run_cell(lab, share, noise, loss, budget)))  # noqa: B023
                 if is_new:
                     say(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in cells[-1].items()}))
-    for metric in SHOWN:
-        print(table(cells, metric), end="\n\n")
-    tokens = [cell["tokens"] for cell in cells]
-    print(f"{len(cells)} cells, {min(tokens):,} to {max(tokens):,} tokens each")
+    print(map_tables(cells))
     if given.figure:
         draw(cells, given.figure)
 
