@@ -1,6 +1,6 @@
 """Cases of training that must not depend on the number of processes; run as a script it is one process of several.
 
-    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python sharded_cases.py FOLDER
+    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python sharded_cases.py FOLDER CASE…
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from some_pairs import random_examples
 from torch.distributed.tensor import DTensor
 
@@ -91,7 +93,8 @@ def train(root: Path, out: Path, case: Case, accelerator: Accelerator) -> None:
     """Three updates, a checkpoint after two; writes the PRM, the log, and the share of the weights held here."""
     hardware = case.settings()
     prm = load_prm(root / case.base, dtype=hardware.dtype, device="cpu")
-    exact_norms(prm.module)
+    if hardware.dtype == "float64":
+        exact_norms(prm.module)
     model = prepare(prm.module, hardware, seed=0)
     spread(model, hardware, accelerator)
     chosen = examples(case.objective.on)
@@ -124,8 +127,8 @@ def resume(root: Path, made: Path, out: Path, case: Case, accelerator: Accelerat
     train(root, out, case, accelerator)
 
 
-def run_in_processes(root: Path, processes: int) -> None:
-    """All cases in several processes; results are in a folder of that name."""
+def run_in_processes(root: Path, processes: int, names: Iterable[str] = CASES) -> None:
+    """Cases in several processes; results are in a folder of that name."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -136,7 +139,7 @@ def run_in_processes(root: Path, processes: int) -> None:
         environment = {"RANK": rank, "LOCAL_RANK": rank, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true", **common}
         started.append(
             subprocess.Popen(
-                [sys.executable, __file__, str(root)], env=os.environ | {k: str(v) for k, v in environment.items()},
+                [sys.executable, __file__, str(root), *names], env=os.environ | {k: str(v) for k, v in environment.items()},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
         )  # fmt: skip
@@ -148,12 +151,11 @@ def run_in_processes(root: Path, processes: int) -> None:
     assert [process.returncode for process in started] == [0] * processes, "\n\n".join(said)
 
 
-def main(root: Path) -> None:
-    for name, case in CASES.items():
-        # Each case begins with accelerate's state as a new run has it
-        precision = case.hardware.get("mixed_precision", "no")
-        Accelerator().state._shared_state.clear()
-        accelerator = Accelerator(mixed_precision=precision)
+def main(root: Path, names: Iterable[str]) -> None:
+    for name in names:
+        case = CASES[name]
+        AcceleratorState._reset_state()
+        accelerator = Accelerator(mixed_precision=case.settings().mixed_precision)
         out = root / str(accelerator.num_processes) / name
         train(root, out, case, accelerator)
         if name in RESUMED:
@@ -162,4 +164,4 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

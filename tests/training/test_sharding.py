@@ -41,10 +41,6 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
 
 
-def tolerance(name: str) -> float:
-    return 2e-3 if name.startswith("16-bit") else 1e-12
-
-
 def assert_same_prm(found: Path, wanted: Path, tolerance: float) -> None:
     """The same files, but for rounding of the weights."""
     assert {path.name for path in found.iterdir()} == {path.name for path in wanted.iterdir()}
@@ -62,10 +58,10 @@ def assert_as_one(root: Path, processes: int, name: str) -> None:
     share = 1 / processes
     assert one["held"] == 1
     assert share <= more["held"] < share + 0.02, "each process holds its part, and a small rest"
-    rel = 2e-2 if name.startswith("16-bit") else 1e-10
-    for key in ("loss", "grad_norm"):
+    is_rounded = "16-bit" in name  # three updates can move a weight by 3e-3
+    for key, rel in (("loss", 5e-2 if is_rounded else 1e-10), ("grad_norm", 0.1 if is_rounded else 1e-10)):
         assert [line[key] for line in more["lines"]] == pytest.approx([line[key] for line in one["lines"]], rel=rel)
-    assert_same_prm(root / str(processes) / name / "prm", root / "1" / name / "prm", tolerance(name))
+    assert_same_prm(root / str(processes) / name / "prm", root / "1" / name / "prm", 4e-3 if is_rounded else 1e-12)
 
 
 def test_cases_learn_something(root: Path) -> None:

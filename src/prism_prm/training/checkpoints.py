@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 STATE_FILE = "progress.json"
 FILE_BYTES = 2**31
 """About how large a file gets: the main process holds one file's tensors at a time."""
-CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
-"""What a full disk looks like from Python, torch and safetensors."""
+CANNOT_WRITE = (OSError, SafetensorError)
+"""What a full disk looks like from Python and safetensors."""
 STATE_OF = "{name} {key}"
 """What the optimiser's state of a parameter is called; names of parameters have no spaces."""
 

@@ -31,9 +31,9 @@ from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
 from prism_prm.training.model import count, prepare, release_memory, save_trained, spread
+from prism_prm.training.processes import check_launch, noticing_losses
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run_folder import claimed
-from prism_prm.training.sharding import check_launch
 from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data
 from prism_prm.training.validation import Validation, best_round
 from prism_prm.types import Bars, Say, no_bars, silent
@@ -64,7 +64,7 @@ class Run:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
         check_reporters(self.recipe.report_to)
         check_launch(self.accelerator)
-        with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
+        with noticing_losses(), claimed(self.folder, self.recipe, self.accelerator) as self.claim:
             finished = self.claim.finished
             if lost := self.claim.lost:
                 self.say(f"{lost}: the weights of the best round are missing; this round is trained again.")

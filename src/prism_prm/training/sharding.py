@@ -25,16 +25,6 @@ POLICIES = {
 """Mixed precision → the dtypes in which layers are gathered and run, and gradients are summed."""
 
 
-def check_launch(accelerator: Accelerator) -> None:
-    """Refuse a launcher that shards the weights in its own way."""
-    kind = str(accelerator.distributed_type.value)
-    if any(name in kind.upper() for name in ("FSDP", "DEEPSPEED", "MEGATRON")):
-        raise ConfigError(
-            f"accelerate was started with {kind}. Launch without it (recipes/accelerate/gpus.yaml), and set "
-            'hardware.sharding = "fsdp" in the recipe to shard the weights.'
-        )
-
-
 def shard(model: Any, layers: Any, accelerator: Accelerator) -> None:
     """Leave each process its part of every parameter, on its device; a layer is whole only while it runs."""
     policy = POLICIES.get(accelerator.mixed_precision)
