@@ -1,6 +1,6 @@
 """Cases of training that must not depend on the number of processes; run as a script it is one process of several.
 
-    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python sharded_cases.py FOLDER CASE…
+RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python sharded_cases.py FOLDER CASE…
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ class Case:
 
 OBJECTIVES = {"sc": Objective(), "hybrid": Objective("hybrid", space="log-odds"), "bce": Objective("bce")}
 LORA = Lora(r=2, targets=("q_proj", "up_proj"))
+LONG = {"row_tokens": 160, "microbatch_tokens": 320}
+"""The tied PRM's prompt alone has 80 tokens."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "all": {},
     "recomputed": {"hardware": {"gradient_checkpointing": True}},
     "adapters": {"hardware": {"lora": LORA}},
-    "tied": {"base": TIED},
+    "tied": {"base": TIED, "train": LONG},
     "frozen": {"hardware": {"frozen_layers": 1}},
 }
 CASES = {
@@ -64,14 +66,19 @@ CASES = {
     for objective in OBJECTIVES
     for setting in SETTINGS
 } | {
-    "tied-recomputed": Case(OBJECTIVES["sc"], {"gradient_checkpointing": True}, TIED),
+    "tied-recomputed": Case(OBJECTIVES["sc"], {"gradient_checkpointing": True}, TIED, LONG),
     "frozen-adapters-recomputed": Case(
         OBJECTIVES["hybrid"], {"lora": LORA, "frozen_layers": 1, "gradient_checkpointing": True}
     ),
-    "labels-one-row-each": Case(Objective("bce", on="labels"), train={"pack": "none", "microbatch_tokens": 60}),
+    "labels-one-by-one": Case(Objective("bce", on="labels"), train={"pack": "none"}),
     "16-bit": Case(OBJECTIVES["hybrid"], {"dtype": "float32", "mixed_precision": "bf16"}),
     "16-bit-adapters": Case(OBJECTIVES["hybrid"], {"dtype": "bfloat16", "save_dtype": "float32", "lora": LORA}),
 }
+QUICK = [
+    *(name for name in CASES if name.endswith("-all")), "hybrid-recomputed", "hybrid-adapters", "sc-tied", "bce-frozen",
+    *list(CASES)[len(OBJECTIVES) * len(SETTINGS) :],
+]  # fmt: skip
+"""Each objective and each setting once."""
 RESUMED = ["hybrid-all", "sc-tied", "frozen-adapters-recomputed"]
 """Cases that are also resumed from a checkpoint of another number of processes."""
 
@@ -98,7 +105,7 @@ def train(root: Path, out: Path, case: Case, accelerator: Accelerator) -> None:
     model = prepare(prm.module, hardware, seed=0)
     spread(model, hardware, accelerator)
     chosen = examples(case.objective.on)
-    wanted: dict[str, Any] = {"lr": 1e-3, "warmup": 0.0, "microbatch_tokens": 300, "row_tokens": 100}
+    wanted: dict[str, Any] = {"lr": 1e-3, "warmup": 0.0, "microbatch_tokens": 160, "row_tokens": 80}
     wanted |= {"pairs_per_update": -(-len(chosen) // 3), "max_pairs_per_tree_per_update": 99}
     settings = TrainSettings(**{**wanted, "checkpoint_every": 2, "max_grad_norm": 0.1, **case.train})
     lines: list[dict[str, Any]] = []
@@ -107,7 +114,6 @@ def train(root: Path, out: Path, case: Case, accelerator: Accelerator) -> None:
         chosen, case.objective, settings, (0, 1), out / "checkpoints", lines.append,
     )  # fmt: skip
     assert len(work.updates) == 3
-    accelerator.free_memory()
     work.run(accelerator)
     parameters = list(model.parameters())
     held = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parameters)
@@ -127,22 +133,22 @@ def resume(root: Path, made: Path, out: Path, case: Case, accelerator: Accelerat
     train(root, out, case, accelerator)
 
 
-def run_in_processes(root: Path, processes: int, names: Iterable[str] = CASES) -> None:
+def run_in_processes(root: Path, processes: int, names: Iterable[str]) -> None:
     """Cases in several processes; results are in a folder of that name."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     path = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
-    started = []
-    for rank in range(processes):
-        environment = {"RANK": rank, "LOCAL_RANK": rank, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true", **common}
-        started.append(
-            subprocess.Popen(
-                [sys.executable, __file__, str(root), *names], env=os.environ | {k: str(v) for k, v in environment.items()},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-        )  # fmt: skip
+    common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    common |= {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(root), *names],
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
     try:
         said = [process.communicate(timeout=600)[0] for process in started]
     finally:

@@ -77,9 +77,7 @@ def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def killed(recipe: Path, out: Path, processes: int) -> None:
     """Start a run and lose one process; the others end at once and say why."""
-    result = launch(
-        "train", recipe, "--out", out, processes=processes, program=[str(recipe.parent / "dying.py")]
-    )
+    result = launch("train", recipe, "--out", out, processes=processes, program=[str(recipe.parent / "dying.py")])
     assert result.returncode != 0
     assert f"processes: {processes}" in result.stderr
     assert "Another process of this run has ended" in result.stderr

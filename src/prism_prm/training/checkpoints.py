@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from prism_prm.errors import PrismError
 from prism_prm.files import whole_folder
@@ -25,8 +25,6 @@ FILE_BYTES = 2**31
 """About how large a file gets: the main process holds one file's tensors at a time."""
 CANNOT_WRITE = (OSError, SafetensorError)
 """What a full disk looks like from Python and safetensors."""
-STATE_OF = "{name} {key}"
-"""What the optimiser's state of a parameter is called; names of parameters have no spaces."""
 
 
 class Checkpoints:
@@ -85,17 +83,17 @@ class Checkpoints:
             )
         try:
             _read(last, model, optimizer)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise _foreign(last, error) from error
         return int(progress["updates_done"])
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """All that an update changes, by name; in the same order on every process."""
+    """All that an update changes, in the same order on every process: `name` of a weight, `name key` of its state."""
     for name, parameter in _trained(model):
         yield name, parameter.detach()
         for key, value in optimizer.state[parameter].items():
-            yield STATE_OF.format(name=name, key=key), value
+            yield f"{name} {key}", value
 
 
 def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
@@ -125,24 +123,20 @@ def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path | None) -> 
 
 @torch.no_grad()
 def _read(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, "pt")) for path in sorted(folder.glob("state-*.safetensors"))]
-        where = {name: file for file in files for name in file.keys()}  # noqa: SIM118: it is no dict
-        states: dict[str, list[str]] = {}
-        for full_name in where:
+    trained, found = dict(_trained(model)), set()
+    for path in sorted(folder.glob("state-*.safetensors")):
+        for full_name, value in load_file(path).items():
             name, _, key = full_name.partition(" ")
-            states.setdefault(name, []).extend([key] if key else [])
-        trained = dict(_trained(model))
-        if trained.keys() != states.keys():
-            raise ValueError(f"other weights are trained: {sorted(trained.keys() ^ states.keys())[:3]}")
-        for name, parameter in trained.items():
-            parameter.copy_(placed_like(where[name].get_tensor(name), parameter))
-            state: dict[str, Any] = {}
-            for key in states[name]:
-                full_name = STATE_OF.format(name=name, key=key)
-                value = where[full_name].get_tensor(full_name)
-                state[key] = value if key == "step" else placed_like(value, parameter)  # AdamW counts on the CPU
-            optimizer.state[parameter] = state
+            found.add(name)
+            if name not in trained:
+                continue
+            parameter = trained[name]
+            if not key:
+                parameter.copy_(placed_like(value, parameter))
+            else:  # AdamW keeps its count of updates on the CPU
+                optimizer.state[parameter][key] = value if key == "step" else placed_like(value, parameter)
+    if found != trained.keys():
+        raise ValueError(f"it has other weights, e.g. {min(found ^ trained.keys())}")
 
 
 def _read_progress(checkpoint: Path) -> dict[str, Any]:
