@@ -150,7 +150,7 @@ def run_in_processes(root: Path, processes: int, names: Iterable[str]) -> None:
         for rank in range(processes)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=600)[0] for process in started]
+        said = [process.communicate(timeout=1200)[0] for process in started]
     finally:
         for process in started:
             process.kill()
