@@ -1,4 +1,4 @@
-"""The sandbox: runs programs that nobody has read, at the best level of isolation that this machine is proved to have."""
+"""The sandbox: runs programs that nobody has read, at the best level of isolation that works on this machine."""
 
 from __future__ import annotations
 
@@ -141,13 +141,17 @@ class Sandbox:
             job = {"function": "", **job, "limits": limits, "confine": begin.confine, "filter": rules}
             return run_process(
                 lambda sent: [*begin.command, "-P", "-s", "-S", "-c", _BOOT.format(sent)],
+                lambda report: marshal.dumps((_inside(), {**job, "report": report})),
                 stdin=stdin,
-                job=lambda report: marshal.dumps((_inside(), {**job, "report": report})),
                 wall=self.limits.wall,
                 most=self.limits.output,
                 lines=lines,
-                options={"cwd": "/", "env": ENVIRONMENT, **begin.options},
+                cwd="/",
+                env=ENVIRONMENT,
+                **begin.options,
             )
+        except OSError as error:
+            return Ended(stderr=bytearray(f"no process could be started: {error}".encode()))
         finally:
             self._places.put(place)
 

@@ -21,7 +21,7 @@ Level = Literal["bubblewrap", "landlock", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 FIRST_USER = 60_600
-"""As root, programs run as users from here on, one for each of the runs at the same time; no distribution assigns them."""
+"""As root, programs run as users from here on, one for each of the runs at a time; no distribution assigns them."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
 """All that a program sees of an environment; sets have the same order in every run."""
@@ -40,25 +40,34 @@ class Start:
     """For `subprocess`: the user to become before the command is started"""
 
 
+@functools.cache
 def interpreter() -> str:
     """This interpreter, outside of any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
+def prefix() -> str:
+    """The folder that the interpreter is installed in."""
+    return os.path.realpath(sys.base_prefix)
+
+
+@functools.cache
 def readable_places() -> tuple[str, ...]:
     """What a program may read: the interpreter, its library, and the system's shared libraries."""
-    folders = [*(f"{sys.base_prefix}/{name}" for name in ("lib", "lib64")), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+    folders = [*(f"{prefix()}/{name}" for name in ("lib", "lib64")), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     places = [interpreter(), *folders, "/etc/ld.so.cache"]
     return tuple(dict.fromkeys(place for place in places if os.path.exists(place)))
 
 
+@functools.cache
 def landlock_abi() -> int:
     """The version of landlock in this kernel; 0 if it has none."""
     found = ctypes.CDLL(None).syscall(inside.CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     return max(found, 0)
 
 
+@functools.cache
 def is_public(path: str) -> bool:
     """Whether any user may read the path, through all folders above it."""
     above = all(parent.stat().st_mode & 0o001 for parent in Path(path).parents)
@@ -94,20 +103,20 @@ def start(level: Level, place: int) -> Start:
     if not landlock_abi():
         rights["readable"] = []
     confine = {"user": 0, "keep_reading": False, "parent": 0, **rights}
-    hidden = user and not all(map(is_public, (interpreter(), f"{sys.base_prefix}/lib")))
+    hidden = user and not all(map(is_public, (interpreter(), f"{prefix()}/lib")))
     if not hidden:
         become = {"user": user, "group": user, "extra_groups": []} if user else {}
-        return Start([*_bubblewrap(sys.base_prefix), *command], confine, filtered=True, options=become)
+        return Start([*_bubblewrap(prefix()), *command], confine, filtered=True, options=become)
     # Root's mounts first, so that an interpreter in a private home has a place where the unprivileged user can read it.
     public = next(point for point in _MOUNT_POINTS if os.path.isdir(point))
-    outer = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", sys.base_prefix, public]
+    outer = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", prefix(), public]
     drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     return Start([*outer, *drop, *_bubblewrap(public), *command], confine, filtered=True)
 
 
 @functools.cache
-def _bubblewrap(prefix: str) -> tuple[str, ...]:
-    """The command up to the program's own; the interpreter's folder lies at `prefix` outside."""
+def _bubblewrap(source: str) -> tuple[str, ...]:
+    """The command up to the program's own; the interpreter's folder lies at `source` outside."""
     command = ["bwrap", "--unshare-all", "--unshare-user", "--cap-drop", "ALL", "--die-with-parent", "--new-session"]
     if "--disable-userns" in subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout:
         command.append("--disable-userns")
@@ -115,8 +124,8 @@ def _bubblewrap(prefix: str) -> tuple[str, ...]:
         if os.path.islink(place):
             command += ["--symlink", os.readlink(place), place]
         else:
-            inside_prefix = place.startswith(f"{sys.base_prefix}/")
-            command += ["--ro-bind", prefix + place[len(sys.base_prefix) :] if inside_prefix else place, place]
+            own = place.startswith(f"{prefix()}/")
+            command += ["--ro-bind", source + place[len(prefix()) :] if own else place, place]
     command += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
     for folder in ("/dev", "/"):
         command += ["--remount-ro", folder]
