@@ -97,7 +97,8 @@ _READING = {
     "symlink_to_a_file": "os.symlink(scene['folder'] + '/canary', scene['folder'] + '/s')\nbreach()",
     "hard_link_to_a_file": "os.link(scene['folder'] + '/canary', scene['folder'] + '/h')\nbreach()",
     "link_put_there_by_others": "if word in open(scene['folder'] + '/link').read(): breach()",
-    "openat2": "import ctypes\nsystem('openat2', -100, scene['canary'].encode(), ctypes.c_char_p(bytes(24)), 24)\nbreach()",
+    "openat2": "import ctypes\nhow = ctypes.c_char_p(bytes(24))\n"
+    "system('openat2', -100, scene['canary'].encode(), how, 24)\nbreach()",
     "file_handle": "import ctypes\nh = ctypes.create_string_buffer(bytes([128, 0, 0, 0]) + bytes(132))\n"
     "system('name_to_handle_at', -100, scene['canary'].encode(), h, ctypes.byref(ctypes.c_int()), 0)\nbreach()",
     "watch_files": "system('inotify_init1', 0)\nbreach()",
@@ -115,7 +116,8 @@ _WRITING = {
     "make_a_fifo": "os.mkfifo(scene['folder'] + '/fifo')\nbreach()",
     "write_a_temporary_file": "import tempfile\ntempfile.TemporaryFile(dir='/tmp').write(b'x')\nbreach()",
     "write_to_the_working_folder": "open('written-by-an-attack', 'w')\nbreach()",
-    "fill_dev_shm": "p = f'/dev/shm/attack-{os.getpid()}'\nf = open(p, 'wb')\nos.unlink(p)\nf.write(bytes(2**20))\nbreach()",
+    "fill_dev_shm": "p = f'/dev/shm/attack-{os.getpid()}'\nf = open(p, 'wb')\nos.unlink(p)\n"
+    "f.write(bytes(2**20))\nbreach()",
     "fill_a_memfd": "f = os.fdopen(system('memfd_create', b'x', 0), 'wb')\nf.write(bytes(2**20))\nbreach()",
     "shared_memory": "system('shmget', 0, 4096, 0o600)\nbreach()",
 }
@@ -130,7 +132,7 @@ _PROCESSES = {
     "raw_clone": "pid = system('clone', 17, 0, 0, 0, 0)\nos._exit(0) if pid == 0 else breach()",
     "thread_bomb": "import threading, time\nthreading.stack_size(65536)\n"
     "for _ in range(200): threading.Thread(target=time.sleep, args=(0.2,), daemon=True).start()\nbreach()",
-    "daemon": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os._exit(0)\n    os._exit(0)\nbreach()",
+    "daemon": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: os._exit(0)\n    os._exit(0)\nbreach()",
 }
 _OTHERS = {
     "signal_to_the_parent": "import signal\nos.kill(scene['pid'], signal.SIGCONT)\nbreach()",
@@ -190,7 +192,7 @@ _BOMBS = [
            "        except OSError: pass", "output", harmless="limited"),
     Attack("sleep", "import time\ntime.sleep(100)", "timeout", harmless="limited",
            limits=SHORT),
-    Attack("sleep_deaf_to_signals", "import signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+    Attack("sleep_deaf_to_signals", "import signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, 1)\n"
            "    except (OSError, ValueError): pass\ntime.sleep(100)", "timeout", harmless="limited",
            limits=SHORT),
     Attack("stop_itself", "import signal\nos.kill(os.getpid(), signal.SIGSTOP)", "timeout", harmless="limited",
@@ -206,7 +208,7 @@ _BOMBS = [
            "timeout", harmless="limited", limits=SHORT),
     Attack("many_files", "kept = [open('/dev/null') for _ in range(200)]\nbreach()", says="Too many open files",
            harmless="limited"),
-    Attack("raise_the_memory_limit", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\nbreach()",
+    Attack("raise_the_memory_limit", "import resource as r\nr.setrlimit(r.RLIMIT_AS, (2**33, 2**33))\nbreach()",
            says="ValueError|PermissionError", harmless="limited"),
     Attack("raise_the_cpu_limit", "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (60, 60))\nbreach()",
            says="ValueError|PermissionError", harmless="limited"),

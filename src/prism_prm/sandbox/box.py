@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import marshal
@@ -10,6 +11,7 @@ import os
 import platform
 import queue
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -61,6 +63,7 @@ class Sandbox:
             raise SettingError("workers", workers, reason)
         self.limits = limits
         self.workers = workers or len(os.sched_getaffinity(0))
+        self._thread = threading.local()
         self._places: queue.LifoQueue[int] = queue.LifoQueue()
         for place in reversed(range(_PLACES)):
             self._places.put(place)
@@ -69,7 +72,8 @@ class Sandbox:
         for self.level in LEVELS[:-1] if level == "auto" else (level,):
             try:
                 check_machine(self.level)
-                prove(self)
+                self.refused = prove(self)
+                """What the self-test has seen refused; nothing at level `none`"""
                 return
             except SandboxError as error:
                 reasons[self.level] = str(error)
@@ -91,19 +95,16 @@ class Sandbox:
         sent = json.dumps(list(arguments))
         calls = {"function": function, "arguments": sent, "cpu": math.ceil(self.limits.cpu)}
         ended = self._end(b"", lines=len(arguments) + 2, calls=len(arguments), code=code, **calls)
-        times = [at for at, _ in ended.lines] + [ended.at]
-        reports = [_reported(line) for _, line in ended.lines[1 : len(arguments) + 2]]
-        if not reports or reports[0].status != "ok":
-            failed = reports[0] if reports else Run(self._status(ended), stderr=bytes(ended.stderr))
-            return [failed] * len(arguments)
-        runs = [
-            Run(run.status, stderr=run.stderr, value=run.value, seconds=times[i + 2] - times[i + 1])
-            for i, run in enumerate(reports[1:])
-        ]
+        status = self._status(ended)
+        lost = Run("error" if status == "ok" else status, stderr=bytes(ended.stderr))  # without a report it is not ok
+        loaded, *reports = [_reported(line) for _, line in ended.lines[1 : len(arguments) + 2]] or [lost]
+        if loaded.status != "ok":
+            return [loaded] * len(arguments)
+        times = [at for at, _ in ended.lines[1:]]
+        runs = [dataclasses.replace(run, seconds=times[i + 1] - times[i]) for i, run in enumerate(reports)]
         if len(runs) < len(arguments):
-            status = self._status(ended)
-            runs.append(Run("error" if status == "ok" else status, stderr=bytes(ended.stderr)))
-            after = Run(runs[-1].status, stderr=f"not called: call {len(runs)} has ended the process".encode())
+            runs.append(lost)
+            after = Run(lost.status, stderr=f"not called: call {len(runs)} has ended the process".encode())
             runs += [after] * (len(arguments) - len(runs))
         return runs
 
@@ -112,9 +113,13 @@ class Sandbox:
         return self.each(self._do, jobs)
 
     def each(self, act: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-        """`act` on each item, in as many threads as there are workers; results in order, few items read ahead."""
+        """`act` on each item, in as many threads as there are workers; results in order, few items read ahead.
+
+        Whoever stops asking stops what still runs.
+        """
         waiting: deque[Future[B]] = deque()
-        pool = ThreadPoolExecutor(self.workers)
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(self.workers, initializer=setattr, initargs=(self._thread, "stop", stop))
         try:
             for item in items:
                 waiting.append(pool.submit(act, item))
@@ -123,6 +128,7 @@ class Sandbox:
             while waiting:
                 yield waiting.popleft().result()
         finally:
+            stop.set()
             pool.shutdown(cancel_futures=True)
 
     def _do(self, job: Job) -> Run | list[Run]:
@@ -148,8 +154,10 @@ class Sandbox:
                 lines=lines,
                 cwd="/",
                 env=ENVIRONMENT,
-                **begin.options,
+                stop=getattr(self._thread, "stop", threading.Event()),
             )
+        except InterruptedError:
+            raise
         except OSError as error:
             return Ended(stderr=bytearray(f"no process could be started: {error}".encode()))
         finally:

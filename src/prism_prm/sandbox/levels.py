@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -36,8 +36,6 @@ class Start:
     confine: dict[str, Any] | None
     """What `inside` is told to give up; None: nothing"""
     filtered: bool
-    options: dict[str, Any] = field(default_factory=dict)
-    """For `subprocess`: the user to become before the command is started"""
 
 
 @functools.cache
@@ -85,6 +83,8 @@ def check_machine(level: Level) -> None:
         raise SandboxError(f"no list of system calls for this architecture ({platform.machine()}; known: {known})")
     if level == "bubblewrap" and not shutil.which("bwrap"):
         raise SandboxError("bwrap is not installed: apt install bubblewrap (or dnf, pacman, apk)")
+    if level == "bubblewrap" and os.geteuid() == 0 and not shutil.which("setpriv"):
+        raise SandboxError("setpriv, which root needs, is not installed: apt install util-linux")
     if level == "landlock" and not landlock_abi():
         raise SandboxError("this kernel has no landlock: Linux 5.13 or newer, with landlock in the boot option lsm=")
 
@@ -103,14 +103,14 @@ def start(level: Level, place: int) -> Start:
     if not landlock_abi():
         rights["readable"] = []
     confine = {"user": 0, "keep_reading": False, "parent": 0, **rights}
-    hidden = user and not all(map(is_public, (interpreter(), f"{prefix()}/lib")))
-    if not hidden:
-        become = {"user": user, "group": user, "extra_groups": []} if user else {}
-        return Start([*_bubblewrap(prefix()), *command], confine, filtered=True, options=become)
-    # Root's mounts first, so that an interpreter in a private home has a place where the unprivileged user can read it.
+    if not user:
+        return Start([*_bubblewrap(prefix()), *command], confine, filtered=True)
+    drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    if all(map(is_public, (interpreter(), f"{prefix()}/lib"))):
+        return Start([*drop, *_bubblewrap(prefix()), *command], confine, filtered=True)
+    # Root's own mounts first: an interpreter in a private home gets a place where the unprivileged user can read it.
     public = next(point for point in _MOUNT_POINTS if os.path.isdir(point))
     outer = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", prefix(), public]
-    drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     return Start([*outer, *drop, *_bubblewrap(public), *command], confine, filtered=True)
 
 
@@ -146,11 +146,13 @@ def threads_of(user: int) -> int:
 
 
 def resource_limits(level: Level, limits: Limits, calls: int, user: int) -> dict[str, tuple[int, int]]:
-    """Names of `resource` → (soft, hard); the CPU's hard limit has room for all calls."""
+    """Names of `resource` → (soft, hard); the CPU's hard limit has room for all calls.
+
+    The kernel counts the user's threads elsewhere too, but afresh in bubblewrap's namespace, where it has one process.
+    """
     cpu = math.ceil(limits.cpu)
     same = {"RLIMIT_AS": limits.memory, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
     if level != "none":
-        # In a namespace the kernel counts afresh, from the sandbox's own processes.
-        others = 2 if level == "bubblewrap" else threads_of(user)
+        others = 1 if level == "bubblewrap" else threads_of(user)
         same |= {"RLIMIT_NPROC": others + limits.threads, "RLIMIT_FSIZE": 0, "RLIMIT_MSGQUEUE": 0}
     return {"RLIMIT_CPU": (cpu, cpu * (calls + 1) + 1)} | {name: (value, value) for name, value in same.items()}

@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ _STARTING = 20.0
 """Seconds that a process may take to be ready on a busy machine."""
 _LINGERING = 1.0
 """Seconds in which the pipes must close once the process has ended."""
+_GLANCE = 0.2
+"""Seconds between looks at whether to stop."""
 _PIECE = 1 << 16
 
 
@@ -52,12 +55,14 @@ def run_process(
     wall: float,
     most: int,
     lines: int,
+    stop: threading.Event,
     **options: Any,
 ) -> Ended:
     """Run a command to its end: at most `wall` seconds after any of its first `lines` reported lines.
 
     `command` is told the descriptor of the job and `job` that of the report, which exist only now. The output, which
-    includes the report, may have `most` bytes. Options are those of `subprocess.Popen`.
+    includes the report, may have `most` bytes. Whoever sets `stop` ends it with an `InterruptedError`. Options are
+    those of `subprocess.Popen`.
     """
     report, report_end = os.pipe2(os.O_CLOEXEC)
     with open(report, "rb", buffering=0) as told:
@@ -75,14 +80,23 @@ def run_process(
         assert process.stderr is not None
         with process.stdout as out, process.stderr as err:
             names = {out.fileno(): "stdout", err.fileno(): "stderr", told.fileno(): "report"}
-            return _Watch(process, names, wall, most, lines).until_the_end()
+            return _Watch(process, names, wall, most, lines, stop).until_the_end()
 
 
 class _Watch:
     """Reads a process's pipes until it has ended or must be."""
 
-    def __init__(self, process: subprocess.Popen[bytes], names: dict[int, str], wall: float, most: int, lines: int):
-        self.process, self.names, self.wall, self.most, self.lines = process, names, wall, most, lines
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        names: dict[int, str],
+        wall: float,
+        most: int,
+        lines: int,
+        stop: threading.Event,
+    ) -> None:
+        self.process, self.names, self.stop = process, names, stop
+        self.wall, self.most, self.lines = wall, most, lines
         self.ended = Ended()
         self.unread: list[bytes] = []
         self.size = 0
@@ -90,6 +104,7 @@ class _Watch:
         self.selector = selectors.DefaultSelector()
         for pipe in names:
             os.set_blocking(pipe, False)
+            os.fchmod(pipe, 0o666)  # `/dev/stdout` opens for the unprivileged user too
             self.selector.register(pipe, selectors.EVENT_READ)
 
     def until_the_end(self) -> Ended:
@@ -98,6 +113,8 @@ class _Watch:
         try:
             self.selector.register(handle, selectors.EVENT_READ)
             while handle not in self.read() and ended.by == "itself":
+                if self.stop.is_set():
+                    raise InterruptedError("stopped")
                 if self.size > self.most:
                     ended.by = "output"
                 elif time.monotonic() >= self.deadline:
@@ -119,7 +136,8 @@ class _Watch:
 
     def read(self) -> set[int]:
         """Wait until the deadline for something, read it, and say what was ready."""
-        ready = {key.fd for key, _ in self.selector.select(max(0.0, self.deadline - time.monotonic()))}
+        left = max(0.0, self.deadline - time.monotonic())
+        ready = {key.fd for key, _ in self.selector.select(min(left, _GLANCE))}
         for pipe in ready & set(self.names):
             piece = os.read(pipe, _PIECE)
             if not piece:
