@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,48 +86,42 @@ def test_after_attacks_others_run_and_no_descriptor_is_lost(level: str) -> None:
     assert box.run("print(sum(range(10)))").stdout == b"45\n"
 
 
-def _as_ordinary_user(*names: str) -> str:
-    """The faults of these attacks (all, if none is named) at all levels as user nobody, with the system's Python."""
+def faults_with_the_systems_python(user: int, *names: str) -> str:
+    """What goes wrong with these attacks (all, if none is named) at all levels, started by this user."""
     version = [PUBLIC_PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
     if not IS_ROOT or not os.path.exists(PUBLIC_PYTHON) or subprocess.run(version).returncode:
         pytest.skip("NOT TESTED as another user: needs root, and a Python 3.11 that all may use")
-    sources = HERE.parent.parent / "src"
-    if not all(parent.stat().st_mode & 0o001 for parent in (HERE, *HERE.parents)):
+    if not all(folder.stat().st_mode & 0o001 for folder in (HERE, *HERE.parents)):
         pytest.skip(f"NOT TESTED as another user, who cannot read {HERE}")
-    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    command = [*drop, PUBLIC_PYTHON, "-B", HERE / "as_user.py", "bubblewrap" if shutil.which("bwrap") else "", *names]
-    environment = {"PYTHONPATH": f"{sources}:{HERE}", "PATH": os.environ["PATH"]}
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    command = [*become, PUBLIC_PYTHON, "-B", HERE / "as_user.py", "bubblewrap" if shutil.which("bwrap") else "", *names]
+    environment = {"PYTHONPATH": f"{HERE.parent.parent / 'src'}:{HERE}", "PATH": os.environ["PATH"]}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-OWN = [
-    "read_a_file_of_the_user",
-    "change_a_mode",
-    "delete_a_file",
-    "signal_to_the_parent",
-    "queued_signal",
-    "pidfd",
-    "environment_of_the_parent",
-    "limits_of_the_parent",
-    "unix_socket",
-    "fork",
-    "thread_bomb",
-    "nested_user_namespace",
-    "ptrace",
-    "write_a_temporary_file",
-]
+NOBODY, ROOT = 65534, 0
+OWN = (
+    "read_a_file_of_the_user", "change_a_mode", "delete_a_file", "signal_to_the_parent", "queued_signal", "pidfd",
+    "environment_of_the_parent", "limits_of_the_parent", "unix_socket", "fork", "thread_bomb", "ptrace",
+    "nested_user_namespace", "write_a_temporary_file",
+)  # fmt: skip
+"""Attacks on what belongs to the user who runs the sandbox; root's programs are another user."""
 
 
 def test_as_an_ordinary_user() -> None:
-    """The attacks on what belongs to the same user; for root the program has another one."""
-    assert _as_ordinary_user(*OWN) == f"{len(OWN)} attacks\n"
+    assert faults_with_the_systems_python(NOBODY, *OWN) == f"{len(OWN)} attacks\n"
+
+
+def test_as_root_with_an_interpreter_that_all_can_read() -> None:
+    assert faults_with_the_systems_python(ROOT, "thread_bomb", "core_pattern", "become_root") == "3 attacks\n"
 
 
 @pytest.mark.slow
-def test_as_an_ordinary_user_all_attacks() -> None:
-    assert _as_ordinary_user() == f"{len(attacks.ATTACKS)} attacks\n"
+@pytest.mark.parametrize("user", [NOBODY, ROOT])
+def test_all_attacks_with_the_systems_python(user: int) -> None:
+    assert faults_with_the_systems_python(user) == f"{len(attacks.ATTACKS)} attacks\n"
 
 
 def test_a_level_that_does_not_isolate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,4 +130,3 @@ def test_a_level_that_does_not_isolate_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(seccomp, "filter_for", lambda _: None)
     with pytest.raises(SandboxError, match="could start processes"):
         Sandbox("landlock")
-    assert sys.platform == "linux"

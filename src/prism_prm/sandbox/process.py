@@ -109,23 +109,22 @@ class _Watch:
 
     def until_the_end(self) -> Ended:
         ended = self.ended
-        handle = os.pidfd_open(self.process.pid)
         try:
-            self.selector.register(handle, selectors.EVENT_READ)
-            while handle not in self.read() and ended.by == "itself":
-                if self.stop.is_set():
-                    raise InterruptedError("stopped")
-                if self.size > self.most:
-                    ended.by = "output"
-                elif time.monotonic() >= self.deadline:
-                    ended.by = "timeout"
+            with open(os.pidfd_open(self.process.pid), "rb", buffering=0) as end:
+                self.selector.register(end, selectors.EVENT_READ)
+                while end.fileno() not in self.read() and ended.by == "itself":
+                    if self.stop.is_set():
+                        raise InterruptedError("stopped")
+                    if self.size > self.most:
+                        ended.by = "output"
+                    elif time.monotonic() >= self.deadline:
+                        ended.by = "timeout"
+                self.selector.unregister(end)
             ended.at = time.monotonic()
         finally:
             # It is not yet waited for, so its number cannot be another's, and whoever it has left behind goes with it.
             os.killpg(self.process.pid, signal.SIGKILL)
             ended.exit_code = self.process.wait()
-            self.selector.unregister(handle)
-            os.close(handle)
         self.deadline = time.monotonic() + _LINGERING
         while self.selector.get_map() and self.size <= self.most and time.monotonic() < self.deadline:
             self.read()
