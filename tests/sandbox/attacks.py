@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import socket
@@ -20,7 +21,7 @@ from typing import Any
 
 from prism_prm.sandbox import Limits, Run, Sandbox
 
-SMALL = Limits(cpu=2, wall=20, memory=128 * 2**20, output=2**20, threads=16)
+SMALL = Limits(cpu=2, wall=20, memory_mb=128, output_mb=1, threads=16)
 SHORT = Limits(cpu=5, wall=0.3)
 REFUSED = (
     r"PermissionError|FileNotFoundError|ProcessLookupError|Read-only file system|Function not implemented"
@@ -263,19 +264,13 @@ def scene() -> Iterator[dict[str, Any]]:
 
 
 def run_attack(attack: Attack, level: str, aim: dict[str, Any]) -> Run:
-    """Run an attack; the sandbox of each level and limits is made and proved once."""
-    box = _box(level)
-    box.limits = attack.limits
-    return box.run(attack.code, f"{aim!r}\n")
+    """Run an attack; the sandbox of each level is proved once."""
+    return _sandbox(level).with_limits(attack.limits).run(attack.code, f"{aim!r}\n")
 
 
-_BOXES: dict[str, Sandbox] = {}
-
-
-def _box(level: str) -> Sandbox:
-    if level not in _BOXES:
-        _BOXES[level] = Sandbox(level)  # type: ignore[arg-type]
-    return _BOXES[level]
+@functools.cache
+def _sandbox(level: Any) -> Sandbox:
+    return Sandbox(level)
 
 
 def fault_of(attack: Attack, run: Run) -> str:

@@ -55,7 +55,7 @@ def test_contained(attack: attacks.Attack, level: str, aim: dict[str, Any]) -> N
     run = attacks.run_attack(attack, level, aim)
     assert attacks.fault_of(attack, run) == ""
     assert attacks.harm_done(aim) == []
-    assert len(run.stdout) + len(run.stderr) <= attack.limits.output + 2**17
+    assert len(run.stdout) + len(run.stderr) <= attack.limits.output_mb * 2**20 + 2**17
 
 
 CONTROLS = [a for a in attacks.ATTACKS if a.harmless == "for all" or (IS_ROOT and a.harmless == "for root")]
@@ -77,9 +77,8 @@ def test_signal_to_all(level: str, aim: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_after_attacks_others_run_and_no_descriptor_is_lost(level: str) -> None:
-    box = Sandbox(level)  # type: ignore[arg-type]
     flood = next(attack for attack in attacks.ATTACKS if attack.name == "endless_report")
-    box.limits = flood.limits
+    box = Sandbox(level, flood.limits)  # type: ignore[arg-type]
     before = os.listdir("/proc/self/fd")
     assert box.run(flood.code, "{}\n").status == "output"
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -80,6 +81,12 @@ class Sandbox:
         found = "\n".join(f"- {name}: {reason}" for name, reason in reasons.items())
         raise SandboxError(f"Programs cannot be run in isolation on this machine:\n{found}")
 
+    def with_limits(self, limits: Limits) -> Sandbox:
+        """The same sandbox with other limits; it is not proved again."""
+        other = copy.copy(self)
+        other.limits = limits
+        return other
+
     def run(self, code: str, stdin: str | bytes = b"") -> Run:
         """Run a program with this standard input."""
         given = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
@@ -150,7 +157,7 @@ class Sandbox:
                 lambda report: marshal.dumps((_inside(), {**job, "report": report})),
                 stdin=stdin,
                 wall=self.limits.wall,
-                most=self.limits.output,
+                most=self.limits.output_mb * MEBI,
                 lines=lines,
                 cwd="/",
                 env=ENVIRONMENT,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from prism_prm.sandbox import inside, seccomp
-from prism_prm.sandbox.records import Limits, SandboxError
+from prism_prm.sandbox.records import MEBI, Limits, SandboxError
 
 Level = Literal["bubblewrap", "landlock", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -151,7 +151,7 @@ def resource_limits(level: Level, limits: Limits, calls: int, user: int) -> dict
     The kernel counts the user's threads elsewhere too, but afresh in bubblewrap's namespace, where it has one process.
     """
     cpu = math.ceil(limits.cpu)
-    same = {"RLIMIT_AS": limits.memory, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
+    same = {"RLIMIT_AS": limits.memory_mb * MEBI, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
     if level != "none":
         others = 1 if level == "bubblewrap" else threads_of(user)
         same |= {"RLIMIT_NPROC": others + limits.threads, "RLIMIT_FSIZE": 0, "RLIMIT_MSGQUEUE": 0}
