@@ -24,7 +24,7 @@ from prism_prm.ranges import Count, fault
 from prism_prm.sandbox import inside, seccomp
 from prism_prm.sandbox.levels import ENVIRONMENT, FIRST_USER, LEVELS, Level, check_machine, resource_limits, start
 from prism_prm.sandbox.process import Ended, run_process
-from prism_prm.sandbox.records import Job, Limits, Program, Run, SandboxError, Status
+from prism_prm.sandbox.records import MEBI, Job, Limits, Program, Run, SandboxError, Status
 
 A, B = TypeVar("A"), TypeVar("B")
 _BOOT = """
