@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from docs_code import blocks
 from prism_prm.errors import PrismError
 from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox, SandboxError, box, levels
 
@@ -324,6 +325,18 @@ def test_settings_are_checked(make: Callable[[], object], says: str) -> None:
     with pytest.raises(PrismError) as caught:
         make()
     assert says in str(caught.value)
+
+
+def test_the_example_in_the_docs() -> None:
+    (example,) = blocks("docs/code.md", "python")
+    *made, run, call, jobs = example.strip().splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(made), names)
+    for line in (run, call):
+        code, expected = line.split("  # ")
+        assert eval(code, names) == eval(expected)
+    first, (second,) = eval(jobs, names)
+    assert (first.stdout, second.value) == (b"1\n", 2)
 
 
 def test_the_command_shows_the_self_test() -> None:

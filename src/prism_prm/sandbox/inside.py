@@ -126,8 +126,7 @@ def _confine(*, user: int, keep_reading: bool, parent: int, readable: list[str],
         _must(libc.prctl(_SET_PDEATHSIG, 9, 0, 0, 0), "pdeathsig")
         if os.getppid() != parent:
             raise OSError("the parent has ended")
-    if readable:
-        _landlock(libc, readable, devices)
+    _landlock(libc, readable, devices)
 
 
 def _become(libc: Any, user: int, keep_reading: bool) -> None:

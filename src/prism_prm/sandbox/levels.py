@@ -85,7 +85,7 @@ def check_machine(level: Level) -> None:
         raise SandboxError("bwrap is not installed: apt install bubblewrap (or dnf, pacman, apk)")
     if level == "bubblewrap" and os.geteuid() == 0 and not shutil.which("setpriv"):
         raise SandboxError("setpriv, which root needs, is not installed: apt install util-linux")
-    if level == "landlock" and not landlock_abi():
+    if not landlock_abi():
         raise SandboxError("this kernel has no landlock: Linux 5.13 or newer, with landlock in the boot option lsm=")
 
 
@@ -100,8 +100,6 @@ def start(level: Level, place: int) -> Start:
         hidden = not all(map(is_public, readable_places()))
         own = {"user": user, "keep_reading": hidden, "parent": os.getpid()}
         return Start(command, {**own, **rights}, filtered=True)
-    if not landlock_abi():
-        rights["readable"] = []
     confine = {"user": 0, "keep_reading": False, "parent": 0, **rights}
     if not user:
         return Start([*_bubblewrap(prefix()), *command], confine, filtered=True)
