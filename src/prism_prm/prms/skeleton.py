@@ -19,32 +19,8 @@ from prism_prm.lm.place import CONFIG_FILE, config_folder, readable
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
 from prism_prm.prms.folder import find_card
+from prism_prm.prms.known_sizes import SIZES, Stand
 from prism_prm.prms.module import PrmModule
-
-_QWEN = {"model_type": "qwen2", "max_position_embeddings": 4096, "tie_word_embeddings": False}
-_LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "tie_word_embeddings": False, "vocab_size": 128256}
-
-
-def _sizes(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, **others,
-    }  # fmt: skip
-
-
-SIZES: dict[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": _QWEN | _sizes(896, 4864, 24, 14, 2, vocab_size=151936, tie_word_embeddings=True),
-    "qwen2.5-1.5b": _QWEN | _sizes(1536, 8960, 28, 12, 2, vocab_size=151936, tie_word_embeddings=True),
-    "qwen2.5-7b": _QWEN | _sizes(3584, 18944, 28, 28, 4, vocab_size=152064),
-    "qwen2.5-14b": _QWEN | _sizes(5120, 13824, 48, 40, 8, vocab_size=152064),
-    "qwen2.5-32b": _QWEN | _sizes(5120, 27648, 64, 40, 8, vocab_size=152064),
-    "qwen2.5-72b": _QWEN | _sizes(8192, 29568, 80, 64, 8, vocab_size=152064),
-    "llama-3.1-8b": _LLAMA | _sizes(4096, 14336, 32, 32, 8),
-    "llama-3.1-70b": _LLAMA | _sizes(8192, 28672, 80, 64, 8),
-    "mistral-7b": _LLAMA | _sizes(4096, 14336, 32, 32, 8, model_type="mistral", vocab_size=32000),
-    "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, vocab_size=49152, tie_word_embeddings=True),
-}  # fmt: skip
-"""Name → the config of a known model, for planning where it is not at hand. The context of Qwen is that of its PRMs."""
 
 
 class SkeletonModule(PrmModule):
@@ -73,16 +49,6 @@ class Skeleton:
     @property
     def sizes(self) -> ModelSizes:
         return sizes_of(self.module)
-
-
-@dataclass(frozen=True)
-class Stand:
-    """What stands in for a model that is not at hand."""
-
-    config: str | None = None
-    """A folder with config.json (no weights are needed), or a name in SIZES."""
-    tokenizer: str | None = None
-    """A folder with a tokenizer."""
 
 
 def load_skeleton(
