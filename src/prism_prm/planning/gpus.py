@@ -48,7 +48,7 @@ class Cluster:
 
     gpu: str = "a6000"
     """The GPU: rtx3090, rtx4090, l4, l40s, a6000, a100-40, a100-80, h100, h200 or b200. Any other name needs
-    --gpu-memory and --gpu-tflops."""
+    --gpu-memory and --gpu-tflops, as does cpu, for which attention is planned in blocks."""
     count: Count = 1
     """The number of GPUs."""
     gpu_memory: Positive | None = None
@@ -64,6 +64,11 @@ class Cluster:
             raise ConfigError(
                 f"Unknown GPU {self.gpu!r}. Known: {', '.join(GPUS)}; for another give --gpu-memory and --gpu-tflops."
             )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether a CPU is planned for."""
+        return self.gpu == "cpu"
 
     @property
     def room(self) -> float:

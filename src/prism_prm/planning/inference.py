@@ -31,8 +31,8 @@ def plan_scoring(
 ) -> Plan:
     """What `prism score` will take."""
     skeleton = load_skeleton(
-        prm, stand=stand, family=loading.family, attn=loading.attn, token_budget=loading.token_budget,
-        context=loading.context,
+        prm, stand=stand, family=loading.family, attn=loading.attn, on_cpu=cluster.on_cpu,
+        token_budget=loading.token_budget, context=loading.context,
     )  # fmt: skip
     skeleton.on_too_long = loading.on_too_long
     trees = trees_to_score(inputs)

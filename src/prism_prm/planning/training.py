@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class TrainingPlanner:
         base, hardware = recipe.base, recipe.hardware
         self.prm = load_skeleton(
             str(base.prm or base.backbone), stand=stand, fresh=not base.prm, family=base.family, layers=base.layers,
-            attn=hardware.attn, token_budget=hardware.score_tokens,
+            attn=hardware.attn, on_cpu=cluster.on_cpu, token_budget=hardware.score_tokens,
         )  # fmt: skip
         self.sizes = self.prm.sizes
         self.notes = [f"not the model's own: {note}" for note in self.prm.notes]
@@ -61,6 +62,7 @@ class TrainingPlanner:
         largest = max((one.tally.largest for one in counts), key=lambda batch: (batch.tokens, batch.pairs))
         accumulates = max(one.passes for one in counts) > 1
         setup = setup_of(self.recipe.hardware, self.prm.module, accumulates=accumulates)
+        setup = replace(setup, on_cpu=self.cluster.on_cpu)
         stages = [*scoring, *(self._round_stage(one, setup) for one in counts)]
         case = Case(setup, largest, "ddp", self.cluster.count)
         fits = ways(self.sizes, case, self.cluster.room)
