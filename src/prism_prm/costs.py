@@ -239,7 +239,7 @@ def training_memory(model: ModelSizes, batch: Batch, setup: Setup, *, way: Way =
         activations = layers * batch.tokens * model.hidden * setup.weights + layer
     else:
         activations = layers * layer
-    backward = _backward_temporary(model, batch, setup) + _communication(model, trained, setup, way, count)
+    backward = _backward_temporary(model, batch, setup) + _copies(model, trained, setup, way, count)
     step = _optimiser_temporary(model, trained, setup) / shards
     held = held_parameters(model, setup)
     weights = ((held - trained) * setup.weights + trained * setup.trained_bytes) / shards
@@ -253,28 +253,23 @@ def training_memory(model: ModelSizes, batch: Batch, setup: Setup, *, way: Way =
 
 
 def _backward_temporary(model: ModelSizes, batch: Batch, setup: Setup) -> float:
-    """The widest gradients, the mask, a weight's new gradient before it is added, and 16-bit copies of weights."""
+    """The widest gradients, the mask, and a weight's new gradient before it is added."""
     gradients = batch.tokens * (3 * model.intermediate + 2 * model.hidden) * setup.compute
     mask = 0 if setup.kernel in ("flex", "blocks") else batch.pairs * (1 + setup.compute)
     largest = max(matrix.size for matrix in model.matrices) * setup.trained_bytes
-    copies = 0
-    if setup.compute < setup.weights:
-        layers = 1 if setup.rank and setup.checkpointing else model.layers
-        copies = layers * model.linear * setup.compute
-    return gradients + mask + (0 if setup.rank else largest) + copies
+    return gradients + mask + (0 if setup.rank else largest)
 
 
-def _communication(model: ModelSizes, trained: int, setup: Setup, way: Way, count: int) -> float:
-    """DDP's buckets; or what FSDP gathers: two layers, the embedding and the head, and a layer's gradients."""
-    if count == 1:
-        return 0.0
-    if way == "ddp":
-        return trained * setup.trained_bytes
+def _copies(model: ModelSizes, trained: int, setup: Setup, way: Way, count: int) -> float:
+    """Weights and gradients that are there twice: in 16 bits for mixed precision, in DDP's buckets, or gathered by
+    FSDP, which casts as it gathers: two layers, the embedding and the head, and a layer's gradients."""
     layer = model.linear + model.small
-    root = model.embedding + model.rest + model.head
-    copies = model.layers * model.linear * setup.compute if setup.compute < setup.weights else 0
-    gathered = (2 * layer + root) * setup.compute + layer * (setup.compute + 4)
-    return gathered - copies  # weights are cast as they are gathered, so there are no other copies
+    if way == "fsdp" and count > 1:
+        root = model.embedding + model.rest + model.head
+        return (2 * layer + root) * setup.compute + layer * (setup.compute + 4)
+    layers = 1 if setup.rank and setup.checkpointing else model.layers
+    mixed = layers * model.linear * setup.compute if setup.compute < setup.weights else 0
+    return mixed + (trained * setup.trained_bytes if count > 1 else 0)
 
 
 def _optimiser_temporary(model: ModelSizes, trained: int, setup: Setup) -> float:

@@ -121,7 +121,7 @@ def test_every_process_is_counted(ranks: int, tiny_lm: Callable[..., Path]) -> N
                 tokens += micro.batch.input_ids_BL.numel()
                 weightless += 0 if micro.weight else micro.batch.input_ids_BL.numel()
     assert (counted.tally.total.tokens, counted.idle) == (tokens, weightless)
-    assert (weightless > 0) == (ranks == 40)
+    assert weightless == 0 if ranks == 1 else weightless > 0
     alone = [parts_of_update(work.examples, update, prm.family, "none", work.limits) for update in work.updates]
     assert counted.tally.separate == sum(part.tokens for parts in alone for part in parts)
     pairs = parts_of_update(work.examples, np.arange(len(work.examples)), prm.family, "pair", work.limits)
@@ -211,7 +211,7 @@ def test_settings_that_are_named_do_fit() -> None:
     assert saving.memory(SEVEN).peak <= cluster.room
     one = Cluster("rtx4090", count=1)
     alone = remedies(SEVEN, Case(MIXED, LARGE, "ddp", 1), one, 2048, 4096)
-    assert all("sharding over GPUs = " in line or "lora" in line for line in alone)
+    assert all("sharding over " in line or "lora" in line for line in alone)
 
 
 def test_hours_follow_from_operations(place: Path) -> None:

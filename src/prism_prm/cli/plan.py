@@ -37,6 +37,8 @@ EXAMPLES = """
 What the numbers assume: docs/scale.md
 """
 _GIB = 2**30
+_SHORT = {"gradients": "grads", "optimiser": "optim", "activations": "activ", "temporary": "temp"}
+"""Parts of memory as the columns of a narrow table name them."""
 
 
 @with_settings(
@@ -139,9 +141,8 @@ def _show(found: Plan) -> None:
         ]
         for one in found.fits
     ]
-    short = [part.replace("activations", "activ.").replace("optimiser", "optim.").replace("gradients", "grad.")
-             .replace("temporary", "temp.") for part in parts]  # fmt: skip
-    print_table(f"GiB per GPU, of {cluster.room / _GIB:.0f} usable", ["", *short, "peak", "fits"], rows)
+    headers = ["", *(_SHORT.get(part, part) for part in parts), "peak", "fits"]
+    print_table(f"GiB per GPU, of {cluster.room / _GIB:.0f} usable", headers, rows)
     if found.remedies:
         tell(f"{found.fits[0].name} does not fit. Settings that make it fit:")
         for line in found.remedies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,7 @@ def ways(model: ModelSizes, case: Case, room: float) -> list[Fit]:
     named: dict[str, Setup] = {"LoRA" if case.setup.rank else "full": case.setup, "LoRA": case.setup}
     if not case.setup.rank:
         named["LoRA"] = adapted
-        named["LoRA, bf16 weights"] = replace(adapted, weights=2, compute=2)
+        named["LoRA in bf16"] = replace(adapted, weights=2, compute=2)
     spread: dict[str, Way] = {"DDP": "ddp", "FSDP2": "fsdp"} if case.count > 1 else {"one GPU": "ddp"}
     found = []
     for (name, setup), (how, way) in itertools.product(named.items(), spread.items()):
@@ -93,7 +94,7 @@ def _first_of_each_kind(found: list[tuple[tuple[str, ...], float]]) -> list[tupl
     """Of settings that differ in a number only, the first, which changes least."""
     kept: dict[tuple[str, ...], tuple[tuple[str, ...], float]] = {}
     for names, peak in found:
-        kept.setdefault(tuple(name.split(" = ")[0] for name in names), (names, peak))
+        kept.setdefault(tuple(re.sub(r"\d+", "", name) for name in names), (names, peak))
     return list(kept.values())
 
 
@@ -113,12 +114,15 @@ def _changes(case: Case, shortest: int, longest_row: int) -> Iterator[tuple[str,
         yield "sharding (recipes/accelerate/fsdp.yaml)", lambda one: replace(one, way="fsdp")
     if not case.setup.rank:
         lora = Lora()
-        yield "[hardware.lora]", lambda one: replace(one, setup=replace(one.setup, rank=lora.r, targets=lora.targets))
+        yield (
+            "LoRA ([hardware.lora])",
+            lambda one: replace(one, setup=replace(one.setup, rank=lora.r, targets=lora.targets)),
+        )
     elif case.setup.weights > 2:
         yield 'hardware.dtype = "bfloat16"', lambda one: replace(one, setup=replace(one.setup, weights=2, compute=2))
     count = 2 * case.count
     while count <= _MOST_GPUS:
-        yield f"sharding over GPUs = {count}", _more(count)
+        yield f"sharding over {count} GPUs", _more(count)
         count *= 2
 
 

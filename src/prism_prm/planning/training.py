@@ -180,8 +180,8 @@ class TrainingPlanner:
         self.notes.append(f"attention is {kernel}; its backward pass counts as 2.5 forward passes")
         self.notes.append("forward and backward passes of linear layers and attention count; nothing else does")
         idle = sum(one.idle for one in counts)
-        if idle:
-            total = sum(one.tally.total.tokens for one in counts)
+        total = sum(one.tally.total.tokens for one in counts)
+        if idle > 0.01 * total:
             self.notes.append(f"{idle / total:.0%} of the tokens are run only to keep step: updates are too small")
         if not accumulates:
             self.notes.append("an update is one pass per GPU, so gradients appear while activations are freed")
