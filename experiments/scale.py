@@ -37,6 +37,12 @@ from prism_prm.training.settings import TrainSettings
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
 PHASE_1, BOTH_PHASES, MATH_SHEPHERD = 942, 75_000, 440_000
 """Solutions: those at hand; OpenAI's count of both phases; the published size of Math-Shepherd."""
+LOOKAHEADS = "PRM800K phase 1, all lookahead pairs"
+CHAINS, REPEATS = 12, 10
+"""Solutions without other candidates are short work, so more of them are measured; the 100 solutions of Math-Shepherd
+are repeated to fill large updates."""
+PER_GPU = 8
+"""Examples per GPU in large updates."""
 GPU, COUNTS = "h100", (4, 64, 512)
 MODELS = ("qwen2.5-7b", "qwen2.5-72b")
 MIXED = Setup(weights=4, compute=2, checkpointing=True)
@@ -79,23 +85,28 @@ def math_shepherd(data: Path) -> Iterator[StepTree]:
 
 def workloads(data: Path, count: int) -> list[Workload]:
     every = list(read_trees(data / "prm800k" / "phase1_train.jsonl"))
-    trees = every[:: max(1, len(every) // count)][:count]
-    phase1 = PHASE_1 / len(trees)
-    trunks = {tree.tree_id: chain(tree.tree_id, tree.problem, tree.texts(tree.trunk)) for tree in trees if tree.trunk}
-    solutions = {tree.tree_id: tree for tree in math_shepherd(data)}
-    both, shepherd = BOTH_PHASES / len(trunks), MATH_SHEPHERD / len(solutions)
+    trees = every[:: len(every) // count][:count]
+    chosen = every[:: max(1, len(every) // (CHAINS * count))][: CHAINS * count]
+    trunks = {tree.tree_id: chain(tree.tree_id, tree.problem, tree.texts(tree.trunk)) for tree in chosen if tree.trunk}
+    solutions = list(math_shepherd(data))
+    repeated = {
+        k * len(solutions) + i: replace(tree, tree_id=k * len(solutions) + i)
+        for k in range(REPEATS)
+        for i, tree in enumerate(solutions)
+    }
+    phase1, both, shepherd = PHASE_1 / len(trees), BOTH_PHASES / len(trunks), MATH_SHEPHERD / len(repeated)
     return [
-        Workload("PRM800K phase 1, all lookahead pairs", pairs_of(trees, "all"), phase1),
+        Workload(LOOKAHEADS, pairs_of(trees, "all"), phase1),
         Workload("PRM800K phase 1, annotated pairs", pairs_of(trees, "none"), phase1),
         Workload("PRM800K both phases, labels", labelled_steps(trunks), both),
         Workload("PRM800K both phases, a lookahead pair per step", pairs_of(list(trunks.values()), 1), both),
-        Workload("Math-Shepherd, labels", labelled_steps(solutions), shepherd),
-        Workload("Math-Shepherd, a lookahead pair per step", pairs_of(list(solutions.values()), 1), shepherd),
+        Workload("Math-Shepherd, labels", labelled_steps(repeated), shepherd),
+        Workload("Math-Shepherd, a lookahead pair per step", pairs_of(list(repeated.values()), 1), shepherd),
     ]
 
 
 def counted(prm: Skeleton, work: Workload, count: int, per_update: int) -> RoundCount:
-    """The sample, packed and spread over so many GPUs; a small sample is repeated to fill an update."""
+    """The sample, packed and spread over so many GPUs."""
     examples = work.examples
     settings = TrainSettings(pairs_per_update=min(per_update, len(examples)), max_pairs_per_tree_per_update=8)
     limits = RowLimits(settings.row_tokens, pair_cost(prm.module))
@@ -221,7 +232,7 @@ def disk_table(models: Models) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", required=True)
-    parser.add_argument("--trees", type=int, default=24)
+    parser.add_argument("--trees", type=int, default=20)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     skeletons = {name: load_skeleton(name, stand=Stand(name, arguments.tokenizer), fresh=True) for name in MODELS}
@@ -229,11 +240,14 @@ def main() -> None:
     prm = skeletons[MODELS[0]]
     works = workloads(Path(os.environ["PRISM_DATA"]), arguments.trees)
     counts = {(work.name, count): counted(prm, work, count, 64) for work in works for count in (1, *COUNTS)}
-    large = {(work.name, count): counted(prm, work, count, 16 * count) for work in works for count in (1, *COUNTS)}
+    linear = works[2:]  # phase 1 has too few trees for large updates
+    large = {
+        (work.name, count): counted(prm, work, count, max(64, PER_GPU * count)) for work in linear for count in COUNTS
+    }
     tables = {
         "tokens": token_table(works, counts, models[MODELS[0]]),
         "hours-64": hour_table(works, counts, models),
-        "hours-large": hour_table(works, large, models),
+        "hours-large": hour_table(linear, large, models),
         "memory": memory_table(models),
         "paper": paper_table(models[MODELS[0]]),
         "frozen": frozen_table(works, counts, models),
