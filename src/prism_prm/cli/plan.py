@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from prism_prm.planning.gpus import Cluster
     from prism_prm.planning.plan import Plan
     from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.search.recipe import SearchRecipe
+    from prism_prm.training.recipe import Recipe
 
 EXAMPLES = """
 **Examples**
@@ -28,9 +30,11 @@ EXAMPLES = """
   `prism plan recipes/qwen2.5-math-prm-7b.toml --gpu h100 --count 64 --config qwen2.5-72b
   --tokenizer my-tokenizer`
 
-- Scoring, and a search:
+- Scoring:
 
   `prism plan --score solutions.jsonl --prm runs/my-prm --gpu l40s`
+
+- A search:
 
   `prism plan recipes/search/math500-qwen2.5-math-1.5b.toml --gpu a100-80`
 
@@ -102,14 +106,15 @@ def plan(
     """
     from prism_prm.planning.pipeline import ScoringJob, check_at_hand, plan_run, read_any, stands_of
 
-    if bool(recipe) == bool(score):
+    what: Recipe | SearchRecipe | ScoringJob
+    if recipe and not score:
+        what = read_any(recipe, assignments or [])
+    elif not score or recipe:
         raise ConfigError("give a recipe, or --score FILE with --prm")
-    if score:
-        if not prm:
-            raise ConfigError("--score needs --prm: the PRM to score with")
-        what = ScoringJob(prm, tuple(score), loading)
+    elif not prm:
+        raise ConfigError("--score needs --prm: the PRM to score with")
     else:
-        what = read_any(recipe, assignments or [])  # type: ignore[assignment, arg-type]
+        what = ScoringJob(prm, tuple(score), loading)
     check_at_hand(what, stands_of(config or [], tokenizer))
     found = plan_run(
         what, cluster, config=config or [], tokenizer=tokenizer, margins=margins, solution_tokens=solution_tokens,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from prism_prm.costs import Batch, Memory, ModelSizes, Setup, Way, training_memory
 from prism_prm.planning.counting import kernel_of
 from prism_prm.planning.gpus import Cluster
+from prism_prm.planning.plan import Fit
 from prism_prm.prms.module import PrmModule
 from prism_prm.training.recipe import HardwareSettings, Lora
 
@@ -42,15 +43,6 @@ class Case:
 
     def memory(self, model: ModelSizes) -> Memory:
         return training_memory(model, self.batch, self.setup, way=self.way, count=self.count)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A case by name, what it takes and whether that is there."""
-
-    name: str
-    memory: Memory
-    fits: bool
 
 
 def ways(model: ModelSizes, case: Case, room: float) -> list[Fit]:

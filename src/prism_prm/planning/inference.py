@@ -9,9 +9,9 @@ from pathlib import Path
 from prism_prm.costs import Batch, Memory, ModelSizes, Setup, cache_bytes, forward_flops, scoring_memory
 from prism_prm.names import named_places
 from prism_prm.planning.counting import CountingScorer, kernel_of
-from prism_prm.planning.fit import BYTES, Fit
+from prism_prm.planning.fit import BYTES
 from prism_prm.planning.gpus import Cluster
-from prism_prm.planning.plan import Plan, Stage
+from prism_prm.planning.plan import Fit, Plan, Stage
 from prism_prm.planning.training import SCORE_BYTES
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import Skeleton, backbone_sizes, load_skeleton

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from prism_prm.planning.fit import Fit
+from prism_prm.costs import Memory
 from prism_prm.planning.gpus import Cluster
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A case by name, what it takes and whether that is there."""
+
+    name: str
+    memory: Memory
+    fits: bool
 
 
 @dataclass(frozen=True)
