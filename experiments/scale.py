@@ -35,8 +35,10 @@ from prism_prm.training.recipe import TARGETS
 from prism_prm.training.settings import TrainSettings
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
-PHASE_1, BOTH_PHASES, MATH_SHEPHERD = 942, 75_000, 440_000
-"""Solutions: those at hand; OpenAI's count of both phases; the published size of Math-Shepherd."""
+PHASE_1, MATH_SHEPHERD = 942, 440_000
+"""Solutions: those of phase 1 at hand, and the published size of Math-Shepherd."""
+LABELS = 800_000
+"""Labelled steps of both phases of PRM800K, by its authors' count."""
 LOOKAHEADS = "PRM800K phase 1, all lookahead pairs"
 CHAINS, REPEATS = 12, 10
 """Solutions without other candidates are short work, so more of them are measured; the 100 solutions of Math-Shepherd
@@ -94,7 +96,8 @@ def workloads(data: Path, count: int) -> list[Workload]:
         for k in range(REPEATS)
         for i, tree in enumerate(solutions)
     }
-    phase1, both, shepherd = PHASE_1 / len(trees), BOTH_PHASES / len(trunks), MATH_SHEPHERD / len(repeated)
+    phase1, shepherd = PHASE_1 / len(trees), MATH_SHEPHERD / len(repeated)
+    both = LABELS / sum(len(tree.nodes) for tree in trunks.values())
     return [
         Workload(LOOKAHEADS, pairs_of(trees, "all"), phase1),
         Workload("PRM800K phase 1, annotated pairs", pairs_of(trees, "none"), phase1),
@@ -203,10 +206,11 @@ def frozen_table(works: Sequence[Workload], counts: Counts, models: Models) -> s
             for layers, is_kept in ((0, False), (frozen, False), (frozen, True))
         )
         disk = found.tally.packed * work.times * model.hidden * 2
+        reading = model.hidden * 2 * total.tokens * Cluster(GPU).speed(2) / kept
         rows.append([name.removeprefix("qwen2.5-").upper(), f"{frozen} of {model.layers}", f"{plain / half:.1f}×",
-                     f"{half / kept:.1f}×", f"{disk / 1e12:,.2f} TB"])  # fmt: skip
+                     f"{half / kept:.1f}×", f"{disk / 1e12:,.2f} TB", f"{reading / 1e9:.2f} GB/s"])  # fmt: skip
     return table(["model", "frozen layers", "frozen, over all trained", "kept on disk, over frozen",
-                  "states on disk, at most"], rows)  # fmt: skip
+                  "states on disk, at most", "read per GPU"], rows)  # fmt: skip
 
 
 def scoring_table(works: Sequence[Workload], counts: Counts, models: Models) -> str:
