@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -116,5 +117,6 @@ def _usage(error: Any) -> str:
 
 
 def _end(message: str) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher whose other process was lost asks for this end, too
     complain(f"error: {message}")
     sys.exit(2)

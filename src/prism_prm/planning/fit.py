@@ -103,7 +103,7 @@ def _changes(case: Case, shortest: int, longest_row: int) -> Iterator[tuple[str,
         tokens //= 2
     yield f"train.microbatch_tokens = train.row_tokens = {shortest}", _smaller(shortest, longest_row)
     if case.way == "ddp" and case.count > 1:
-        yield "sharding (recipes/accelerate/fsdp.yaml)", lambda one: replace(one, way="fsdp")
+        yield 'hardware.sharding = "fsdp"', lambda one: replace(one, way="fsdp")
     if not case.setup.rank:
         lora = Lora()
         yield (
@@ -114,7 +114,7 @@ def _changes(case: Case, shortest: int, longest_row: int) -> Iterator[tuple[str,
         yield 'hardware.dtype = "bfloat16"', lambda one: replace(one, setup=replace(one.setup, weights=2, compute=2))
     count = 2 * case.count
     while count <= _MOST_GPUS:
-        yield f"sharding over {count} GPUs", _more(count)
+        yield f'hardware.sharding = "fsdp" over {count} GPUs', _more(count)
         count *= 2
 
 

@@ -30,7 +30,8 @@ from prism_prm.training.batches import RowLimits, batch_maker
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
-from prism_prm.training.model import check_cache, count, prepare, release_memory, save_trained
+from prism_prm.training.model import count, prepare, release_memory, save_trained, spread
+from prism_prm.training.processes import check_launch, noticing_losses
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run_folder import claimed
 from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
@@ -62,8 +63,8 @@ class Run:
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
         check_reporters(self.recipe.report_to)
-        check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
-        with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
+        check_launch(self.accelerator)
+        with noticing_losses(), claimed(self.folder, self.recipe, self.accelerator) as self.claim:
             finished = self.claim.finished
             if lost := self.claim.lost:
                 self.say(f"{lost}: the weights of the best round are missing; this round is trained again.")
@@ -172,9 +173,10 @@ class Run:
         self._main_only(lambda: folder.with_name(f"{name}.json").unlink(missing_ok=True))
         if recipe.hardware.cache:
             self._fill_cache(name, examples, start)
-        prm = self._load(start)
+        prm = self._load(start, device="cpu" if recipe.hardware.sharding != "none" else None)
         model = prepare(prm.module, recipe.hardware, recipe.seed)
         trained, total = count(model)
+        spread(model, recipe.hardware, self.accelerator)
         work = Round(
             name,
             model,
@@ -194,7 +196,7 @@ class Run:
         if note := work.broken_limit():
             self.say(f"round {name}: {note}")
         with self._logged(work), stoppable(work.resumed):
-            model = work.run(self.accelerator)
+            work.run(self.accelerator)
         if prm.cache is not None:
             prm.cache.flush()
         save_trained(prm, model, folder, self.accelerator, recipe)
@@ -278,11 +280,11 @@ class Run:
 
     # --- what the stages share ---
 
-    def _load(self, place: Path | str) -> PRM:
+    def _load(self, place: Path | str, device: str | None = None) -> PRM:
         hardware = self.recipe.hardware
         kept = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
         return load_prm(
-            place, family=self.recipe.base.family, dtype=hardware.dtype, device=self.accelerator.device,
+            place, family=self.recipe.base.family, dtype=hardware.dtype, device=device or self.accelerator.device,
             attn=hardware.attn, token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
 
