@@ -46,10 +46,11 @@ class Case:
 
 
 def ways(model: ModelSizes, case: Case, room: float) -> list[Fit]:
-    """The recipe as it is and with LoRA, each with a copy per GPU and sharded."""
+    """The recipe as it is, which comes first, and with LoRA, each with a copy per GPU and sharded."""
     lora = Lora()
     adapted = replace(case.setup, rank=lora.r, targets=lora.targets)
-    named: dict[str, Setup] = {"LoRA" if case.setup.rank else "full": case.setup, "LoRA": case.setup}
+    own = "LoRA" if case.setup.rank else "full"
+    named: dict[str, Setup] = {own: case.setup}
     if not case.setup.rank:
         named["LoRA"] = adapted
         named["LoRA in bf16"] = replace(adapted, weights=2, compute=2)
@@ -57,8 +58,8 @@ def ways(model: ModelSizes, case: Case, room: float) -> list[Fit]:
     found = []
     for (name, setup), (how, way) in itertools.product(named.items(), spread.items()):
         memory = replace(case, setup=setup, way=way).memory(model)
-        found.append(Fit(f"{name}, {how}", memory, memory.peak <= room))
-    return found
+        found.append((name != own or way != case.way, Fit(f"{name}, {how}", memory, memory.peak <= room)))
+    return [fit for _, fit in sorted(found, key=lambda one: one[0])]
 
 
 Change = Callable[[Case], Case]
@@ -101,7 +102,8 @@ def _changes(case: Case, shortest: int, longest_row: int) -> Iterator[tuple[str,
     while tokens > shortest:
         yield f"train.microbatch_tokens = train.row_tokens = {tokens}", _smaller(tokens, longest_row)
         tokens //= 2
-    yield f"train.microbatch_tokens = train.row_tokens = {shortest}", _smaller(shortest, longest_row)
+    if shortest < case.batch.tokens:
+        yield f"train.microbatch_tokens = train.row_tokens = {shortest}", _smaller(shortest, longest_row)
     if case.way == "ddp" and case.count > 1:
         yield 'hardware.sharding = "fsdp"', lambda one: replace(one, way="fsdp")
     if not case.setup.rank:

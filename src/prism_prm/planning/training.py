@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from prism_prm.costs import Batch, Setup, forward_flops, held_parameters, trained_parameters
+from prism_prm.costs import Batch, Setup, Way, forward_flops, held_parameters, scoring_memory, trained_parameters
 from prism_prm.errors import DataError
 from prism_prm.foreign import reading_parquet
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.planning.counting import CountingScorer
 from prism_prm.planning.fit import BYTES, Case, remedies, setup_of, ways
 from prism_prm.planning.gpus import Cluster
-from prism_prm.planning.plan import Plan, Stage
+from prism_prm.planning.plan import Fit, Plan, Stage
 from prism_prm.planning.rounds import RoundCount, count_round
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import load_skeleton
@@ -57,46 +57,65 @@ class TrainingPlanner:
             train, kinds, fitting = examples_that_fit(Split.read(data, TRAIN), self.recipe, self.prm)  # type: ignore[arg-type]
             if fitting["too_long"]:
                 self.notes.append(f"{fitting['too_long']:,} examples are longer than the context and left out")
-            scoring, scores = self._scoring_stages(data, train, Path(folder) / "scores")
+            scoring, scored, scores = self._scoring_stages(data, train, Path(folder) / "scores")
         counts = self._rounds(train, kinds)
-        largest = max((one.tally.largest for one in counts), key=lambda batch: (batch.tokens, batch.pairs))
+        largest = max((one.tally.largest for one in counts), key=_size)
         accumulates = max(one.passes for one in counts) > 1
         setup = setup_of(self.recipe.hardware, self.prm.module, accumulates=accumulates)
         setup = replace(setup, on_cpu=self.cluster.on_cpu)
         stages = [*scoring, *(self._round_stage(one, setup) for one in counts)]
-        case = Case(setup, largest, "ddp", self.cluster.count)
-        fits = ways(self.sizes, case, self.cluster.room)
-        own = fits[: 2 if self.cluster.count > 1 else 1]
-        advice = []
-        if not own[0].fits:
-            longest = max(one.longest_row for one in counts)
-            shortest = max(one.longest_part for one in counts)
-            advice = remedies(self.sizes, case, self.cluster, shortest, longest)
+        fits, advice = self._fits(counts, Case(setup, largest, self._way, self.cluster.count))
+        if scoring:
+            fits.append(self._scoring_fit(scored, setup))
         self._note_assumptions(counts, setup, accumulates)
         return Plan(
             "training", self._model(setup, largest), self.cluster, stages, fits, advice,
             self._disk(setup, data_bytes, scores, len(train), len(counts)), self.notes,
         )  # fmt: skip
 
-    def _scoring_stages(self, data: Path, train: Examples, store: Path) -> tuple[list[Stage], int]:
-        """Margins and validation: forward passes whose scores are filed and not made twice; and how many scores."""
-        stages, scores = [], 0
-        recipe = self.recipe
+    @property
+    def _way(self) -> Way:
+        return "fsdp" if self.recipe.hardware.sharding == "fsdp" and self.cluster.count > 1 else "ddp"
+
+    def _fits(self, counts: list[RoundCount], case: Case) -> tuple[list[Fit], list[str]]:
+        """What fits, the recipe first, and what makes it fit if it does not."""
+        fits = ways(self.sizes, case, self.cluster.room)
+        if fits[0].fits:
+            return fits, []
+        longest, shortest = max(one.longest_row for one in counts), max(one.longest_part for one in counts)
+        return fits, remedies(self.sizes, case, self.cluster, shortest, longest)
+
+    def _scoring_fit(self, largest: Batch, setup: Setup) -> Fit:
+        """Scores come from a whole copy in the dtype of the weights, also where training is sharded."""
+        memory = scoring_memory(self.sizes, largest, replace(setup, compute=setup.weights))
+        fits = memory.peak <= self.cluster.room
+        if not fits:
+            self.notes.append(
+                "margins and validation score with a whole copy of the model on each GPU, which does not fit: lower "
+                'hardware.score_tokens, or set hardware.dtype = "bfloat16"'
+            )
+        return Fit("scoring", memory, fits)
+
+    def _scoring_stages(self, data: Path, train: Examples, store: Path) -> tuple[list[Stage], Batch, int]:
+        """Margins and validation, forward passes whose scores are filed and not made twice; the largest pass, and how
+        many scores."""
+        recipe, rounds, scores = self.recipe, len(self.recipe.curriculum.round_names()), 0
+        counters: list[tuple[str, CountingScorer, int]] = []
         if needs_margins(train, recipe):
             counter = CountingScorer(self.prm)
-            score_examples(ScoreStore(store, counter), train)
-            times = len(recipe.curriculum.round_names()) if recipe.curriculum.rescore else 1
-            stages.append(self._scoring_stage("margins", counter, times))
+            with self.bars("margins", len(np.unique(train.tree)), unit="trees") as advance:
+                score_examples(ScoreStore(store, counter), train, advance=advance)
+            counters.append(("margins", counter, rounds if recipe.curriculum.rescore else 1))
             scores += 2 * len(train)
         if recipe.validation.split:
             counter = CountingScorer(self.prm)
             held_out = Validation.of(Split.read(data, recipe.validation.split), self.prm, recipe.validation)  # type: ignore[arg-type]
-            with self.bars("validation", held_out.num_trees) as advance:
+            with self.bars("validation", held_out.num_trees, unit="trees") as advance:
                 held_out.measure(ScoreStore(store, counter), recipe.validation, Share(), advance)
-            times = 1 + len(recipe.curriculum.round_names())
-            stages.append(self._scoring_stage("validation", counter, times))
-            scores += times * (len(held_out.steps) + 2 * len(held_out.pairs))
-        return stages, scores
+            counters.append(("validation", counter, 1 + rounds))
+            scores += (1 + rounds) * (len(held_out.steps) + 2 * len(held_out.pairs))
+        largest = max((counter.tally.largest for _, counter, _ in counters), key=_size, default=Batch(0, 0, 0))
+        return [self._scoring_stage(*one) for one in counters], largest, scores
 
     def _scoring_stage(self, name: str, counter: CountingScorer, times: int) -> Stage:
         total, count = counter.tally.total, self.cluster.count
@@ -185,6 +204,10 @@ class TrainingPlanner:
             self.notes.append(f"{idle / total:.0%} of the tokens are run only to keep step: updates are too small")
         if not accumulates:
             self.notes.append("an update is one pass per GPU, so gradients appear while activations are freed")
+
+
+def _size(batch: Batch) -> tuple[int, int]:
+    return batch.tokens, batch.pairs
 
 
 def read_margins(path: Path, train: Examples) -> Floats:
