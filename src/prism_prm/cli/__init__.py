@@ -12,7 +12,21 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import compare, demo, evaluate, export, grpo, margins, pairs, rerank, score, search, theory, train
+from prism_prm.cli import (
+    compare,
+    demo,
+    evaluate,
+    export,
+    grpo,
+    margins,
+    pairs,
+    plan,
+    rerank,
+    score,
+    search,
+    theory,
+    train,
+)
 from prism_prm.cli.options import Command, Group, SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
 from prism_prm.cli.running import alone_in_its_folder, end_stopped, stop_on_signals, with_display
@@ -62,6 +76,7 @@ _add(pairs.pairs, pairs.EXAMPLES, settings=True, alone=True)
 _add(export.export, export.EXAMPLES, settings=False, alone=False)
 _add(score.score, score.EXAMPLES, settings=True, alone=False)
 _add(margins.margins, margins.EXAMPLES, settings=True, alone=False)
+_add(plan.plan, plan.EXAMPLES, settings=True, alone=False)
 _add(train.train, train.EXAMPLES, settings=False, alone=False)
 _add(evaluate.evaluate, evaluate.EXAMPLES, name="eval", settings=True, alone=True)
 _add(compare.compare, compare.EXAMPLES, settings=False, alone=True)

@@ -195,15 +195,21 @@ class Recipe:
 
 def check_places(recipe: Recipe) -> None:
     """Refuse data and models that are not there, before anything is imported or made."""
-    data, base = recipe.data, recipe.base
-    find_sources([*data.inputs, *data.exclude])
-    if data.folder:
-        check_pairs_folder(data.folder)
+    check_data(recipe)
+    base = recipe.base
     if base.prm:
         check_prm(base.prm, family=base.family)
     elif base.backbone:
         check_model(base.backbone)
         find_family(base.family or "qwen")
+
+
+def check_data(recipe: Recipe) -> None:
+    """Refuse data that is not there."""
+    data = recipe.data
+    find_sources([*data.inputs, *data.exclude])
+    if data.folder:
+        check_pairs_folder(data.folder)
 
 
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:

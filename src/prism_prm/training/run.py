@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism_prm.curriculum import Binned, assign
+from prism_prm.curriculum import Binned
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
@@ -34,7 +34,7 @@ from prism_prm.training.model import count, is_to_shard, prepare, release_memory
 from prism_prm.training.processes import check_launch, noticing_losses
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run_folder import claimed
-from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data
+from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
 from prism_prm.training.validation import Validation, best_round
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -148,16 +148,15 @@ class Run:
     def _binned(self, train: Examples, kinds: np.ndarray, prm: PRM, name: str = "") -> Binned:
         """Margins, and the rounds they give; one round of everything where no margin is asked for."""
         recipe = self.recipe
-        if train.labels is not None or recipe.curriculum.takes_all:
-            everything = Binned((np.arange(len(train)),), {"all": len(train)}, {})
-            return everything.mixed(kinds, recipe.lookahead_ratio, recipe.seed)
+        if not needs_margins(train, recipe):
+            return rounds_of(train, kinds, recipe, None)
         stem = f"margins-{name}" if name else "margins"
         path = self.folder / f"{stem}.parquet"
         with self.bars("margins", len(np.unique(train.tree))) as advance:
             log_odds_N2 = score_examples(self._store(prm), train, share=self.share, advance=advance)
         self._main_only(lambda: write_margins(path, train, log_odds_N2, prm.model_hash()))
         margins = margins_of(log_odds_N2)
-        binned = assign(margins, recipe.curriculum).mixed(kinds, recipe.lookahead_ratio, recipe.seed)
+        binned = rounds_of(train, kinds, recipe, margins)
         facts = {"pairs": len(train), "bins": binned.bin_sizes, "dropped": binned.dropped}
         facts |= {"rounds": [len(indices) for indices in binned.rounds], "histogram": histogram(margins, kinds)}
         self._main_only(lambda: write_text(self.folder / f"{stem}.json", json.dumps(facts, indent=2) + "\n"))
