@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -14,7 +16,8 @@ from prism_prm.packing import Row
 from prism_prm.prms.module import PrmModule
 from prism_prm.prms.skeleton import Skeleton
 from prism_prm.records import StepTree
-from prism_prm.scorer.protocol import TreeScores
+from prism_prm.scorer.protocol import Scorer, TreeScores
+from prism_prm.scorer.store import ScoreStore
 from prism_prm.scorer.whole_trees import batches_of, fit_all, rows_of
 
 
@@ -91,6 +94,10 @@ class CountingScorer:
 
     def identity(self) -> str:
         return "a plan"
+
+    def filed(self, folder: Path) -> ScoreStore:
+        """A store that asks it only for what no one has asked before."""
+        return ScoreStore(folder, cast("Scorer", self))
 
     def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         """Count the passes over these nodes."""

@@ -16,7 +16,7 @@ from prism_prm.planning.training import SCORE_BYTES
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import Skeleton, backbone_sizes, load_skeleton
 from prism_prm.scorer.settings import LoadSettings
-from prism_prm.scorer.store import Request, ScoreStore
+from prism_prm.scorer.store import Request
 from prism_prm.scorer.table import trees_to_score
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.tasks import load_task
@@ -39,7 +39,7 @@ def plan_scoring(
     requests = [Request.all_of(tree) for tree in trees]
     counter = CountingScorer(skeleton)
     with tempfile.TemporaryDirectory() as folder, bars("trees", len(trees)) as advance:
-        ScoreStore(Path(folder), counter).fill(requests, advance=advance)
+        counter.filed(Path(folder)).fill(requests, advance=advance)
     setup = _setup(loading.dtype, skeleton)
     sizes, tally = skeleton.sizes, counter.tally
     flops = forward_flops(sizes, tally.total)

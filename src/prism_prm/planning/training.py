@@ -21,7 +21,7 @@ from prism_prm.planning.plan import Fit, Plan, Stage
 from prism_prm.planning.rounds import RoundCount, count_round
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import load_skeleton
-from prism_prm.scorer.store import ScoreStore, Share
+from prism_prm.scorer.store import Share
 from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.training.batches import RowLimits
 from prism_prm.training.loop import Round
@@ -104,14 +104,14 @@ class TrainingPlanner:
         if needs_margins(train, recipe):
             counter = CountingScorer(self.prm)
             with self.bars("margins", len(np.unique(train.tree)), unit="trees") as advance:
-                score_examples(ScoreStore(store, counter), train, advance=advance)
+                score_examples(counter.filed(store), train, advance=advance)
             counters.append(("margins", counter, rounds if recipe.curriculum.rescore else 1))
             scores += 2 * len(train)
         if recipe.validation.split:
             counter = CountingScorer(self.prm)
             held_out = Validation.of(Split.read(data, recipe.validation.split), self.prm, recipe.validation)  # type: ignore[arg-type]
             with self.bars("validation", held_out.num_trees, unit="trees") as advance:
-                held_out.measure(ScoreStore(store, counter), recipe.validation, Share(), advance)
+                held_out.measure(counter.filed(store), recipe.validation, Share(), advance)
             counters.append(("validation", counter, 1 + rounds))
             scores += (1 + rounds) * (len(held_out.steps) + 2 * len(held_out.pairs))
         largest = max((counter.tally.largest for _, counter, _ in counters), key=_size, default=Batch(0, 0, 0))
