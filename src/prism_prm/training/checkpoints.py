@@ -57,9 +57,10 @@ class Checkpoints:
                 shutil.rmtree(unfinished, ignore_errors=True)
         try:
             with whole_folder(place) if is_main else contextlib.nullcontext() as aside:
-                _write(_tensors(model, optimizer), aside)
+                files = _write(_tensors(model, optimizer), aside)
                 if aside:
-                    (aside / STATE_FILE).write_text(json.dumps({"updates_done": done, "plan": plan}))
+                    progress = {"updates_done": done, "plan": plan, "files": files}
+                    (aside / STATE_FILE).write_text(json.dumps(progress))
         except CANNOT_WRITE as error:
             last = self.last()
             raise PrismError(
@@ -82,7 +83,7 @@ class Checkpoints:
                 f"{last}: made for other pairs or settings; remove {self.folder} to start the round again."
             )
         try:
-            _read(last, model, optimizer)
+            _read(last, progress["files"], model, optimizer)
         except (OSError, SafetensorError, ValueError) as error:
             raise _foreign(last, error) from error
         return int(progress["updates_done"])
@@ -100,8 +101,8 @@ def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path | None) -> None:
-    """Files of whole tensors; a process without a folder only gives its parts."""
+def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path | None) -> int:
+    """Write files of whole tensors, and count them; a process without a folder only gives its parts."""
     held: dict[str, torch.Tensor] = {}
     num_files = 0
 
@@ -119,12 +120,16 @@ def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path | None) -> 
             if sum(value.nbytes for value in held.values()) >= FILE_BYTES:
                 flush()
     flush()
+    return num_files
 
 
 @torch.no_grad()
-def _read(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _read(folder: Path, num_files: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    paths = sorted(folder.glob("state-*.safetensors"))
+    if len(paths) != num_files:
+        raise ValueError(f"{len(paths)} of {num_files} files")
     trained, found = dict(_trained(model)), set()
-    for path in sorted(folder.glob("state-*.safetensors")):
+    for path in paths:
         for full_name, value in load_file(path).items():
             name, _, key = full_name.partition(" ")
             found.add(name)
@@ -143,7 +148,7 @@ def _read_progress(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / STATE_FILE
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {"updates_done": int(found["updates_done"]), "plan": found["plan"]}
+        return {"updates_done": int(found["updates_done"]), "plan": found["plan"], "files": int(found["files"])}
     except (ValueError, KeyError, TypeError) as error:
         raise _foreign(checkpoint, error) from None
 

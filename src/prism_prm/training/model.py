@@ -59,9 +59,14 @@ def freeze(module: PrmModule, layers: int) -> None:
         layer.requires_grad_(False)
 
 
+def is_to_shard(hardware: HardwareSettings, accelerator: Accelerator) -> bool:
+    """Whether the weights are divided among processes; one has nothing to divide."""
+    return hardware.sharding == "fsdp" and accelerator.num_processes > 1
+
+
 def spread(model: Any, hardware: HardwareSettings, accelerator: Accelerator) -> None:
-    """Shard the model over the processes, if the recipe says so; one process has nothing to share."""
-    if hardware.sharding == "fsdp" and accelerator.num_processes > 1:
+    """Shard the model over the processes, if the recipe says so."""
+    if is_to_shard(hardware, accelerator):
         shard(model, backbone_of(model).layers, accelerator)
 
 

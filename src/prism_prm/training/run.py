@@ -30,7 +30,7 @@ from prism_prm.training.batches import RowLimits, batch_maker
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
-from prism_prm.training.model import count, prepare, release_memory, save_trained, spread
+from prism_prm.training.model import count, is_to_shard, prepare, release_memory, save_trained, spread
 from prism_prm.training.processes import check_launch, noticing_losses
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run_folder import claimed
@@ -173,7 +173,8 @@ class Run:
         self._main_only(lambda: folder.with_name(f"{name}.json").unlink(missing_ok=True))
         if recipe.hardware.cache:
             self._fill_cache(name, examples, start)
-        prm = self._load(start, device="cpu" if recipe.hardware.sharding != "none" else None)
+        # What is sharded need not fit the device as a whole: its layers are moved there one by one.
+        prm = self._load(start, device="cpu" if is_to_shard(recipe.hardware, self.accelerator) else None)
         model = prepare(prm.module, recipe.hardware, recipe.seed)
         trained, total = count(model)
         spread(model, recipe.hardware, self.accelerator)
