@@ -1,8 +1,9 @@
 """From GSM8K problems with answers to a PRM, no annotation: label → pairs → train → eval with SmolLM2-135M.
 
 Problems of the training set with the fewest calculations, shortest first: a model this small seldom solves others, and
-a step from which no rollout ever succeeds makes no pair. Every step is a command of `prism` that is printed before it runs; so few
-problems show that the parts fit, not how good the PRM is. Interrupted, the same command goes on where it was.
+a step from which no rollout ever succeeds makes no pair. Every step is a command of `prism` that is printed before it
+runs. So few problems show that the parts fit, not how good the PRM is. Interrupted, the same command goes on where it
+was.
 
 Run: python experiments/label_gsm8k.py --data DATA --policy HuggingFaceTB/SmolLM2-135M-Instruct --out runs/label-gsm8k
 """

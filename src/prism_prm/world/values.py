@@ -1,4 +1,4 @@
-"""The true value of a prefix: how likely a policy completes it to a right solution, by enumerating what it may write."""
+"""The true value of a prefix: how likely a policy completes it rightly, by enumerating all that it may write."""
 
 from __future__ import annotations
 
