@@ -88,7 +88,7 @@ def main() -> None:
 
     rng = random.Random(0)
     texts = ["".join(rng.choices(string.ascii_lowercase + " ", k=150)) for _ in range(arguments.problems)]
-    sampling = Sampling(temperature=1.0, max_step_tokens=96, max_tokens=96, stop="\n")
+    sampling = Sampling(temperature=1.0, max_step_tokens=64, max_tokens=64, stop="\n")
     settings = LabelSettings(rollouts=arguments.rollouts, alternatives=arguments.alternatives, sampling=sampling)
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), arguments.hidden, arguments.layers)

@@ -65,7 +65,7 @@ def label_task(
         PrismError: a setting, an input or a model cannot be used; the message says what to change.
 
     Example:
-        >>> settings = LabelSettings(rollouts=2, sampling=Sampling(max_step_tokens=4, max_tokens=4))
+        >>> settings = LabelSettings(rollouts=2, sampling=Sampling(max_tokens=16, stop=" "))
         >>> recipe = LabelRecipe(task="problems.jsonl", policy=PolicySettings("hf:my-lm"), label=settings)
         >>> metrics = label_task(recipe, "labels", workers=1)
         >>> metrics["num_problems"]
