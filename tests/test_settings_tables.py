@@ -30,6 +30,7 @@ def test_there_are_tables() -> None:
         "code.md",
         "evaluation.md",
         "grpo.md",
+        "labels.md",
         "reranking.md",
         "scale.md",
         "scoring.md",

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from prism_prm.evaluation.pipeline import evaluate_prm as evaluate_prm
     from prism_prm.evaluation.scores import steps_from_predictions as steps_from_predictions
     from prism_prm.export import export_pairs as export_pairs
+    from prism_prm.label.pipeline import label_task as label_task
+    from prism_prm.label.recipe import LabelRecipe as LabelRecipe
+    from prism_prm.label.settings import LabelSettings as LabelSettings
     from prism_prm.pairs import PairSettings as PairSettings
     from prism_prm.pairs import annotated_pairs as annotated_pairs
     from prism_prm.pairs import lookahead_pairs as lookahead_pairs
@@ -82,6 +85,8 @@ _EXPORTS = {
     "EvalSettings": "prism_prm.evaluation.evaluate",
     "GrpoRecipe": "prism_prm.rl.recipe",
     "Judge": "prism_prm.answers",
+    "LabelRecipe": "prism_prm.label.recipe",
+    "LabelSettings": "prism_prm.label.settings",
     "ModelError": "prism_prm.errors",
     "PRM": "prism_prm.scorer",
     "PRMReward": "prism_prm.rl.reward",
@@ -116,6 +121,7 @@ _EXPORTS = {
     "export_pairs": "prism_prm.export",
     "extract_answer": "prism_prm.answers",
     "init_prm": "prism_prm.scorer",
+    "label_task": "prism_prm.label.pipeline",
     "load_prm": "prism_prm.scorer",
     "load_recipe": "prism_prm.training.recipe",
     "load_task": "prism_prm.tasks",

@@ -50,6 +50,7 @@ COMMANDS = {
     "theory": "theory --no-simulate --out theory",
     "rerank": "rerank pool.jsonl --scores s.parquet --workers 1 --draws 100 --out rerank",
     "search": "search --policy hf:policy --task task.jsonl --method greedy --workers 1 --template none --out search",
+    "label": "label task.jsonl --policy hf:policy --rollouts 2 --workers 1 --template none --max-tokens 40 --out label",
 }
 """In an order in which each finds what it needs; `demo` is tested with its own."""
 FACTS = {
@@ -64,6 +65,7 @@ FACTS = {
     "theory": {"report": "theory/report.html"},
     "rerank": {"report": "rerank/report.html"},
     "search": {"report": "search/report.html"},
+    "label": {"report": "label/report.html", "num_problems": 1},
 }
 
 

@@ -18,6 +18,7 @@ from prism_prm.cli import (
     evaluate,
     export,
     grpo,
+    label,
     margins,
     pairs,
     plan,
@@ -73,6 +74,7 @@ def _add(command: Callable[..., None], epilog: str, *, name: str | None = None, 
 
 _add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
 _add(pairs.pairs, pairs.EXAMPLES, settings=True, alone=True)
+_add(label.label, label.EXAMPLES, settings=True, alone=True)
 _add(export.export, export.EXAMPLES, settings=False, alone=False)
 _add(score.score, score.EXAMPLES, settings=True, alone=False)
 _add(margins.margins, margins.EXAMPLES, settings=True, alone=False)
