@@ -34,6 +34,7 @@ TITLES = {
     "oracle": "oracle (pass@n)",
     "best-of-n": "Best-of-n",
     "weighted": "weighted vote",
+    "public-tests": "public tests first",
 }
 _SIZE = (4.4, 3.7)
 """The size of a figure in inches: taller than most, for the long legend."""
