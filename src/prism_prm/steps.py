@@ -29,37 +29,43 @@ def code_blocks(text: str) -> list[Span]:
 def unfinished_code(text: str) -> Iterator[Span]:
     """Where code must stay whole: the lines from one that opens a bracket or a string to the one that closes it."""
     for first, last in code_blocks(text):
-        for start, end in _unfinished(text[first:last]):
-            yield first + start, first + end
+        begin = -1
+        for start, end, is_open in _lines(text[first:last]):
+            if is_open:
+                begin = start if begin < 0 else begin
+            elif begin >= 0:
+                yield first + begin, first + end
+                begin = -1
+        if begin >= 0:
+            yield first + begin, last
 
 
-def _unfinished(code: str) -> Iterator[Span]:
-    depth, quote, is_comment = 0, "", False
-    line, begin = 0, -1
+def _lines(code: str) -> Iterator[tuple[int, int, bool]]:
+    """Where each line begins and ends, and whether a bracket or a string is open at its end."""
+    depth, quote, is_comment, start = 0, "", False, 0
     for match in _TOKEN.finditer(code):
         token = match.group()
         if token == "\n":
             is_comment = False
             quote = quote if len(quote) == 3 else ""  # a plain string ends with its line
-            if depth or quote:
-                begin = line if begin < 0 else begin
-            elif begin >= 0:
-                yield begin, match.start()
-                begin = -1
-            line = match.end()
+            yield start, match.start(), bool(depth or quote)
+            start = match.end()
         elif quote:
             quote = "" if quote in (token, token[0]) else quote
         elif not is_comment:
             is_comment = token == "#"
             quote = token if token[0] in "'\"" else ""
             depth = depth + 1 if token in "([{" else max(0, depth - 1) if token in ")]}" else depth
-    if begin >= 0 or depth or quote:
-        yield (line if begin < 0 else begin), len(code)
+    yield start, len(code), bool(depth or len(quote) == 3)
 
 
 def ends_step(text: str) -> bool:
     """Whether a step may end where this text, the beginning of a solution, ends."""
-    return all(end < len(text) for _, end in unfinished_code(text))
+    first, last = (code_blocks(text) or [(0, 0)])[-1]
+    if last < len(text) or not last:
+        return True
+    *_, (_, _, is_open) = _lines(text[first:last])
+    return not is_open
 
 
 def ends_in_code(text: str) -> bool:

@@ -76,14 +76,17 @@ class ProgramJudge:
         cases = {id(tests): tests.judged() for tests, _ in asked}
         assert all(cases.values()), "a problem that is judged has tests"
         verdicts: list[Verdict | None] = [None] * len(asked)
-        at, size = 0, 1
+        waiting = {i: cases[id(tests)] for i, (tests, _) in enumerate(asked)}
+        size = 1
         # A wrong program mostly fails at once, so the first round is one test, and each further round twice as many.
-        while at < max(map(len, cases.values())):
-            going = [i for i, (tests, _) in enumerate(asked) if verdicts[i] is None and len(cases[id(tests)]) > at]
-            trials = [_Trial(*asked[i], cases[id(asked[i][0])][at : at + size]) for i in going]
-            for i, trial, runs in zip(going, trials, self._run(trials), strict=True):
+        # All calls of a function take one process, which ends with the first call that does not return.
+        while waiting:
+            sizes = {i: len(some) if asked[i][0].function else size for i, some in waiting.items()}
+            trials = [_Trial(*asked[i], some[: sizes[i]]) for i, some in waiting.items()]
+            for i, trial, runs in zip(list(waiting), trials, self._run(trials), strict=True):
                 verdicts[i] = _failure(trial, runs)
-            at, size = at + size, 2 * size
+            waiting = {i: rest for i, some in waiting.items() if verdicts[i] is None and (rest := some[sizes[i] :])}
+            size *= 2
         return [verdict or Verdict(True) for verdict in verdicts]
 
     def _public_keys(self, asked: Sequence[tuple[Tests, str]]) -> list[Key]:
@@ -97,7 +100,7 @@ class ProgramJudge:
             mine = [i for i, trial in enumerate(trials) if trial.tests.seconds == seconds and trial.cases]
             jobs = [(i, job) for i in mine for job in _jobs(trials[i])]
             for (i, _), runs in zip(jobs, self._box(seconds).map([job for _, job in jobs]), strict=True):
-                found[i] += runs
+                found[i] += runs if isinstance(runs, list) else [runs]
         if lost := next((run for runs in found for run in runs if run.status == "sandbox"), None):
             # It says nothing about the program, so there is no verdict to give.
             why = lost.stderr.decode("utf-8", "replace").strip()[:300]
@@ -106,9 +109,8 @@ class ProgramJudge:
 
     def _box(self, seconds: float) -> Sandbox:
         if seconds not in self._boxes:
-            self._boxes[seconds] = Sandbox(
-                level=self.level, limits=Limits(cpu=seconds, wall=2 * seconds), workers=self.workers
-            )
+            limits = Limits(cpu=seconds, wall=2 * seconds)
+            self._boxes[seconds] = Sandbox(level=self.level, limits=limits, workers=self.workers)
         return self._boxes[seconds]
 
 
@@ -173,7 +175,14 @@ def _key(trial: _Trial, runs: Sequence[Run]) -> Key:
 
 
 def _given_back(trial: _Trial, run: Run) -> Any:
-    return run.stdout.decode("utf-8", "replace") if trial.tests.function is None else values.decode(run.value)
+    """What was printed or returned."""
+    if trial.tests.function is None:
+        return run.stdout.decode("utf-8", "replace")
+    try:
+        return values.decode(run.value)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        # A program can write whatever it likes in place of a value.
+        return values.Unknown("unreadable")
 
 
 def _spelled(trial: _Trial, got: Any) -> Any:

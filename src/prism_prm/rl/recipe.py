@@ -96,8 +96,8 @@ class GrpoRecipe:
     credit: str = "outcome"
     """How steps get their advantage from the reward: outcome, process, pure or progress."""
     sandbox: Level = "auto"
-    """What the programs of code problems run in: bubblewrap, landlock, the better one that works here (auto), or nothing
-    (none)."""
+    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
+    them do whatever you may do."""
     prompting: Prompting = field(default_factory=Prompting)
     problems: ProblemSets = field(default_factory=ProblemSets)
     reward: RewardSettings = field(default_factory=RewardSettings)
