@@ -84,8 +84,6 @@ def test_code_is_cut_where_it_is_closed_and_keeps_its_indentation() -> None:
 
 WRITTEN = ["", "a b", "```python", "```", "    x = f(", "y)", "s = '''", "'''", "# it's (", "t = \"(\"", "~~~"]
 LINES = st.sampled_from(WRITTEN)
-    ["", "a b", "```python", "```", "    x = f(", "y)", "s = '''", "'''", "# it's (", 't = "("', "~~~"]
-)
 
 
 @given(st.lists(LINES, max_size=14).map("\n".join))
