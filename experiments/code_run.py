@@ -1,7 +1,7 @@
 """The code run of docs/results.md: Qwen2.5-Coder-1.5B-Instruct on HumanEval, from samples to the table, in one command.
 
-The policy is served by llama.cpp (`pip install xllamacpp`) from a GGUF file and writes a few solutions per problem. Each
-program is judged in the sandbox, and every rule selects one of them. The only learned score is the policy's own: the
+The policy is served by llama.cpp (`pip install xllamacpp`) from a GGUF file and writes a few solutions per problem. A
+sandbox judges the programs, and every rule selects one. The only learned score is the policy's own: the
 mean log-probability of a solution's tokens. A seed fixes the order of the problems, so a longer run begins with the
 shorter one. Interrupted, the same command resumes with the next problem; `--problems` may be raised later.
 

@@ -82,7 +82,7 @@ def test_code_is_cut_where_it_is_closed_and_keeps_its_indentation() -> None:
     assert "\n\n".join(STEPS) == CODE
 
 
-WRITTEN = ["", "a b", "```python", "```", "    x = f(", "y)", "s = '''", "'''", "# it's (", "t = \"(\"", "~~~"]
+WRITTEN = ["", "a b", "```python", "```", "    x = f(", "y)", "s = '''", "'''", "# it's (", 't = "("', "~~~"]
 LINES = st.sampled_from(WRITTEN)
 
 

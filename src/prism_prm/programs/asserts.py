@@ -9,12 +9,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 from prism_prm.programs.cases import Case
 
-MOST_DIGITS = 4_000
 MOST_ITEMS = 100_000
 _MEANS = re.compile(
     r"[ \t]*#?[ \t]*(?:={1,2}>?|->|➞|returns?\b|(?:,?\s*your function )?should (?:return|be equal to)\b|is\b)[ \t]*:?"
@@ -36,11 +35,10 @@ def plain_value(node: ast.expr) -> Any:
         left, right = plain_value(node.left), plain_value(node.right)
         if isinstance(node.op, ast.Mod) and isinstance(left, str | bytes):
             raise NotPlainError("a format")
-        if isinstance(node.op, ast.Mult):
-            sizes = [len(side) if hasattr(side, "__len__") else 1 for side in (left, right)]
-            times = [side for side in (left, right) if isinstance(side, int)]
-            if max(sizes) * max(map(abs, times), default=1) > MOST_ITEMS and max(sizes) > 1:
-                raise NotPlainError("a large value")
+        lengths = [len(side) for side in (left, right) if isinstance(side, Sized)]
+        times = [abs(side) for side in (left, right) if isinstance(side, int)]
+        if isinstance(node.op, ast.Mult) and lengths and max(lengths) * max(times, default=0) > MOST_ITEMS:
+            raise NotPlainError("a large value")
         try:
             return _ARITHMETIC[type(node.op)](left, right)
         except (TypeError, ValueError, ArithmeticError) as error:
@@ -188,8 +186,10 @@ def _leading_value(text: str) -> Any:
     text = text.strip()
     line = text.split("\n")[0]
     for candidate in (text, line):
-        ends = [match.start() for match in _ENDS.finditer(candidate) if match.start()]
+        ends = [match.start() for match in _ENDS.finditer(candidate)]
         for end in reversed(ends[:200]):
+            if candidate[:end].endswith(","):  # of the sentence, and not a tuple's
+                continue
             try:
                 return plain_value(ast.parse(candidate[:end].strip(), mode="eval").body)
             except (NotPlainError, SyntaxError, ValueError):
