@@ -1,7 +1,9 @@
-"""The sandbox: runs programs that nobody has read, at the best level of isolation that this machine is proved to have."""
+"""The sandbox: runs programs that nobody has read, at the best level of isolation that works on this machine."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import json
 import marshal
@@ -10,6 +12,7 @@ import os
 import platform
 import queue
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +24,7 @@ from prism_prm.ranges import Count, fault
 from prism_prm.sandbox import inside, seccomp
 from prism_prm.sandbox.levels import ENVIRONMENT, FIRST_USER, LEVELS, Level, check_machine, resource_limits, start
 from prism_prm.sandbox.process import Ended, run_process
-from prism_prm.sandbox.records import Job, Limits, Program, Run, SandboxError, Status
+from prism_prm.sandbox.records import MEBI, Job, Limits, Program, Run, SandboxError, Status
 
 A, B = TypeVar("A"), TypeVar("B")
 _BOOT = """
@@ -61,6 +64,7 @@ class Sandbox:
             raise SettingError("workers", workers, reason)
         self.limits = limits
         self.workers = workers or len(os.sched_getaffinity(0))
+        self._thread = threading.local()
         self._places: queue.LifoQueue[int] = queue.LifoQueue()
         for place in reversed(range(_PLACES)):
             self._places.put(place)
@@ -69,12 +73,19 @@ class Sandbox:
         for self.level in LEVELS[:-1] if level == "auto" else (level,):
             try:
                 check_machine(self.level)
-                prove(self)
+                self.refused = prove(self)
+                """What the self-test has seen refused; nothing at level `none`"""
                 return
             except SandboxError as error:
                 reasons[self.level] = str(error)
         found = "\n".join(f"- {name}: {reason}" for name, reason in reasons.items())
         raise SandboxError(f"Programs cannot be run in isolation on this machine:\n{found}")
+
+    def with_limits(self, limits: Limits) -> Sandbox:
+        """The same sandbox with other limits; it is not proved again."""
+        other = copy.copy(self)
+        other.limits = limits
+        return other
 
     def run(self, code: str, stdin: str | bytes = b"") -> Run:
         """Run a program with this standard input."""
@@ -91,19 +102,16 @@ class Sandbox:
         sent = json.dumps(list(arguments))
         calls = {"function": function, "arguments": sent, "cpu": math.ceil(self.limits.cpu)}
         ended = self._end(b"", lines=len(arguments) + 2, calls=len(arguments), code=code, **calls)
-        times = [at for at, _ in ended.lines] + [ended.at]
-        reports = [_reported(line) for _, line in ended.lines[1 : len(arguments) + 2]]
-        if not reports or reports[0].status != "ok":
-            failed = reports[0] if reports else Run(self._status(ended), stderr=bytes(ended.stderr))
-            return [failed] * len(arguments)
-        runs = [
-            Run(run.status, stderr=run.stderr, value=run.value, seconds=times[i + 2] - times[i + 1])
-            for i, run in enumerate(reports[1:])
-        ]
+        status = self._status(ended)
+        lost = Run("error" if status == "ok" else status, stderr=bytes(ended.stderr))  # without a report it is not ok
+        loaded, *reports = [_reported(line) for _, line in ended.lines[1 : len(arguments) + 2]] or [lost]
+        if loaded.status != "ok":
+            return [loaded] * len(arguments)
+        times = [at for at, _ in ended.lines[1:]]
+        runs = [dataclasses.replace(run, seconds=times[i + 1] - times[i]) for i, run in enumerate(reports)]
         if len(runs) < len(arguments):
-            status = self._status(ended)
-            runs.append(Run("error" if status == "ok" else status, stderr=bytes(ended.stderr)))
-            after = Run(runs[-1].status, stderr=f"not called: call {len(runs)} has ended the process".encode())
+            runs.append(lost)
+            after = Run(lost.status, stderr=f"not called: call {len(runs)} has ended the process".encode())
             runs += [after] * (len(arguments) - len(runs))
         return runs
 
@@ -112,9 +120,13 @@ class Sandbox:
         return self.each(self._do, jobs)
 
     def each(self, act: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-        """`act` on each item, in as many threads as there are workers; results in order, few items read ahead."""
+        """`act` on each item, in as many threads as there are workers; results in order, few items read ahead.
+
+        Whoever stops asking stops what still runs.
+        """
         waiting: deque[Future[B]] = deque()
-        pool = ThreadPoolExecutor(self.workers)
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(self.workers, initializer=setattr, initargs=(self._thread, "stop", stop))
         try:
             for item in items:
                 waiting.append(pool.submit(act, item))
@@ -123,6 +135,7 @@ class Sandbox:
             while waiting:
                 yield waiting.popleft().result()
         finally:
+            stop.set()
             pool.shutdown(cancel_futures=True)
 
     def _do(self, job: Job) -> Run | list[Run]:
@@ -141,13 +154,19 @@ class Sandbox:
             job = {"function": "", **job, "limits": limits, "confine": begin.confine, "filter": rules}
             return run_process(
                 lambda sent: [*begin.command, "-P", "-s", "-S", "-c", _BOOT.format(sent)],
+                lambda report: marshal.dumps((_inside(), {**job, "report": report})),
                 stdin=stdin,
-                job=lambda report: marshal.dumps((_inside(), {**job, "report": report})),
                 wall=self.limits.wall,
-                most=self.limits.output,
+                most=self.limits.output_mb * MEBI,
                 lines=lines,
-                options={"cwd": "/", "env": ENVIRONMENT, **begin.options},
+                cwd="/",
+                env=ENVIRONMENT,
+                stop=getattr(self._thread, "stop", threading.Event()),
             )
+        except InterruptedError:
+            raise
+        except OSError as error:
+            return Ended(stderr=bytearray(f"no process could be started: {error}".encode()))
         finally:
             self._places.put(place)
 

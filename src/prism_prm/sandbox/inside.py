@@ -10,7 +10,10 @@ import builtins
 import os
 import resource
 import sys
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # type checkers know the name; to import it would cost as much as all the rest
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_KEEPCAPS, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 4, 8, 22, 38
 CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
@@ -123,18 +126,20 @@ def _confine(*, user: int, keep_reading: bool, parent: int, readable: list[str],
         _must(libc.prctl(_SET_PDEATHSIG, 9, 0, 0, 0), "pdeathsig")
         if os.getppid() != parent:
             raise OSError("the parent has ended")
-    if readable:
-        _landlock(libc, readable, devices)
+    _landlock(libc, readable, devices)
 
 
 def _become(libc: Any, user: int, keep_reading: bool) -> None:
     """Change to the user without any capability, except that of reading where only root may go."""
     import struct
 
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    _must(libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0), "keepcaps")
-    os.setresuid(user, user, user)
+    try:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        _must(libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0), "keepcaps")
+        os.setresuid(user, user, user)
+    except OSError as error:
+        raise OSError(f"root cannot become user {user} here: {error}") from None
     kept = _DAC_READ_SEARCH if keep_reading else 0  # landlock still decides which files
     _must(libc.capset(struct.pack("II", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)), "capset")
 

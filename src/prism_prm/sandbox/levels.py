@@ -10,18 +10,18 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from prism_prm.sandbox import inside, seccomp
-from prism_prm.sandbox.records import Limits, SandboxError
+from prism_prm.sandbox.records import MEBI, Limits, SandboxError
 
 Level = Literal["bubblewrap", "landlock", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 FIRST_USER = 60_600
-"""As root, programs run as users from here on, one for each of the runs at the same time; no distribution assigns them."""
+"""As root, programs run as users from here on, one for each of the runs at a time; no distribution assigns them."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
 """All that a program sees of an environment; sets have the same order in every run."""
@@ -36,29 +36,36 @@ class Start:
     confine: dict[str, Any] | None
     """What `inside` is told to give up; None: nothing"""
     filtered: bool
-    options: dict[str, Any] = field(default_factory=dict)
-    """For `subprocess`: the user to become before the command is started"""
 
 
+@functools.cache
 def interpreter() -> str:
     """This interpreter, outside of any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
+def prefix() -> str:
+    """The folder that the interpreter is installed in."""
+    return os.path.realpath(sys.base_prefix)
+
+
+@functools.cache
 def readable_places() -> tuple[str, ...]:
     """What a program may read: the interpreter, its library, and the system's shared libraries."""
-    folders = [*(f"{sys.base_prefix}/{name}" for name in ("lib", "lib64")), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+    folders = [*(f"{prefix()}/{name}" for name in ("lib", "lib64")), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     places = [interpreter(), *folders, "/etc/ld.so.cache"]
     return tuple(dict.fromkeys(place for place in places if os.path.exists(place)))
 
 
+@functools.cache
 def landlock_abi() -> int:
     """The version of landlock in this kernel; 0 if it has none."""
     found = ctypes.CDLL(None).syscall(inside.CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     return max(found, 0)
 
 
+@functools.cache
 def is_public(path: str) -> bool:
     """Whether any user may read the path, through all folders above it."""
     above = all(parent.stat().st_mode & 0o001 for parent in Path(path).parents)
@@ -76,7 +83,9 @@ def check_machine(level: Level) -> None:
         raise SandboxError(f"no list of system calls for this architecture ({platform.machine()}; known: {known})")
     if level == "bubblewrap" and not shutil.which("bwrap"):
         raise SandboxError("bwrap is not installed: apt install bubblewrap (or dnf, pacman, apk)")
-    if level == "landlock" and not landlock_abi():
+    if level == "bubblewrap" and os.geteuid() == 0 and not shutil.which("setpriv"):
+        raise SandboxError("setpriv, which root needs, is not installed: apt install util-linux")
+    if not landlock_abi():
         raise SandboxError("this kernel has no landlock: Linux 5.13 or newer, with landlock in the boot option lsm=")
 
 
@@ -91,23 +100,21 @@ def start(level: Level, place: int) -> Start:
         hidden = not all(map(is_public, readable_places()))
         own = {"user": user, "keep_reading": hidden, "parent": os.getpid()}
         return Start(command, {**own, **rights}, filtered=True)
-    if not landlock_abi():
-        rights["readable"] = []
     confine = {"user": 0, "keep_reading": False, "parent": 0, **rights}
-    hidden = user and not all(map(is_public, (interpreter(), f"{sys.base_prefix}/lib")))
-    if not hidden:
-        become = {"user": user, "group": user, "extra_groups": []} if user else {}
-        return Start([*_bubblewrap(sys.base_prefix), *command], confine, filtered=True, options=become)
-    # Root's mounts first, so that an interpreter in a private home has a place where the unprivileged user can read it.
-    public = next(point for point in _MOUNT_POINTS if os.path.isdir(point))
-    outer = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", sys.base_prefix, public]
+    if not user:
+        return Start([*_bubblewrap(prefix()), *command], confine, filtered=True)
     drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    if all(map(is_public, (interpreter(), f"{prefix()}/lib"))):
+        return Start([*drop, *_bubblewrap(prefix()), *command], confine, filtered=True)
+    # Root's own mounts first: an interpreter in a private home gets a place where the unprivileged user can read it.
+    public = next(point for point in _MOUNT_POINTS if os.path.isdir(point))
+    outer = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", prefix(), public]
     return Start([*outer, *drop, *_bubblewrap(public), *command], confine, filtered=True)
 
 
 @functools.cache
-def _bubblewrap(prefix: str) -> tuple[str, ...]:
-    """The command up to the program's own; the interpreter's folder lies at `prefix` outside."""
+def _bubblewrap(source: str) -> tuple[str, ...]:
+    """The command up to the program's own; the interpreter's folder lies at `source` outside."""
     command = ["bwrap", "--unshare-all", "--unshare-user", "--cap-drop", "ALL", "--die-with-parent", "--new-session"]
     if "--disable-userns" in subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout:
         command.append("--disable-userns")
@@ -115,8 +122,8 @@ def _bubblewrap(prefix: str) -> tuple[str, ...]:
         if os.path.islink(place):
             command += ["--symlink", os.readlink(place), place]
         else:
-            inside_prefix = place.startswith(f"{sys.base_prefix}/")
-            command += ["--ro-bind", prefix + place[len(sys.base_prefix) :] if inside_prefix else place, place]
+            own = place.startswith(f"{prefix()}/")
+            command += ["--ro-bind", source + place[len(prefix()) :] if own else place, place]
     command += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
     for folder in ("/dev", "/"):
         command += ["--remount-ro", folder]
@@ -137,11 +144,13 @@ def threads_of(user: int) -> int:
 
 
 def resource_limits(level: Level, limits: Limits, calls: int, user: int) -> dict[str, tuple[int, int]]:
-    """Names of `resource` → (soft, hard); the CPU's hard limit has room for all calls."""
+    """Names of `resource` → (soft, hard); the CPU's hard limit has room for all calls.
+
+    The kernel counts the user's threads elsewhere too, but afresh in bubblewrap's namespace, where it has one process.
+    """
     cpu = math.ceil(limits.cpu)
-    same = {"RLIMIT_AS": limits.memory, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
+    same = {"RLIMIT_AS": limits.memory_mb * MEBI, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
     if level != "none":
-        # In a namespace the kernel counts afresh, from the sandbox's own processes.
-        others = 2 if level == "bubblewrap" else threads_of(user)
+        others = 1 if level == "bubblewrap" else threads_of(user)
         same |= {"RLIMIT_NPROC": others + limits.threads, "RLIMIT_FSIZE": 0, "RLIMIT_MSGQUEUE": 0}
     return {"RLIMIT_CPU": (cpu, cpu * (calls + 1) + 1)} | {name: (value, value) for name, value in same.items()}

@@ -13,7 +13,7 @@ Status = Literal["ok", "timeout", "memory", "output", "error", "sandbox"]
 """How a run ended: by itself; over the limit of time, memory or output; by an exception, a signal or an exit code other
 than 0; or without the program having been started, which says nothing about the program."""
 
-_MEBI = 2**20
+MEBI = 2**20
 
 
 class SandboxError(PrismError):
@@ -25,17 +25,17 @@ class Limits:
     """What a program may use; times hold for each run and for each call of a function."""
 
     cpu: Positive = 6.0
-    """Seconds of CPU time, rounded up to whole seconds"""
+    """CPU time in seconds, rounded up to whole ones"""
     wall: Positive = 12.0
-    """Seconds on the clock, from when the program starts"""
-    memory: Annotated[int, Range(64 * _MEBI)] = 1024 * _MEBI
-    """Bytes of address space, the interpreter's own 30 MB included"""
-    output: Count = 16 * _MEBI
-    """Bytes written to standard output and error together; for calls, also bytes of results"""
+    """Elapsed time in seconds, counted from the program's start"""
+    memory_mb: Annotated[int, Range(64)] = 1024
+    """Address space in MiB, the interpreter's own included (about 30)"""
+    output_mb: Count = 16
+    """Standard output and error together in MiB; for calls, the results too"""
     threads: Count = 32
-    """Threads at once; other processes are never allowed"""
+    """Threads at once; further processes are never allowed"""
     files: Annotated[int, Range(16)] = 64
-    """Open files at once; files can be read only, so their size needs no limit"""
+    """Open files at once; files can only be read, so their size needs no limit"""
 
     def __post_init__(self) -> None:
         check(self)

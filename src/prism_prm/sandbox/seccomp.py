@@ -6,6 +6,7 @@ that later kernels will add.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 # fmt: off
@@ -88,7 +89,8 @@ class _Program:
         self.add(_LOAD, 16 + 8 * place)  # the lower half; the kernel ignores the upper half of int arguments
 
 
-def filter_for(machine: str) -> list[Instruction]:
+@functools.cache
+def filter_for(machine: str) -> tuple[Instruction, ...]:
     """The filter as (code, jump if true, jump if false, value) of each instruction."""
     word, numbers = MACHINES[machine]
     program = _Program()
@@ -105,7 +107,7 @@ def filter_for(machine: str) -> list[Instruction]:
         program.add(_EQUAL, number, 0, len(block.instructions))
         program.instructions += block.instructions
     program.add(_RETURN, REFUSE)
-    return program.instructions
+    return tuple(program.instructions)
 
 
 def _decide(block: _Program, name: str) -> None:

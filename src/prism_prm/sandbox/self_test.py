@@ -46,19 +46,18 @@ attempts = {
 for name, attempt in attempts.items():
     try:
         attempt()
-        print("could " + name)
+        print("could", name)
     except OSError:
-        pass
-if "PRISM_CANARY" in os.environ:
-    print("could see the environment")
+        print("could not", name)
+print("could" if "PRISM_CANARY" in os.environ else "could not", "see your environment")
 print("done", sys.stdin.readline().strip())
 """
 _HARMLESS = "input()\nprint('done', input())"
 """What is tried without isolation, where the probe would succeed."""
 
 
-def prove(box: Sandbox) -> None:
-    """Run the probe; anything it could do, and anything else than its normal end, refutes the level."""
+def prove(box: Sandbox) -> list[str]:
+    """What the probe could not do; anything it could do, and anything else than its normal end, refutes the level."""
     word = secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as folder:
         canary = Path(folder) / "canary"
@@ -74,5 +73,6 @@ def prove(box: Sandbox) -> None:
     if run.status != "ok" or last != f"done {word}":
         lines = run.stderr.decode(errors="replace").strip().splitlines()
         raise SandboxError(f"the self-test did not run ({run.status}): {lines[-1] if lines else 'no message'}")
-    if found:
-        raise SandboxError(f"the self-test's program {', '.join(found)}")
+    if could := [line for line in found if not line.startswith("could not ")]:
+        raise SandboxError(f"the self-test's program {', '.join(could)}")
+    return [line.removeprefix("could not ") for line in found]
