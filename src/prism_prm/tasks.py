@@ -176,6 +176,8 @@ def read_problems(
             try:
                 record = decode(row, dict[str, Any])
                 problem = problem_of(record, tolerance, answer_field=answer_field)
+                if problem.tests is not None and not problem.is_judged:
+                    raise DataError("no `tests` to judge programs by, only public ones", reason="missing-field")
                 if not problem.is_judged:
                     raise no_answer(record)
             except DataError as error:

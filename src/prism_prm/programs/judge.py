@@ -41,7 +41,7 @@ class ProgramJudge:
     def __init__(self, *, sandbox: Any = "auto", workers: int | None = None) -> None:
         self.level = sandbox
         self.workers = workers
-        self._boxes: dict[float, Sandbox] = {}
+        self._box: Sandbox | None = None
 
     def judge(self, asked: Sequence[Asked], advance: Advance = ignore) -> list[Verdict]:
         """Whether each program passes all its tests; it is stopped at the first that it fails."""
@@ -99,7 +99,7 @@ class ProgramJudge:
         for seconds in {trial.tests.seconds for trial in trials}:
             mine = [i for i, trial in enumerate(trials) if trial.tests.seconds == seconds and trial.cases]
             jobs = [(i, job) for i in mine for job in _jobs(trials[i])]
-            for (i, _), runs in zip(jobs, self._box(seconds).map([job for _, job in jobs]), strict=True):
+            for (i, _), runs in zip(jobs, self._within(seconds).map([job for _, job in jobs]), strict=True):
                 found[i] += runs if isinstance(runs, list) else [runs]
         if lost := next((run for runs in found for run in runs if run.status == "sandbox"), None):
             # It says nothing about the program, so there is no verdict to give.
@@ -107,11 +107,12 @@ class ProgramJudge:
             raise SandboxError(f"a program could not be started in the sandbox: {why}. Run the same command again.")
         return found
 
-    def _box(self, seconds: float) -> Sandbox:
-        if seconds not in self._boxes:
-            limits = Limits(cpu=seconds, wall=2 * seconds)
-            self._boxes[seconds] = Sandbox(level=self.level, limits=limits, workers=self.workers)
-        return self._boxes[seconds]
+    def _within(self, seconds: float) -> Sandbox:
+        """The sandbox, with this limit; it is opened, and proved to hold, when the first program comes."""
+        limits = Limits(cpu=seconds, wall=2 * seconds)
+        if self._box is None:
+            self._box = Sandbox(level=self.level, limits=limits, workers=self.workers)
+        return self._box.with_limits(limits)
 
 
 def _jobs(trial: _Trial) -> Iterator[Job]:

@@ -157,7 +157,9 @@ def rerank_pool(
                 advance=advance,
             )  # fmt: skip
     selections = select_solutions(graded, step_scores, own)
-    results = Results(title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws)
+    results = Results(
+        title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox
+    )
     write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
     write_selected(out / SELECTED, selections)
     results.write_curves(out / "curves.parquet")

@@ -22,7 +22,7 @@ class SearchRecipe:
     """One experiment: a policy, PRMs, a task, a method, and the sizes to run it at."""
 
     task: str = ""
-    """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
+    """A known task (math-500, gsm8k, humaneval, livecodebench, …), or a file of problems with answers or tests."""
     task_data: str | None = None
     """The local file of a known task. By default the task comes from the hub."""
     answer_field: str | None = None
