@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
-from payloads import HUMANEVAL, MBPP, OWN, fenced, function_record, stdin_record
 
+from payloads import HUMANEVAL, MBPP, OWN, fenced, function_record, stdin_record
 from prism_prm.data.problem_records import TaskProblem, problem_of
 from prism_prm.errors import PrismError
 from prism_prm.graders import TaskGrader, right_ones
 from prism_prm.programs import cases, judge
+from prism_prm.programs.quirks import count_quirks
 from prism_prm.sandbox import Call, Program, Run, Sandbox
 
 SUM = problem_of(stdin_record())
@@ -144,6 +145,16 @@ def test_votes_see_no_hidden_test(problem: TaskProblem, monkeypatch: pytest.Monk
     TaskGrader().judge([(TaskProblem("p", tests=marked), "program")])
     assert watching.seen == [repr(Program("program", b"a"))] * 2
     assert not any("SECRET" in job for job in watching.seen)
+
+
+def test_programs_that_the_benchmark_treats_otherwise_are_counted() -> None:
+    programs = [
+        "import sys\nfor line in sys.stdin.buffer.readline().split(): quit()", "sys.exit(0 if x else 1)", "sys.exit()",
+        "open('x')\nself.open(3)", "exit ()", "data = sys.stdin.buffer.read()", None,
+    ]  # fmt: skip
+    counts = count_quirks([(SUM.tests, program) for program in programs])
+    assert sorted(counts.values()) == [1, 1, 1, 2]
+    assert not count_quirks([(ORDER.tests, programs[0]), (DOUBLE.tests, programs[0]), (None, "quit()")])
 
 
 def test_a_wrong_program_is_stopped_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ from prism_prm.programs.cases import read_cases
 from prism_prm.programs.livecodebench import PRELUDE
 
 Record = dict[str, Any]
+Submission = tuple[TaskProblem, str, bool]
+"""A problem, a program, and whether LiveCodeBench graded it right."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,7 @@ def test_most_mutants_fail(humaneval: list[Record], grader: TaskGrader) -> None:
 
 
 @pytest.fixture(scope="module")
-def submissions(real_data: Path) -> list[tuple[TaskProblem, str, bool]]:
+def submissions(real_data: Path) -> list[Submission]:
     """Solutions of the stdin problems, with the verdict of LiveCodeBench on each."""
     found = []
     for line in (real_data / "livecodebench" / "problems_120.jsonl").read_text(encoding="utf-8").splitlines():
@@ -128,15 +130,13 @@ def submissions(real_data: Path) -> list[tuple[TaskProblem, str, bool]]:
     return found
 
 
-def counted(grader: TaskGrader, some: Sequence[tuple[TaskProblem, str, bool]]) -> Counter[tuple[bool, bool]]:
+def counted(grader: TaskGrader, some: Sequence[Submission]) -> Counter[tuple[bool, bool]]:
     """(verdict of LiveCodeBench, ours) → how many."""
     verdicts = grader.judge([(problem, program) for problem, program, _ in some])
     return Counter((graded, one.correct) for (_, _, graded), one in zip(some, verdicts, strict=True))
 
 
-def test_some_submissions_get_their_verdict(
-    submissions: list[tuple[TaskProblem, str, bool]], grader: TaskGrader
-) -> None:
+def test_some_submissions_get_their_verdict(submissions: list[Submission], grader: TaskGrader) -> None:
     right = [one for one in submissions if one[2]][:6]
     wrong = [one for one in submissions if not one[2]][:6]
     found = counted(grader, right + wrong)
@@ -145,14 +145,13 @@ def test_some_submissions_get_their_verdict(
 
 
 @pytest.mark.slow
-def test_right_submissions_pass(submissions: list[tuple[TaskProblem, str, bool]], grader: TaskGrader) -> None:
+def test_right_submissions_pass(submissions: list[Submission], grader: TaskGrader) -> None:
     found = counted(grader, submissions)
     right, wrong = (sum(found[graded, ours] for ours in (True, False)) for graded in (True, False))
     problems = len({problem.text for problem, *_ in submissions})
     print(
-        f"\nLiveCodeBench: {problems} stdin problems; {found[True, True]} of {right} right submissions pass, and ",
-        end="",
+        f"\nLiveCodeBench, {problems} stdin problems: {found[True, True]} of {right} right submissions pass, ", end=""
     )
-    print(f"{found[False, True]} of {wrong} wrong ones, for want of tests")
+    print(f"and {found[False, True]} of {wrong} wrong ones")
     assert found[True, True] >= 0.99 * right
     assert found[False, True] <= 0.15 * wrong

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
+from prism_prm.programs.quirks import count_quirks
 from prism_prm.report import (
     Look,
     Report,
@@ -90,6 +91,18 @@ def unguarded(sandbox: str, graded: GradedPool) -> list[str]:
     return ["Warning: programs ran WITHOUT a sandbox (--sandbox none): they could do whatever you may do."] * ran
 
 
+def unlike_the_benchmark(pools: Sequence[GradedPool]) -> list[str]:
+    """How many programs LiveCodeBench's own harness may judge otherwise, by what they do."""
+    asked = [
+        (entry.problem.tests, grade.answer)
+        for graded in pools
+        for entry, grades in zip(graded.pool.problems, graded.grades, strict=True)
+        for grade in grades
+    ]
+    counts = [f"{count:,} {what}" for what, count in count_quirks(asked).items()]
+    return [f"Programs that LiveCodeBench's harness may judge otherwise: {'; '.join(counts)}."] * bool(counts)
+
+
 def notes(results: Results) -> list[str]:
     """What is special about this pool and its scores, a line each: nothing is left out in silence."""
     pool, graded = results.graded.pool, results.graded
@@ -108,7 +121,7 @@ def notes(results: Results) -> list[str]:
             f"The problems have {min(sizes):,} to {max(sizes):,} solutions. At each n, a problem with fewer uses all "
             f"of them: {counts} (of {len(graded.measured):,})."
         )
-    found += unguarded(results.sandbox, graded)
+    found += unguarded(results.sandbox, graded) + unlike_the_benchmark([graded])
     found += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
     return [note for note in found if note]
 
