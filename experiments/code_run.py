@@ -39,6 +39,8 @@ from prism_prm.tasks import TaskProblem, load_task
 MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m"
 SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_step_tokens=640, max_tokens=640, stop="\n\n\n\n\n")
 """The stop string never comes: whole solutions are written in one request."""
+BEGIN, END = "<!-- code run -->", "<!-- end of code run -->"
+"""Where the table stands in a page."""
 LIKELIHOOD = "mean log-probability"
 ROWS = (
     ("one sample (pass@1)", "mean", ""),
@@ -154,6 +156,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="measure what is there; sample nothing")
+    parser.add_argument("--docs", type=Path, help="also write the table into this page, e.g. docs/results.md")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -172,6 +175,9 @@ def main() -> None:
     results = rerank_pool(pool, given.out / "rerank", settings=settings, bars=progress, say=say)
     text = table(results, tokens)
     write_text(given.out / "table.md", text)
+    if given.docs:
+        before, rest = given.docs.read_text(encoding="utf-8").split(f"{BEGIN}\n")
+        write_text(given.docs, f"{before}{BEGIN}\n{text}{END}{rest.split(END)[1]}")
     say(text)
 
 

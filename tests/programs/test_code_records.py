@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from payloads import HUMANEVAL, MBPP, OWN, function_record, packed, stdin_record
 
+from payloads import HUMANEVAL, MBPP, OWN, function_record, packed, stdin_record
 from prism_prm.data.problem_records import TaskProblem, problem_of
 from prism_prm.errors import DataError, PrismError
 from prism_prm.pools import PoolProblem, Solution, read_pool, write_pool
@@ -72,6 +72,11 @@ def test_bad_payloads_are_refused_when_they_are_read(payload: str, message: str)
     with pytest.raises(DataError, match=message):
         problem_of(stdin_record(private_test_cases=payload))
     assert not Path("/tmp/prism-was-here").exists()
+
+
+def test_a_problem_without_any_test_is_refused() -> None:
+    with pytest.raises(DataError, match="there are no tests"):
+        problem_of(stdin_record(public_test_cases="[]", private_test_cases=packed([])))
 
 
 def test_plain_and_packed_tests_are_the_same() -> None:

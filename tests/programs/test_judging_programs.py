@@ -150,7 +150,7 @@ def test_votes_see_no_hidden_test(problem: TaskProblem, monkeypatch: pytest.Monk
 def test_programs_that_the_benchmark_treats_otherwise_are_counted() -> None:
     programs = [
         "import sys\nfor line in sys.stdin.buffer.readline().split(): quit()", "sys.exit(0 if x else 1)", "sys.exit()",
-        "open('x')\nself.open(3)", "exit ()", "data = sys.stdin.buffer.read()", None,
+        "open('x')\nself.open(3)", "exit (1)", "data = sys.stdin.buffer.read()", None,
     ]  # fmt: skip
     counts = count_quirks([(SUM.tests, program) for program in programs])
     assert sorted(counts.values()) == [1, 1, 1, 2]

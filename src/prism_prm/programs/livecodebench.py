@@ -40,8 +40,10 @@ def read_livecodebench(record: Mapping[str, Any]) -> Statement:
     """A record of LiveCodeBench; payloads that cannot be read, or that hold code, are refused."""
     function = _function(record)
     packed = Packed(text_of(record, "private_test_cases"), function)
-    packed.cases()  # refuses a bad payload before anybody works on the problem
     public = read_cases(unpack(text_of(record, "public_test_cases")), function)
+    # A bad payload is refused before anybody works on the problem.
+    if not packed.cases() and not public:
+        raise DataError("there are no tests, neither public nor private", reason="missing-field")
     start = record.get("starter_code")
     how = f"{FILLS}\n\n```python\n{start.rstrip()}\n```" if isinstance(start, str) and start.strip() else READS
     names = {str(record.get(field) or "") for field in ("question_id", "question_title")}

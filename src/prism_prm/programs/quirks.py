@@ -1,4 +1,4 @@
-"""Programs that LiveCodeBench's own harness runs differently: it runs them within itself, with mocked input and files."""
+"""Programs that LiveCodeBench's own harness runs differently: within itself, with mocked input and files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from prism_prm.programs.cases import Tests
 from prism_prm.programs.livecodebench import PRELUDE
 
 QUIRKS = {
-    "read sys.stdin.buffer by lines (the first line again and again, there)": re.compile(
-        r"\bstdin\.buffer\.readline\b"
-    ),
-    "call quit or exit (None, there)": re.compile(r"(?<![\w.])(?:quit|exit)\s*\("),
-    "open files (mocked, there)": re.compile(r"(?<![\w.])open\s*\("),
-    "exit with a code (which is no failure, there)": re.compile(r"\bsys\.exit\s*\(\s*[^)\s]"),
+    "read sys.stdin.buffer by lines (there always the first)": re.compile(r"\bstdin\.buffer\.readline\b"),
+    "call quit (there None)": re.compile(r"(?<![\w.])quit\s*\("),
+    "open files (there mocked)": re.compile(r"(?<![\w.])open\s*\("),
+    "exit with a code (there no failure)": re.compile(r"(?<!\w)exit\s*\(\s*[^)\s]"),
 }
 
 
