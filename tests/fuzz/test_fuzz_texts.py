@@ -60,9 +60,9 @@ def test_answers_are_found_and_compared_plainly(text: str, other: str) -> None:
 
 PYTHON = (
     "assert ", "f(", "f(1)", ")", " == ", "1", "-2", "[1, 2]", "{", "}", "'a", '"""', "'", "\n", "    ", "for i in x:",
-    "not ", "abs(", " - ", " < ", "1e-6", "lambda: 0", "(" * 200, "[" * 100, "9" * 5000, "'x' * 9", ">>> ", "-> ", "==> ",
-    "returns ", "def check(candidate):", "\x00", "\ud800", "1 / 0", "**", "b'a'", "{1: 2}", "set()", "f(*x)", "f(a=1)",
-    "True", "None", "#",
+    "not ", "abs(", " - ", " < ", "1e-6", "lambda: 0", "(" * 200, "[" * 100, "9" * 5000, "'x' * 9", ">>> ", "-> ",
+    "==> ", "returns ", "def check(candidate):", "\x00", "\ud800", "1 / 0", "**", "b'a'", "{1: 2}", "set()", "f(*x)",
+    "f(a=1)", "True", "None", "#",
 )  # fmt: skip
 python = st.lists(st.sampled_from(PYTHON), max_size=12).map("".join) | st.text(max_size=40)
 

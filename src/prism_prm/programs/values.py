@@ -3,6 +3,12 @@
 The source of this file also runs inside the sandbox, beside the program, so it uses the standard library alone.
 """
 
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as type checkers understand it; importing typing would slow every run
+if TYPE_CHECKING:
+    from typing import Any
+
 MOST_JSON = 2**53
 """Larger whole numbers are written as text: not every JSON reader keeps them exact."""
 
@@ -10,19 +16,20 @@ MOST_JSON = 2**53
 class Unknown:
     """Stands for a value of a kind that cannot be carried; it is equal to nothing, not even to itself."""
 
-    __hash__ = None
-
-    def __init__(self, shown):
+    def __init__(self, shown: object) -> None:
         self.shown = shown
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return False
 
-    def __repr__(self):
+    def __hash__(self) -> int:
+        raise TypeError("not a value")
+
+    def __repr__(self) -> str:
         return f"Unknown({self.shown!r})"
 
 
-def encode(value):
+def encode(value: Any) -> Any:
     """The value as JSON: lists stand for themselves, every other container for its kind and items."""
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -44,7 +51,7 @@ def encode(value):
     return {"unknown": repr(value)[:200]}
 
 
-def decode(value):
+def decode(value: Any) -> Any:
     """What `encode` was given."""
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -57,5 +64,10 @@ def decode(value):
         return {decode(key): decode(item) for key, item in items}
     if kind == "complex":
         return complex(*map(decode, items))
-    readers = {"int": lambda text: int(text, 16), "float": float, "bytes": bytes.fromhex, "unknown": Unknown}
+    readers: dict[str, Any] = {
+        "int": lambda text: int(text, 16),
+        "float": float,
+        "bytes": bytes.fromhex,
+        "unknown": Unknown,
+    }
     return readers[kind](items)
