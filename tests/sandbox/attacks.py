@@ -116,7 +116,6 @@ _WRITING = {
     "make_a_folder": "os.mkdir(scene['folder'] + '/made')\nbreach()",
     "make_a_fifo": "os.mkfifo(scene['folder'] + '/fifo')\nbreach()",
     "write_a_temporary_file": "import tempfile\ntempfile.TemporaryFile(dir='/tmp').write(b'x')\nbreach()",
-    "write_to_the_working_folder": "open('written-by-an-attack', 'w')\nbreach()",
     "fill_dev_shm": "p = f'/dev/shm/attack-{os.getpid()}'\nf = open(p, 'wb')\nos.unlink(p)\n"
     "f.write(bytes(2**20))\nbreach()",
     "fill_a_memfd": "f = os.fdopen(system('memfd_create', b'x', 0), 'wb')\nf.write(bytes(2**20))\nbreach()",
@@ -173,6 +172,7 @@ _KERNEL = {  # without isolation these depend on the machine's settings or need 
     "chroot": "os.chroot('/usr')\nbreach()",
 }
 _ROOT = {
+    "write_to_the_working_folder": "open('by-an-attack', 'w')\nos.unlink('by-an-attack')\nbreach()",
     "read_shadow": "if ':' in open('/etc/shadow').read(): breach()",
     "core_pattern": "os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)\nbreach()",
     "change_the_library": "open(os.__file__, 'r+b')\nbreach()",

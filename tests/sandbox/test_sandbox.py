@@ -252,7 +252,7 @@ def test_who_stops_asking_stops_what_runs() -> None:
 
 
 def test_other_limits_need_no_other_proof(quick: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_prm.sandbox.self_test.prove", None)
+    monkeypatch.setattr("prism_prm.sandbox.box.prove", None)
     assert quick.with_limits(Limits(memory_mb=64)).run("x = bytearray(2**26)").status == "memory"
     assert quick.run("x = bytearray(2**26)").status == "ok"
 
@@ -299,6 +299,17 @@ def test_auto_never_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "landlock_abi", lambda: 0)
     with pytest.raises(SandboxError, match=r"- bubblewrap: bwrap is not(.|\n)*- landlock: this kernel"):
         Sandbox()
+
+
+def test_limits_that_hold_already_are_kept() -> None:
+    code = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))\n"
+        "from prism_prm.sandbox import Sandbox\n"
+        "asks = 'import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))'\n"
+        "print(Sandbox('landlock').run(asks).stdout)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "b'(50, 50)\\n'\n"
 
 
 def test_a_process_that_cannot_start_says_nothing_about_the_program(

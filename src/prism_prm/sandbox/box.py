@@ -22,11 +22,13 @@ from typing import Any, Literal, TypeVar
 from prism_prm.errors import SettingError
 from prism_prm.ranges import Count, fault
 from prism_prm.sandbox import inside, seccomp
-from prism_prm.sandbox.levels import ENVIRONMENT, FIRST_USER, LEVELS, Level, check_machine, resource_limits, start
+from prism_prm.sandbox.levels import ENVIRONMENT, LEVELS, Level, check_machine, resource_limits, start, user_at
 from prism_prm.sandbox.process import Ended, run_process
 from prism_prm.sandbox.records import MEBI, Job, Limits, Program, Run, SandboxError, Status
+from prism_prm.sandbox.self_test import prove
 
-A, B = TypeVar("A"), TypeVar("B")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _BOOT = """
 import marshal
 with open({}, "rb") as sent:
@@ -56,30 +58,30 @@ class Sandbox:
         workers: int | None = None,
     ) -> None:
         """Find the level that works here and prove it by a self-test; `auto` never means `none`."""
-        from prism_prm.sandbox.self_test import prove
-
         if reason := fault(level, Literal["auto", "bubblewrap", "landlock", "none"]):
             raise SettingError("sandbox", level, reason)
         if reason := fault(workers, Count | None):
             raise SettingError("workers", workers, reason)
         self.limits = limits
-        self.workers = workers or len(os.sched_getaffinity(0))
         self._thread = threading.local()
         self._places: queue.LifoQueue[int] = queue.LifoQueue()
         for place in reversed(range(_PLACES)):
             self._places.put(place)
         self.level: Level
-        reasons = {}
-        for self.level in LEVELS[:-1] if level == "auto" else (level,):
+        self.refused = self._prove(LEVELS[:-1] if level == "auto" else (level,))
+        """What the self-test has seen refused; nothing at level `none`"""
+        self.workers = workers or len(os.sched_getaffinity(0))
+
+    def _prove(self, levels: Sequence[Level]) -> list[str]:
+        """Settle for the first level that passes the self-test."""
+        reasons = []
+        for self.level in levels:
             try:
                 check_machine(self.level)
-                self.refused = prove(self)
-                """What the self-test has seen refused; nothing at level `none`"""
-                return
+                return prove(self)
             except SandboxError as error:
-                reasons[self.level] = str(error)
-        found = "\n".join(f"- {name}: {reason}" for name, reason in reasons.items())
-        raise SandboxError(f"Programs cannot be run in isolation on this machine:\n{found}")
+                reasons.append(f"\n- {self.level}: {error}")
+        raise SandboxError(f"Programs cannot be run in isolation on this machine:{''.join(reasons)}")
 
     def with_limits(self, limits: Limits) -> Sandbox:
         """The same sandbox with other limits; it is not proved again."""
@@ -119,12 +121,12 @@ class Sandbox:
         """Do the jobs on all workers; the outcomes come in the jobs' order."""
         return self.each(self._do, jobs)
 
-    def each(self, act: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
+    def each(self, act: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """`act` on each item, in as many threads as there are workers; results in order, few items read ahead.
 
         Whoever stops asking stops what still runs.
         """
-        waiting: deque[Future[B]] = deque()
+        waiting: deque[Future[Result]] = deque()
         stop = threading.Event()
         pool = ThreadPoolExecutor(self.workers, initializer=setattr, initargs=(self._thread, "stop", stop))
         try:
@@ -147,8 +149,8 @@ class Sandbox:
         """Run one process to its end."""
         place = self._places.get()
         try:
-            begin = start(self.level, place)
-            user = FIRST_USER + place if os.geteuid() == 0 else os.getuid()
+            user = user_at(place)
+            begin = start(self.level, user)
             limits = resource_limits(self.level, self.limits, calls, user)
             rules = seccomp.filter_for(platform.machine()) if begin.filtered else None
             job = {"function": "", **job, "limits": limits, "confine": begin.confine, "filter": rules}

@@ -83,7 +83,6 @@ def _call(report: int, code: str, function: str, arguments: str, cpu: int) -> No
     attempt(lambda: found.update(f=_find(_execute(code, "program"), function)))
     for given in json.loads(arguments) if found else ():
         attempt(lambda given=given: found["f"](*given))
-    sys.stdout.flush()
     os._exit(0)
 
 
@@ -96,8 +95,12 @@ def _find(names: dict[str, Any], function: str) -> Any:
 
 
 def _limit(limits: dict[str, tuple[int, int]]) -> None:
+    """Set the limits, where those that hold already are not stricter."""
     for name, values in limits.items():
-        resource.setrlimit(getattr(resource, name), values)
+        which = getattr(resource, name)
+        _, most = resource.getrlimit(which)
+        soft, hard = values if most == resource.RLIM_INFINITY else (min(value, most) for value in values)
+        resource.setrlimit(which, (soft, hard))
 
 
 def _libc() -> Any:

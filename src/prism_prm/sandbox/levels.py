@@ -25,7 +25,8 @@ FIRST_USER = 60_600
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
 """All that a program sees of an environment; sets have the same order in every run."""
-_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt")
+_MOUNT_POINTS = ("/mnt", "/media", "/srv")
+"""Where root's mount of a hidden interpreter can lie, seen by the sandbox's processes alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def readable_places() -> tuple[str, ...]:
 @functools.cache
 def landlock_abi() -> int:
     """The version of landlock in this kernel; 0 if it has none."""
-    found = ctypes.CDLL(None).syscall(inside.CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    found: int = ctypes.CDLL(None).syscall(inside.CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     return max(found, 0)
 
 
@@ -89,34 +90,47 @@ def check_machine(level: Level) -> None:
         raise SandboxError("this kernel has no landlock: Linux 5.13 or newer, with landlock in the boot option lsm=")
 
 
-def start(level: Level, place: int) -> Start:
-    """How to start the interpreter at a level; runs at the same time have different places."""
-    user = FIRST_USER + place if os.geteuid() == 0 else 0
+def user_at(place: int) -> int:
+    """Who runs the program; runs at the same time have different places."""
+    return FIRST_USER + place if os.geteuid() == 0 else os.getuid()
+
+
+def start(level: Level, user: int) -> Start:
+    """How to start the interpreter at a level as this user."""
     command = [interpreter()]
+    is_root = os.geteuid() == 0
     if level == "none":
         return Start(command, None, filtered=False)
     rights = {"readable": list(readable_places()), "devices": list(DEVICES)}
     if level == "landlock":
         hidden = not all(map(is_public, readable_places()))
-        own = {"user": user, "keep_reading": hidden, "parent": os.getpid()}
+        own = {"user": user if is_root else 0, "keep_reading": hidden, "parent": os.getpid()}
         return Start(command, {**own, **rights}, filtered=True)
     confine = {"user": 0, "keep_reading": False, "parent": 0, **rights}
-    if not user:
+    if not is_root:
         return Start([*_bubblewrap(prefix()), *command], confine, filtered=True)
-    drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    drop = [_tool("setpriv"), f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     if all(map(is_public, (interpreter(), f"{prefix()}/lib"))):
         return Start([*drop, *_bubblewrap(prefix()), *command], confine, filtered=True)
     # Root's own mounts first: an interpreter in a private home gets a place where the unprivileged user can read it.
-    public = next(point for point in _MOUNT_POINTS if os.path.isdir(point))
-    outer = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", prefix(), public]
+    public = next((point for point in _MOUNT_POINTS if os.path.isdir(point)), "/tmp")
+    outer = [_tool("bwrap"), "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", prefix(), public]
     return Start([*outer, *drop, *_bubblewrap(public), *command], confine, filtered=True)
+
+
+def _tool(name: str) -> str:
+    """The full name of a program, since none is looked for in the sandbox's environment."""
+    found = shutil.which(name)
+    assert found, f"{name} was there when the level was chosen"
+    return found
 
 
 @functools.cache
 def _bubblewrap(source: str) -> tuple[str, ...]:
     """The command up to the program's own; the interpreter's folder lies at `source` outside."""
-    command = ["bwrap", "--unshare-all", "--unshare-user", "--cap-drop", "ALL", "--die-with-parent", "--new-session"]
-    if "--disable-userns" in subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout:
+    command = [_tool("bwrap"), "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
+    command += ["--cap-drop", "ALL"]
+    if "--disable-userns" in subprocess.run([_tool("bwrap"), "--help"], capture_output=True, text=True).stdout:
         command.append("--disable-userns")
     for place in readable_places():
         if os.path.islink(place):

@@ -6,12 +6,9 @@ import os
 import secrets
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from prism_prm.sandbox.records import SandboxError
-
-if TYPE_CHECKING:
-    from prism_prm.sandbox.box import Sandbox
+from prism_prm.sandbox.records import Run, SandboxError
 
 _PROBE = """
 import os, socket, sys
@@ -56,7 +53,16 @@ _HARMLESS = "input()\nprint('done', input())"
 """What is tried without isolation, where the probe would succeed."""
 
 
-def prove(box: Sandbox) -> list[str]:
+class Box(Protocol):
+    """What the self-test needs of a sandbox."""
+
+    @property
+    def level(self) -> str: ...
+
+    def run(self, code: str, stdin: str) -> Run: ...
+
+
+def prove(box: Box) -> list[str]:
     """What the probe could not do; anything it could do, and anything else than its normal end, refutes the level."""
     word = secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as folder:
