@@ -8,7 +8,7 @@ A problem says itself how it is judged: by its `answer`, or by its `tests`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
@@ -87,7 +87,7 @@ class MathGrader:
 class TaskGrader:
     """Grades every problem in its own way: final answers by `MathGrader`, programs by running them in a sandbox.
 
-    The sandbox is opened for the first problem that has tests.
+    The sandbox is opened for the first program, or by `prepare`.
     """
 
     def __init__(
@@ -112,6 +112,11 @@ class TaskGrader:
     def close(self) -> None:
         """End the worker processes."""
         self.math.close()
+
+    def prepare(self, problems: Iterable[TaskProblem]) -> None:
+        """Open the sandbox where a problem needs it: one that does not hold is to stop work before it begins."""
+        if any(problem.tests is not None for problem in problems):
+            self.programs.open()
 
     @property
     def programs(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +16,9 @@ from prism_prm.cli import app
 from prism_prm.errors import ConfigError
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
 from prism_prm.policies.next_token import noise
+from prism_prm.programs import judge
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
+from prism_prm.sandbox import SandboxError
 from prism_prm.search.experiment import Point
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.pipeline import search_task
@@ -100,6 +102,18 @@ def test_sampling_programs_without_a_prm(task: Path, tmp_path: Path) -> None:
     bare = rerank_pool(pool, tmp_path / "bare", settings=RerankSettings(workers=1))
     assert not bare.curves, "without the task nothing is measured"
     assert {one.rule for one in bare.selections} == {"majority", "public-tests"}
+
+
+def test_a_sandbox_that_does_not_work_stops_a_search_before_it_begins(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: Any) -> NoReturn:
+        raise SandboxError("Programs cannot be run in isolation on this machine")
+
+    monkeypatch.setattr(judge, "Sandbox", broken)
+    with pytest.raises(SandboxError, match="cannot be run in isolation"):
+        searched(task, tmp_path / "out", "sample", prm=False)
+    assert not (tmp_path / "out" / "journal").exists()
 
 
 def test_public_tests_are_for_programs(tmp_path: Path) -> None:

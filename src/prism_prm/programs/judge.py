@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from prism_prm.answers.judge import Key, Verdict
 from prism_prm.programs import values
-from prism_prm.programs.cases import Case, Tests
+from prism_prm.programs.cases import SECONDS, Case, Tests
 from prism_prm.programs.compare import is_right, printed_lines
 from prism_prm.sandbox import Call, Job, Limits, Program, Run, Sandbox, SandboxError
 from prism_prm.types import Advance, ignore
@@ -106,6 +106,10 @@ class ProgramJudge:
             why = lost.stderr.decode("utf-8", "replace").strip()[:300]
             raise SandboxError(f"a program could not be started in the sandbox: {why}. Run the same command again.")
         return found
+
+    def open(self) -> None:
+        """Open the sandbox now, so that one that does not work is found before long work."""
+        self._within(SECONDS)
 
     def _within(self, seconds: float) -> Sandbox:
         """The sandbox, with this limit; it is opened, and proved to hold, when the first program comes."""

@@ -80,6 +80,7 @@ def train_policy(
         if state.is_main_process:
             write_text(out / "recipe.toml", to_toml(recipe))
         train, held_out = split_problems(recipe, say)
+        grader.prepare(held_out)
         before = _evaluated(recipe, recipe.policy, out / "evaluation" / "before", state, bars)
         tokenizer = load_tokenizer_of(recipe.policy)
         with _reward(recipe, grader, state) as (reward, identity):
@@ -174,6 +175,7 @@ def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any, bars: Bar
             for task in chosen.tasks:
                 greedy = SearchRecipe(
                     task=task, task_data=chosen.data.get(task), limit=chosen.limit, policy=asked, select="majority",
+                    sandbox=recipe.sandbox,
                     search=SearchSettings("greedy", max_steps=chosen.max_steps, sampling=chosen.sampling),
                 )  # fmt: skip
                 place = out / file_name(Path(task).stem)

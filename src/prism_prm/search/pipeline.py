@@ -87,6 +87,7 @@ def search_task(
         say(note)
     opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
     with opened as who, TaskGrader(workers=workers, sandbox=recipe.sandbox) as grader:
+        grader.prepare(task.problems)
         write_text(out / "settings.toml", to_toml(recipe))
         experiment = Experiment(
             recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, say=say, store=store
