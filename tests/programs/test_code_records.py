@@ -57,12 +57,12 @@ class Evil:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode(), "asks to run .*system; it is refused"),
-        (base64.b64encode(zlib.compress(pickle.dumps(["x"]))).decode(), "holds list, expected a text"),
-        (base64.b64encode(zlib.compress(b"junk")).decode(), "cannot be unpacked"),
-        (packed([])[:-8], "cannot be unpacked"),
-        ("not base64!", "cannot be unpacked"),
-        ("[1, ", "not JSON"),
+        (base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode(), "more than a text .*it is refused"),
+        (base64.b64encode(zlib.compress(pickle.dumps(["x"]))).decode(), "more than a text .*it is refused"),
+        (base64.b64encode(zlib.compress(b"junk")).decode(), "cannot be read"),
+        (packed([])[:-8], "cannot be read"),
+        ("not base64!", "cannot be read"),
+        ("[1, ", "cannot be read"),
         ("[1]", "test 0: needs `input` and `output`"),
         ('[{"input": 1, "output": "2"}]', "must be texts"),
         (packed({"input": 1}), "a list of objects"),
