@@ -9,18 +9,21 @@ A problem says itself how it is judged: by its `answer`, or by its `tests`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
 from prism_prm.answers.judge import Key
 from prism_prm.data.problem_records import TaskProblem
 from prism_prm.errors import ConfigError
+from prism_prm.programs import Level
+from prism_prm.programs.cases import Tests
 from prism_prm.programs.extract import find_program
 from prism_prm.types import Advance, ignore
 
+if TYPE_CHECKING:
+    from prism_prm.programs.judge import ProgramJudge
+
 T = TypeVar("T")
-Level = Literal["auto", "bubblewrap", "landlock", "none"]
-"""What programs run in; auto is the best that works here."""
 Answers = Sequence[tuple[TaskProblem, str | None]]
 """Problems and answers to them; None where a solution has none. The answer to a code problem is a program."""
 
@@ -101,7 +104,7 @@ class TaskGrader:
         self.math = MathGrader(methods=methods, workers=workers, seconds=seconds)
         self.sandbox = sandbox
         self.workers = workers
-        self._programs: Any = None
+        self._programs: ProgramJudge | None = None
 
     def __enter__(self) -> TaskGrader:
         return self
@@ -119,7 +122,7 @@ class TaskGrader:
             self.programs.open()
 
     @property
-    def programs(self) -> Any:
+    def programs(self) -> ProgramJudge:
         """The judge of programs."""
         if self._programs is None:
             from prism_prm.programs.judge import ProgramJudge
@@ -143,7 +146,7 @@ class TaskGrader:
         self,
         answers: Answers,
         by_answer: Callable[[Answers, Advance], list[T]],
-        by_tests: Callable[[list[tuple[Any, str | None]]], list[T]],
+        by_tests: Callable[[list[tuple[Tests, str | None]]], list[T]],
         advance: Advance,
     ) -> list[T]:
         """What one or the other says, in order."""

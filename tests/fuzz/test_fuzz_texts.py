@@ -28,7 +28,7 @@ from prism_prm.policies.base import Ask, Sampling
 from prism_prm.policies.openai import OpenAiPolicy, _names
 from prism_prm.programs.asserts import read_asserts, read_examples
 from prism_prm.programs.cases import unpack
-from prism_prm.programs.compare import printed_lines
+from prism_prm.programs.compare import printed_key, same_printed
 from prism_prm.programs.extract import find_program
 from prism_prm.programs.values import decode, encode
 from prism_prm.steps import cut_steps
@@ -81,7 +81,8 @@ def test_programs_and_tests_are_read(text: str, payload: str) -> None:
         found = find_program(text).answer
         assert found is None or found in text
         assert "".join("".join(cut_steps(text)).split()) == "".join(text.split())
-        printed_lines(text)
+        assert same_printed(text, text)
+        assert printed_key(text) == printed_key(f" {text}\n")
 
     survives("programs", read)
     survives("payloads", lambda: unpack(payload))

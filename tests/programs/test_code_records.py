@@ -168,6 +168,7 @@ def test_own_records() -> None:
         ({"tests": "x"}, "a list of objects"),
         ({"tests": [{"input": 1, "output": 2}]}, "test 0: `input` and `output` must be texts"),
         ({"function": 3}, "`function` is 3"),
+        ({"function": "f; g", "public_tests": [], "tests": []}, "`function` is 'f; g'"),
         ({"function": "f"}, "not one JSON value per line|must list the arguments"),
         ({"seconds": -1}, "`seconds` is -1"),
         ({"seconds": True}, "`seconds` is True"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prism_prm.programs import compare
 from prism_prm.programs.cases import Case
-from prism_prm.programs.compare import is_right, printed_lines
+from prism_prm.programs.compare import is_right, printed_key, same_printed
 from prism_prm.programs.extract import find_program
 from prism_prm.programs.values import Unknown, decode, encode
 
@@ -37,11 +39,32 @@ from prism_prm.programs.values import Unknown, decode, encode
         ("", "", True),
         ("", "0", False),
         ("1\n2", "1 2", False),
+        ("0.0 -0", "0 0e9", True),
+        ("-Infinity", "-inf", True),
+        ("1", "11", False),
+        ("1 1", "11", False),
+        ("10 1", "1 01", False),
     ],
 )
 def test_printed_text(expected: str, printed: str, right: bool) -> None:
     assert is_right(Case("", expected), printed, tuples_are_lists=True) is right
-    assert (printed_lines(expected) == printed_lines(printed)) is right, "equal outputs vote together"
+    assert (printed_key(expected) == printed_key(printed)) is right, "equal outputs vote together"
+
+
+WORDS = st.sampled_from(["1", "1.0", "10", "1e1", "-0", "0", "nan", "x", "1_0", "+1", "٣", "3", "inf", "1 1", "\t1"])
+LINES = st.lists(WORDS | st.just("\n"), max_size=5).map(" ".join)
+
+
+@given(LINES, LINES)
+def test_equal_outputs_vote_together_and_no_others(text: str, other: str) -> None:
+    assert (printed_key(text) == printed_key(other)) is same_printed(text, other)
+
+
+def test_endless_output_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(compare, "Decimal", lambda word: read.append(word) or Decimal(word))
+    assert not same_printed("1 2", "1.0 " * 1_000_000)
+    assert len(read) == 4
 
 
 @pytest.mark.parametrize(

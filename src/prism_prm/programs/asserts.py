@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
@@ -25,47 +26,52 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+_KINDS: dict[str, Callable[..., Any]] = {"set": set, "tuple": tuple, "list": list, "frozenset": frozenset}
+
+
 class NotPlainError(ValueError):
     """An expression that is not a value."""
 
 
+def parsed(source: str) -> ast.Module:
+    """Python as a tree; a NotPlainError where it is none. What it warns of is nobody's concern here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise NotPlainError(str(error)) from None
+
+
 def plain_value(node: ast.expr) -> Any:
     """The value of an expression of literals; small arithmetic on them is worked out (`"ab" * 3`, `1 / 2`)."""
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        left, right = plain_value(node.left), plain_value(node.right)
-        if isinstance(node.op, ast.Mod) and isinstance(left, str | bytes):
-            raise NotPlainError("a format")
-        lengths = [len(side) for side in (left, right) if isinstance(side, Sized)]
-        times = [abs(side) for side in (left, right) if isinstance(side, int)]
-        if isinstance(node.op, ast.Mult) and lengths and max(lengths) * max(times, default=0) > MOST_ITEMS:
-            raise NotPlainError("a large value")
-        try:
-            return _ARITHMETIC[type(node.op)](left, right)
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise NotPlainError(str(error)) from None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        kinds: dict[str, Callable[..., Any]] = {"set": set, "tuple": tuple, "list": list, "frozenset": frozenset}
-        if node.func.id in kinds and len(node.args) < 2:
-            try:
-                return kinds[node.func.id](*map(plain_value, node.args))
-            except TypeError as error:
-                raise NotPlainError(str(error)) from None
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        items = [plain_value(item) for item in node.elts]
-        try:
-            return items if isinstance(node, ast.List) else tuple(items) if isinstance(node, ast.Tuple) else set(items)
-        except TypeError as error:
-            raise NotPlainError(str(error)) from None
-    if isinstance(node, ast.Dict) and all(node.keys):
-        try:
-            pairs = zip(node.keys, node.values, strict=True)
-            return {plain_value(key): plain_value(value) for key, value in pairs if key is not None}
-        except TypeError as error:
-            raise NotPlainError(str(error)) from None
     try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        return _value(node)
+    except (TypeError, ValueError, ArithmeticError, SyntaxError, MemoryError, RecursionError) as error:
         raise NotPlainError(str(error)) from None
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return _worked_out(node.op, _value(node.left), _value(node.right))
+    if isinstance(node, ast.Call) and _named(node.func) in _KINDS and len(node.args) < 2 and not node.keywords:
+        return _KINDS[_named(node.func)](*map(_value, node.args))
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return _KINDS[type(node).__name__.lower()](map(_value, node.elts))
+    if isinstance(node, ast.Dict):
+        keys = [_value(key) for key in node.keys if key is not None]  # `**other` has no key
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    return ast.literal_eval(node)
+
+
+def _worked_out(operation: ast.operator, left: Any, right: Any) -> Any:
+    if isinstance(operation, ast.Mod) and isinstance(left, str | bytes):
+        raise NotPlainError("a format")
+    lengths = [len(side) for side in (left, right) if isinstance(side, Sized)]
+    times = [abs(side) for side in (left, right) if isinstance(side, int)]
+    if isinstance(operation, ast.Mult) and lengths and max(lengths) * max(times, default=0) > MOST_ITEMS:
+        raise NotPlainError("a large value")
+    return _ARITHMETIC[type(operation)](left, right)
 
 
 def read_asserts(source: str, called: str) -> tuple[list[Case], int]:
@@ -74,8 +80,8 @@ def read_asserts(source: str, called: str) -> tuple[list[Case], int]:
     Asserts that are always true and test nothing (`assert True, "…"`) are not counted.
     """
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = parsed(source)
+    except NotPlainError:
         return [], 1
     plain = {id(node) for node in _unconditional(tree.body)}
     cases: list[Case] = []
@@ -158,11 +164,18 @@ def read_examples(docstring: str, called: str) -> list[Case]:
         meant = _MEANS.match(after)
         text = shown["value"] if shown else after[meant.end() :] if meant else ""
         try:
-            case = Case(_arguments(ast.parse(call, mode="eval").body, called), _leading_value(text))
-        except (NotPlainError, SyntaxError, ValueError):
+            case = Case(_arguments(_expression(call), called), _leading_value(text))
+        except NotPlainError:
             continue
         found.setdefault(call, case)
     return list(found.values())
+
+
+def _expression(source: str) -> ast.expr:
+    match parsed(source).body:
+        case [ast.Expr(value)]:
+            return value
+    raise NotPlainError("not one expression")
 
 
 def _call_at(text: str) -> str | None:
@@ -171,9 +184,9 @@ def _call_at(text: str) -> str | None:
     at = text.find(")")
     while 0 <= at < limit:
         try:
-            ast.parse(text[: at + 1], mode="eval")
+            _expression(text[: at + 1])
             return text[: at + 1]
-        except (SyntaxError, ValueError):
+        except NotPlainError:
             at = text.find(")", at + 1)
     return None
 
@@ -191,7 +204,7 @@ def _leading_value(text: str) -> Any:
             if candidate[:end].endswith(","):  # of the sentence, and not a tuple's
                 continue
             try:
-                return plain_value(ast.parse(candidate[:end].strip(), mode="eval").body)
-            except (NotPlainError, SyntaxError, ValueError):
+                return plain_value(_expression(candidate[:end].strip()))
+            except NotPlainError:
                 continue
     raise NotPlainError("no value")

@@ -66,6 +66,10 @@ class Tests:
     num_unread: int = 0
     """Tests of the source that have another form than (arguments, expected) and are left out."""
 
+    def __post_init__(self) -> None:
+        if self.function is not None and not self.function.isidentifier():
+            raise DataError(f"`function` is {self.function!r:.60}, expected the name of one", reason="wrong-type")
+
     @property
     def is_judged(self) -> bool:
         """Whether there are hidden tests: without them nothing is measured."""

@@ -1,46 +1,70 @@
-"""Whether a program gave what it should, by the benchmarks' rules."""
+"""Whether a program gave what it should, by the benchmarks' rules.
+
+LiveCodeBench's for printed text: white space around the whole text and around each line does not count, and there must
+be as many lines as expected; two lines are equal as text, or number by number as decimals, without a tolerance.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from itertools import zip_longest
 from typing import Any
 
 from prism_prm.programs.cases import Case
 
-Number = tuple[int, tuple[int, ...], int | str]
-Line = str | tuple[Number, ...]
+_WORD = re.compile(r"\S+")
 
 
-def printed_lines(text: str) -> list[Line]:
-    """What was printed, so that equal lists are equal outputs.
+def same_printed(expected: str, printed: str) -> bool:
+    """Whether a printed text is the expected one; whatever was printed, no more of it is read than was expected."""
+    lines, others = (text.strip().split("\n") for text in (expected, printed))
+    return len(lines) == len(others) and all(
+        _same_line(line.strip(), other.strip()) for line, other in zip(lines, others, strict=True)
+    )
 
-    LiveCodeBench: white space around the whole text and around each line does not count; two lines are equal as text,
-    or number by number as decimals, without a tolerance.
-    """
-    return [_line(line.strip()) for line in text.strip().split("\n")]
+
+def _same_line(line: str, other: str) -> bool:
+    words = zip_longest(_WORD.finditer(line), _WORD.finditer(other))
+    return line == other or all(a and b and _same_number(a.group(), b.group()) for a, b in words)
 
 
-def _line(line: str) -> Line:
+def _same_number(word: str, other: str) -> bool:
     try:
-        return tuple(_number(Decimal(token)) for token in line.split()) or line
+        return Decimal(word) == Decimal(other)
+    except InvalidOperation:
+        return False
+
+
+def printed_key(text: str) -> str:
+    """Equal for texts that are the same by `same_printed`, and only for them."""
+    whole = hashlib.blake2b(digest_size=16)
+    for line in text.strip().split("\n"):
+        whole.update(_line_key(line.strip()))
+    return whole.hexdigest()
+
+
+def _line_key(line: str) -> bytes:
+    numbers = hashlib.blake2b(b"numbers", digest_size=16)
+    try:
+        for word in _WORD.finditer(line):
+            numbers.update(_spelled(Decimal(word.group())).encode())
     except (InvalidOperation, ValueError):
-        return line
+        return hashlib.blake2b(line.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return numbers.digest()
 
 
-def _number(value: Decimal) -> Number:
-    """Equal for equal decimals, of any length: 1, 1.0 and 1e0."""
-    if value.is_nan():  # it equals nothing as a number, and itself as text
+def _spelled(number: Decimal) -> str:
+    """One spelling for equal decimals, of any length: 1, 1.0 and 1e0."""
+    if number.is_nan():  # it equals nothing as a number, and itself as text
         raise ValueError("not a number")
-    sign, digits, exponent = value.as_tuple()
-    if not value:
-        return 0, (0,), 0
-    if isinstance(exponent, int):
-        kept = len(digits)
-        while digits[kept - 1] == 0:
-            kept -= 1
-        return sign, digits[:kept], exponent + len(digits) - kept
-    return sign, (), exponent
+    sign, digits, exponent = number.as_tuple()
+    kept = "".join(map(str, digits)).rstrip("0")
+    if not kept or not isinstance(exponent, int):  # zero, which has no sign, and infinity
+        return f" {'' if number == 0 else number}"
+    return f" {sign} {kept} {exponent + len(digits) - len(kept)}"
 
 
 VIEWS: dict[str, Callable[[Any, Any], Any]] = {
@@ -57,7 +81,7 @@ VIEWS: dict[str, Callable[[Any, Any], Any]] = {
 def is_right(case: Case, got: Any, *, tuples_are_lists: bool) -> bool:
     """Whether a printed text or a returned value is what the case expects."""
     if isinstance(case.given, str):
-        return printed_lines(got) == printed_lines(case.expected)
+        return same_printed(case.expected, got)
     if tuples_are_lists and isinstance(got, tuple):
         got = list(got)
     try:

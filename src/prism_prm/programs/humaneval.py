@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prism_prm.errors import DataError
-from prism_prm.programs.asserts import read_asserts, read_examples
+from prism_prm.programs.asserts import NotPlainError, parsed, read_asserts, read_examples
 from prism_prm.programs.cases import Case, Tests
 from prism_prm.programs.statement import Statement, asked_for, text_of
 
@@ -39,8 +39,8 @@ def read_humaneval(record: Mapping[str, Any]) -> Statement:
 def _around(prompt: str, name: str) -> tuple[str, str]:
     """What the prompt has before the function (imports and other functions), and the function's docstring."""
     try:
-        body = ast.parse(prompt + "\n    pass\n").body
-    except SyntaxError as error:
+        body = parsed(prompt + "\n    pass\n").body
+    except NotPlainError as error:
         raise DataError(f"`prompt` is not Python: {error}", reason="wrong-type") from None
     found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
     if not found:

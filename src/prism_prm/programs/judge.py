@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prism_prm.answers.judge import Key, Verdict
-from prism_prm.programs import values
+from prism_prm.programs import Level, values
 from prism_prm.programs.cases import SECONDS, Case, Tests
-from prism_prm.programs.compare import is_right, printed_lines
+from prism_prm.programs.compare import is_right, printed_key
 from prism_prm.sandbox import Call, Job, Limits, Program, Run, Sandbox, SandboxError
 from prism_prm.types import Advance, ignore
 
@@ -36,9 +36,9 @@ class _Trial:
 
 
 class ProgramJudge:
-    """Judges programs in a sandbox; use as a context manager, or call `close`."""
+    """Judges programs in a sandbox, which is opened when it is needed."""
 
-    def __init__(self, *, sandbox: Any = "auto", workers: int | None = None) -> None:
+    def __init__(self, *, sandbox: Level = "auto", workers: int | None = None) -> None:
         self.level = sandbox
         self.workers = workers
         self._box: Sandbox | None = None
@@ -190,15 +190,15 @@ def _given_back(trial: _Trial, run: Run) -> Any:
         return values.Unknown("unreadable")
 
 
-def _spelled(trial: _Trial, got: Any) -> Any:
+def _spelled(trial: _Trial, got: Any) -> str | None:
     """Equal for equal outputs; None for a value that cannot be told from others."""
     if trial.tests.function is None:
-        return printed_lines(got)
+        return printed_key(got)
     if trial.tests.tuples_are_lists and isinstance(got, tuple):
         got = list(got)
     try:
         return _canonical(got)
-    except TypeError:
+    except (TypeError, ValueError, RecursionError):  # ValueError: a whole number with too many digits to be written
         return None
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Mapping
 from typing import Any
 
 from prism_prm.errors import DataError
-from prism_prm.programs.asserts import read_asserts
+from prism_prm.programs.asserts import NotPlainError, parsed, read_asserts
 from prism_prm.programs.cases import Tests
 from prism_prm.programs.statement import Statement, asked_for
 
@@ -47,11 +48,9 @@ def _texts(record: Mapping[str, Any], field: str) -> list[str]:
 
 def _called(test: str) -> str:
     """The function that an assert is about: the first one it calls that is not Python's own."""
-    import builtins
-
     try:
-        nodes = list(ast.walk(ast.parse(test)))
-    except (SyntaxError, ValueError, RecursionError):
+        nodes = list(ast.walk(parsed(test)))
+    except NotPlainError:
         nodes = []
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not hasattr(builtins, node.func.id):
