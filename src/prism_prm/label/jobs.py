@@ -15,6 +15,7 @@ from prism_prm.label.rules import Tally, find_rule
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Ask, Written, node_key
 from prism_prm.records import ROOT, Estimate, Step, StepTree
+from prism_prm.steps import ends_in_code, ends_step, trimmed
 from prism_prm.tasks import TaskProblem
 
 T = TypeVar("T")
@@ -156,17 +157,23 @@ def _take_solution(job: Job, outcome: Outcome, stop: str) -> None:
     job.ended = written.ending == "end"
     job.right = outcome.right
     pieces = written.text.split(stop)
-    so_far = job.prompt
+    before = step = ""
     for i, piece in enumerate(pieces):
         is_last = i == len(pieces) - 1
-        so_far += piece if is_last else piece + stop
-        if not piece.strip():
+        if not is_last and not (piece.strip() and ends_step(before + step + piece)):
+            step += piece + stop  # blank, or code that is not closed: the step goes on
+            continue
+        step += piece if is_last else piece + stop
+        text = trimmed(step, in_code=ends_in_code(before))
+        before, step = before + step, ""
+        if not text:
             continue
         if is_last and not job.ended:
             job.counts["steps cut off by the limit on tokens"] += 1
             continue
+        parent = job.trunk[-1] if job.trunk else ROOT
         job.trunk.append(len(job.nodes))
-        job.nodes.append(Node(piece.strip(), job.trunk[-2] if len(job.trunk) > 1 else ROOT, so_far, written.state))
+        job.nodes.append(Node(text, parent, job.prompt + before, written.state))
     if job.ended and job.nodes:
         job.nodes[-1].verdict = outcome.right
 
@@ -181,7 +188,7 @@ def sample_alternatives(job: Job, positions: Sequence[int]) -> Work[None]:
         text, state = job.prefix(position)
         for number in range(settings.alternatives):
             key = job.noise(ALTERNATIVE, position, number)
-            asks.append(Ask(text, key, settings.sampling.max_step_tokens, state=state))
+            asks.append(Ask(text, key, settings.sampling.max_step_tokens, state=state, start=len(job.prompt)))
     outcomes = iter((yield asks))
     for position in positions:
         known = {job.nodes[i].text for i in job.children(position)}
@@ -190,12 +197,13 @@ def sample_alternatives(job: Job, positions: Sequence[int]) -> Work[None]:
             outcome = next(outcomes)
             written = outcome.written
             job.budget.tokens += written.num_tokens
-            text = written.text.strip()
+            prefix = job.prefix(position)[0]
+            text = trimmed(written.text, in_code=ends_in_code(prefix[len(job.prompt) :]))
             if reason := _no_candidate(text, written, known):
                 job.counts[reason] += 1
                 continue
             known.add(text)
-            so_far = job.prefix(position)[0] + written.text
+            so_far = prefix + written.text
             verdict = outcome.right if written.ending == "end" else None
             job.nodes.append(Node(text, parent, so_far, written.state, verdict))
 
