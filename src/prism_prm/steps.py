@@ -84,23 +84,29 @@ def trimmed(piece: str, *, in_code: bool) -> str:
 
 def cut_steps(text: str, stop: str = STOP) -> list[str]:
     """The steps of a completion as a search would have written them: what stands between stop strings."""
-    borders = [match.span() for match in re.finditer(re.escape(stop), text)]
-    return cut_at(text, borders, unfinished_code(text))
+    return [step for step, _ in cut_with_ends(text, stop)]
+
+
+def cut_with_ends(text: str, stop: str = STOP) -> list[tuple[str, int]]:
+    """The same, each step with where the text goes on behind it and its stop string."""
+    return _cut(text, [match.span() for match in re.finditer(re.escape(stop), text)], unfinished_code(text))
 
 
 def cut_at(text: str, borders: Iterable[Span], kept: Iterable[Span]) -> list[str]:
     """The pieces between those borders that do not lie within what must be kept whole."""
+    return [step for step, _ in _cut(text, borders, kept)]
+
+
+def _cut(text: str, borders: Iterable[Span], kept: Iterable[Span]) -> list[tuple[str, int]]:
     whole, code = marked(text, kept), marked(text, code_blocks(text))
-    pieces: list[Span] = []
+    found: list[tuple[str, int]] = []
     at = 0
-    for start, end in sorted(borders):
+    for start, end in [*sorted(borders), (len(text), len(text))]:
         if start < at or whole.find(1, start, end) >= 0:
             continue
-        pieces.append((at, start))
+        found.append((trimmed(text[at:start], in_code=at < len(text) and bool(code[at])), end))
         at = end
-    pieces.append((at, len(text)))
-    found = [trimmed(text[start:end], in_code=start < len(text) and bool(code[start])) for start, end in pieces]
-    return [step for step in found if step.strip()]
+    return [(step, end) for step, end in found if step.strip()]
 
 
 def marked(text: str, spans: Iterable[Span]) -> bytearray:

@@ -11,7 +11,7 @@ Judging = Callable[[Sequence[tuple[TaskProblem, str]]], list[bool]]
 
 
 def by_answer(grader: Grader) -> Judging:
-    """A solution is right if its final answer is, or its program passes the tests."""
+    """A solution is right if its final answer is, or its program passes all tests."""
 
     def judge(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
         answers = [(problem, grader.extract(problem, text).answer) for problem, text in solutions]
