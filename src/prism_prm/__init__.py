@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from prism_prm.pairs import lookahead_pairs as lookahead_pairs
     from prism_prm.pairs.build import PairRecipe as PairRecipe
     from prism_prm.pairs.build import build_pairs as build_pairs
+    from prism_prm.planning.gpus import Cluster as Cluster
+    from prism_prm.planning.pipeline import ScoringJob as ScoringJob
+    from prism_prm.planning.pipeline import plan_run as plan_run
     from prism_prm.policies import PolicySettings as PolicySettings
     from prism_prm.policies import Sampling as Sampling
     from prism_prm.policies import open_policy as open_policy
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _EXPORTS = {
+    "Cluster": "prism_prm.planning.gpus",
     "ConfigError": "prism_prm.errors",
     "DataError": "prism_prm.errors",
     "EvalSettings": "prism_prm.evaluation.evaluate",
@@ -97,6 +101,7 @@ _EXPORTS = {
     "RerankSettings": "prism_prm.rerank.pipeline",
     "Sampling": "prism_prm.policies",
     "Scorer": "prism_prm.scorer",
+    "ScoringJob": "prism_prm.planning.pipeline",
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
     "Step": "prism_prm.records",
@@ -124,6 +129,7 @@ _EXPORTS = {
     "majority_vote": "prism_prm.rerank",
     "measure_margins": "prism_prm.training.margins",
     "open_policy": "prism_prm.policies",
+    "plan_run": "prism_prm.planning.pipeline",
     "read_benchmark": "prism_prm.evaluation.benchmarks",
     "read_pool": "prism_prm.pools",
     "read_trees": "prism_prm.data",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -20,6 +21,7 @@ from prism_prm.cli import (
     label,
     margins,
     pairs,
+    plan,
     rerank,
     score,
     search,
@@ -76,6 +78,7 @@ _add(label.label, label.EXAMPLES, settings=True, alone=True)
 _add(export.export, export.EXAMPLES, settings=False, alone=False)
 _add(score.score, score.EXAMPLES, settings=True, alone=False)
 _add(margins.margins, margins.EXAMPLES, settings=True, alone=False)
+_add(plan.plan, plan.EXAMPLES, settings=True, alone=False)
 _add(train.train, train.EXAMPLES, settings=False, alone=False)
 _add(evaluate.evaluate, evaluate.EXAMPLES, name="eval", settings=True, alone=True)
 _add(compare.compare, compare.EXAMPLES, settings=False, alone=True)
@@ -116,5 +119,6 @@ def _usage(error: Any) -> str:
 
 
 def _end(message: str) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher whose other process was lost asks for this end, too
     complain(f"error: {message}")
     sys.exit(2)

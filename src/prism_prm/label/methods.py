@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prism_prm.label.jobs import Job, Work, roll_out, sample_alternatives
-from prism_prm.label.rules import find_rule, is_certain, is_decided
+from prism_prm.label.rules import find_rule
+from prism_prm.label.stopping import stopping
 
 
 def monte_carlo(job: Job) -> Work[None]:
@@ -17,14 +18,8 @@ def monte_carlo(job: Job) -> Work[None]:
 
 def adaptive(job: Job) -> Work[None]:
     """The same candidates; each gets rollouts until its label is decided."""
-    settings, rule = job.settings, find_rule(job.settings.rule)
     yield from sample_alternatives(job, range(len(job.trunk)))
-    yield from roll_out(
-        job,
-        job.wanted(),
-        lambda tally: is_decided(tally, rule, settings.rollouts, settings.confidence),
-        settings.per_round,
-    )
+    yield from roll_out(job, job.wanted(), stopping(job.settings), job.settings.per_round)
 
 
 def binary(job: Job) -> Work[None]:
@@ -35,9 +30,7 @@ def binary(job: Job) -> Work[None]:
     settings, rule = job.settings, find_rule(job.settings.rule)
 
     def enough_of(which: list[int]) -> Work[None]:
-        return roll_out(
-            job, which, lambda tally: is_certain(tally, rule, settings.rollouts), settings.per_round
-        )  # fmt: skip
+        return roll_out(job, which, stopping(settings), settings.per_round)
 
     right, wrong = -1, len(job.trunk)
     if job.right:

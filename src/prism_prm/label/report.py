@@ -93,7 +93,8 @@ def noise_facts(noise: LabelNoise) -> dict[str, Any]:
         name: {**asdict(group), "fpr": asdict(group.fpr), "fnr": asdict(group.fnr)}
         for name, group in noise.groups.items()
     }
-    return {**asdict(noise), "groups": groups}
+    numbers = {name: getattr(noise, name) for name in ("solved", "solved_wrongly", "solved_wrongly_unnoticed")}
+    return {**numbers, "groups": groups, "counts": dict(noise.counts)}
 
 
 def _finding(metrics: dict[str, Any]) -> str:
@@ -221,8 +222,8 @@ def _introduction(run: LabelRun) -> str:
     text = (
         f"## How to read this\n\n**{settings.method}**: {METHODS[settings.method].about}. A value is the share of "
         f"rollouts from a step that reach the right answer; up to {settings.rollouts} rollouts per step, at "
-        f"temperature {settings.sampling.temperature:g}. The rule `{settings.rule}` makes labels of values. A pair's gap is the "
-        "difference of its two values."
+        f"temperature {settings.sampling.temperature:g}. The rule `{settings.rule}` makes labels of values. A pair's "
+        "gap is the difference of its two values."
     )
     if settings.method != "monte-carlo":
         text += " Rollouts stop when the label is decided, so values are coarse: use them for labels, not as values."

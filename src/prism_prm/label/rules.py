@@ -60,18 +60,3 @@ class Tally:
         """The value, and its Wilson interval."""
         assert self.rollouts, "no rollouts, no estimate"
         return Estimate(self.hits / self.rollouts, self.rollouts, *wilson(self.hits, self.rollouts, level))
-
-
-def is_certain(tally: Tally, rule: Rule, most: int) -> bool:
-    """Whether the label is the same however the rest of `most` rollouts goes."""
-    needed = rule.needed(most)
-    return tally.hits >= needed or tally.hits + most - tally.rollouts < needed
-
-
-def is_decided(tally: Tally, rule: Rule, most: int, level: float) -> bool:
-    """Whether the label is certain, or the interval lies on one side of the threshold."""
-    if is_certain(tally, rule, most):
-        return True
-    assert rule.threshold is not None, "a soft label is never decided"
-    low, high = wilson(tally.hits, tally.rollouts, level)
-    return not low <= rule.threshold <= high

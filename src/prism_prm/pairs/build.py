@@ -228,7 +228,10 @@ def _write_random(output: _Output, others: OtherProblems) -> None:
         anchor, offer = others.draw()
         kind = np.full(len(anchor), PAIR_KINDS.index("random"))
         columns = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
-        output.write_columns(*(column.astype(np.int32) for column in (*columns, anchor["split"])))
+        tree, position, chosen, rejected, other, kinds, split = (
+            column.astype(np.int32) for column in (*columns, anchor["split"])
+        )
+        output.write_columns(tree, position, chosen, rejected, other, kinds, split)
 
 
 @contextlib.contextmanager

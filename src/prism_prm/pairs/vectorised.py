@@ -37,7 +37,8 @@ class PairColumns:
         size = len(columns[0])
         gap = np.full(size, np.nan) if gap is None else gap
         rollouts = np.full(size, -1) if rollouts is None else rollouts
-        return cls(*(column.astype(np.int32) for column in columns), gap, rollouts.astype(np.int32))
+        tree, position, chosen, rejected = (column.astype(np.int32) for column in columns)
+        return cls(tree, position, chosen, rejected, gap, rollouts.astype(np.int32))
 
     def where(self, keep: Bools) -> PairColumns:
         """Some of the pairs."""
