@@ -258,7 +258,7 @@ def noise_by_rollouts(lab: Lab) -> dict[int, Any]:
     return {k: lab.once(f"noise-any-{k}", of(k)) for k in ROLLOUTS}
 
 
-LIMIT_TREES, LIMIT_ROLLOUTS = 100, 64
+LIMIT_TREES, LIMIT_ROLLOUTS = 60, 64
 
 
 def limits(lab: Lab) -> dict[str, dict[str, float]]:
@@ -312,11 +312,11 @@ def main() -> None:
         for lab, other in zip(every.values(), (*policies[1:], policies[0]), strict=True):
             lab.second = other
         labs = [every[seed] for seed in given.seeds]
-        varied = vary(given.out, given.seeds[0])
         limit, results = [], []
         for lab in labs:
             limit.append(lab.once("limits", partial(limits, lab)))
             results.append(run_world(lab))
+        varied = vary(given.out, given.seeds[0])
     counts = {name: [lab.once(f"noise-{name}", dict) for lab in labs] for name in NOISES}
     print(natural_tables(results, limit, counts, varied))
 
