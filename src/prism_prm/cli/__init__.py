@@ -11,7 +11,21 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import compare, demo, evaluate, export, grpo, margins, pairs, rerank, score, search, theory, train
+from prism_prm.cli import (
+    compare,
+    demo,
+    evaluate,
+    export,
+    grpo,
+    margins,
+    pairs,
+    rerank,
+    score,
+    search,
+    serve,
+    theory,
+    train,
+)  # fmt: skip
 from prism_prm.cli.options import Command, Group, SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
 from prism_prm.cli.running import alone_in_its_folder, end_stopped, stop_on_signals, with_display
@@ -68,6 +82,7 @@ _add(theory.theory, theory.EXAMPLES, settings=True, alone=True)
 _add(rerank.rerank, rerank.EXAMPLES, settings=True, alone=True)
 _add(search.search, search.EXAMPLES, settings=True, alone=True)
 _add(grpo.grpo, grpo.EXAMPLES, settings=False, alone=False)
+_add(serve.serve, serve.EXAMPLES, settings=True, alone=False)
 
 
 def main() -> None:

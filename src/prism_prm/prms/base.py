@@ -6,6 +6,7 @@ head's output there becomes named log-odds. Packing, sessions, training and eval
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
@@ -27,6 +28,7 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self._new_tokens = new_tokens
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._lock = threading.Lock()
         self.plain = lru_cache(maxsize=STEPS_REMEMBERED)(self._plain)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -35,11 +37,13 @@ class TextEncoder:
     def _plain(self, text: str) -> tuple[int, ...]:
         if self._backend is None:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-        self._backend.encode_special_tokens = True
-        try:
-            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
-        finally:
-            self._backend.encode_special_tokens = False
+        # One thread at a time: another's end would turn this one's text into control tokens.
+        with self._lock:
+            self._backend.encode_special_tokens = True
+            try:
+                return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+            finally:
+                self._backend.encode_special_tokens = False
 
     def step(self, text: str) -> tuple[int, ...]:
         """The ids of a step's text, which must be some."""
