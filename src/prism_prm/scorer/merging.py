@@ -56,7 +56,7 @@ def merge_trees(trees: Sequence[StepTree]) -> tuple[StepTree, list[Places]]:
 def _merge(
     trees: Sequence[tuple[Sequence[Hashable], Sequence[int]]],
 ) -> tuple[list[tuple[int, int]], tuple[int, ...], list[Places]]:
-    """Of trees as (what each node says, parents): the first (tree, node) of each merged node, its parent, the places."""
+    """For trees as (what each node says, parents): the first (tree, node) of each merged node, its parent, places."""
     known: dict[tuple[int, Hashable], int] = {}
     firsts: list[tuple[int, int]] = []
     parents: list[int] = []

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from prism_prm import __version__
 from prism_prm.errors import DataError, PrismError
 from prism_prm.http import ServerError
-from prism_prm.serve.engine import Engine, Refused
+from prism_prm.serve.engine import Engine, RefusedError
 from prism_prm.serve.gate import HUNG_UP, UNEXPECTED, Gate, error_body
 from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.routes import router
@@ -48,7 +48,7 @@ def build_app(engine: Engine, keys: KeyRing) -> Gate:
 
 def _add_errors(app: FastAPI) -> None:
     handlers: dict[Any, Any] = {
-        Refused: lambda error: _error(error.status, str(error), error.retry_after),
+        RefusedError: lambda error: _error(error.status, str(error), error.retry_after),
         RequestValidationError: lambda error: _error(400, _invalid(error)),
         HTTPException: lambda error: _error(error.status_code, str(error.detail)),
         DataError: lambda error: _error(400, str(error)),

@@ -34,7 +34,7 @@ MEMORY = 0.8
 """How much of the rate is what it was before the last batch."""
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A request that the server does not take now (429, 503) or never (413)."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
@@ -123,11 +123,11 @@ class Engine:
     def check_room(self) -> None:
         """Refuse what would be refused anyway, before its body is read."""
         if not self._loaded.is_set() or self.failure is not None:
-            raise Refused(503, "The models are being loaded.", 5)
+            raise RefusedError(503, "The models are being loaded.", 5)
         if self.is_draining:
-            raise Refused(503, "The server is shutting down.", 5)
+            raise RefusedError(503, "The server is shutting down.", 5)
         if len(self._held) >= self.settings.max_requests:
-            raise Refused(429, f"{len(self._held)} requests are waiting already.", self._retry_after())
+            raise RefusedError(429, f"{len(self._held)} requests are waiting already.", self._retry_after())
 
     async def encode(self, make: Callable[[], T]) -> T:
         """The result of work on texts, in a thread of its own: a long text must not keep others waiting."""
@@ -161,11 +161,11 @@ class Engine:
         self.check_room()
         limit = self.settings.max_tokens
         if tokens > limit:
-            raise Refused(413, f"{tokens:,} tokens in one request; the limit is {limit:,}. Send it in parts.")
+            raise RefusedError(413, f"{tokens:,} tokens in one request; the limit is {limit:,}. Send it in parts.")
         if self._tokens + tokens > limit:
-            raise Refused(429, f"{self._tokens:,} tokens are waiting already.", self._retry_after())
+            raise RefusedError(429, f"{self._tokens:,} tokens are waiting already.", self._retry_after())
         if self._tokens and self._rate and (self._tokens + tokens) / self._rate > SAFETY * self.settings.deadline:
-            raise Refused(429, "This request would not be answered before its deadline.", self._retry_after())
+            raise RefusedError(429, "This request would not be answered before its deadline.", self._retry_after())
 
     def _retry_after(self) -> int:
         """Seconds until half of what is waiting should be done."""

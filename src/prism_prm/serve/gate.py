@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from prism_prm.serve.engine import Engine, Refused
+from prism_prm.serve.engine import Engine, RefusedError
 from prism_prm.serve.keys import KeyRing
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Gate:
             await self._pass(scope, receive, noted)
         except ConnectionError:
             pass  # the client has hung up, so there is no one to answer
-        except Refused as refused:
+        except RefusedError as refused:
             await answer_error(noted, refused.status, str(refused), retry_after=refused.retry_after)
         except Exception as error:
             # Without the error's message, which may hold a request's text.
@@ -91,14 +91,14 @@ class Gate:
             return
         scope["owner"] = owner = self.keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
         if self.keys and owner is None:
-            raise Refused(401, "A key is needed: Authorization: Bearer KEY.")
+            raise RefusedError(401, "A key is needed: Authorization: Bearer KEY.")
         if not self.keys and self.engine.settings.is_local and not _is_address(headers.get(b"host", b"")):
             # A page of the web may reach this machine under a name of its own, but not under an address.
-            raise Refused(403, "Use the server's address, not a name.")
+            raise RefusedError(403, "Use the server's address, not a name.")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         settings = self.engine.settings
-        too_long = Refused(413, f"The body is longer than {settings.max_body:,} bytes.")
+        too_long = RefusedError(413, f"The body is longer than {settings.max_body:,} bytes.")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > settings.max_body:
             raise too_long
@@ -116,9 +116,9 @@ class Gate:
                     if len(data) > settings.max_body:
                         raise too_long
                     if self._reading > BODIES * settings.max_body:
-                        raise Refused(429, "Too many long requests are being read.", 1)
+                        raise RefusedError(429, "Too many long requests are being read.", 1)
         except TimeoutError:
-            raise Refused(408, f"The body took longer than {settings.client_seconds:g} seconds.") from None
+            raise RefusedError(408, f"The body took longer than {settings.client_seconds:g} seconds.") from None
         finally:
             self._reading -= len(data)
         return bytes(data)

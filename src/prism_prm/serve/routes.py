@@ -19,7 +19,7 @@ from prism_prm.rl.openrlhf import problem_in
 from prism_prm.rl.spans import cut_steps
 from prism_prm.scorer.protocol import sigmoid
 from prism_prm.serve.answers import judged, pooled, steps_answer, usage
-from prism_prm.serve.engine import Engine, Refused
+from prism_prm.serve.engine import Engine, RefusedError
 from prism_prm.serve.models import Item, ItemScores, ServedModel
 from prism_prm.serve.schemas import (
     ErrorAnswer,
@@ -63,7 +63,7 @@ async def health() -> dict[str, str]:
 async def ready(request: Request) -> dict[str, str]:
     """Whether it takes requests: models are loaded, and it is not shutting down."""
     if not _engine(request).is_ready:
-        raise Refused(503, "The server is loading or shutting down.", 5)
+        raise RefusedError(503, "The server is loading or shutting down.", 5)
     return {"status": "ready"}
 
 
@@ -118,7 +118,7 @@ async def get_reward(
 ) -> Response:
     """The reward of each completion, as OpenRLHF asks for it: the score of its steps as one solution."""
     served = _model(request, model)
-    items, found = await _score(request, served, lambda: _reward_items(served, body))
+    _, found = await _score(request, served, lambda: _reward_items(served, body))
     scores = [judged(served, sigmoid(one.log_odds_NO[:, 0])) for one in found]
     rewards = [one["score"] or 0.0 for one in scores]
     logs = {
@@ -140,7 +140,7 @@ def _model(request: Request, name: str | None) -> ServedModel:
     if name is None:
         raise DataError(f"Several models are served: {', '.join(served)}; name one of them as model.")
     if name not in served:
-        raise Refused(404, f"The model {name[:100]!r} does not exist. Models: {', '.join(served)}.")
+        raise RefusedError(404, f"The model {name[:100]!r} does not exist. Models: {', '.join(served)}.")
     return served[name]
 
 
@@ -158,7 +158,7 @@ async def _score(
             raise ConnectionResetError
         return items, work.result()
     except TimeoutError:
-        raise Refused(504, f"Not answered within {engine.settings.deadline:g} seconds.", 1) from None
+        raise RefusedError(504, f"Not answered within {engine.settings.deadline:g} seconds.", 1) from None
     finally:
         work.cancel()
         gone.cancel()
