@@ -39,7 +39,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(prms: Mapping[str, Any], keys: tuple[str, ...] = (), *, wait: bool = True, **settings: Any) -> Iterator[Running]:
+def running(
+    prms: Mapping[str, Any], keys: tuple[str, ...] = (), *, wait: bool = True, **settings: Any
+) -> Iterator[Running]:
     """A server that has loaded its models, unless told not to wait for that."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

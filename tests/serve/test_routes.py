@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from serving_prms import Running, running
 
 from prism_prm import PRM, StepTree, solution_score
 from prism_prm.records import Step
-from serving_prms import Running, running
 
 PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=3", "3-1=2", "#### 2"]
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -130,7 +130,11 @@ def test_steps_and_what_is_said_of_them(server: Running, prms: dict[str, Any]) -
 
 def test_get_reward_as_openrlhf_asks(server: Running, prms: dict[str, Any]) -> None:
     prompt = f"<|im_start|>user\n{PROBLEM}<|im_end|>\n<|im_start|>assistant\n"
-    body = {"query": [prompt + "\n\n".join(STEPS) + "<|im_end|>", prompt], "prompts": [prompt] * 2, "labels": ["2", "2"]}
+    body = {
+        "query": [prompt + "\n\n".join(STEPS) + "<|im_end|>", prompt],
+        "prompts": [prompt] * 2,
+        "labels": ["2", "2"],
+    }
     answer = server.post("/get_reward?model=owner/prism", body).json()
     assert answer["rewards"] == pytest.approx([prms["owner/prism"].solution_score(PROBLEM, STEPS), 0.0], abs=1e-6)
     assert answer["scores"] == answer["rewards"]

@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from prism_prm.errors import PrismError
 from prism_prm.serve.metrics import Metrics
 from prism_prm.serve.models import Item, ItemScores, ServedModel
 from prism_prm.serve.settings import ServeSettings
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LONGEST_RETRY = 60
@@ -250,10 +245,6 @@ def _deliver(results: Sequence[tuple[_Job, int, ItemScores | Exception]]) -> Non
         if job.future.done():
             continue
         if isinstance(found, Exception):
-            if not isinstance(found, PrismError):
-                # Without its message, which may hold a request's text.
-                frames = "".join(traceback.format_tb(found.__traceback__))
-                log.error("scoring failed with %s:\n%s", type(found).__name__, frames)
             job.future.set_exception(found)
             continue
         job.found[i] = found
