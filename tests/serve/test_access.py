@@ -7,12 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gated import GatedScorer
-from serving_prms import running
 
+from gated_scorer import GatedScorer
 from prism_prm.errors import ConfigError
 from prism_prm.serve.keys import KeyRing, read_keys
 from prism_prm.serve.settings import ServeSettings
+from serving_prms import running
 
 BODY = {"items": [{"problem": "a secret problem", "steps": ["s"]}]}
 PATHS = [

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_prms import running
 
 from prism_prm import PRM, StepTree
 from prism_prm.records import Step
@@ -16,6 +15,7 @@ from prism_prm.scorer import prefix_cache, step_batch
 from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
 from prism_prm.scorer.prefix_cache import PrefixCache
 from prism_prm.scorer.whole_trees import score_encoded
+from serving_prms import running
 
 TEXTS = st.sampled_from(["so 3", "Let x be 1.", "x = 2 and y = 3", "done"])
 

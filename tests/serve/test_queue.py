@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from gated import GatedScorer
+
+from gated_scorer import GatedScorer
 from serving_prms import Running, running, until
 
 
@@ -50,7 +51,7 @@ def test_requests_in_flight_become_one_batch(pool: ThreadPoolExecutor) -> None:
         assert server.metric("prism_batch_items_sum") == 4
 
 
-def test_without_batching_every_item_is_scored_alone(pool: ThreadPoolExecutor) -> None:
+def test_without_batching_every_item_is_scored_alone() -> None:
     scorer = GatedScorer()
     with running({"m": scorer}, batch_items=1) as server:
         answer = server.steps(*({"problem": "p", "steps": ["x" * n]} for n in (1, 2, 3)))
@@ -67,7 +68,7 @@ def test_batches_have_a_limit_of_tokens() -> None:
         assert [len(trees) for trees in scorer.calls] == [1, 1, 1, 1]
 
 
-def test_models_take_turns(pool: ThreadPoolExecutor) -> None:
+def test_models_take_turns() -> None:
     one, two = GatedScorer(), GatedScorer()
     with running({"one": one, "two": two}) as server:
         body = {"items": [{"problem": "p", "steps": ["s"]}]}

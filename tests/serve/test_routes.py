@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from serving_prms import Running, running
 
 from prism_prm import PRM, StepTree, solution_score
 from prism_prm.records import Step
+from serving_prms import Running, running
 
 PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=3", "3-1=2", "#### 2"]
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -174,7 +174,7 @@ def test_a_scorer_that_is_no_prm() -> None:
     from prism_prm.world.scorer import OracleScorer
 
     class Counting(OracleScorer):
-        trees: list[StepTree] = []
+        trees: ClassVar[list[StepTree]] = []
 
         def score_trees(self, trees: Any, wanted: Any = None, **more: Any) -> Any:
             self.trees += trees
