@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from prism_prm.errors import ConfigError
-from prism_prm.places import is_hub_id
 
 _ANY = "surrogatepass"
 """A path on the command line may be no UTF-8; Python then gives it with half characters in it."""
@@ -31,12 +30,6 @@ def own_name(place: str) -> str:
     """The last part of a path or hub id; of `.` and `..` that of the folder they stand for."""
     last = Path(place).name
     return last if last not in ("", "..") else Path(place).resolve().name or place
-
-
-def served_places(given: Sequence[str]) -> dict[str, str]:
-    """As `named_places`, but a hub id is its own name as a whole: what clients call the model."""
-    split = [(*split_name(text), text) for text in given]
-    return named_places([f"{place}={place}" if not name and is_hub_id(place) else text for name, place, text in split])
 
 
 def named_places(given: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,8 @@ import typer
 
 from prism_prm.cli.options import LOADING, Families, Options, families_of, with_settings
 from prism_prm.cli.ui import conclude, say, tell
-from prism_prm.names import served_places
+from prism_prm.names import named_places, split_name
+from prism_prm.places import is_hub_id
 
 if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
@@ -63,7 +64,13 @@ def serve(
     """
     from prism_prm.serve.run import serve_prms
 
-    prms = served_places(prm)
+    prms = named_places(list(map(_with_name, prm)))
     how = asdict(loading) | {"family": families_of(family, prms)}
     answered = serve_prms(prms, settings, loading=how, say=say)
     conclude(lambda: {"requests": answered}, lambda: tell(f"{answered:,} requests answered"))
+
+
+def _with_name(given: str) -> str:
+    """A hub id is its own name as a whole: what clients call the model."""
+    name, place = split_name(given)
+    return f"{place}={place}" if not name and is_hub_id(place) else given

@@ -20,6 +20,16 @@ def usage(items: Sequence[Item], found: Sequence[ItemScores]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "cached_tokens": cached}
 
 
+def sizes(item: Item) -> dict[str, Any]:
+    """The tokens of an item."""
+    encoded = item.encoded
+    return {
+        "tokens": item.tokens,
+        "prompt_tokens": None if encoded is None else len(encoded.prompt),
+        "step_tokens": None if encoded is None else list(map(len, encoded.ids)),
+    }
+
+
 def pooled(scores: ItemScores) -> list[list[float]]:
     """[P(wrong), P(right)] of each step, each computed by itself: neither is 1 minus the rounded other."""
     log_odds_N = scores.log_odds_NO[:, 0]
@@ -32,16 +42,14 @@ def steps_answer(model: ServedModel, item: Item, scores: ItemScores) -> dict[str
     probability_N = sigmoid(scores.log_odds_NO[:, 0])
     answer: dict[str, Any] = {
         "probabilities": _numbers(probability_N),
-        "log_odds": [
-            dict(zip(model.scorer.outputs, _numbers(values), strict=True)) for values in scores.log_odds_NO
-        ],
+        "log_odds": [dict(zip(model.scorer.outputs, _numbers(values), strict=True)) for values in scores.log_odds_NO],
         "first_error": None,
         "score": None,
         "leaves": None,
         "too_long": list(scores.too_long),
-        "tokens": item.tokens,
         "cached_tokens": scores.cached_tokens,
-    }  # fmt: skip
+        **sizes(item),
+    }
     if item.tree.trunk or not item.tree.nodes:
         return answer | judged(model, probability_N)
     answer["leaves"] = [

@@ -5,6 +5,7 @@ A PRM works on token ids, with a prefix cache. Any other scorer (a critic, a rem
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
 from prism_prm.scorer.prefix_cache import PrefixCache
 from prism_prm.scorer.prm import PRM
 from prism_prm.scorer.protocol import Scorer
+from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import fit, score_encoded
 
 
@@ -33,6 +35,8 @@ class Item:
     encoded: EncodedTree | None
     """None where the scorer is no PRM."""
     tokens: int
+    on_too_long: OnTooLong = "error"
+    """What to do with steps beyond the context, where there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class ServedModel:
         self.model_hash = scorer.model_hash() if isinstance(scorer, PRM) else self.identity
         self.cache = _cache(scorer, cache_bytes)
 
-    def item(self, tree: StepTree, system: str | None = None) -> Item:
+    def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> Item:
         """A tree to score; a `system` message replaces the one that the family lays out, where it has one."""
         prm = self.scorer
         if not isinstance(prm, PRM):
@@ -67,11 +71,12 @@ class ServedModel:
         if system is not None and system != family.chosen.get("system", system):
             family = _with_system(family, system)
         encoded = encode_tree(tree, family)
-        if prm.on_too_long == "error":
+        choice = on_too_long or prm.on_too_long
+        if choice == "error":
             fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")
         elif family is not prm.family and _longest(encoded) > prm.context:
             raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
-        return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)))
+        return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)), choice)
 
     def text(self, text: str, *, add_special_tokens: bool) -> Item:
         """A text that the client has laid out, with its control tokens."""
@@ -116,7 +121,9 @@ class ServedModel:
                 fitting.append((i, owner, item.encoded))
             else:
                 assert item.tree is not None, "sequences that are too long were refused"
-                (scores,) = prm.score_trees([item.tree])
+                own = copy.copy(prm)
+                own.on_too_long = item.on_too_long
+                (scores,) = own.score_trees([item.tree])
                 found[i] = ItemScores(scores.log_odds_NO, scores.too_long)
         pairs = [(owner, tree) for _, owner, tree in fitting]
         kept = None if self.cache is None else self.cache.score(pairs)

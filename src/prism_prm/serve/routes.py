@@ -18,7 +18,8 @@ from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.rl.openrlhf import problem_in
 from prism_prm.rl.spans import cut_steps
 from prism_prm.scorer.protocol import sigmoid
-from prism_prm.serve.answers import judged, pooled, steps_answer, usage
+from prism_prm.scorer.settings import OnTooLong
+from prism_prm.serve.answers import judged, pooled, sizes, steps_answer, usage
 from prism_prm.serve.engine import Engine, RefusedError
 from prism_prm.serve.models import Item, ItemScores, ServedModel
 from prism_prm.serve.schemas import (
@@ -32,6 +33,7 @@ from prism_prm.serve.schemas import (
     Solution,
     StepsAnswer,
     StepsRequest,
+    TokensAnswer,
     Tree,
 )  # fmt: skip
 
@@ -106,10 +108,18 @@ async def pooling(body: PoolingRequest, request: Request) -> Response:
 async def steps(body: StepsRequest, request: Request) -> Response:
     """The steps of solutions and trees: probabilities, log-odds, first error, and the score of each solution."""
     model = _model(request, body.model)
-    items, found = await _score(request, model, lambda: [model.item(_tree(one, i)) for i, one in enumerate(body.items)])
+    items, found = await _score(request, model, lambda: _steps_items(model, body))
     about = {"model_hash": model.model_hash, "aggregator": model.aggregator, "threshold": model.threshold}
     answers = [steps_answer(model, item, scores) for item, scores in zip(items, found, strict=True)]
     return _json(_head("steps", "steps", model) | about | {"items": answers, "usage": usage(items, found)})
+
+
+@router.post("/v1/tokens", **_described(TokensAnswer))
+async def tokens(body: StepsRequest, request: Request) -> Response:
+    """How many tokens solutions and trees are, without scoring them."""
+    model = _model(request, body.model)
+    items = await _engine(request).encode(lambda: _steps_items(model, body, "skip"))
+    return _json({"model": model.name, "items": [sizes(item) for item in items]})
 
 
 @router.post("/get_reward", **_described(RewardAnswer))
@@ -195,6 +205,11 @@ def _chat_item(model: ServedModel, messages: Sequence[Message]) -> Item:
     if rest.strip():
         raise DataError(f"the assistant's turn has no {SEPARATOR}; each step ends with one")
     return model.item(StepTree.chain(turns["user"], steps), turns["system"] if "system" in roles else None)
+
+
+def _steps_items(model: ServedModel, body: StepsRequest, on_too_long: OnTooLong | None = None) -> list[Item]:
+    trees = [_tree(one, number) for number, one in enumerate(body.items)]
+    return [model.item(tree, on_too_long=on_too_long or body.on_too_long) for tree in trees]
 
 
 def _tree(given: Solution | Tree, number: int) -> StepTree:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.errors import ConfigError, MissingExtraError
-from prism_prm.prms.place import check_prm, checkable
+from prism_prm.scorer.place import check_scorer
 from prism_prm.serve.keys import read_keys
 from prism_prm.serve.settings import ServeSettings
 from prism_prm.types import Say, silent
@@ -56,7 +56,7 @@ def serve_prms(
     keys = read_keys(settings)
     for name, prm in prms.items():
         if isinstance(prm, str | Path):
-            check_prm(prm, **checkable(loading, name))
+            check_scorer(prm, loading, name)
     with contextlib.closing(_listen(settings)) as listener:
         from prism_prm.serve.server import make_server
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from prism_prm.scorer.settings import OnTooLong
+
 Ids = list[int]
 Model = Annotated[str | None, Field(description="Which model to use; not needed if only one is served.")]
 
@@ -94,6 +96,9 @@ class StepsRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: Model = None
     items: list[Solution | Tree]
+    on_too_long: OnTooLong | None = Field(
+        None, description="What to do with steps beyond the context; by default as the server was told."
+    )
 
 
 class Leaf(BaseModel):
@@ -115,6 +120,8 @@ class ItemAnswer(BaseModel):
     too_long: list[int] = Field(description="Steps beyond the model's context.")
     tokens: int
     cached_tokens: int
+    prompt_tokens: int | None = Field(description="Of the problem; null if the model counts only whole trees.")
+    step_tokens: list[int] | None = Field(description="Of each step; null if the model counts only whole trees.")
 
 
 class StepsAnswer(BaseModel):
@@ -129,6 +136,21 @@ class StepsAnswer(BaseModel):
     threshold: float = Field(description="A step counts as right above this.")
     items: list[ItemAnswer]
     usage: Usage
+
+
+class Sizes(BaseModel):
+    """The tokens of one item."""
+
+    tokens: int
+    prompt_tokens: int | None
+    step_tokens: list[int] | None
+
+
+class TokensAnswer(BaseModel):
+    """The tokens of all items, in their order."""
+
+    model: str
+    items: list[Sizes]
 
 
 class RewardRequest(BaseModel):
