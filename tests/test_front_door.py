@@ -27,7 +27,7 @@ METHODS = ["from_pretrained", "push_to_hub", "save", "score", "score_many", "sco
 VERBS = {
     "pairs": "build_pairs", "export": "export_pairs", "score": "score_files", "margins": "measure_margins",
     "train": "train_prm", "eval": "evaluate_prm", "compare": "compare_runs", "theory": "report_theory",
-    "rerank": "rerank_pool", "search": "search_task", "grpo": "train_policy", "demo": "run_demo",
+    "rerank": "rerank_pool", "search": "search_task", "grpo": "train_policy", "demo": "run_demo", "serve": "serve_prms",
 }  # fmt: skip
 """Command → the function that it wraps."""
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import loopback
-from prism_prm import PRM, RerankSettings, StepTree, example_folder, load_prm, rerank_pool
+from prism_prm import PRM, StepTree, example_folder, load_prm, score_files
 from prism_prm.errors import ConfigError, ModelError, PrismError
 from prism_prm.http import ServerError
 from prism_prm.records import Step
@@ -199,17 +199,17 @@ def test_strange_answers_are_errors() -> None:
         load_prm(f"prism:{url.removesuffix('/v1')}")
 
 
-def test_a_pool_is_ranked_by_a_remote_prm(server: Running, tmp_path: Path, prms: dict[str, Any]) -> None:
-    pool = tmp_path / "pool.jsonl"
-    solutions = [["1+1=2", "2+2=4", "#### 4"], ["1+1=3", "3+2=5", "#### 5"]]
-    pool.write_text(json.dumps({"problem": "1+1+2", "answer": "4", "solutions": solutions}) + "\n")
-    for folder, prm in (("there", f"prism:{server.url}#owner/prism"), ("here", prms["owner/prism"])):
-        results = rerank_pool(
-            pool, tmp_path / folder, prms={"m": prm}, settings=RerankSettings(workers=1, num_draws=10)
-        )
-        assert results.own_aggregator["m"].value == prms["owner/prism"].card.aggregator
-    there, here = (
-        pq.read_table(tmp_path / folder / "scores" / "m.parquet")["probability"].to_pylist()
-        for folder in ("there", "here")
-    )
-    assert there == pytest.approx(here, abs=1e-5)
+def test_files_are_scored_by_a_remote_prm(server: Running, tmp_path: Path, prms: dict[str, Any]) -> None:
+    """As by every command that names a PRM, with its table and its store."""
+    source = tmp_path / "solutions.jsonl"
+    tree = StepTree.chain("1+1+2", ["1+1=2", "2+2=4", "#### 4"])
+    source.write_text(json.dumps({"problem": tree.problem, "steps": [step.text for step in tree.nodes]}) + "\n")
+    before = server.metric("prism_tokens_total")
+    place = f"prism:{server.url}#owner/prism"
+    found = []
+    for name, prm in (("there", place), ("here", prms["owner/prism"]), ("again", place)):
+        score_files(prm, source, tmp_path / f"{name}.parquet", store=tmp_path / "store")
+        found.append(pq.read_table(tmp_path / f"{name}.parquet")["probability"].to_pylist())
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert found[0] == found[2]
+    assert server.metric("prism_tokens_total") - before == prms["owner/prism"].count_tokens(tree), "sent once"

@@ -96,9 +96,10 @@ def load_prm(
     )  # fmt: skip
     if (remote := remote_place(name)) is not None:
         server = (Patience(prm_timeout, prm_retries), prm_concurrency)
+        copy = _named(local, name) if check else None
         opened = _open_remote(remote, server, on_too_long, local, family, settings, context)
-        if check:
-            compare_with(opened, load_prm(_named(local, name), family=family, settings=settings, device=device))
+        if copy is not None:
+            compare_with(opened, load_prm(copy, family=family, settings=settings, device=device))
         return cast(PRM, opened)  # it has all of a PRM's methods but those that need weights
     if device is not None and device_map is not None:
         raise ConfigError("give device or device_map, not both")
