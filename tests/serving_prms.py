@@ -1,10 +1,13 @@
-"""A real server of ours on a loopback port, in a thread."""
+"""Real servers of ours on loopback ports: in a thread, or in a process of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from prism_prm import example_folder
 from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.server import DrainingServer, make_server
 from prism_prm.serve.settings import ServeSettings
@@ -62,3 +66,26 @@ def until(done: Any, seconds: float = 60.0) -> None:
     while not done():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def command(*options: str, prm: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process of `prism serve` with an example PRM, or the one named, and its address."""
+    line = [sys.executable, "-m", "prism_prm", "serve", "--prm", prm or f"m={example_folder('prism')}", *options]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            found = re.search(r"http://\S+:\d+", process.stderr.readline())
+            assert found is not None
+            yield process, found[0]
+        finally:
+            process.kill()
+
+
+def wait_ready(url: str) -> None:
+    for _ in range(1200):
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError("it was never ready")

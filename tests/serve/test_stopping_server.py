@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from prism_prm import example_folder, example_prm, load_prm
+from prism_prm import example_prm, load_prm
+from serving_prms import command, wait_ready
 
 PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=4", "4-1=3", "#### 3"]
 ITEM = {"problem": PROBLEM, "steps": STEPS}
-
-
-@contextlib.contextmanager
-def command(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process of `prism serve` and its address."""
-    line = [sys.executable, "-m", "prism_prm", "serve", "--prm", f"m={example_folder('prism')}", *options]
-    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            found = re.search(r"http://\S+:\d+", process.stderr.readline())
-            assert found is not None
-            yield process, found[0]
-        finally:
-            process.kill()
-
-
-def wait_ready(url: str) -> None:
-    for _ in range(1200):
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/ready").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise AssertionError("it was never ready")
 
 
 def test_a_term_signal_loses_no_accepted_request() -> None:

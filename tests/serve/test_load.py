@@ -1,0 +1,186 @@
+"""A server under load, on this machine alone and for a bounded time: ten times its rate, hang-ups, slow clients.
+
+`hey` is found on the path; locust by PRISM_LOCUST (`pip install locust` in an environment of its own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prism_prm import example_prm
+from serving_prms import command, wait_ready
+
+pytestmark = pytest.mark.slow
+
+SECONDS = int(os.environ.get("PRISM_LOAD_SECONDS", "60"))
+DEADLINE = 30
+PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=4", "4-1=3", "#### 3"]
+BODY = {"items": [{"problem": PROBLEM, "steps": STEPS}] * 400}
+"""Large, so that scoring and not HTTP limits the rate."""
+LIMITS = (
+    "--port", "0", "--batch-items", "20", "--cache-mb", "0", "--max-requests", "64", "--deadline", str(DEADLINE),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def right() -> list[float]:
+    return example_prm("prism").score(PROBLEM, STEPS)
+
+
+@contextlib.contextmanager
+def loaded() -> Iterator[tuple[str, int]]:
+    """The address and process of a server that has answered once."""
+    with command(*LIMITS) as (process, url):
+        wait_ready(url)
+        assert httpx.post(f"{url}/v1/steps", json=BODY, timeout=60).status_code == 200
+        yield url, process.pid
+
+
+def memory(process: int) -> float:
+    """Megabytes of a process."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def answers_rightly(url: str, right: list[float]) -> float:
+    """Seconds that one request takes now."""
+    started = time.monotonic()
+    answer = httpx.post(f"{url}/v1/steps", json={"items": BODY["items"][:1]}, timeout=60)
+    assert answer.status_code == 200
+    assert answer.json()["items"][0]["probabilities"] == pytest.approx(right, abs=1e-5)
+    return time.monotonic() - started
+
+
+def own_rate(url: str) -> float:
+    """Requests per second that it can serve, with four clients that wait for each answer."""
+    started, count = time.monotonic(), 0
+    with httpx.Client(base_url=url, timeout=60) as client:
+        while time.monotonic() - started < 5:
+            assert client.post("/v1/steps", json=BODY).status_code == 200
+            count += 1
+    return count / (time.monotonic() - started)
+
+
+def test_ten_times_its_rate_with_hey(tmp_path: Path, right: list[float]) -> None:
+    hey = shutil.which("hey")
+    if hey is None:
+        pytest.skip("needs hey")
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps(BODY))
+    with loaded() as (url, process):
+        rate = own_rate(url)
+        clients = 100
+        before = memory(process)
+        line = [
+            hey, "-z", f"{SECONDS}s", "-c", str(clients), "-q", f"{max(0.1, 10 * rate / clients):.3f}", "-t", "60",
+            "-m", "POST", "-T", "application/json", "-D", str(body), "-o", "csv", f"{url}/v1/steps",
+        ]  # fmt: skip
+        shown = subprocess.run(line, capture_output=True, text=True, check=True, timeout=SECONDS + 120).stdout
+        after = answers_rightly(url, right)
+        grown = memory(process) - before
+    rows = list(csv.DictReader(shown.splitlines()))
+    statuses = {row["status-code"] for row in rows}
+    accepted = sorted(float(row["response-time"]) for row in rows if row["status-code"] == "200")
+    p99 = accepted[int(0.99 * len(accepted))]
+    print(
+        f"hey: {rate:.1f}/s alone; {len(rows) / SECONDS:.1f}/s sent, {len(accepted)} accepted, {len(rows) - len(accepted)} "
+        f"refused, p99 {p99:.1f} s, {grown:+.0f} MB of {before:.0f}, next request after it {after:.2f} s"
+    )
+    assert statuses == {"200", "429"}
+    assert p99 < DEADLINE
+    assert grown < 0.2 * before
+
+
+def test_ten_times_its_rate_with_locust(tmp_path: Path, right: list[float]) -> None:
+    """Here every accepted answer is compared with the right one."""
+    locust = os.environ.get("PRISM_LOCUST")
+    if locust is None:
+        pytest.skip("set PRISM_LOCUST to the command")
+    with loaded() as (url, process):
+        rate, users = own_rate(url), 100
+        before = memory(process)
+        environment: dict[str, Any] = {
+            **os.environ, "PRISM_LOAD_BODY": json.dumps(BODY), "PRISM_LOAD_RIGHT": json.dumps(right),
+            "PRISM_LOAD_RATE": str(10 * rate / users),
+        }  # fmt: skip
+        environment.pop("PYTHONPATH", None)
+        line = [
+            locust, "-f", str(Path(__file__).with_name("locust_traffic.py")), "--headless", "-H", url, "-u", str(users),
+            "-r", "50", "-t", f"{SECONDS}s", "--csv", str(tmp_path / "found"), "--only-summary",
+        ]  # fmt: skip
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS + 120)
+        after = answers_rightly(url, right)
+        grown = memory(process) - before
+    with (tmp_path / "found_stats.csv").open() as file:
+        rows = {row["Name"]: row for row in csv.DictReader(file)}
+    print(
+        f"locust: {rate:.1f}/s alone; accepted {rows['accepted']['Request Count']}, refused "
+        f"{rows['refused']['Request Count']}, p99 {rows['accepted']['99%']} ms, {grown:+.0f} MB, then {after:.2f} s"
+    )
+    assert {row["Failure Count"] for row in rows.values()} == {"0"}, done.stdout
+    assert float(rows["accepted"]["99%"]) < 1000 * DEADLINE
+    assert int(rows["refused"]["Request Count"]) > int(rows["accepted"]["Request Count"])
+    assert grown < 0.2 * before
+
+
+def test_a_thousand_clients_that_hang_up(right: list[float]) -> None:
+    with loaded() as (url, process):
+        before = memory(process)
+        data = json.dumps(BODY).encode()
+        head = f"POST /v1/steps HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n"
+        head += "Content-Type: application/json\r\n\r\n"
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for number in range(1000):
+            with socket.create_connection(address) as connection:
+                connection.sendall((head.encode() + data)[: None if number % 2 else 200 + number])
+        seconds = answers_rightly(url, right)
+        grown = memory(process) - before
+        counted = httpx.get(f"{url}/metrics").text
+    print(f"hung up: next request {seconds:.2f} s, {grown:+.0f} MB")
+    assert 'status="5' not in counted
+    assert 'status="499"' in counted
+    assert grown < 0.2 * before
+
+
+def test_slow_loris(right: list[float]) -> None:
+    """Five hundred clients that send a byte now and then do not keep others from being served, and are let go."""
+    with command("--port", "0", "--client-seconds", "5") as (_, url):
+        wait_ready(url)
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        slow = [socket.create_connection(address) for _ in range(500)]
+        try:
+            started = time.monotonic()
+            for connection in slow:
+                connection.sendall(b"POST /v1/steps HTTP/1.1\r\n")
+            seconds = [answers_rightly(url, right)]
+            while time.monotonic() - started < 15:
+                for connection in slow:
+                    with contextlib.suppress(OSError):
+                        connection.sendall(b"X-A: b\r\n")
+                seconds.append(answers_rightly(url, right))
+                time.sleep(0.5)
+            left = 0
+            for connection in slow:
+                connection.settimeout(1)
+                with contextlib.suppress(OSError):
+                    left += connection.recv(1) != b""
+        finally:
+            for connection in slow:
+                connection.close()
+    print(f"slow-loris: others were answered in at most {max(seconds):.2f} s")
+    assert left == 0
