@@ -1,4 +1,4 @@
-"""Traffic for locust, which runs it in a virtual environment of its own: every answer is compared with the right one."""
+"""Traffic for locust, which runs in a virtual environment of its own: every answer is compared with the right one."""
 
 import json
 import os

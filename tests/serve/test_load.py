@@ -67,7 +67,7 @@ def answers_rightly(url: str, right: list[float]) -> float:
 
 
 def own_rate(url: str) -> float:
-    """Requests per second that it can serve, with four clients that wait for each answer."""
+    """Requests per second that it can serve, one after the other."""
     started, count = time.monotonic(), 0
     with httpx.Client(base_url=url, timeout=60) as client:
         while time.monotonic() - started < 5:
@@ -98,8 +98,8 @@ def test_ten_times_its_rate_with_hey(tmp_path: Path, right: list[float]) -> None
     accepted = sorted(float(row["response-time"]) for row in rows if row["status-code"] == "200")
     p99 = accepted[int(0.99 * len(accepted))]
     print(
-        f"hey: {rate:.1f}/s alone; {len(rows) / SECONDS:.1f}/s sent, {len(accepted)} accepted, {len(rows) - len(accepted)} "
-        f"refused, p99 {p99:.1f} s, {grown:+.0f} MB of {before:.0f}, next request after it {after:.2f} s"
+        f"hey: {rate:.1f}/s alone; {len(rows) / SECONDS:.1f}/s sent, {len(accepted)} accepted, "
+        f"{len(rows) - len(accepted)} refused, p99 {p99:.1f} s, {grown:+.0f} MB of {before:.0f}, next request after it {after:.2f} s"
     )
     assert statuses == {"200", "429"}
     assert p99 < DEADLINE
