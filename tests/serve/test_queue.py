@@ -31,9 +31,9 @@ def waiting(server: Running, pool: ThreadPoolExecutor, *problems: str) -> list[F
     """Requests that are in the queue, in this order."""
     asked = []
     for problem in problems:
-        before = server.server.engine.num_requests
+        before = server.server.engine._tokens
         asked.append(pool.submit(ask, server, problem, "step", f"of {problem}"))
-        until(lambda before=before: server.server.engine.num_requests > before)
+        until(lambda before=before: server.server.engine._tokens > before)
     return asked
 
 

@@ -41,12 +41,12 @@ def build_app(engine: Engine, keys: KeyRing) -> Gate:
     app.state.engine = engine
     app.state.started = int(time.time())
     app.include_router(router)
-    _add_errors(app)
+    _add_errors(app, engine.settings.deadline)
     _add_page(app)
     return Gate(app, engine, keys, [route.path for route in router.routes if isinstance(route, APIRoute)])
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, deadline: float) -> None:
     handlers: dict[Any, Any] = {
         RefusedError: lambda error: _error(error.status, str(error), error.retry_after),
         RequestValidationError: lambda error: _error(400, _invalid(error)),
@@ -54,6 +54,7 @@ def _add_errors(app: FastAPI) -> None:
         DataError: lambda error: _error(400, str(error)),
         ServerError: lambda error: _error(502, str(error)),
         PrismError: lambda error: _error(500, str(error)),
+        TimeoutError: lambda error: _error(504, f"Not answered within {deadline:g} seconds.", 1),  # noqa: ARG005
         ConnectionError: lambda error: Response(status_code=HUNG_UP),  # noqa: ARG005
         Exception: lambda error: _error(500, UNEXPECTED),  # noqa: ARG005
     }

@@ -8,11 +8,12 @@ whose deadline has passed, leaves the queue before it costs anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -23,7 +24,7 @@ from prism_prm.serve.settings import ServeSettings
 
 T = TypeVar("T")
 LONGEST_RETRY = 60
-SAFETY = 0.8
+SAFETY = 0.5
 """The part of the deadline that a request may be expected to wait; the rest is for errors of the estimate."""
 MEMORY = 0.8
 """How much of the rate is what it was before the last batch."""
@@ -71,11 +72,17 @@ class Engine:
         self._loaded = threading.Event()
         self._numbers = itertools.count()
         self._queue: dict[int, _Job] = {}
-        self._held: dict[int, _Job] = {}
-        """Jobs that are waiting or being worked on."""
+        """Jobs of which something waits."""
+        self.num_requests = 0
+        """How many requests are waiting or being worked on."""
         self._tokens = 0
+        """Of these requests, once they are read."""
         self._rate = 0.0
         """Tokens per second, of the last batches."""
+        self._busy_since: float | None = None
+        """When the last batch ended, unless nothing waited then."""
+        self._density = 0.0
+        """Tokens per byte of a body, of the last requests."""
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
@@ -95,15 +102,10 @@ class Engine:
     def is_ready(self) -> bool:
         return self._loaded.is_set() and self.failure is None and not self.is_draining
 
-    @property
-    def num_requests(self) -> int:
-        """How many requests are waiting or being worked on."""
-        return len(self._held)
-
     async def drain(self) -> None:
         """Take nothing more, and wait for what was taken; every request has a deadline, so this ends."""
         self.is_draining = True
-        while self._held:
+        while self.num_requests:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
@@ -115,51 +117,82 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(self.settings.deadline)
 
-    def check_room(self) -> None:
-        """Refuse what would be refused anyway, before its body is read."""
+    def check_room(self, num_bytes: int = 0) -> None:
+        """Refuse what would be refused anyway, before a body of this size is read: reading it costs time, too."""
         if not self._loaded.is_set() or self.failure is not None:
             raise RefusedError(503, "The models are being loaded.", 5)
         if self.is_draining:
             raise RefusedError(503, "The server is shutting down.", 5)
-        if len(self._held) >= self.settings.max_requests:
-            raise RefusedError(429, f"{len(self._held)} requests are waiting already.", self._retry_after())
+        if self.num_requests >= self.settings.max_requests:
+            raise RefusedError(429, f"{self.num_requests} requests are waiting already.", self._retry_after())
+        self._check_wait(num_bytes * self._density)
 
-    async def encode(self, make: Callable[[], T]) -> T:
-        """The result of work on texts, in a thread of its own: a long text must not keep others waiting."""
+    async def encode(self, make: Callable[[], T], since: float) -> T:
+        """The result of work on a request's texts; TimeoutError at its deadline."""
+        async with self._accepted(since):
+            return await self._read(make)
+
+    async def score(
+        self, model: str, owner: Hashable, make: Callable[[], Sequence[Item]], since: float, num_bytes: int
+    ) -> tuple[Sequence[Item], list[ItemScores]]:
+        """The items that `make` reads from a request of this size that came at `since` (monotonic), and their scores.
+
+        TimeoutError at its deadline. Cancelled, it costs nothing more.
+        """
+        async with self._accepted(since):
+            items = await self._read(make)
+            density = sum(item.tokens for item in items) / max(1, num_bytes)
+            self._density = MEMORY * self._density + (1 - MEMORY) * density if self._density else density
+            return items, await self._scored(model, owner, items, since) if items else []
+
+    @contextlib.asynccontextmanager
+    async def _accepted(self, since: float) -> AsyncIterator[None]:
+        """A place among the requests, held until the answer or the deadline."""
+        self.check_room()
+        self.num_requests += 1
+        self._show()
+        try:
+            left = since + self.settings.deadline - time.monotonic()
+            async with asyncio.timeout(max(0.0, left)):
+                yield
+        finally:
+            self.num_requests -= 1
+            self._show()
+
+    async def _read(self, make: Callable[[], T]) -> T:
+        """In a thread of its own: a long text must not keep others waiting."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, make)
 
-    async def score(self, model: str, owner: Hashable, items: Sequence[Item], since: float) -> list[ItemScores]:
-        """The scores of the items of a request that came at `since` (monotonic); TimeoutError at its deadline."""
+    async def _scored(self, model: str, owner: Hashable, items: Sequence[Item], since: float) -> list[ItemScores]:
         tokens = sum(item.tokens for item in items)
         self._check_tokens(tokens)
-        if not items:
-            return []
         future: asyncio.Future[list[ItemScores]] = asyncio.get_running_loop().create_future()
         job = _Job(model, owner, items, since + self.settings.deadline, future)
         number = next(self._numbers)
         with self._changed:
-            self._queue[number] = self._held[number] = job
-            self._tokens += tokens
+            self._queue[number] = job
             self._changed.notify()
-        self._show()
+        self._tokens += tokens
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + job.deadline - time.monotonic()):
-                return await future
+            return await future
         finally:
             with self._changed:
                 self._queue.pop(number, None)
-                del self._held[number]
-                self._tokens -= tokens
-            self._show()
+            self._tokens -= tokens
 
     def _check_tokens(self, tokens: int) -> None:
-        self.check_room()
         limit = self.settings.max_tokens
         if tokens > limit:
             raise RefusedError(413, f"{tokens:,} tokens in one request; the limit is {limit:,}. Send it in parts.")
-        if self._tokens + tokens > limit:
+        self._check_wait(tokens)
+
+    def _check_wait(self, tokens: float) -> None:
+        """Refuse so many tokens if they would have to wait too long; where nothing waits, anything may come."""
+        if not self._tokens:
+            return
+        if self._tokens + tokens > self.settings.max_tokens:
             raise RefusedError(429, f"{self._tokens:,} tokens are waiting already.", self._retry_after())
-        if self._tokens and self._rate and (self._tokens + tokens) / self._rate > SAFETY * self.settings.deadline:
+        if self._rate and (self._tokens + tokens) / self._rate > SAFETY * self.settings.deadline:
             raise RefusedError(429, "This request would not be answered before its deadline.", self._retry_after())
 
     def _retry_after(self) -> int:
@@ -167,7 +200,7 @@ class Engine:
         return min(LONGEST_RETRY, max(1, math.ceil(0.5 * self._tokens / self._rate))) if self._rate else 1
 
     def _show(self) -> None:
-        self.metrics.waiting_requests.set(len(self._held))
+        self.metrics.waiting_requests.set(self.num_requests)
         self.metrics.waiting_tokens.set(self._tokens)
 
     # The model thread
@@ -183,6 +216,7 @@ class Engine:
             with self._changed:
                 batch = self._take()
                 if not batch:
+                    self._busy_since = None
                     self._changed.wait()
                     continue
             self._score(batch)
@@ -210,7 +244,7 @@ class Engine:
 
     def _score(self, batch: Sequence[Part]) -> None:
         model = self.models[batch[0][0].model]
-        started = time.monotonic()
+        started = self._busy_since or time.monotonic()  # what happens between batches takes time, too
         results: list[tuple[_Job, int, ItemScores | Exception]] = []
         try:
             found = model.score([(job.owner, job.items[i]) for job, i in batch])
@@ -222,7 +256,8 @@ class Engine:
             for part in batch:
                 self._score([part])
             return
-        self._measure(batch, results, time.monotonic() - started)
+        self._busy_since = time.monotonic()
+        self._measure(batch, results, self._busy_since - started)
         assert self._loop is not None, "the engine was started"
         self._loop.call_soon_threadsafe(_deliver, results)
 

@@ -79,10 +79,12 @@ class Gate:
         if scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        self.engine.check_room()
+        length = headers.get(b"content-length", b"0")
+        self.engine.check_room(int(length) if length.isdigit() else 0)
         body = await self._body(headers, receive)
         if self.engine.settings.log_text:
             log.info("%s %s", scope["path"], body.decode("utf-8", "replace"))
+        scope["size"] = len(body)
         await self.app(scope, _replay(body, receive), send)
 
     def _check_caller(self, scope: Scope, headers: dict[bytes, bytes]) -> None:

@@ -118,7 +118,7 @@ async def steps(body: StepsRequest, request: Request) -> Response:
 async def tokens(body: StepsRequest, request: Request) -> Response:
     """How many tokens solutions and trees are, without scoring them."""
     model = _model(request, body.model)
-    items = await _engine(request).encode(lambda: _steps_items(model, body, "skip"))
+    items = await _engine(request).encode(lambda: _steps_items(model, body, "skip"), request.scope["started"])
     return _json({"model": model.name, "items": [sizes(item) for item in items]})
 
 
@@ -159,16 +159,14 @@ async def _score(
 ) -> tuple[Sequence[Item], list[ItemScores]]:
     """Items and their scores; ends early when the client hangs up."""
     engine = _engine(request)
-    items = await engine.encode(make)
-    work = asyncio.ensure_future(engine.score(model.name, request.scope["owner"], items, request.scope["started"]))
+    scope = request.scope
+    work = asyncio.ensure_future(engine.score(model.name, scope["owner"], make, scope["started"], scope["size"]))
     gone = asyncio.ensure_future(_hung_up(request))
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise ConnectionResetError
-        return items, work.result()
-    except TimeoutError:
-        raise RefusedError(504, f"Not answered within {engine.settings.deadline:g} seconds.", 1) from None
+        return work.result()
     finally:
         work.cancel()
         gone.cancel()

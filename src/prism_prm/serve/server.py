@@ -51,9 +51,23 @@ def make_server(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
-        limit_concurrency=4 * settings.max_requests + 256,
+        limit_concurrency=_most_connections(),
     )
     return DrainingServer(config, engine, say)
+
+
+def _most_connections() -> int:
+    """How many connections there may be: as many as the system allows files, within reason, and some less."""
+    least, most = 256, 8192
+    try:
+        import resource
+    except ImportError:  # Windows
+        return least
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(least, wanted - least)
 
 
 class DrainingServer(uvicorn.Server):
