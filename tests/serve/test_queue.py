@@ -97,12 +97,12 @@ def test_too_many_requests(pool: ThreadPoolExecutor) -> None:
 def test_too_many_tokens(pool: ThreadPoolExecutor) -> None:
     scorer = GatedScorer()
     with running({"m": scorer}, max_tokens=175) as server:
+        assert ask(server, "c" * 175, "s").status_code == 413, "it would never fit"
         scorer.open.clear()
         accepted = waiting(server, pool, "a" * 80)
         refused = ask(server, "b" * 10, "s")
         assert refused.status_code == 429
         assert "tokens are waiting" in refused.json()["error"]["message"]
-        assert ask(server, "c" * 175, "s").status_code == 413, "it would never fit"
         scorer.open.set()
         assert accepted[0].result().status_code == 200
         assert server.metric("prism_waiting_tokens") == 0
@@ -122,16 +122,33 @@ def test_what_would_not_be_answered_in_time_is_refused(pool: ThreadPoolExecutor)
         assert accepted[0].result().status_code == 200
 
 
-def test_a_deadline_is_answered_and_its_request_costs_nothing(pool: ThreadPoolExecutor) -> None:
+def test_a_deadline_is_answered() -> None:
     scorer = GatedScorer()
     with running({"m": scorer}, deadline=0.3) as server:
         scorer.open.clear()
-        late = waiting(server, pool, "a", "b")
-        assert [one.result().status_code for one in late] == [504, 504]
+        late = ask(server, "a", "s")
         scorer.open.set()
-        until(lambda: server.server.engine.num_requests == 0)
-        ask(server, "c", "s")
-        assert "b" not in [tree.problem for trees in scorer.calls for tree in trees]
+        assert late.status_code == 504
+        assert "within 0.3 seconds" in late.json()["error"]["message"]
+
+
+def test_a_request_past_its_deadline_costs_nothing(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        scorer.open.clear()
+        first = waiting(server, pool, "a")
+        until(lambda: scorer.calls)
+        late = waiting(server, pool, "b")
+        (job,) = server.server.engine._queue.values()
+        job.deadline = 0.0
+        scorer.open.set()
+        assert first[0].result().status_code == 200
+        assert ask(server, "c", "s").status_code == 200
+        assert [tree.problem for trees in scorer.calls for tree in trees] == ["a", "c"]
+        loop = server.server._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(job.future.set_exception, TimeoutError())  # as it would in half a minute
+        assert late[0].result().status_code == 504
 
 
 def test_a_client_that_hangs_up_costs_nothing(pool: ThreadPoolExecutor) -> None:

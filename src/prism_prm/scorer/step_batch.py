@@ -117,7 +117,7 @@ def _lay_out(growth: Growth) -> _Layout:
     for node in growth.kept:
         starts[node], at = at, at + len(node.ids)
         ends[node] = at
-    last = dict(ends)
+    ends_at: dict[SessionNode | None, int] = dict(ends)
     for node in reversed(growth.kept):  # a node ends where its last descendant ends
         if node.parent in ends:
             ends[node.parent] = max(ends[node.parent], ends[node])
@@ -126,7 +126,7 @@ def _lay_out(growth: Growth) -> _Layout:
     anchors: dict[SessionNode, int] = {}
     new_ends = dict(zip(growth.new, columns[1:], strict=True))
     for node in growth.new:  # a node on a new one sees the kept tokens that this one sees
-        anchors[node] = anchors[node.parent] if node.parent in anchors else last.get(node.parent, 0) - 1
+        anchors[node] = anchors[node.parent] if node.parent in anchors else ends_at.get(node.parent, 0) - 1
     for node in reversed(growth.new):
         if node.parent in new_ends:
             new_ends[node.parent] = max(new_ends[node.parent], new_ends[node])

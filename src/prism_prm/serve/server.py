@@ -43,7 +43,7 @@ def make_server(
 
     engine = Engine(load, settings)
     config = uvicorn.Config(
-        build_app(engine, keys),  # type: ignore[arg-type]
+        build_app(engine, keys),
         http=_hurried(settings.client_seconds),
         ws="none",
         lifespan="on",
