@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -165,3 +166,24 @@ def test_steps_beyond_the_context(choice: str, prm: PRM) -> None:
         last = expected.probability[39]
         assert item["probabilities"][39] == (None if np.isnan(last) else pytest.approx(last, abs=1e-9))
         assert (item["score"] is None) == (choice == "skip")
+
+
+def test_threads_share_a_tokenizer(tiny_prm: Any) -> None:
+    """Text must not become a control token because another thread has just laid out something."""
+    family = tiny_prm("qwen", "qwen2").family
+    other = type(family)(family.text.tokenizer)
+    (tag,) = family.text.layout("<extra_0>")
+    plain = family.text._plain("<extra_0>")
+    assert tag not in plain
+    wrong: list[Any] = []
+
+    def read(text: Any, expected: Any) -> None:
+        wrong.extend(found for _ in range(3000) if tuple(found := text("<extra_0>")) != tuple(expected))
+
+    work = [(family.text._plain, plain), (other.text._plain, plain), (family.text.layout, [tag])]
+    threads = [threading.Thread(target=read, args=one) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -21,6 +21,10 @@ STEPS_REMEMBERED = 16384
 """How many texts a tokenizer's ids are kept for: candidates of one prefix return as lookaheads of others."""
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Whether text may become control tokens is a state of the tokenizer, which several threads may share."""
+
+
 class TextEncoder:
     """A tokenizer as the families use it: text never turns into control tokens, and tokens are found by their text."""
 
@@ -28,7 +32,6 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self._new_tokens = new_tokens
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._lock = threading.Lock()
         self.plain = lru_cache(maxsize=STEPS_REMEMBERED)(self._plain)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -37,8 +40,7 @@ class TextEncoder:
     def _plain(self, text: str) -> tuple[int, ...]:
         if self._backend is None:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-        # One thread at a time: another's end would turn this one's text into control tokens.
-        with self._lock:
+        with _ONE_AT_A_TIME:
             self._backend.encode_special_tokens = True
             try:
                 return tuple(self._backend.encode(text, add_special_tokens=False).ids)
@@ -52,9 +54,10 @@ class TextEncoder:
             raise DataError(f"the step {text!r} has no tokens, so it cannot be scored", reason="empty-step")
         return ids
 
-    def layout(self, text: str) -> list[int]:
+    def layout(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of our own layout text, in which control tokens are meant."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        with _ONE_AT_A_TIME:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def token(self, text: str) -> int:
         """The id of the one token that `text` is."""

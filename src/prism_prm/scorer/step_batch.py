@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 class Growth:
-    """New nodes of one problem, and the kept nodes that they stand on.
-
-    A new node may stand on another of them, which then comes before it, and nothing else between them but nodes that
-    stand on that one: new nodes are laid out depth first.
-    """
+    """New nodes of one problem, and the kept nodes that they stand on. New nodes on new ones come depth first."""
 
     def __init__(self, new: Sequence[SessionNode]) -> None:
         self.new = list(new)

@@ -71,7 +71,9 @@ class Gate:
         finally:
             route = scope["path"] if scope["path"] in self.paths else "other"
             self.engine.metrics.requests.labels(route, status).inc()
-            self.engine.metrics.seconds.labels(route).observe(time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self.engine.metrics.seconds.labels(route).observe(seconds)
+            log.info("%s %s %d %.3f s", scope["method"], route, status, seconds)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -83,7 +85,7 @@ class Gate:
         self.engine.check_room(int(length) if length.isdigit() else 0)
         body = await self._body(headers, receive)
         if self.engine.settings.log_text:
-            log.info("%s %s", scope["path"], body.decode("utf-8", "replace"))
+            log.warning("%s %s", scope["path"], body.decode("utf-8", "replace"))
         scope["size"] = len(body)
         await self.app(scope, _replay(body, receive), send)
 

@@ -80,7 +80,7 @@ class ServedModel:
 
     def text(self, text: str, *, add_special_tokens: bool) -> Item:
         """A text that the client has laid out, with its control tokens."""
-        return self.sequence(self._prm.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return self.sequence(self._prm.family.text.layout(text, add_special_tokens=add_special_tokens))
 
     def sequence(self, ids: Sequence[int]) -> Item:
         """Token ids, read at every step tag, as vLLM does."""
