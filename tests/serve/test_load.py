@@ -15,37 +15,45 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from prism_prm import example_prm
+from prism_prm import init_prm, load_prm
 from serving_prms import command, wait_ready
 
 pytestmark = pytest.mark.slow
 
 SECONDS = int(os.environ.get("PRISM_LOAD_SECONDS", "60"))
 DEADLINE = 30
-PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=4", "4-1=3", "#### 3"]
-BODY = {"items": [{"problem": PROBLEM, "steps": STEPS}] * 100}
-"""Large, so that scoring and not HTTP limits the rate."""
+PROBLEM, STEPS = "What is x + 2?", [f"Let x be {i}. Then x + 2 = {i + 2}, so the answer is {i + 2}." for i in range(20)]
+BODY = {"items": [{"problem": PROBLEM, "steps": STEPS}]}
 LIMITS = (
-    "--port", "0", "--batch-items", "20", "--cache-mb", "0", "--max-requests", "64", "--deadline", str(DEADLINE),
+    "--port", "0", "--cache-mb", "0", "--max-requests", "64", "--deadline", str(DEADLINE),
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def right() -> list[float]:
-    return example_prm("prism").score(PROBLEM, STEPS)
+def prm(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path]) -> Path:
+    """A PRM that is slow enough for scoring, and not HTTP, to limit the rate."""
+    folder = tmp_path_factory.mktemp("load") / "prm"
+    sizes = {"hidden_size": 384, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6}
+    init_prm(tiny_lm("qwen2", **sizes, initializer_range=0.05)).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def right(prm: Path) -> list[float]:
+    return load_prm(prm).score(PROBLEM, STEPS)
 
 
 @contextlib.contextmanager
-def loaded() -> Iterator[tuple[str, int]]:
+def loaded(prm: Path) -> Iterator[tuple[str, int]]:
     """The address and process of a server that has answered once."""
-    with command(*LIMITS) as (process, url):
+    with command(*LIMITS, prm=f"m={prm}") as (process, url):
         wait_ready(url)
         assert httpx.post(f"{url}/v1/steps", json=BODY, timeout=60).status_code == 200
         yield url, process.pid
@@ -82,7 +90,7 @@ def answers_rightly(url: str, right: list[float]) -> float:
     """Seconds that one request takes now, which comes again if it is told to."""
     started = time.monotonic()
     while True:
-        answer = httpx.post(f"{url}/v1/steps", json={"items": BODY["items"][:1]}, timeout=60)
+        answer = httpx.post(f"{url}/v1/steps", json=BODY, timeout=60)
         if answer.status_code != 429:
             break
         assert time.monotonic() - started < DEADLINE
@@ -102,13 +110,13 @@ def own_rate(url: str) -> float:
     return count / (time.monotonic() - started)
 
 
-def test_ten_times_its_rate_with_hey(tmp_path: Path, right: list[float]) -> None:
+def test_ten_times_its_rate_with_hey(tmp_path: Path, prm: Path, right: list[float]) -> None:
     hey = shutil.which("hey")
     if hey is None:
         pytest.skip("needs hey")
     body = tmp_path / "body.json"
     body.write_text(json.dumps(BODY))
-    with loaded() as (url, process):
+    with loaded(prm) as (url, process):
         rate = own_rate(url)
         clients = 300
         watch = Watch(process)
@@ -132,12 +140,12 @@ def test_ten_times_its_rate_with_hey(tmp_path: Path, right: list[float]) -> None
     assert late < 1.1 * early
 
 
-def test_ten_times_its_rate_with_locust(tmp_path: Path, right: list[float]) -> None:
+def test_ten_times_its_rate_with_locust(tmp_path: Path, prm: Path, right: list[float]) -> None:
     """Here every accepted answer is compared with the right one."""
     locust = os.environ.get("PRISM_LOCUST")
     if locust is None:
         pytest.skip("set PRISM_LOCUST to the command")
-    with loaded() as (url, process):
+    with loaded(prm) as (url, process):
         rate, users = own_rate(url), 300
         watch = Watch(process)
         environment: dict[str, Any] = {
@@ -165,8 +173,8 @@ def test_ten_times_its_rate_with_locust(tmp_path: Path, right: list[float]) -> N
     assert late < 1.1 * early
 
 
-def test_a_thousand_clients_that_hang_up(right: list[float]) -> None:
-    with loaded() as (url, process):
+def test_a_thousand_clients_that_hang_up(prm: Path, right: list[float]) -> None:
+    with loaded(prm) as (url, process):
         before = memory(process)
         data = json.dumps(BODY).encode()
         head = f"POST /v1/steps HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n"
@@ -184,9 +192,9 @@ def test_a_thousand_clients_that_hang_up(right: list[float]) -> None:
     assert grown < 0.2 * before
 
 
-def test_slow_loris(right: list[float]) -> None:
+def test_slow_loris(prm: Path, right: list[float]) -> None:
     """Five hundred clients that send a byte now and then do not keep others from being served, and are let go."""
-    with command("--port", "0", "--client-seconds", "5") as (_, url):
+    with command("--port", "0", "--client-seconds", "5", prm=f"m={prm}") as (_, url):
         wait_ready(url)
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         slow = [socket.create_connection(address) for _ in range(500)]

@@ -266,7 +266,8 @@ class Engine:
     ) -> None:
         tokens = sum(job.items[i].tokens for job, i in batch)
         rate = tokens / max(seconds, 1e-6)
-        self._rate = MEMORY * self._rate + (1 - MEMORY) * rate if self._rate else rate
+        # It falls at once and rises slowly: a request that is refused comes again, one that is late is lost.
+        self._rate = min(rate, MEMORY * self._rate + (1 - MEMORY) * rate) if self._rate else rate
         cached = sum(found.cached_tokens for _, _, found in results if isinstance(found, ItemScores))
         self.metrics.batches(len(batch), tokens, cached, seconds)
         model = self.models[batch[0][0].model]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,8 @@ from prism_prm.types import Say, silent
 
 LINGER = 1.0
 """Seconds in which a server that is done still answers with 503: clients and proxies learn that it goes."""
+SWITCH = 0.001
+"""Seconds that the model thread's Python code may keep the event loop from running; Python's own 5 ms add up."""
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than proxies keep theirs."""
 
@@ -41,6 +44,7 @@ def make_server(
         size = int(settings.cache_mb * 1e6)
         return [ServedModel(name, open_prm(prm, loading, name), size) for name, prm in prms.items()]
 
+    sys.setswitchinterval(SWITCH)
     engine = Engine(load, settings)
     config = uvicorn.Config(
         build_app(engine, keys),
