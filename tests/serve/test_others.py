@@ -100,7 +100,12 @@ def test_vllm(folder: Path, tmp_path: Path) -> None:
         vllm, "serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
         "--max-model-len", "512", "--enforce-eager", "--pooler-config", json.dumps({"step_tag_id": tag}),
     ]  # fmt: skip
-    environment: dict[str, Any] = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    environment: dict[str, Any] = {
+        **os.environ,
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     environment.pop("PYTHONPATH", None)
     log = tmp_path / "vllm.log"
     with log.open("w") as file, subprocess.Popen(line, env=environment, stdout=file, stderr=file) as server:
