@@ -26,7 +26,18 @@ def with_tables(page: str) -> str:
 
 
 def test_there_are_tables() -> None:
-    expected = {"search.md", "training.md", "scoring.md", "evaluation.md", "reranking.md", "grpo.md", "serve.md"}
+    expected = {
+        "code.md",
+        "evaluation.md",
+        "grpo.md",
+        "labels.md",
+        "reranking.md",
+        "scale.md",
+        "scoring.md",
+        "search.md",
+        "serve.md",
+        "training.md",
+    }
     assert {page.name for page in WITH_TABLES} == expected
 
 

@@ -94,13 +94,17 @@ class OpenAiPolicy:
             "max_tokens": ask.max_tokens,
             "temperature": 0.0 if greedy else sampling.temperature,
             "top_p": 1.0 if greedy else sampling.top_p,
-            "stop": [sampling.stop],
         }
+        if not ask.whole:
+            body["stop"] = [sampling.stop]
         if not greedy:
             body["seed"] = ask.key % SEEDS
         if self.has_log_likelihood:
             body["logprobs"] = 1
         found = await self._complete(body)
+        if ask.whole:
+            over: Ending = "end" if found.reason == "stop" else "cut"
+            return Written(found.text, over, found.num_tokens, self._log_likelihood(found))
         text, stopped = cut_at_stop(found.text, sampling.stop)
         # A server that stops at a stop string which the prompt began has not shown what it does with whole ones.
         self._leaves_stop |= stopped
@@ -148,7 +152,7 @@ class OpenAiPolicy:
             raise ValueError(f"the answer claims to have {num_tokens} tokens")
         said = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
         logged = choice.get("logprobs") if self.has_log_likelihood else None
-        values = logged.get("token_logprobs") if isinstance(logged, dict) else None
+        values = _logged(logged) if isinstance(logged, dict) else None
         return Completion(text, reason, num_tokens, tuple(said[:1]), None if values is None else _numbers(values))
 
     def _count(self, text: str) -> int:
@@ -166,6 +170,14 @@ class OpenAiPolicy:
                 f"server, or rank by the PRM alone: --prm-weight 1."
             )
         return sum(found.token_log_likelihoods)
+
+
+def _logged(logged: dict[str, Any]) -> Any:
+    """The log-probabilities of the tokens: a list of them, or as llama.cpp has it, of objects that hold one each."""
+    entries = logged.get("content")
+    if logged.get("token_logprobs") is not None or not isinstance(entries, list):
+        return logged.get("token_logprobs")
+    return [entry.get("logprob") for entry in _dicts(entries)]
 
 
 def _numbers(values: Any) -> tuple[float, ...]:

@@ -16,7 +16,6 @@ from prism_prm import __version__
 from prism_prm.errors import DataError
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.rl.openrlhf import problem_in
-from prism_prm.rl.spans import cut_steps
 from prism_prm.scorer.protocol import sigmoid
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.serve.answers import judged, pooled, sizes, steps_answer, usage
@@ -36,6 +35,7 @@ from prism_prm.serve.schemas import (
     TokensAnswer,
     Tree,
 )  # fmt: skip
+from prism_prm.steps import cut_steps
 
 SEPARATOR = "<extra_0>"
 """Ends a step in the assistant's turn."""
