@@ -41,9 +41,9 @@ print(json.dumps([one.step_scores for one in found]))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path]) -> Path:
-    """A tiny PRM of the family qwen."""
+    """A tiny PRM of the family qwen, with heads of a size that vLLM has on a CPU."""
     found = tmp_path_factory.mktemp("others") / "prm"
-    init_prm(tiny_lm("qwen2")).save(found)
+    init_prm(tiny_lm("qwen2", hidden_size=128, num_attention_heads=2, num_key_value_heads=2)).save(found)
     return found
 
 
