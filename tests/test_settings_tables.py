@@ -35,6 +35,7 @@ def test_there_are_tables() -> None:
         "scale.md",
         "scoring.md",
         "search.md",
+        "serve.md",
         "training.md",
     }
     assert {page.name for page in WITH_TABLES} == expected

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from prism_prm.search import search_problems as search_problems
     from prism_prm.search.pipeline import search_task as search_task
     from prism_prm.search.recipe import SearchRecipe as SearchRecipe
+    from prism_prm.serve.run import serve_prms as serve_prms
+    from prism_prm.serve.settings import ServeSettings as ServeSettings
     from prism_prm.tasks import load_task as load_task
     from prism_prm.theory_report.closed_forms import VerifierSettings as VerifierSettings
     from prism_prm.theory_report.pipeline import report_theory as report_theory
@@ -104,6 +106,7 @@ _EXPORTS = {
     "ScoringJob": "prism_prm.planning.pipeline",
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
+    "ServeSettings": "prism_prm.serve.settings",
     "Step": "prism_prm.records",
     "StepGRPOTrainer": "prism_prm.rl.trainer",
     "StepPair": "prism_prm.records",
@@ -139,6 +142,7 @@ _EXPORTS = {
     "score_files": "prism_prm.scorer.table",
     "search_problems": "prism_prm.search",
     "search_task": "prism_prm.search.pipeline",
+    "serve_prms": "prism_prm.serve.run",
     "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.plain_solutions",
     "steps_from_predictions": "prism_prm.evaluation.scores",

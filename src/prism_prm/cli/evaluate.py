@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_folder, with_settings
+from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, REMOTE, Options, Store, out_folder, with_settings
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 from prism_prm.errors import ConfigError, SettingError
 
@@ -55,7 +55,12 @@ LOADED = ("family", "dtype", "device", "token_budget", "context", "on_too_long",
     settings=Options(
         "prism_prm.evaluation.evaluate:EvalSettings", {"Measuring": MEASURING}, names={"num_draws": "--draws"}
     ),
-    loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}, helps={"on_too_long": FITTING_HELP}),
+    loading=Options(
+        LOADING,
+        {"PRM": LOADED, "Remote PRM": REMOTE},
+        narrowed={"on_too_long": FITTING},
+        helps={"on_too_long": FITTING_HELP},
+    ),
 )
 def evaluate(
     *,

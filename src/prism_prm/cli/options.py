@@ -56,6 +56,8 @@ Families = Annotated[
 ]
 
 LOADING = "prism_prm.scorer.settings:LoadSettings"
+REMOTE = ("local", "check", "prm_timeout", "prm_retries", "prm_concurrency")
+"""Settings of LOADING for a PRM behind a server."""
 FITTING = Literal["error", "drop-left-steps"]
 """The choices for a step that exceeds the context, where every step needs a score."""
 FITTING_HELP = (

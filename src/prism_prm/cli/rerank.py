@@ -10,6 +10,7 @@ import typer
 
 from prism_prm.cli.options import (
     LOADING,
+    REMOTE,
     Families,
     Options,
     Store,
@@ -66,7 +67,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache
         names={"ns": "-n", "num_draws": "--draws"},
         parse={"aggregators": words, "ns": numbers, "extract": words},
     ),
-    loading=Options(LOADING, {"PRM": LOADED}),
+    loading=Options(LOADING, {"PRM": LOADED, "Remote PRM": REMOTE}),
 )
 def rerank(
     *,
@@ -76,7 +77,9 @@ def rerank(
     out: Annotated[Path, out_folder("Folder for tables, metrics.json and the report.")],
     prm: Annotated[
         list[str] | None,
-        typer.Option(help="Score with this PRM: a folder, a hub id, or NAME=folder. Repeat to compare several."),
+        typer.Option(
+            help="Score with this PRM: a folder, a hub id, prism:URL, vllm:URL, or NAME=one of them. May be repeated."
+        ),
     ] = None,
     scores: Annotated[
         list[str] | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, Store, out_file, with_settings
+from prism_prm.cli.options import LOADING, REMOTE, Options, Store, out_file, with_settings
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import conclude, progress, say, tell
 from prism_prm.resume import locked_file
@@ -44,7 +44,7 @@ ALL_OF_LOADING = (
 
 
 @with_settings(
-    loading=Options(LOADING, {"PRM": ALL_OF_LOADING}),
+    loading=Options(LOADING, {"PRM": ALL_OF_LOADING, "Remote PRM": REMOTE}),
     reading=Options("prism_prm.data.read_options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def score(
@@ -54,7 +54,8 @@ def score(
         typer.Argument(help="Files, folders or hub datasets: problems with steps, trees, or pools of solutions."),
     ],
     prm: Annotated[
-        str, typer.Option(help="The PRM: a folder, a hub id, a LoRA adapter, or the folder of a training run.")
+        str,
+        typer.Option(help="The PRM: a folder, a hub id, a LoRA adapter, a training run, prism:URL or vllm:URL."),
     ],
     out: Annotated[Path, out_file(".parquet", "The table to write (Parquet).")],
     format: Annotated[
@@ -81,9 +82,9 @@ def score(
     model. Rerun the same command to resume. Under `accelerate launch` the work is divided among the processes.
     """
     from prism_prm.data.inputs import find_sources
-    from prism_prm.prms.place import check_prm, checkable
+    from prism_prm.scorer.place import check_scorer
 
-    check_prm(prm, **checkable(asdict(loading)))
+    check_scorer(prm, asdict(loading))
     find_sources(inputs)
     from prism_prm.scorer.table import score_files
 

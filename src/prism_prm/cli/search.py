@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import LOADING, Families, Options, Store, families_of, numbers, out_folder, with_settings
+from prism_prm.cli.options import (
+    LOADING,
+    REMOTE,
+    Families,
+    Options,
+    Store,
+    families_of,
+    numbers,
+    out_folder,
+    with_settings,
+)
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 from prism_prm.names import named_places
 
@@ -73,7 +83,7 @@ PANELS = {
         parse={"n": numbers},
         as_given=True,
     ),
-    loading=Options(LOADING, {"Local models": ("dtype", "device")}),
+    loading=Options(LOADING, {"Local models": ("dtype", "device"), "Remote PRM": REMOTE}),
 )
 def search(
     *,

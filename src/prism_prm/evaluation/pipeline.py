@@ -15,7 +15,8 @@ from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.report import RunInfo, write_run
 from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.names import check_name, own_name
-from prism_prm.prms.place import check_prm, checkable, prm_folder
+from prism_prm.prms.place import prm_folder
+from prism_prm.scorer.place import check_scorer, remote_place
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> N
     from prism_prm.prms.card import CARD_FILE, read_card
 
     lacking = ""
+    if remote_place(prm) is not None:
+        return  # its server says
     if isinstance(prm, str | Path):
         has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
         lacking = f", which {prm} lacks"
@@ -169,7 +172,7 @@ class _Scores:
     def check(self) -> None:
         """Refuse places where there can be no scores, before anything is read."""
         if isinstance(self.prm, str | Path):
-            check_prm(self.prm, **checkable(self.loading))
+            check_scorer(self.prm, self.loading)
         for file in (self.scores, self.predictions):
             if file is not None:
                 find_sources([file])

@@ -15,7 +15,6 @@ from prism_prm.data.inputs import as_places, find_sources, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
-from prism_prm.prms.place import check_prm, checkable
 from prism_prm.ranges import Count, Natural, Range, check
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
@@ -26,6 +25,7 @@ from prism_prm.rerank.selected import select_solutions, write_selected
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
 from prism_prm.resume import stoppable
+from prism_prm.scorer.place import check_scorer
 from prism_prm.tasks import Errata, Level, TaskGrader, Window, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -173,7 +173,7 @@ def _check_places(
     """Refuse mistyped places before solutions are judged, which takes long."""
     for name, prm in prms.items():
         if isinstance(prm, str | Path):
-            check_prm(prm, **checkable(loading, name))
+            check_scorer(prm, loading, name)
     find_sources(tables.values())
     if twice := sorted(set(prms) & set(tables)):
         raise ConfigError(
