@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 
-from prism_prm.costs import Batch, Kernel
+from prism_prm.costs import Batch, Kernel, forward_flops
 from prism_prm.lm.attention import FLEX_BLOCK
 from prism_prm.lm.tree_attention import BLOCK
 from prism_prm.packing import Row
+from prism_prm.planning.gpus import Cluster
+from prism_prm.planning.plan import Stage
 from prism_prm.prms.module import PrmModule
 from prism_prm.prms.skeleton import Skeleton
 from prism_prm.records import StepTree
-from prism_prm.scorer.protocol import TreeScores
+from prism_prm.scorer.protocol import Scorer, TreeScores
+from prism_prm.scorer.store import ScoreStore
 from prism_prm.scorer.whole_trees import batches_of, fit_all, rows_of
 
 
@@ -91,6 +96,19 @@ class CountingScorer:
 
     def identity(self) -> str:
         return "a plan"
+
+    def filed(self, folder: Path) -> ScoreStore:
+        """A store that asks it only for what no one has asked before."""
+        return ScoreStore(folder, cast("Scorer", self))
+
+    def stage(self, name: str, cluster: Cluster, size: int, times: int = 1) -> Stage:
+        """What was counted as a stage of a plan; whole portions go to processes. `size`: bytes of an activation."""
+        flops = forward_flops(self.prm.sizes, self.tally.total)
+        busiest = -(-self.portions // cluster.count) / max(1, self.portions)
+        return Stage(
+            name, self.tally.total.tokens, self.tally.separate, flops, flops * busiest / cluster.speed(size) / 3600,
+            times=times, efficiency=1 / (busiest * cluster.count),
+        )  # fmt: skip
 
     def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         """Count the passes over these nodes."""

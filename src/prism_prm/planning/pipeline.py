@@ -79,10 +79,12 @@ def plan_run(
         from prism_prm.planning.training import plan_training
 
         return plan_training(what, cluster, stand, None if margins is None else Path(margins), bars)
-    from prism_prm.planning.inference import plan_scoring, plan_search
-
     if isinstance(what, SearchRecipe):
-        return plan_search(what, cluster, stands, solution_tokens, bars)
+        from prism_prm.planning.searching import plan_search
+
+        return plan_search(what, cluster, stands, solution_tokens)
+    from prism_prm.planning.scoring import plan_scoring
+
     return plan_scoring(what.prm, what.inputs, cluster, stand, what.loading, bars)
 
 

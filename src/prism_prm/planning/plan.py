@@ -8,6 +8,9 @@ from typing import Any
 from prism_prm.costs import Memory
 from prism_prm.planning.gpus import Cluster
 
+SCORE_BYTES = 60
+"""Bytes of a score in the store, with its key."""
+
 
 @dataclass(frozen=True)
 class Fit:

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from prism_prm.costs import Batch, Setup, Way, forward_flops, held_parameters, scoring_memory, trained_parameters
+from prism_prm.costs import Batch, Setup, Way, held_parameters, scoring_memory, trained_parameters
 from prism_prm.errors import DataError
 from prism_prm.foreign import reading_parquet
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.planning.counting import CountingScorer
 from prism_prm.planning.fit import BYTES, Case, remedies, setup_of, ways
 from prism_prm.planning.gpus import Cluster
-from prism_prm.planning.plan import Fit, Plan, Stage
+from prism_prm.planning.plan import SCORE_BYTES, Fit, Plan, Stage
 from prism_prm.planning.rounds import RoundCount, count_round
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import load_skeleton
-from prism_prm.scorer.store import ScoreStore, Share
+from prism_prm.scorer.store import Share
 from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.training.batches import RowLimits
 from prism_prm.training.loop import Round
@@ -31,8 +31,6 @@ from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, mak
 from prism_prm.training.validation import Validation
 from prism_prm.types import Bars, Floats, no_bars
 
-SCORE_BYTES = 60
-"""Bytes of a score in the store, with its key."""
 MARGIN_BYTES = 40
 
 
@@ -104,28 +102,19 @@ class TrainingPlanner:
         if needs_margins(train, recipe):
             counter = CountingScorer(self.prm)
             with self.bars("margins", len(np.unique(train.tree)), unit="trees") as advance:
-                score_examples(ScoreStore(store, counter), train, advance=advance)
+                score_examples(counter.filed(store), train, advance=advance)
             counters.append(("margins", counter, rounds if recipe.curriculum.rescore else 1))
             scores += 2 * len(train)
         if recipe.validation.split:
             counter = CountingScorer(self.prm)
             held_out = Validation.of(Split.read(data, recipe.validation.split), self.prm, recipe.validation)  # type: ignore[arg-type]
             with self.bars("validation", held_out.num_trees, unit="trees") as advance:
-                held_out.measure(ScoreStore(store, counter), recipe.validation, Share(), advance)
+                held_out.measure(counter.filed(store), recipe.validation, Share(), advance)
             counters.append(("validation", counter, 1 + rounds))
             scores += (1 + rounds) * (len(held_out.steps) + 2 * len(held_out.pairs))
         largest = max((counter.tally.largest for _, counter, _ in counters), key=_size, default=Batch(0, 0, 0))
-        return [self._scoring_stage(*one) for one in counters], largest, scores
-
-    def _scoring_stage(self, name: str, counter: CountingScorer, times: int) -> Stage:
-        total, count = counter.tally.total, self.cluster.count
-        flops = forward_flops(self.sizes, total)
-        shares = -(-counter.portions // count) * count / max(1, counter.portions)  # whole portions go to processes
-        setup = setup_of(self.recipe.hardware, self.prm.module)
-        hours = flops * shares / count / self.cluster.speed(setup.weights) / 3600
-        return Stage(
-            name, total.tokens, counter.tally.separate, flops, hours, times=times, efficiency=min(1.0, 1 / shares)
-        )
+        size = BYTES[recipe.hardware.dtype]  # scores are not computed in mixed precision
+        return [counter.stage(name, self.cluster, size, times) for name, counter, times in counters], largest, scores
 
     def _rounds(self, train: Examples, kinds: np.ndarray) -> list[RoundCount]:
         recipe, margins = self.recipe, None

@@ -138,7 +138,7 @@ def _tokenizer(name: str, folder: Path | None, stand: Stand) -> tuple[Any, tuple
     return load_tokenizer(place, **_gguf(place)), (f"tokens of {stand.tokenizer}",)
 
 
-def _gguf(folder: Path) -> dict[str, str]:
+def _gguf(folder: Path) -> dict[str, Any]:
     """How transformers is told that a folder's model is a GGUF file."""
     files = [] if (folder / CONFIG_FILE).exists() else sorted(folder.glob("*.gguf"))
     return {"gguf_file": files[0].name} if files else {}

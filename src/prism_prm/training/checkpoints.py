@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 STATE_FILE = "progress.json"
 FILE_BYTES = 2**31
 """About how large a file gets: the main process holds one file's tensors at a time."""
-CANNOT_WRITE = (OSError, SafetensorError)
-"""What a full disk looks like from Python and safetensors."""
 
 
 class Checkpoints:
@@ -55,18 +53,11 @@ class Checkpoints:
         if is_main:
             for unfinished in self.folder.glob(".update-*.part"):  # of a killed run
                 shutil.rmtree(unfinished, ignore_errors=True)
-        try:
-            with whole_folder(place) if is_main else contextlib.nullcontext() as aside:
-                files = _write(_tensors(model, optimizer), aside)
-                if aside:
-                    progress = {"updates_done": done, "plan": plan, "files": files}
-                    (aside / STATE_FILE).write_text(json.dumps(progress))
-        except CANNOT_WRITE as error:
-            last = self.last()
-            raise PrismError(
-                f"{place}: the checkpoint could not be written ({error}). "
-                f"{f'{last} is complete' if last else 'There is none yet'}; make room and rerun the same command."
-            ) from error
+        with whole_folder(place) if is_main else contextlib.nullcontext() as aside:
+            files = _write(_tensors(model, optimizer), aside)
+            if aside:
+                progress = {"updates_done": done, "plan": plan, "files": files}
+                (aside / STATE_FILE).write_text(json.dumps(progress))
         if is_main:
             for old in self._all()[: -self.keep]:
                 shutil.rmtree(old)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prism_prm.errors import ConfigError, PrismError
-from prism_prm.training.checkpoints import CANNOT_WRITE
+from prism_prm.errors import ConfigError
 from prism_prm.training.sharding import gather, is_sharded, shard
 
 if TYPE_CHECKING:
@@ -118,13 +117,7 @@ def save_trained(prm: PRM, model: Any, folder: Path, accelerator: Accelerator, r
         prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers).trained_on(recipe.data.inputs)
         dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
         state = {key: value.to(dtype) for key, value in prm.module.state_dict().items()}
-        try:
-            prm.save(folder, state=state, aggregator=recipe.validation.aggregator)
-        except CANNOT_WRITE as error:
-            raise PrismError(
-                f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and rerun "
-                f"the same command."
-            ) from error
+        prm.save(folder, state=state, aggregator=recipe.validation.aggregator)
     accelerator.wait_for_everyone()
 
 
