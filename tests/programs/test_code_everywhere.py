@@ -16,6 +16,7 @@ from prism_prm import PRMReward, init_prm, read_trees
 from prism_prm.cli import app
 from prism_prm.data.problem_records import problem_of
 from prism_prm.graders import TaskGrader
+from prism_prm.label.judging import by_answer
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 from prism_prm.rl.held_out import AnswerGold
 from prism_prm.rl.held_out import Written as Whole
@@ -120,6 +121,8 @@ def test_rewards_for_programs() -> None:
     reward.close()
     with TaskGrader(workers=1) as grader:
         assert AnswerReward(grader)([DOUBLE.text] * 3, texts, [reference] * 3) == [1.0, 0.0, 0.0]
+        judge = by_answer(grader)  # as `prism label` judges rollouts
+        assert judge([(DOUBLE, text) for text in texts]) == [True, False, False]
         rows = [{"problem": DOUBLE.text, "answer": reference, "tolerance": 0.0}] * 3
         truth = AnswerGold(grader)(rows, [Whole(text, (1,), True) for text in texts])
         assert truth.right["answer"] == [True, False, False]
