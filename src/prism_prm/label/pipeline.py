@@ -80,7 +80,7 @@ def label_task(
     exact, left_out = _exact_trees(recipe, task) if recipe.check else ([], Counter[str]())
     with contextlib.ExitStack() as stack:
         if judge is None:
-            grader = stack.enter_context(TaskGrader(workers=workers))
+            grader = stack.enter_context(TaskGrader(workers=workers, sandbox=recipe.sandbox))
             grader.prepare(task.problems)
             judge = by_answer(grader)
         who = policy or stack.enter_context(contextlib.closing(open_policy(recipe.policy)))
