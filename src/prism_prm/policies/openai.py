@@ -148,8 +148,7 @@ class OpenAiPolicy:
             raise ValueError(f"the answer claims to have {num_tokens} tokens")
         said = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
         logged = choice.get("logprobs") if self.has_log_likelihood else None
-        values = logged.get("token_logprobs") if isinstance(logged, dict) else None
-        return Completion(text, reason, num_tokens, tuple(said[:1]), None if values is None else _numbers(values))
+        return Completion(text, reason, num_tokens, tuple(said[:1]), _log_probabilities(logged))
 
     def _count(self, text: str) -> int:
         """Tokens of a text, where the server does not say; a guess without a tokenizer."""
@@ -166,6 +165,14 @@ class OpenAiPolicy:
                 f"server, or rank by the PRM alone: --prm-weight 1."
             )
         return sum(found.token_log_likelihoods)
+
+
+def _log_probabilities(logged: Any) -> tuple[float, ...] | None:
+    """What an answer says under `logprobs`: `token_logprobs`, or `content[].logprob` (llama.cpp); None: nothing."""
+    values = logged.get("token_logprobs") if isinstance(logged, dict) else None
+    if values is None and isinstance(logged, dict) and isinstance(content := logged.get("content"), list):
+        values = [token["logprob"] if isinstance(token, dict) and "logprob" in token else token for token in content]
+    return None if values is None else _numbers(values)
 
 
 def _numbers(values: Any) -> tuple[float, ...]:
