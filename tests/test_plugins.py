@@ -183,7 +183,7 @@ def test_a_family_of_a_package(
         find_family("mine")
     shutil.rmtree(site)
     with pytest.raises(
-        ConfigError, match=r"prm/prism.json: Unknown family 'mine'\. Known: qwen, .*reasoneval; or one of"
+        ConfigError, match=r"prm/prism.json: Unknown family 'mine'\. Known: qwen, .*verdict; or one of"
     ):
         load_prm(here / "prm")
 
