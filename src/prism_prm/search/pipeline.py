@@ -14,7 +14,7 @@ from prism_prm.files import write_text
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, open_policy
 from prism_prm.policies.load import check_policy
-from prism_prm.prms.place import check_prm, checkable
+from prism_prm.scorer.place import check_scorer
 from prism_prm.search.experiment import Experiment, Live, Point, no_live
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.report import make_report
@@ -76,7 +76,7 @@ def search_task(
     options = {"on_too_long": "skip", **(loading or {})}
     for name, place in given.items():
         if isinstance(place, str | Path):
-            check_prm(place, **checkable(options, name))
+            check_scorer(place, options, name)
     if policy is None:
         check_policy(recipe.policy)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
