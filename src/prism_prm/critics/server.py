@@ -130,10 +130,9 @@ def read_answer(answer: dict[str, Any], asked: int) -> Reply:
     if not isinstance(content, str | None) or (content is None and not refusal and not _thought(message)):
         raise ValueError("the answer's message has no text")
     reason = choice.get("finish_reason")
-    if reason not in _REASONS:
+    if not isinstance(reason, str) or reason not in _REASONS:
         raise ValueError(f"the answer is incomplete: finish_reason is {reason!r}, not one of {', '.join(_REASONS)}")
-    # Half a character (a lone surrogate, which JSON can hold) could not be written down.
-    text = (content or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = _whole(content or "")
     used = answer.get("usage")
     counts = [used.get(name) if isinstance(used, dict) else None for name in ("prompt_tokens", "completion_tokens")]
     estimated = not all(type(count) is int for count in counts)
@@ -143,7 +142,7 @@ def read_answer(answer: dict[str, Any], asked: int) -> Reply:
     stopped = choice.get("stop_reason", choice.get("matched_stop"))
     return Reply(
         text, _REASONS[reason], prompt, completion, estimated, bool(refusal),  # type: ignore[arg-type]
-        stopped if isinstance(stopped, str) else None, _choices(choice.get("logprobs")),
+        _whole(stopped) if isinstance(stopped, str) else None, _choices(choice.get("logprobs")),
     )  # fmt: skip
 
 
@@ -164,8 +163,8 @@ def _choices(logged: Any) -> tuple[TokenChoice, ...] | None:
         own = [entry, *entry["top_logprobs"]]
         if not all(isinstance(one, dict) and isinstance(one.get("token"), str) for one in own):
             raise ValueError("the answer's log-probabilities have no tokens")
-        values = {one["token"]: _log_probability(one.get("logprob")) for one in entry["top_logprobs"]}
-        found.append(TokenChoice(entry["token"], tuple(values.items())))
+        values = {_whole(one["token"]): _log_probability(one.get("logprob")) for one in entry["top_logprobs"]}
+        found.append(TokenChoice(_whole(entry["token"]), tuple(values.items())))
     # A server that was not asked for alternatives, or ignores it, gives none.
     return tuple(found) if any(choice.top for choice in found) else None
 
@@ -173,4 +172,9 @@ def _choices(logged: Any) -> tuple[TokenChoice, ...] | None:
 def _log_probability(value: Any) -> float:
     if type(value) not in (int, float) or math.isnan(value) or value > 1e-3:
         raise ValueError(f"the log-probability {str(value)[:40]} is not a number of 0 or less")
-    return max(float(value), -1e4)
+    return float(max(value, -10_000))
+
+
+def _whole(text: str) -> str:
+    """A text without half characters (lone surrogates, which JSON can hold): they could not be written down."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
