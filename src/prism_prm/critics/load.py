@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import from_mapping
 from prism_prm.critics.format import CriticFormat, read_format
@@ -12,7 +13,12 @@ from prism_prm.critics.server import check_address
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from prism_prm.critics.critic import Critic
+
 PREFIX = "critic:"
+PATHS = ("prompt", "replies")
+"""Settings that a recipe gives as texts."""
 
 
 def is_critic(place: object) -> bool:
@@ -24,7 +30,8 @@ def critic_settings(given: CriticSettings | Mapping[str, Any] | None) -> CriticS
     """Settings as they are, or from a recipe's table."""
     if isinstance(given, CriticSettings):
         return given
-    return from_mapping(CriticSettings, given or {}, "critic")
+    paths = {name: Path(value) for name, value in (given or {}).items() if name in PATHS and isinstance(value, str)}
+    return from_mapping(CriticSettings, {**(given or {}), **paths}, "critic")
 
 
 def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None) -> CriticFormat:
@@ -45,9 +52,7 @@ def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None
     return format
 
 
-def open_critic(
-    place: str, settings: CriticSettings | Mapping[str, Any] | None = None, **loading: Any
-) -> Any:  # a Critic; its module imports numpy, which help texts do without
+def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None = None, **loading: Any) -> Critic:
     """A critic, which scores steps by asking a model in words: one behind a server, or a local one.
 
     Args:

@@ -100,17 +100,24 @@ def _first_word(text: str, labels: Labels) -> Reading | Missing:
 
 def _from_choices(places: Sequence[TokenChoice], labels: Labels) -> Reading | Missing:
     """P(yes) / (P(yes) + P(no)) where the verdict is; a label that is not shown gets the smallest value shown."""
-    top = [(_normal(token), value) for token, value in places[0].top] if places else []
-    shown = {word: max(v for w, v in top if w == word) for word in _both(labels) if any(w == word for w, _ in top)}
-    if not shown:
+    top = places[0].top if places else ()
+    shown = [_shown(label, top) for label in (labels.yes, labels.no)]
+    if shown == [None, None]:
         return Missing("no-verdict")
     least = min(value for _, value in top)
-    yes, no = (shown.get(_normal(label), least) for label in (labels.yes, labels.no))
+    yes, no = (least if value is None else value for value in shown)
     if yes == no == -math.inf:
         return Missing("no-verdict")
     highest = max(yes, no)
     a, b = math.exp(yes - highest), math.exp(no - highest)
     return Reading(((a / (a + b),),), by_log_probability=True)
+
+
+def _shown(label: str, top: Sequence[tuple[str, float]]) -> float | None:
+    """The log-probability of a label as it is written, else of its likeliest spelling (` yes`, `YES`); None: none."""
+    spelled = [value for token, value in top if token == label]
+    others = [value for token, value in top if _normal(token) == _normal(label)]
+    return max(spelled or others, default=None)
 
 
 def _normal(word: str) -> str:

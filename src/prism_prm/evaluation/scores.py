@@ -161,10 +161,12 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
 
     table = read_scores(path)
     models = sorted(set(table["model_hash"].to_pylist()))
+    unjudged, stops_at_error = unjudged_in_scores(path)
+    if not models and unjudged:
+        raise _no_verdict(path)
     if len(models) != 1:
         raise DataError(f"{path}: scores of {len(models)} models in one table; give a table of one")
     found = scores_of_trees(table, [item.tree for item in items.items])
-    unjudged, stops_at_error = unjudged_in_scores(path)
     chosen, notes = list(zip(items.items, found, strict=True)), {}
     if unjudged:
         chosen, notes = _judged_items(chosen, stops_at_error, path)
@@ -192,16 +194,20 @@ def _judged_items(
 
     kept = [(item, scores) for item, scores in found if is_judged(scores)]
     if not kept:
-        raise DataError(
-            f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
-            reason="missing-scores",
-        )
+        raise _no_verdict(path)
     left = sum(len(scores.log_odds_NO) - len(scores.scored) for _, scores in kept)
     notes = {
         "items left out because the critic gave no verdict": len(found) - len(kept),
         "steps after a wrong one, which the critic does not judge": left,
     }
     return kept, {name: count for name, count in notes.items() if count}
+
+
+def _no_verdict(path: str | Path) -> DataError:
+    return DataError(
+        f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
+        reason="missing-scores",
+    )
 
 
 def _require_scores(item: Item, scores: TreeScores, path: str | Path) -> None:

@@ -33,9 +33,8 @@ class Verdict(LabelTokens):
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)
         opening, turn, answered = self._around()
-        instruction = self.chosen["instruction"]
-        self._before = [*self._bos(), *self.text.layout(opening + (f"{instruction}\n\n" if instruction else ""))]
         common, yes, _ = self._labels()
+        self._before = self.text.layout(opening) if self._is_chat else self.text.bos()
         self._ask = [*self.text.layout(turn), *common]
         self._answered = [*yes, *self.text.layout(answered)]
 
@@ -45,10 +44,15 @@ class Verdict(LabelTokens):
         return yes[0], no[0]
 
     def prompt_ids(self, problem: str) -> list[int]:
-        return [*self._before, *self.text.layout("Problem: "), *self.text.plain(problem), *self.text.layout("\n\n")]
+        instruction = self.chosen["instruction"]
+        said = f"{instruction}\n\n" if instruction else ""
+        return [*self._before, *self.text.plain(f"{said}Problem: {problem}\n\n")]
 
     def step_ids(self, text: str, index: int) -> tuple[list[int], int]:
-        asked = [*self.text.layout(f"Step {index + 1}: "), *self.text.step(text), *self._ask]
+        self.text.step(text)
+        # Step and question are encoded together, as a server does it: a full stop and line breaks may be one token.
+        question = f"\n\n{self.chosen['question']}" if self.chosen["question"] else ""
+        asked = [*self.text.plain(f"Step {index + 1}: {text}{question}"), *self._ask]
         return [*asked, *self._answered], len(asked) - 1
 
     @property
@@ -57,17 +61,9 @@ class Verdict(LabelTokens):
             raise ConfigError(f"template = {self.chosen['template']!r} of family 'verdict' must be auto or none")
         return self.chosen["template"] == "auto" and bool(getattr(self.text.tokenizer, "chat_template", None))
 
-    def _bos(self) -> list[int]:
-        """A chat template writes this token itself."""
-        return [] if self._is_chat else self.text.bos()
-
     def _around(self) -> tuple[str, str, str]:
-        """The texts before the instruction, from a step to its verdict, and from a verdict to the next step."""
-        question = f"\n\n{self.chosen['question']}" if self.chosen["question"] else ""
-        if not self._is_chat:
-            return "", f"{question}\nAnswer:", "\n\n"
-        before, ask, answered = chat_turns(self.text.tokenizer, self.name)
-        return before, f"{question}{ask}", answered
+        """The texts before the instruction, from a question to its verdict, and from a verdict to the next step."""
+        return chat_turns(self.text.tokenizer, self.name) if self._is_chat else ("", "\nAnswer:", "\n\n")
 
     def _labels(self) -> tuple[list[int], list[int], list[int]]:
         """What `yes` and `no` have in common at their beginning, as ids, and the rest of each."""

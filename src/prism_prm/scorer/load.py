@@ -115,8 +115,7 @@ def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None,
     options = dict(loading or {})
     critic = options.pop("critic", None)
     if isinstance(prm, str) and is_critic(prm):
-        critic_prm: Scorer = open_critic(prm, critic, dtype=options.get("dtype"), device=options.get("device"))
-        return critic_prm
+        return open_critic(prm, critic, dtype=options.get("dtype"), device=options.get("device"))
     if isinstance(families := options.get("family"), Mapping):
         options["family"] = families.get(name)
     return load_prm(prm, **options)
