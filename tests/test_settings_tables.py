@@ -26,7 +26,7 @@ def with_tables(page: str) -> str:
 
 
 def test_there_are_tables() -> None:
-    expected = {"search.md", "training.md", "scoring.md", "evaluation.md", "reranking.md", "grpo.md"}
+    expected = {"code.md", "search.md", "training.md", "scoring.md", "evaluation.md", "reranking.md", "grpo.md"}
     assert {page.name for page in WITH_TABLES} == expected
 
 

@@ -12,6 +12,7 @@ import pytest
 from scripted import LLAMA_CPP, OTHER, PROBLEM, STEPS, VLLM, chat, critic, said
 
 from loopback import Answer
+from prism_prm.critics.code import code_runner
 from prism_prm.critics.conversation import program
 from prism_prm.critics.critic import Critic
 from prism_prm.critics.format import FORMATS, read_format
@@ -19,6 +20,7 @@ from prism_prm.critics.load import open_critic
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.errors import ConfigError
 from prism_prm.records import Step, StepTree
+from prism_prm.sandbox import Run, SandboxError
 
 DIRECT = """You check the steps of a solution to a math problem, one after the other.
 
@@ -210,6 +212,40 @@ def test_code_without_a_judgement_falls_back_to_the_analysis(tmp_path: Path) -> 
 def test_earlier_code_is_silent_and_may_fail(capsys: pytest.CaptureFixture[str]) -> None:
     exec(program(["x = 3\nprint('early')", "1 / 0", "print(x + 1)"]), {})
     assert capsys.readouterr().out == "4\n"
+
+
+def test_code_runs_in_the_sandbox_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    code_runner.cache_clear()
+
+    def no_sandbox(**_: Any) -> None:
+        raise SandboxError("Programs cannot be run in isolation on this machine: install bubblewrap")
+
+    monkeypatch.setattr("prism_prm.critics.code.Sandbox", no_sandbox)
+    with pytest.raises(SandboxError, match="install bubblewrap"):
+        open_critic("critic:openai:http://127.0.0.1:9/v1", CriticSettings(format="genprm", code=True))
+
+
+def test_what_a_critic_sees_of_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def run(self, code: str) -> Run:
+            return {
+                "ok": Run("ok", b"12\n"),
+                "bad": Run("error", b"so far\n", b"Traceback\nZeroDivisionError: division by zero\n"),
+                "slow": Run("timeout"),
+                "long": Run("ok", b"x" * 10_000),
+            }[code]
+
+    code_runner.cache_clear()
+    monkeypatch.setattr("prism_prm.critics.code.Sandbox", Fake)
+    run = code_runner()
+    assert run("ok") == "12"
+    assert run("bad") == "so far\nZeroDivisionError: division by zero"
+    assert run("slow") == "The code ran out of time."
+    assert len(run("long")) == 4002
+    code_runner.cache_clear()
 
 
 # --- processbench ---

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import from_mapping
 from prism_prm.critics.format import CriticFormat, read_format
-from prism_prm.critics.server import check_address
+from prism_prm.critics.server import ServedCritic, check_address
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.errors import ConfigError
 
@@ -48,6 +47,8 @@ def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None
     if settings.code:
         if not any(stage.code for stage in format.stages):
             raise ConfigError(f"--critic-code: the format {settings.format} has no part with code")
+        from prism_prm.critics.code import code_runner
+
         code_runner()
     return format
 
@@ -66,19 +67,19 @@ def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None 
         >>> len(critic.score("What is 1 + 2?", ["1 + 2 = 3"]))
         1
     """
+    from prism_prm.critics.code import code_runner
     from prism_prm.critics.critic import Critic
 
     settings = critic_settings(settings)
     format = check_critic(place, settings)
     kind, where = _kind_and_where(place)
+    run_code = code_runner() if settings.code else None
     if kind == "openai":
-        from prism_prm.critics.server import ServedCritic
-
-        return Critic(ServedCritic(where, settings), format, settings, code_runner() if settings.code else None)
+        return Critic(ServedCritic(where, settings), format, settings, run_code)
     from prism_prm.critics.local import LocalCritic
 
     local = LocalCritic(where, dtype=loading.get("dtype"), device=loading.get("device"))
-    return Critic(local, format, settings, code_runner() if settings.code else None)
+    return Critic(local, format, settings, run_code)
 
 
 def _kind_and_where(place: str) -> tuple[str, str]:
@@ -89,20 +90,3 @@ def _kind_and_where(place: str) -> tuple[str, str]:
             f"e.g. critic:openai:http://localhost:8000/v1"
         )
     return kind, where
-
-
-def code_runner() -> Any:
-    """What runs a critic's code; an error if there is no working sandbox."""
-    try:
-        sandbox = importlib.import_module("prism_prm.sandbox").Sandbox()
-    except ImportError:
-        raise ConfigError(
-            "--critic-code needs a sandbox, which this version does not have; leave it out, and the critic judges "
-            "without running code"
-        ) from None
-
-    def run(code: str) -> str:
-        found = sandbox.run(code, "")
-        return str(found.stdout if found.status == "ok" else f"{found.stdout}{found.stderr}" or found.status).strip()
-
-    return run

@@ -1,0 +1,184 @@
+"""Runs in the new process, first before the program and then around it: gives up every right, then runs the program.
+
+The parent sends the compiled code of this file, so it uses the standard library alone and imports little: each module
+costs every run milliseconds. Nothing that it reports decides anything: what is right is decided outside.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import resource
+import sys
+
+TYPE_CHECKING = False  # type checkers know the name; to import it would cost as much as all the rest
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_SET_PDEATHSIG, _SET_DUMPABLE, _SET_KEEPCAPS, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 4, 8, 22, 38
+CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_DAC_READ_SEARCH = 1 << 2
+MOST_TEXT = 4_000
+"""Characters of a traceback that a call reports."""
+
+
+def main(job: dict[str, Any]) -> None:
+    """Confine this process, say so on the report's descriptor, and run the job."""
+    report = job["report"]
+    try:
+        if job["confine"]:
+            _confine(**job["confine"])
+        _limit(job["limits"])
+        if job["filter"]:
+            _filter_calls(job["filter"])
+    except BaseException as error:
+        os.write(2, f"the sandbox could not be set up: {error!r}\n".encode())
+        os._exit(1)
+    from _sitebuiltins import Quitter  # what `site` would have added, which is not loaded to save time
+
+    builtins.exit, builtins.quit = Quitter("exit", "Ctrl-D"), Quitter("quit", "Ctrl-D")
+    os.write(report, b"ready\n")
+    if job["function"]:
+        _call(report, job["code"], job["function"], job["arguments"], job["cpu"])
+    try:
+        _execute(job["code"], "__main__")
+    except MemoryError:
+        os.write(report, b"memory\n")
+        raise
+
+
+def _execute(code: str, name: str) -> dict[str, Any]:
+    """Run the code as a module of its own; its names."""
+    module = type(sys)(name)
+    sys.modules[name] = module
+    exec(compile(code, "<program>", "exec"), module.__dict__)
+    return module.__dict__
+
+
+def _call(report: int, code: str, function: str, arguments: str, cpu: int) -> NoReturn:
+    """Call the function for each list of arguments and report one line of JSON each, after one for the loading."""
+    import json
+
+    def tell(*outcome: Any) -> None:
+        line = json.dumps(outcome).encode() + b"\n"
+        while line:
+            line = line[os.write(report, line) :]
+
+    def attempt(act: Any) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_CPU)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        until = int(used.ru_utime + used.ru_stime) + 1 + cpu
+        resource.setrlimit(resource.RLIMIT_CPU, (min(until, most), most))
+        try:
+            tell("ok", act())
+        except MemoryError:  # with nothing left, no traceback can be made
+            tell("memory", "MemoryError")
+        except BaseException:
+            import traceback
+
+            tell("error", traceback.format_exc()[-MOST_TEXT:])
+
+    found: dict[str, Any] = {}
+    attempt(lambda: found.update(f=_find(_execute(code, "program"), function)))
+    for given in json.loads(arguments) if found else ():
+        attempt(lambda given=given: found["f"](*given))
+    os._exit(0)
+
+
+def _find(names: dict[str, Any], function: str) -> Any:
+    """The function, or the method of class `Solution`; one object serves all calls."""
+    owner, _, method = function.rpartition(".")
+    if not owner and (function in names or "Solution" not in names):
+        return names[function]
+    return getattr(names[owner or "Solution"](), method)
+
+
+def _limit(limits: dict[str, tuple[int, int]]) -> None:
+    """Set the limits, where those that hold already are not stricter."""
+    for name, values in limits.items():
+        which = getattr(resource, name)
+        _, most = resource.getrlimit(which)
+        soft, hard = values if most == resource.RLIM_INFINITY else (min(value, most) for value in values)
+        resource.setrlimit(which, (soft, hard))
+
+
+def _libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _must(result: int, what: str) -> int:
+    """The result of a call of the C library, which is -1 if it has failed."""
+    if result < 0:
+        import ctypes
+
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def _confine(*, user: int, keep_reading: bool, parent: int, readable: list[str], devices: list[str]) -> None:
+    """Become an unprivileged user, die with the parent, and keep landlock's rights to read the interpreter alone."""
+    libc = _libc()
+    if user:
+        _become(libc, user, keep_reading)
+    _must(libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _must(libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")  # a crash starts no handler of core dumps
+    if parent:
+        _must(libc.prctl(_SET_PDEATHSIG, 9, 0, 0, 0), "pdeathsig")
+        if os.getppid() != parent:
+            raise OSError("the parent has ended")
+    _landlock(libc, readable, devices)
+
+
+def _become(libc: Any, user: int, keep_reading: bool) -> None:
+    """Change to the user without any capability, except that of reading where only root may go."""
+    import struct
+
+    try:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        _must(libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0), "keepcaps")
+        os.setresuid(user, user, user)
+    except OSError as error:
+        raise OSError(f"root cannot become user {user} here: {error}") from None
+    kept = _DAC_READ_SEARCH if keep_reading else 0  # landlock still decides which files
+    _must(libc.capset(struct.pack("II", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)), "capset")
+
+
+def _landlock(libc: Any, readable: list[str], devices: list[str]) -> None:
+    """Refuse to open anything but these, and where the kernel can, connections, and signals to others."""
+    import ctypes
+    import struct
+
+    abi = _must(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
+    files = (1 << (13 if abi < 2 else 14 if abi < 3 else 15 if abi < 5 else 16)) - 1
+    words = [files] if abi < 4 else [files, 3] if abi < 6 else [files, 3, 3]
+    attributes = struct.pack(f"{len(words)}Q", *words)
+    ruleset = _must(libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "landlock")
+    for path in (*readable, *devices):
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        rights = _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)
+        if path in devices:
+            rights |= _WRITE_FILE | (_TRUNCATE & files)
+        rule = struct.pack("=Qi", rights, place)
+        _must(libc.syscall(_ADD_RULE, ruleset, 1, rule, 0), f"landlock rule for {path}")
+        os.close(place)
+    _must(libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock")
+    os.close(ruleset)
+
+
+def _filter_calls(instructions: list[tuple[int, int, int, int]]) -> None:
+    """Permit the filter's system calls alone; -1 stands for this process."""
+    import ctypes
+    import struct
+
+    own = os.getpid()
+    code = b"".join(struct.pack("HBBI", a, b, c, own if k == -1 else k) for a, b, c, k in instructions)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(buffer))
+    _must(_libc().prctl(_SET_SECCOMP, 2, program, 0, 0), "seccomp")

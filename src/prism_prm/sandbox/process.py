@@ -1,0 +1,162 @@
+"""One process from start to end: feeds it, reads what it writes up to the limits, keeps the clock, and ends it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+_ADD_SEALS, _ALL_SEALS = 1033, 15
+_STARTING = 20.0
+"""Seconds that a process may take to be ready on a busy machine."""
+_LINGERING = 1.0
+"""Seconds in which the pipes must close once the process has ended."""
+_GLANCE = 0.2
+"""Seconds between looks at whether to stop."""
+_PIECE = 1 << 16
+
+
+@dataclass
+class Ended:
+    """What a process has left."""
+
+    by: Literal["itself", "timeout", "output"] = "itself"
+    exit_code: int = 0
+    """Negative: the signal that ended it"""
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    lines: list[tuple[float, bytes]] = field(default_factory=list)
+    """What it has reported, and when; the first says that it is ready"""
+    at: float = 0.0
+
+
+def in_memory(content: bytes) -> int:
+    """A descriptor to read the content from, which nobody can change."""
+    file = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(file, "wb", closefd=False) as writer:
+        writer.write(content)
+    os.lseek(file, 0, os.SEEK_SET)
+    fcntl.fcntl(file, _ADD_SEALS, _ALL_SEALS)
+    return file
+
+
+def run_process(
+    command: Callable[[int], Sequence[str]],
+    job: Callable[[int], bytes],
+    *,
+    stdin: bytes,
+    wall: float,
+    most: int,
+    lines: int,
+    stop: threading.Event,
+    **options: Any,
+) -> Ended:
+    """Run a command to its end: at most `wall` seconds after any of its first `lines` reported lines.
+
+    `command` is told the descriptor of the job and `job` that of the report, which exist only now. The output, which
+    includes the report, may have `most` bytes. Whoever sets `stop` ends it with an `InterruptedError`. Options are
+    those of `subprocess.Popen`.
+    """
+    report, report_end = os.pipe2(os.O_CLOEXEC)
+    with open(report, "rb", buffering=0) as told:
+        held = [report_end]
+        try:
+            held += [in_memory(stdin), in_memory(job(report_end))]
+            process = subprocess.Popen(
+                command(held[2]), stdin=held[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                pass_fds=(held[2], report_end), start_new_session=True, **options,
+            )  # fmt: skip
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process.stdout as out, process.stderr as err:
+            names = {out.fileno(): "stdout", err.fileno(): "stderr", told.fileno(): "report"}
+            return _Watch(process, names, wall, most, lines, stop).until_the_end()
+
+
+class _Watch:
+    """Reads a process's pipes until it has ended or must be."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        names: dict[int, str],
+        wall: float,
+        most: int,
+        lines: int,
+        stop: threading.Event,
+    ) -> None:
+        self.process, self.names, self.stop = process, names, stop
+        self.wall, self.most, self.lines = wall, most, lines
+        self.ended = Ended()
+        self.unread: list[bytes] = []
+        self.size = 0
+        self.deadline = time.monotonic() + _STARTING
+        self.selector = selectors.DefaultSelector()
+        for pipe in names:
+            os.set_blocking(pipe, False)
+            os.fchmod(pipe, 0o666)  # `/dev/stdout` opens for the unprivileged user too
+            self.selector.register(pipe, selectors.EVENT_READ)
+
+    def until_the_end(self) -> Ended:
+        ended = self.ended
+        try:
+            with open(os.pidfd_open(self.process.pid), "rb", buffering=0) as end:
+                self.selector.register(end, selectors.EVENT_READ)
+                while end.fileno() not in self.read() and ended.by == "itself":
+                    if self.stop.is_set():
+                        raise InterruptedError("stopped")
+                    if self.size > self.most:
+                        ended.by = "output"
+                    elif time.monotonic() >= self.deadline:
+                        ended.by = "timeout"
+                self.selector.unregister(end)
+            ended.at = time.monotonic()
+        finally:
+            # It is not yet waited for, so its number cannot be another's, and whoever it has left behind goes with it.
+            os.killpg(self.process.pid, signal.SIGKILL)
+            ended.exit_code = self.process.wait()
+        self.deadline = time.monotonic() + _LINGERING
+        while self.selector.get_map() and self.size <= self.most and time.monotonic() < self.deadline:
+            self.read()
+        if self.size > self.most:
+            ended.by = "output"
+        self.selector.close()
+        return ended
+
+    def read(self) -> set[int]:
+        """Wait until the deadline for something, read it, and say what was ready."""
+        left = max(0.0, self.deadline - time.monotonic())
+        ready = {key.fd for key, _ in self.selector.select(min(left, _GLANCE))}
+        for pipe in ready & set(self.names):
+            piece = os.read(pipe, _PIECE)
+            if not piece:
+                self.selector.unregister(pipe)
+            self.size += len(piece)
+            if self.names[pipe] == "report":
+                self.take_lines(piece)
+            else:
+                getattr(self.ended, self.names[pipe]).extend(piece)
+        return ready
+
+    def take_lines(self, piece: bytes) -> None:
+        """Keep whole lines of the report, each of which starts the clock anew, and one line more, which does not."""
+        if len(self.ended.lines) > self.lines:
+            return
+        first, *others = piece.split(b"\n", self.lines + 1)
+        self.unread.append(first)
+        for other in others:
+            now = time.monotonic()
+            if len(self.ended.lines) < self.lines and self.ended.by == "itself":
+                self.deadline = now + self.wall
+            self.ended.lines.append((now, b"".join(self.unread)))
+            self.unread = [other]
