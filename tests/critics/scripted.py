@@ -65,7 +65,7 @@ def critic(
             return chat("Yes", top=[{"Yes": 0.9, "No": 0.1}] if top else None)
         return answer(body)
 
-    given = CriticSettings(replies=folder / "replies", timeout=timeout, **settings)
+    given = CriticSettings(replies=str(folder / "replies"), timeout=timeout, **settings)
     with serve(probed, models=models) as (url, asked):
         found = open_critic(f"critic:openai:{url}", given)
         asked[:] = [body for body in asked if not is_probe(body)]

@@ -53,7 +53,7 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def settings(tmp_path: Path, **more: Any) -> dict[str, Any]:
-    return {"critic": CriticSettings(replies=tmp_path / "replies", votes=1, **more)}
+    return {"critic": CriticSettings(replies=str(tmp_path / "replies"), votes=1, **more)}
 
 
 def processbench(folder: Path) -> Path:
@@ -218,7 +218,7 @@ def test_a_local_critic_gives_the_scores_of_the_verdict_family(
     (lm / "chat_template.jinja").write_text(CHATML)
     shipped = files("prism_prm.critics").joinpath("formats")
     (tmp_path / "letters.toml").write_text(LETTERS.format(shipped))
-    given = CriticSettings(format=str(tmp_path / "letters.toml"), replies=tmp_path / "replies")
+    given = CriticSettings(format=str(tmp_path / "letters.toml"), replies=str(tmp_path / "replies"))
     prm = open_critic(f"critic:hf:{lm}", given)
     family = init_prm(lm, family="verdict", settings={"yes": "x", "no": "y"})
     found = prm.score(PROBLEM, STEPS)
@@ -250,7 +250,7 @@ def test_a_local_critic_continues_its_turn_and_stops(tmp_path: Path, memorising_
     """The tiny model knows the solution of 3+4-2 by heart: 3 + 4 = 7, and so on."""
     (tmp_path / "sums.toml").write_text(SUMS)
     given = CriticSettings(
-        format=str(tmp_path / "sums.toml"), replies=tmp_path / "replies", log_probabilities="off", temperature=0.0
+        format=str(tmp_path / "sums.toml"), replies=str(tmp_path / "replies"), log_probabilities="off", temperature=0.0
     )
     prm = open_critic(f"critic:hf:{memorising_policy}", given)
     assert prm.score("3+4", ["-2"]) == pytest.approx([1], abs=1e-9)

@@ -310,7 +310,9 @@ def test_shipped_formats_are_complete(name: str) -> None:
 
 def test_the_published_instruction_can_be_given_as_a_file(tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("Do it {as published}.\n")
-    with critic(tmp_path, lambda _: chat("\\boxed{-1}"), format="processbench", prompt=tmp_path / "prompt.txt") as (
+    with critic(
+        tmp_path, lambda _: chat("\\boxed{-1}"), format="processbench", prompt=str(tmp_path / "prompt.txt")
+    ) as (
         prm,
         asked,
     ):
@@ -361,7 +363,7 @@ def test_a_wrong_format_is_refused_with_its_place(tmp_path: Path, text: str, mes
         ("critic:openai:http://x/v1?key=secret", {}, "must not contain a password or a query"),
         ("critic:openai:http://x/v1", {"format": "gpt"}, "Unknown critic format 'gpt'. Known: direct, "),
         ("critic:openai:http://x/v1", {"format": "no.toml"}, "no.toml: no such file"),
-        ("critic:openai:http://x/v1", {"prompt": Path("no.txt")}, "no.txt: cannot be read"),
+        ("critic:openai:http://x/v1", {"prompt": "no.txt"}, "no.txt: cannot be read"),
         ("critic:openai:http://x/v1", {"code": True}, "the format direct has no part with code"),
     ],
 )

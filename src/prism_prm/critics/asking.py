@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from prism_prm.critics.ledger import Ledger
@@ -74,7 +75,7 @@ class Asker:
     def __init__(self, backend: Backend, format_identity: str, settings: CriticSettings) -> None:
         self.backend, self.settings = backend, settings
         self.model = backend.identity()
-        self.replies = Replies(settings.replies)
+        self.replies = Replies(Path(settings.replies))
         self.ledger = Ledger(settings.price_prompt, settings.price_completion)
         self._format = format_identity
         self._charged = self.ledger.as_json()

@@ -149,7 +149,7 @@ class CriticFormat:
         return fill(text, instruction=self.instruction, question=self.question, **values)
 
 
-def read_format(name: str, prompt: Path | None = None) -> CriticFormat:
+def read_format(name: str, prompt: str | None = None) -> CriticFormat:
     """One of ours by its name, or a user's TOML file; `prompt` is a file whose text replaces the instruction."""
     if name in FORMATS:
         path = Path(str(files("prism_prm.critics").joinpath("formats", f"{name}.toml")))

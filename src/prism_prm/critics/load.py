@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import from_mapping
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from prism_prm.critics.critic import Critic
 
 PREFIX = "critic:"
-PATHS = ("prompt", "replies")
-"""Settings that a recipe gives as texts."""
 
 
 def is_critic(place: object) -> bool:
@@ -29,8 +26,7 @@ def critic_settings(given: CriticSettings | Mapping[str, Any] | None) -> CriticS
     """Settings as they are, or from a recipe's table."""
     if isinstance(given, CriticSettings):
         return given
-    paths = {name: Path(value) for name, value in (given or {}).items() if name in PATHS and isinstance(value, str)}
-    return from_mapping(CriticSettings, {**(given or {}), **paths}, "critic")
+    return from_mapping(CriticSettings, given or {}, "critic")
 
 
 def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None) -> CriticFormat:

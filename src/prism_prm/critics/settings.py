@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from prism_prm.ranges import Count, Natural, NotNegative, Positive, Range, check
@@ -17,7 +16,7 @@ class CriticSettings:
 
     format: str = "direct"
     """The critic's format: direct, thinkprm, genprm, processbench, prmbench, or a TOML file of your own."""
-    prompt: Path | None = None
+    prompt: str | None = None
     """A text file that replaces the format's instruction, e.g. with the published wording."""
     votes: Count | None = None
     """Answers per verdict, averaged. By default as the format says."""
@@ -53,7 +52,7 @@ class CriticSettings:
     """The price of a million prompt tokens, for the ledger."""
     price_completion: NotNegative = 0.0
     """The price of a million answer tokens, for the ledger."""
-    replies: Path = Path("critic-replies")
+    replies: str = "critic-replies"
     """The folder that keeps every reply, so that nothing is asked twice."""
 
     def __post_init__(self) -> None:
