@@ -26,7 +26,16 @@ def with_tables(page: str) -> str:
 
 
 def test_there_are_tables() -> None:
-    expected = {"code.md", "search.md", "training.md", "scoring.md", "evaluation.md", "reranking.md", "grpo.md"}
+    expected = {
+        "critics.md",
+        "code.md",
+        "search.md",
+        "training.md",
+        "scoring.md",
+        "evaluation.md",
+        "reranking.md",
+        "grpo.md",
+    }
     assert {page.name for page in WITH_TABLES} == expected
 
 
