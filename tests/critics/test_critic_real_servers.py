@@ -1,4 +1,4 @@
-"""Critics behind real servers, with SmolLM2-135M: llama.cpp (log-probabilities, priming), `transformers serve` (votes)."""
+"""Critics behind real servers, with SmolLM2-135M: llama.cpp (log-probabilities), `transformers serve` (votes)."""
 
 from __future__ import annotations
 

@@ -111,11 +111,11 @@ def verdict(prm: Any, problem: str, steps: Sequence[str]) -> Tensor:
     ).split("@")[0] if is_chat else ""  # fmt: skip
     after = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n" if is_chat else "\n\n"
     yes = "Yes" if is_chat else " Yes"
-    ids = encode(opening) + encode(f"{instruction}\n\nProblem: {problem}\n\n")
+    ids = encode(opening) + encode(f"{instruction}\n\nProblem: {problem}\n\nStep")
     for i, step in enumerate(steps):
         if i:
             ids += encode(yes) + encode(after)
-        ids += encode(f"Step {i + 1}: {step}\n\n{question}") + encode(turn)
+        ids += encode(f"{'Step' if i else ''} {i + 1}: {step}\n\n{question}") + encode(turn)
     space, (yes_id, *_), (no_id, *_) = encode(" ") * (not is_chat), encode("Yes"), encode("No")
     logits = weights["lm_head.weight"] @ hidden_states(prm, ids + space)[0, -1]
     return _two_way(logits, yes_id, no_id)

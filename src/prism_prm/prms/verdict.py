@@ -46,13 +46,15 @@ class Verdict(LabelTokens):
     def prompt_ids(self, problem: str) -> list[int]:
         instruction = self.chosen["instruction"]
         said = f"{instruction}\n\n" if instruction else ""
-        return [*self._before, *self.text.plain(f"{said}Problem: {problem}\n\n")]
+        # It ends within the heading of the first step: tokenizers differ in what they join line breaks with.
+        return [*self._before, *self.text.plain(f"{said}Problem: {problem}\n\nStep")]
 
     def step_ids(self, text: str, index: int) -> tuple[list[int], int]:
         self.text.step(text)
         # Step and question are encoded together, as a server does it: a full stop and line breaks may be one token.
         question = f"\n\n{self.chosen['question']}" if self.chosen["question"] else ""
-        asked = [*self.text.plain(f"Step {index + 1}: {text}{question}"), *self._ask]
+        heading = f"Step {index + 1}" if index else " 1"
+        asked = [*self.text.plain(f"{heading}: {text}{question}"), *self._ask]
         return [*asked, *self._answered], len(asked) - 1
 
     @property
