@@ -91,12 +91,9 @@ def test_a_critique_is_begun_for_llama_cpp(
 def test_transformers_serve_gives_votes(smollm2: Path, solutions: list[tuple[str, list[str]]], tmp_path: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent / "policies"))
     from serving import Served
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    (gguf,) = smollm2.glob("*.gguf")
     folder = tmp_path / "smollm2"
-    for kind in (AutoModelForCausalLM, AutoTokenizer):
-        kind.from_pretrained(smollm2, gguf_file=gguf.name).save_pretrained(folder)
+    init_prm(smollm2, family="verdict").save_pretrained(folder)  # a whole language model, which others can serve
     server = Served(folder)
     server.start()
     try:
