@@ -42,7 +42,8 @@ class Conversation:
 
     async def turn(self, turns: tuple[Turn, ...], values: dict[str, Any], send: Send) -> Turned:
         """Write the critic's next turn."""
-        text, notes, reply = "", [], None
+        text, reply = "", None
+        notes: list[str] = []
         for stage in self.format.stages:
             if stage.code:
                 if self.run_code is None:
