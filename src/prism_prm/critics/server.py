@@ -135,8 +135,9 @@ def read_answer(answer: dict[str, Any], asked: int) -> Reply:
     text = _whole(content or "")
     used = answer.get("usage")
     counts = [used.get(name) if isinstance(used, dict) else None for name in ("prompt_tokens", "completion_tokens")]
-    estimated = not all(type(count) is int for count in counts)
-    prompt, completion = [asked // 4, max(1, len(text) // 4)] if estimated else counts
+    known = [count for count in counts if type(count) is int]
+    estimated = len(known) < len(counts)
+    prompt, completion = (asked // 4, max(1, len(text) // 4)) if estimated else known
     if not 0 <= prompt <= MOST_TOKENS or not 0 <= completion <= MOST_TOKENS:
         raise ValueError(f"the answer claims to have {prompt} and {completion} tokens")
     stopped = choice.get("stop_reason", choice.get("matched_stop"))
