@@ -114,7 +114,7 @@ def test_a_direct_verdict_is_that_of_the_family(
 def test_quantised_activations_add_noise(
     llama: LlamaCpp, solutions: list[tuple[str, list[str]]], ours: np.ndarray, tmp_path: Path
 ) -> None:
-    """With 4-bit weights llama.cpp quantises activations too; two of its own settings differ as much from each other."""
+    """With 4-bit weights llama.cpp quantises activations too; two settings of its own differ as much."""
     found = differences(llama.url, solutions, ours, tmp_path)
     assert np.median(found) <= 0.03
     assert found.max() <= 0.1
