@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 LAUNCH = [
     "-m",
@@ -21,7 +22,9 @@ LAUNCH = [
 """`--multi_gpu` is how accelerate spells "several processes": with `--cpu` it starts one, whatever their number."""
 
 
-def launch(*arguments: object, processes: int = 2) -> subprocess.CompletedProcess[str]:
+def launch(
+    *arguments: object, processes: int = 2, program: Sequence[str] = ("-m", "prism_prm")
+) -> subprocess.CompletedProcess[str]:
     """`accelerate launch -m prism_prm …`, whose errors the caller looks at."""
-    command = [sys.executable, *LAUNCH, "--num_processes", str(processes), "-m", "prism_prm", *map(str, arguments)]
+    command = [sys.executable, *LAUNCH, "--num_processes", str(processes), *program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

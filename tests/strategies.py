@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from prism_prm.records import ROOT, Step, StepTree
+from prism_prm.records import ROOT, Estimate, Step, StepTree
 
 TEXTS = ["x = 1", "x = 2", "X  = 1", "so y = 2", "then z = x + y = 3", "Σ ∑ ü 漢字 🙂", "\\frac{1}{2}\n\n$$a$$", "done"]
 
 texts = st.sampled_from(TEXTS) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 labels = st.sampled_from([None, 0.0, 1.0, 0.25, 0.5, 0.75])
-steps = st.builds(
-    Step, texts, labels, st.sampled_from([None, -1.0, 0.0, 1.0]), st.sampled_from(["model", "human", "perturbed"])
+estimates = st.none() | st.builds(
+    Estimate, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 4), st.just(0.0), st.just(1.0)
 )
+origins = st.sampled_from(["model", "human", "perturbed"])
+steps = st.builds(Step, texts, labels, st.sampled_from([None, -1.0, 0.0, 1.0]), origins, estimates)
 
 
 @st.composite

@@ -26,8 +26,9 @@ FUNCTIONS = [name for name in NAMES if inspect.isfunction(getattr(prism_prm, nam
 METHODS = ["from_pretrained", "push_to_hub", "save", "score", "score_many", "score_trees", "session", "solution_score"]
 VERBS = {
     "pairs": "build_pairs", "export": "export_pairs", "score": "score_files", "margins": "measure_margins",
-    "train": "train_prm", "eval": "evaluate_prm", "compare": "compare_runs", "theory": "report_theory",
-    "rerank": "rerank_pool", "search": "search_task", "grpo": "train_policy", "demo": "run_demo",
+    "plan": "plan_run", "train": "train_prm", "eval": "evaluate_prm", "compare": "compare_runs",
+    "theory": "report_theory", "rerank": "rerank_pool", "search": "search_task", "grpo": "train_policy",
+    "demo": "run_demo", "label": "label_task",
 }  # fmt: skip
 """Command → the function that it wraps."""
 

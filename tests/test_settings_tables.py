@@ -27,14 +27,16 @@ def with_tables(page: str) -> str:
 
 def test_there_are_tables() -> None:
     expected = {
-        "critics.md",
         "code.md",
+        "critics.md",
+        "evaluation.md",
+        "grpo.md",
+        "labels.md",
+        "reranking.md",
+        "scale.md",
+        "scoring.md",
         "search.md",
         "training.md",
-        "scoring.md",
-        "evaluation.md",
-        "reranking.md",
-        "grpo.md",
     }
     assert {page.name for page in WITH_TABLES} == expected
 

@@ -14,7 +14,7 @@ from prism_prm.data import read_trees
 from prism_prm.errors import DataError
 from prism_prm.export import EXPORTS
 from prism_prm.pairs.examples import Split
-from prism_prm.records import PAIR_KINDS, Step, StepPair, StepTree
+from prism_prm.records import PAIR_KINDS, Estimate, Step, StepPair, StepTree
 from prism_prm.tables import NODE, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
 from strategies import forests
 
@@ -123,3 +123,32 @@ def test_pairs_of_nodes_that_are_not_there_are_named(pair: StepPair, message: st
         Split.read(tmp_path, None)
     with pytest.raises(DataError, match=message):
         list(EXPORTS["jsonl"](tmp_path))
+
+
+def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """Without estimates, and without how sure a pair is; hashes are those that were written."""
+    tree = StepTree.chain("p", [Step("a", 1.0, 1.0), "b"], answer="3")
+    write_trees(tmp_path / "trees.parquet", [tree])
+    write_pairs(tmp_path / "pairs.parquet", [StepPair(0, 0, 0, 0, 1, 0, "annotated", 0.5, 8)])
+    trees, pairs = pq.read_table(tmp_path / "trees.parquet"), pq.read_table(tmp_path / "pairs.parquet")
+    rows = trees.to_pylist()
+    for row in rows:
+        for node in row["nodes"]:
+            assert node.pop("estimate") is None
+    schema = trees.schema.set(
+        trees.schema.get_field_index("nodes"),
+        pa.field("nodes", pa.list_(pa.struct([field for field in NODE if field.name != "estimate"]))),
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "trees.parquet")
+    pq.write_table(pairs.drop_columns(["gap", "rollouts"]), tmp_path / "pairs.parquet")
+    assert list(iter_trees(tmp_path)) == list(read_trees(tmp_path / "trees.parquet")) == [tree]
+    assert list(iter_pairs(tmp_path)) == [StepPair(0, 0, 0, 0, 1, 0, "annotated")]
+    assert rows[0]["content_hash"] == tree.content_hash() == "a68e83b99fce511f"
+
+
+def test_an_estimate_is_part_of_what_a_tree_says() -> None:
+    plain, sure, unsure = (
+        StepTree.chain("p", [Step("a", 1.0, estimate=estimate)])
+        for estimate in (None, Estimate(1.0, 8, 0.7, 1.0), Estimate(1.0, 2, 0.3, 1.0))
+    )
+    assert len({plain.content_hash(), sure.content_hash(), unsure.content_hash()}) == 3

@@ -29,11 +29,17 @@ if TYPE_CHECKING:
     from prism_prm.evaluation.pipeline import evaluate_prm as evaluate_prm
     from prism_prm.evaluation.scores import steps_from_predictions as steps_from_predictions
     from prism_prm.export import export_pairs as export_pairs
+    from prism_prm.label.pipeline import label_task as label_task
+    from prism_prm.label.recipe import LabelRecipe as LabelRecipe
+    from prism_prm.label.settings import LabelSettings as LabelSettings
     from prism_prm.pairs import PairSettings as PairSettings
     from prism_prm.pairs import annotated_pairs as annotated_pairs
     from prism_prm.pairs import lookahead_pairs as lookahead_pairs
     from prism_prm.pairs.build import PairRecipe as PairRecipe
     from prism_prm.pairs.build import build_pairs as build_pairs
+    from prism_prm.planning.gpus import Cluster as Cluster
+    from prism_prm.planning.pipeline import ScoringJob as ScoringJob
+    from prism_prm.planning.pipeline import plan_run as plan_run
     from prism_prm.policies import PolicySettings as PolicySettings
     from prism_prm.policies import Sampling as Sampling
     from prism_prm.policies import open_policy as open_policy
@@ -75,12 +81,15 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _EXPORTS = {
+    "Cluster": "prism_prm.planning.gpus",
     "ConfigError": "prism_prm.errors",
     "CriticSettings": "prism_prm.critics.settings",
     "DataError": "prism_prm.errors",
     "EvalSettings": "prism_prm.evaluation.evaluate",
     "GrpoRecipe": "prism_prm.rl.recipe",
     "Judge": "prism_prm.answers",
+    "LabelRecipe": "prism_prm.label.recipe",
+    "LabelSettings": "prism_prm.label.settings",
     "ModelError": "prism_prm.errors",
     "PRM": "prism_prm.scorer",
     "PRMReward": "prism_prm.rl.reward",
@@ -95,6 +104,7 @@ _EXPORTS = {
     "RerankSettings": "prism_prm.rerank.pipeline",
     "Sampling": "prism_prm.policies",
     "Scorer": "prism_prm.scorer",
+    "ScoringJob": "prism_prm.planning.pipeline",
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
     "Step": "prism_prm.records",
@@ -114,6 +124,7 @@ _EXPORTS = {
     "export_pairs": "prism_prm.export",
     "extract_answer": "prism_prm.answers",
     "init_prm": "prism_prm.scorer",
+    "label_task": "prism_prm.label.pipeline",
     "load_prm": "prism_prm.scorer",
     "load_recipe": "prism_prm.training.recipe",
     "load_task": "prism_prm.tasks",
@@ -122,6 +133,7 @@ _EXPORTS = {
     "measure_margins": "prism_prm.training.margins",
     "open_critic": "prism_prm.critics.load",
     "open_policy": "prism_prm.policies",
+    "plan_run": "prism_prm.planning.pipeline",
     "read_benchmark": "prism_prm.evaluation.benchmarks",
     "read_pool": "prism_prm.pools",
     "read_trees": "prism_prm.data",

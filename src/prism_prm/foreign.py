@@ -94,12 +94,18 @@ def reading_parquet(path: str | Path, remedy: str = "download it again") -> Iter
         raise DataError(f"{path}: cannot be read as Parquet ({said}); {remedy}", reason="unreadable-parquet") from error
 
 
-def fitted(path: str | Path, table: Any, schema: Any) -> Any:
-    """A table or batch with the columns of a schema, in its types; an error where one does not fit or has gaps."""
+def fitted(path: str | Path, table: Any, schema: Any, *, optional: Collection[str] = ()) -> Any:
+    """A table or batch with the columns of a schema, in its types; an error where one does not fit or has gaps.
+
+    Columns that are `optional` may be missing: all their values are null then.
+    """
     import pyarrow as pa
 
     columns = []
     for field in schema:
+        if field.name in optional and field.name not in table.schema.names:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
         if table.schema.names.count(field.name) != 1:
             found = f"found {table.schema.names}"
             raise DataError(f"{path}: expected one column {field.name!r}; {found}", reason="wrong-format")
@@ -125,5 +131,6 @@ def _has_gaps(array: Any, field: Any) -> bool:
     if array.null_count and not field.nullable:
         return True
     if pa.types.is_struct(field.type):
+        array = array.drop_null() if array.null_count else array  # what is null as a whole has no parts
         return any(_has_gaps(part, own) for part, own in zip(array.flatten(), field.type, strict=True))
     return pa.types.is_list(field.type) and _has_gaps(array.flatten(), field.type.value_field)

@@ -30,6 +30,19 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """How often solutions that continue a step reach the right answer, estimated by rollouts of a policy."""
+
+    value: float
+    """The share of rollouts that reached it."""
+    rollouts: int
+    """0 for a step that ends its solution: `value` is then the verdict on the answer, and exact."""
+    low: float
+    high: float
+    """The interval of the value."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One candidate step of a solution."""
 
@@ -39,6 +52,8 @@ class Step:
     rating: float | None = None
     """What the source said, untouched (PRM800K: -1, 0, 1)."""
     origin: Origin = "model"
+    estimate: Estimate | None = None
+    """What a label was made from, where rollouts made it (`prism label`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +153,7 @@ class StepTree:
             [node.label for node in self.nodes],
             [node.rating for node in self.nodes],
             [node.origin for node in self.nodes],
+            [node.estimate for node in self.nodes],
         )
 
 
@@ -151,10 +167,16 @@ def content_hash(
     labels: Sequence[float | None],
     ratings: Sequence[float | None],
     origins: Sequence[Origin],
+    estimates: Sequence[Estimate | None] | None = None,
 ) -> str:
-    """The hash of a tree given as columns; msgpack, because it writes every value unambiguously and fast."""
-    said = _ENCODER.encode((problem, answer, ended, trunk, parents, texts, labels, ratings, origins))
-    return xxhash.xxh3_64_hexdigest(said)
+    """The hash of a tree given as columns; msgpack, because it writes every value unambiguously and fast.
+
+    Estimates count where there are any, so that other trees keep the hash they always had.
+    """
+    said: tuple[object, ...] = (problem, answer, ended, trunk, parents, texts, labels, ratings, origins)
+    if estimates and any(estimates):
+        said = (*said, estimates)
+    return xxhash.xxh3_64_hexdigest(_ENCODER.encode(said))
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
@@ -192,3 +214,7 @@ class StepPair:
     rejected_tree: int
     """The tree of the rejected text: `tree_id` itself, except for random negatives."""
     kind: PairKind
+    gap: float | None = None
+    """How much higher the chosen step's estimated value is; None unless rollouts made both labels."""
+    rollouts: int | None = None
+    """Rollouts behind the less certain of the two steps; None as above, or where both labels are exact."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -201,3 +202,15 @@ def over_seeds(values: Sequence[float]) -> Interval:
         return Interval(mean, math.nan, math.nan, count)
     half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * array.std(ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
+
+
+def wilson(hits: int, trials: int, level: float = LEVEL) -> tuple[float, float]:
+    """Wilson's interval of a probability, given how often something happened; all of [0, 1] without a trial."""
+    if not trials:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    share, weight = hits / trials, z * z / trials
+    centre = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(weight * share * (1 - share) + weight * weight / 4) / (1 + weight)
+    # At the ends the interval is closed there exactly, which rounding would miss.
+    return 0.0 if hits == 0 else max(0.0, centre - half), 1.0 if hits == trials else min(1.0, centre + half)

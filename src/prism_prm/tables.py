@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from prism_prm.data.draft import Draft
-from prism_prm.data.forest import Forest
+from prism_prm.data.forest import ESTIMATE, Forest
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
-from prism_prm.records import StepPair, StepTree
+from prism_prm.records import Estimate, StepPair, StepTree
 from prism_prm.types import Ints
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -36,6 +36,7 @@ NODE = pa.struct(
         pa.field("label", pa.float64()),
         pa.field("rating", pa.float64()),
         pa.field("origin", pa.string(), nullable=False),
+        pa.field("estimate", ESTIMATE),
     ]
 )
 
@@ -64,8 +65,12 @@ PAIRS = pa.schema(
         pa.field("rejected_tree", pa.int32(), nullable=False),
         pa.field("kind", _NAME, nullable=False),
         pa.field("split", _NAME, nullable=False),
+        pa.field("gap", pa.float64()),
+        pa.field("rollouts", pa.int32()),
     ]
 )
+LATER = ("gap", "rollouts")
+"""Columns of pairs that files of earlier versions do not have."""
 
 
 def scores_schema(outputs: Sequence[str]) -> pa.Schema:
@@ -110,7 +115,9 @@ def pair_writer(path: str | Path) -> pq.ParquetWriter:
 def tree_table(forest: Forest, *, tree_ids: Sequence[int], splits: Sequence[str], sources: Sequence[str]) -> pa.Table:
     """Rows of `trees.parquet`."""
     drafts = forest.drafts
-    node_columns = [forest.texts, pa.array(forest.parents), forest.labels, forest.ratings, forest.origins]
+    node_columns = [
+        forest.texts, pa.array(forest.parents), forest.labels, forest.ratings, forest.origins, forest.estimates,
+    ]  # fmt: skip
     nodes = pa.StructArray.from_arrays(node_columns, fields=list(NODE))
     columns = [
         pa.array(tree_ids, pa.int32()),
@@ -172,14 +179,15 @@ def _trees_of_batch(batch: Any, path: Path) -> Iterator[StepTree]:
     nodes = batch.column("nodes")
     values = nodes.flatten()
     starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
-    texts, parents, labels, ratings, origins = (values.field(field.name).to_pylist() for field in NODE)
+    texts, parents, labels, ratings, origins, found = (values.field(field.name).to_pylist() for field in NODE)
+    estimates = [None if one is None else Estimate(**one) for one in found]
     names = ("tree_id", "problem", "trunk", "name", "answer", "ended", "source")
     for i, row in enumerate(zip(*(batch.column(name).to_pylist() for name in names), strict=True)):
         tree_id, problem, trunk, name, answer, ended, source = row
         of = slice(starts[i], starts[i + 1])
         draft = Draft(
             problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended,
-            f"{path} (from {source})" if source else str(path),
+            f"{path} (from {source})" if source else str(path), estimates[of],
         )  # fmt: skip
         try:
             draft.check_links()
@@ -192,17 +200,21 @@ def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "")
     """Write `pairs.parquet`, all in one split."""
     with whole_file(path) as aside, pair_writer(aside) as writer:
         for chunk in _batched(pairs, 65536):
-            plain = [field.name for field in PAIRS if field.name not in ("kind", "split")]
-            columns = [pa.array([getattr(pair, name) for pair in chunk], PAIRS.field(name).type) for name in plain]
-            columns.append(pa.array([pair.kind for pair in chunk]).dictionary_encode())
-            columns.append(pa.array([split] * len(chunk)).dictionary_encode())
+            columns = []
+            for field in PAIRS:
+                values = (
+                    [split] * len(chunk) if field.name == "split" else [getattr(pair, field.name) for pair in chunk]
+                )
+                is_name = field.type == _NAME
+                column = pa.array(values, pa.string() if is_name else field.type)
+                columns.append(column.dictionary_encode() if is_name else column)
             writer.write_table(pa.Table.from_arrays(columns, schema=PAIRS))
 
 
 def read_pairs(path: str | Path, *, split: str | None = None) -> pa.Table:
     """The whole of a `pairs.parquet` (or of the folder that holds it) as columns: about 37 bytes per pair."""
     with _open(path, "pairs.parquet", PAIRS) as file:
-        return _only_split(fitted(_file(path, "pairs.parquet"), file.read(), PAIRS), split)
+        return _only_split(fitted(_file(path, "pairs.parquet"), file.read(), PAIRS, optional=LATER), split)
 
 
 def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPair]:
@@ -210,7 +222,7 @@ def iter_pairs(path: str | Path, *, split: str | None = None) -> Iterator[StepPa
     names = [field.name for field in PAIRS if field.name != "split"]
     with _open(path, "pairs.parquet", PAIRS) as file:
         for batch in file.iter_batches(batch_size=65536):
-            kept = _only_split(fitted(_file(path, "pairs.parquet"), batch, PAIRS), split)
+            kept = _only_split(fitted(_file(path, "pairs.parquet"), batch, PAIRS, optional=LATER), split)
             for row in zip(*(kept.column(name).to_pylist() for name in names), strict=True):
                 yield StepPair(*row)
 
@@ -262,7 +274,7 @@ def _open(path: str | Path, name: str, schema: pa.Schema) -> Iterator[pq.Parquet
     if not path.is_file():
         raise DataError(f"{path}: no such file; `prism pairs` writes it", reason="no-such-file")
     with reading_parquet(path, "write it again with `prism pairs`"), pq.ParquetFile(path) as file:
-        missing = sorted(set(schema.names) - set(file.schema_arrow.names))
+        missing = sorted(set(schema.names) - set(file.schema_arrow.names) - set(LATER))
         if missing:
             raise DataError(f"{path}: not a {name} of prism; it lacks the columns {missing}", reason="wrong-format")
         yield file

@@ -44,6 +44,7 @@ READ = {
     "rerank": "pool.jsonl",
     "theory pool": "pool.jsonl",
     "search": "task.jsonl",
+    "label": "task.jsonl",
 }
 """Command → the JSON lines it reads."""
 

@@ -27,6 +27,7 @@ VALUES: dict[Any, tuple[str, ...]] = {
 
 FINE = {
     ("search", "--system", ""): "no system turn",
+    ("label", "--system", ""): "no system turn",
 }
 
 
@@ -87,6 +88,13 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("search", "--prm", "a=", ()),
     ("search", "--task", "nonsense", ("gsm8k",)),
     ("search", "--task-data", "nowhere.jsonl", ()),
+    *(("label", flag, "0", ("1 or more",)) for flag in ("--rollouts", "--solutions", "--per-round", "--limit",
+                                                        "--budget", "--check-limit", "--max-step-tokens")),
+    *(("label", "--confidence", value, ()) for value in ("0", "1")),
+    *(("label", "--label-rule", value, ("any", "value>T")) for value in ("nonsense", "value>2", "value>", "any>0")),
+    *(("label", flag, "nonsense", ("hf:",)) for flag in ("--policy", "--second-policy")),
+    ("label", "--check", "nowhere.jsonl", ()),
+    *(("pairs", "--min-value-gap", value, ("at most 1",)) for value in ("1.5", "2")),
 ]  # fmt: skip
 """(command, option, value, further words): what the types of options do not say."""
 
@@ -98,6 +106,7 @@ CONTRADICTIONS = [
     ("theory", ("--scores", "scores.parquet"), ("--scores", "--pool")),
     ("search", ("--method", "sample", "--select", "nonsense"), ("--select", "nonsense")),
     ("search", ("--lookahead", "1", "--prm-weight", "0"), ("prm_weight",)),
+    *(("label", ("--label-rule", "soft", "--method", method), ("soft", method)) for method in ("binary", "adaptive")),
     ("pairs", ("--min-gap", "3", "--max-gap", "2"), ("--max-gap 2", "3")),
     ("pairs", ("--negative-below", "0.9"), ("--negative-below 0.9", "0.5")),
 ]

@@ -127,6 +127,10 @@ COMMANDS: dict[str, list[str]] = {
     "rerank": ["rerank", "pool.jsonl", "--workers", "1", "--out", "out"],
     "rerank prm": ["rerank", "pool.jsonl", "--prm", "prm", "--workers", "1", "--out", "out"],
     "search": ["search", "--recipe", "search.toml", "--workers", "1", "--out", "out"],
+    "label": [
+        "label", "task.jsonl", "--policy", "hf:policy", "--rollouts", "2", "--max-tokens", "16", "--set",
+        'label.sampling.stop=" "', "--workers", "1", "--out", "out",
+    ],
     "demo": ["demo", "--quick", "--out", "out"],
 }  # fmt: skip
 for _name in ("shepherd", "split_shepherd", "stepwise", "processbench", "prmbench"):

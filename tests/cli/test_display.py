@@ -43,12 +43,14 @@ COMMANDS = {
     "export": "export pairs --format jsonl --out pairs.jsonl",
     "score": "score pool.jsonl --prm prm --out s.parquet",
     "margins": "margins pairs --prm prm --out m.parquet",
+    "plan": "plan recipe.toml --gpu h100",
     "train": "train recipe.toml --out run",
     "eval": "eval --bench labelled --data trl.jsonl --prm prm --draws 100 --out eval",
     "compare": "compare a=eval b=eval --draws 100 --out compare",
     "theory": "theory --no-simulate --out theory",
     "rerank": "rerank pool.jsonl --scores s.parquet --workers 1 --draws 100 --out rerank",
     "search": "search --policy hf:policy --task task.jsonl --method greedy --workers 1 --template none --out search",
+    "label": "label task.jsonl --policy hf:policy --rollouts 2 --workers 1 --template none --max-tokens 40 --out label",
 }
 """In an order in which each finds what it needs; `demo` is tested with its own."""
 FACTS = {
@@ -56,12 +58,14 @@ FACTS = {
     "export": {"out": "pairs.jsonl", "records": 36},
     "score": {"out": "s.parquet", "trees": 2, "steps": 3, "too_long": 0},
     "margins": {"out": "m.parquet", "pairs": 36},
+    "plan": {"kind": "training"},
     "train": {"best": "run/rounds/1_all"},
     "eval": {"report": "eval/report.html"},
     "compare": {"report": "compare/report.html"},
     "theory": {"report": "theory/report.html"},
     "rerank": {"report": "rerank/report.html"},
     "search": {"report": "search/report.html"},
+    "label": {"report": "label/report.html", "num_problems": 1},
 }
 
 

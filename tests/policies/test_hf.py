@@ -218,3 +218,32 @@ def test_blank_stretches_are_no_steps() -> None:
     endless: Any = Scripted(*[Written("\n\n", "stop", 1, -1.0)] * 9)
     assert write_steps(endless, asks[:1], Sampling())[0].ending == "cut"
     assert len(endless.asked) == 4
+
+
+def test_whole_solutions_run_over_stop_strings(policy: HfPolicy) -> None:
+    """The same noise gives the same text: up to the stop string, or to the end; beside each other in one batch."""
+    sampling = replace(SAMPLING, stop="e")
+    steps = [Ask(text, node_key(0, text, [0]), 12) for text in TEXTS]
+    wholes = [replace(ask, whole=True, keep=False) for ask in steps]
+    found = policy.write([*steps, *wholes], sampling)
+    assert [one.ending for one in found[:4]].count("stop") >= 2
+    for step, whole, ask in zip(found[:4], found[4:], wholes, strict=True):
+        assert whole.text.startswith(step.text)
+        assert whole.ending in ("end", "cut")
+        assert whole.num_tokens == 12 or whole.ending == "end"
+        assert whole.state is None
+        assert step.state is not None
+        check(policy, ask, whole, replace(sampling, stop="no such text"))
+
+
+def test_a_state_serves_every_prefix_of_its_text(policy: HfPolicy) -> None:
+    """Rollouts from inside a solution need only what follows the part that was read."""
+    whole = policy.write([Ask(TEXTS[0], 3, 12, whole=True)], SAMPLING)[0]
+    text = TEXTS[0] + whole.text[: len(whole.text) // 2]
+    asks = [Ask(text, key, 6, whole=True, keep=False) for key in range(3)]
+    before = policy.num_read
+    fresh = policy.write(asks, SAMPLING)
+    read = policy.num_read - before
+    kept = policy.write([replace(ask, state=whole.state) for ask in asks], SAMPLING)
+    assert [one.text for one in kept] == [one.text for one in fresh]
+    assert 0 < policy.num_read - before - read < read

@@ -64,6 +64,14 @@ def test_one_finish_reason_for_both_is_told_apart_by_asking(next_token: str, exp
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("reason", "ending"), [("stop", "end"), ("length", "cut"), ("content_filter", "cut")])
+def test_a_whole_solution_is_one_request_without_a_stop_string(reason: str, ending: str) -> None:
+    with serve(lambda _: said("a\n\nb", reason)) as (url, asked):
+        assert write(url, Ask("p", 7, 20, whole=True)) == [Written("a\n\nb", ending, 3)]  # type: ignore[arg-type]
+    assert len(asked) == 1
+    assert "stop" not in asked[0]
+
+
 def test_a_stop_string_may_begin_in_the_prompt() -> None:
     """transformers stops at a line break that makes a blank line together with the prompt's last one."""
     with serve(lambda _: said("\n", tokens=1)) as (url, asked):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from launching import launch
@@ -96,6 +101,20 @@ def test_a_second_command_does_nothing_again(run: Path, folder: Path) -> None:
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(run)]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     assert (run / "policy" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path) -> None:
+    out = folder / "killed"
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(out)]
+    process = subprocess.Popen([sys.executable, "-m", "prism_prm", *command], stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list(out.glob("**/checkpoint-1/trainer_state.json")):
+        time.sleep(0.05)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, "it must not have ended by itself"
+    assert not (out / "report.html").exists()
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    ours, theirs = (load_file(path / "policy" / "model.safetensors") for path in (out, run))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path) -> None:

@@ -45,9 +45,12 @@ def test_a_look_has_means_with_intervals() -> None:
     assert math.isnan(seen.mean("nothing"))
 
 
-def test_the_alarm_needs_a_fall_of_the_gold_and_a_rise_of_the_proxy() -> None:
+def test_the_alarm_needs_a_fall_of_the_gold_that_the_proxy_does_not_follow() -> None:
     assert first_alarm([look(0, 0.5, 0.6), look(5, 0.4, 0.8)], "answer") is not None
     assert first_alarm([look(0, 0.5, 0.6), look(5, 0.4, 0.5)], "answer") is None, "both fall: no hacking, only harm"
+    late = first_alarm([look(0, 0.5, 0.6), look(5, 0.9, 0.8), look(10, 0.7, 0.78)], "answer")
+    assert late is not None, "a reward past its peak that hardly falls"
+    assert "fell by 20.0 points while the reward fell by only 0.020" in str(late)
     assert first_alarm([look(0, 0.5, 0.6), look(5, 0.6, 0.8)], "answer") is None, "both rise"
     assert first_alarm([look(0, 0.5, 0.6), look(5, 0.49, 0.8)], "answer") is None, "too little to tell"
     assert first_alarm([look(0, 0.5, 0.6)], "answer") is None

@@ -171,6 +171,25 @@ def test_resume_gives_bitwise_the_same_weights(tmp_path: Path, tiny_prm: Tiny) -
         assert_same(resumed, whole, 0.0)
 
 
+def test_a_checkpoint_in_many_files_is_read_again(
+    tmp_path: Path, tiny_prm: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = random_examples()
+    whole, _ = train(tiny_copy(tiny_prm), tmp_path, examples, checkpoint_every=4)
+    monkeypatch.setattr("prism_prm.training.checkpoints.FILE_BYTES", 20_000)
+    train(tiny_copy(tiny_prm), tmp_path / "many", examples, checkpoint_every=4)
+    (checkpoint,) = (tmp_path / "many" / "checkpoints").iterdir()
+    num_files = len(list(checkpoint.glob("state-*.safetensors")))
+    assert num_files > 3
+    resumed, lines = train(tiny_copy(tiny_prm), tmp_path / "many", examples, checkpoint_every=4)
+    assert [line["update"] for line in lines] == [4, 5]
+    assert_same(resumed, whole, 0.0)
+    next(checkpoint.glob("state-*.safetensors")).unlink()
+    message = rf"update-000004: not what `prism train` writes there \({num_files - 1} of {num_files} files\); remove"
+    with pytest.raises(PrismError, match=message):
+        train(tiny_copy(tiny_prm), tmp_path / "many", examples, checkpoint_every=4)
+
+
 DROPOUT = {
     "attention": HardwareSettings(),
     "adapters": HardwareSettings(lora=Lora(r=2, dropout=0.3)),
@@ -288,7 +307,8 @@ def test_a_head_that_is_the_embedding_too_is_trained_and_saved(
     before = embedding.detach().clone()
     work = a_round(prm, tmp_path, random_examples())
     work.model = prepare(prm.module, hardware, seed=0)
-    prm.module = merged(work.run(Accelerator(cpu=True)))
+    work.run(Accelerator(cpu=True))
+    prm.module = merged(work.model)
     scores = prm.score("p", ["x = 1", "y = 2"])
     prm.save(tmp_path / "saved")
     found = load_prm(tmp_path / "saved", dtype="float64")

@@ -285,8 +285,8 @@ def test_a_full_disc_says_so_and_loses_nothing(recipe_file: Path, finished: Path
     words = [sys.executable, "-c", limited, str(recipe_file), "--out", str(out)]
     result = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
     assert result.returncode == 2, result.stderr
-    assert "could not be written" in result.stderr
-    assert "rerun the same command" in result.stderr
+    assert "update-000002: cannot be written (File too large); nothing is left half-written." in result.stderr
+    assert "make room there and rerun the same command" in result.stderr
     command(recipe_file, out)
     assert losses(out) == losses(finished)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -11,7 +12,22 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from prism_prm import __version__
-from prism_prm.cli import compare, demo, evaluate, export, grpo, margins, pairs, rerank, score, search, theory, train
+from prism_prm.cli import (
+    compare,
+    demo,
+    evaluate,
+    export,
+    grpo,
+    label,
+    margins,
+    pairs,
+    plan,
+    rerank,
+    score,
+    search,
+    theory,
+    train,
+)
 from prism_prm.cli.options import Command, Group, SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
 from prism_prm.cli.running import alone_in_its_folder, end_stopped, stop_on_signals, with_display
@@ -58,9 +74,11 @@ def _add(command: Callable[..., None], epilog: str, *, name: str | None = None, 
 
 _add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
 _add(pairs.pairs, pairs.EXAMPLES, settings=True, alone=True)
+_add(label.label, label.EXAMPLES, settings=True, alone=True)
 _add(export.export, export.EXAMPLES, settings=False, alone=False)
 _add(score.score, score.EXAMPLES, settings=True, alone=False)
 _add(margins.margins, margins.EXAMPLES, settings=True, alone=False)
+_add(plan.plan, plan.EXAMPLES, settings=True, alone=False)
 _add(train.train, train.EXAMPLES, settings=False, alone=False)
 _add(evaluate.evaluate, evaluate.EXAMPLES, name="eval", settings=True, alone=True)
 _add(compare.compare, compare.EXAMPLES, settings=False, alone=True)
@@ -101,5 +119,6 @@ def _usage(error: Any) -> str:
 
 
 def _end(message: str) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher whose other process was lost asks for this end, too
     complain(f"error: {message}")
     sys.exit(2)

@@ -53,7 +53,8 @@ FIELDS_READING = (
     "neutral", "drop_finish", "quality_control", "screening", "split_steps", "trust_solutions", "on_bad_record",
 )  # fmt: skip
 FIELDS_PAIRING = (
-    "lookahead", "min_gap", "max_gap", "audit", "max_per_position", "positive_above", "negative_below",
+    "lookahead", "min_gap", "max_gap", "audit", "max_per_position", "min_value_gap", "min_rollouts", "positive_above",
+    "negative_below",
 )  # fmt: skip
 
 

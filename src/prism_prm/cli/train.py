@@ -19,9 +19,9 @@ EXAMPLES = """
 
   `prism train recipes/qwen2.5-math-prm-7b.toml --set 'data.inputs=["phase1_train.jsonl"]'`
 
-- On several GPUs:
+- On four GPUs, with a part of the model on each (`hardware.sharding = "fsdp"`, which this recipe sets):
 
-  `accelerate launch --config_file recipes/accelerate/fsdp.yaml -m prism_prm train recipes/qwen2.5-math-prm-7b.toml`
+  `accelerate launch --config_file recipes/accelerate/gpus.yaml -m prism_prm train recipes/qwen2.5-math-prm-7b.toml`
 
 All settings: docs/training.md
 """

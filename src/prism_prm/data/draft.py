@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prism_prm.errors import DataError
-from prism_prm.records import ROOT, Origin, Step, StepTree, content_hash
+from prism_prm.records import ROOT, Estimate, Origin, Step, StepTree, content_hash
 
 
 @dataclass(slots=True)
@@ -25,6 +25,8 @@ class Draft:
     ended: bool | None = None
     where: str = ""
     """Where it was read: `file:line`."""
+    estimates: list[Estimate | None] | None = None
+    """None where no step has one."""
 
     @classmethod
     def chain(
@@ -61,11 +63,13 @@ class Draft:
             tree.answer,
             tree.ended,
             tree.where,
+            [node.estimate for node in tree.nodes] if any(node.estimate for node in tree.nodes) else None,
         )
 
     def tree(self, tree_id: int) -> StepTree:
         """The finished record."""
-        nodes = map(Step, self.texts, self.labels, self.ratings, self.origins)
+        estimates = self.estimates or [None] * len(self.texts)
+        nodes = map(Step, self.texts, self.labels, self.ratings, self.origins, estimates)
         return StepTree(
             tree_id, self.problem, tuple(nodes), tuple(self.parents), tuple(self.trunk), self.name, self.answer,
             self.ended, self.where,
@@ -94,7 +98,7 @@ class Draft:
         """The same hash as that of the finished tree."""
         return content_hash(
             self.problem, self.answer, self.ended, self.trunk, self.parents, self.texts, self.labels, self.ratings,
-            self.origins,
+            self.origins, self.estimates,
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from prism_prm.data.draft import Draft
 from prism_prm.data.formats import TREE_TABLE_KEYS, Format
 from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import DataError
-from prism_prm.records import Origin
+from prism_prm.records import Estimate, Origin
 from prism_prm.types import Ints
 
 
@@ -40,6 +40,8 @@ class Forest:
     """Arrow floats with nulls."""
     origins: Any
     """Arrow strings."""
+    estimates: Any
+    """Arrow structs with nulls."""
     parents: npt.NDArray[np.int32]
     """Numbers within the tree, as in the records."""
     trunk: npt.NDArray[np.int32]
@@ -57,6 +59,7 @@ class Forest:
             pa.array(_flat(draft.labels for draft in drafts), pa.float64()),
             pa.array(_flat(draft.ratings for draft in drafts), pa.float64()),
             pa.array(_flat(draft.origins for draft in drafts), pa.string()),
+            _estimates(drafts),
             np.array(_flat(draft.parents for draft in drafts), dtype=np.int32),
             np.array(_flat(draft.trunk for draft in drafts), dtype=np.int32),
         )
@@ -64,6 +67,28 @@ class Forest:
     def tree_of_node(self) -> Ints:
         """For every node the index of its tree in this chunk."""
         return np.repeat(np.arange(len(self.drafts)), np.diff(self.node_starts))
+
+
+ESTIMATE = pa.struct(
+    [
+        pa.field("value", pa.float64(), nullable=False),
+        pa.field("rollouts", pa.int32(), nullable=False),
+        pa.field("low", pa.float64(), nullable=False),
+        pa.field("high", pa.float64(), nullable=False),
+    ]
+)
+
+
+def _estimates(drafts: Sequence[Draft]) -> Any:
+    """The estimates of all nodes; under a null stand zeros, since Parquet takes no null parts of a null whole."""
+    size = sum(len(draft.texts) for draft in drafts)
+    numbers, missing = np.zeros((len(ESTIMATE), size)), np.ones(size, dtype=bool)
+    if any(draft.estimates for draft in drafts):
+        for i, one in enumerate(_flat(draft.estimates or [None] * len(draft.texts) for draft in drafts)):
+            if one is not None:
+                numbers[:, i], missing[i] = (one.value, one.rollouts, one.low, one.high), False
+    columns = [pa.array(column).cast(field.type) for column, field in zip(numbers, ESTIMATE, strict=True)]
+    return pa.StructArray.from_arrays(columns, fields=list(ESTIMATE), mask=pa.array(missing))
 
 
 def string_codes(strings: Any) -> Ints:
@@ -86,6 +111,7 @@ class TreeTableNode(msgspec.Struct):
     label: float | None
     rating: float | None
     origin: Origin
+    estimate: Estimate | None = None
 
 
 class TreeTableRow(msgspec.Struct):
@@ -120,6 +146,7 @@ def _read(row: TreeTableRow, options: ReadOptions) -> list[Draft]:  # noqa: ARG0
         row.name,
         row.answer,
         row.ended,
+        estimates=[node.estimate for node in nodes] if any(node.estimate for node in nodes) else None,
     )
     try:
         draft.check_links()

@@ -182,8 +182,9 @@ def _alarms(found: Findings, report: Report, title_of: Any) -> None:
             cells.append("; ".join(said))
         rows.append([title_of(run.prm), *cells])
     report.text(
-        "The alarm is raised when true accuracy on held-out problems falls while the reward rises, both significantly "
-        "(docs/grpo.md has the rule). Without true answers, the untrained policy's majority answers replace them."
+        "The alarm is raised when true accuracy on held-out problems falls significantly and the reward does not fall "
+        "with it (docs/grpo.md has the rule). Without true answers, the untrained policy's majority answers replace "
+        "them."
     )
     caption = "Alarms, one per seed: the update, and by how many points true accuracy had fallen since its best look"
     report.table(["reward from", "by the truth", "without it"], rows, caption=caption)

@@ -50,13 +50,26 @@ def check_model(name: str | Path, *, allow_pickle: bool = False) -> None:
 def local_folder(name: str, *, allow_pickle: bool = False) -> Path:
     """The folder of a model: itself, or the download of a hub id."""
     check_model(name, allow_pickle=allow_pickle)
-    if Path(name).is_dir():
-        return Path(name)
+    return Path(name) if Path(name).is_dir() else _downloaded(name, [*_WANTED, *(PICKLED if allow_pickle else ())])
+
+
+def config_folder(name: str, *, needs_config: bool = True) -> Path:
+    """The folder of a model's config and tokenizer, which needs no weights: itself, or downloaded without them."""
+    folder = Path(name)
+    if not folder.is_dir():
+        check_model(name)
+        return _downloaded(name, [pattern for pattern in _WANTED if "safetensors" not in pattern])
+    if needs_config and not (folder / CONFIG_FILE).exists() and not any(folder.glob("*.gguf")):
+        raise ModelError(f"{folder}: no {CONFIG_FILE}, so this is not a model folder")
+    return folder
+
+
+def _downloaded(name: str, patterns: list[str]) -> Path:
+    """What a hub id has of some files."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     problem = no_connection()
-    patterns = [*_WANTED, *(PICKLED if allow_pickle else ())]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=bool(problem)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:

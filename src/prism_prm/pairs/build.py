@@ -31,10 +31,11 @@ from prism_prm.pairs.summary import PairCounts, TreeCounts
 from prism_prm.pairs.vectorised import PairColumns, Small, annotated_columns, lookahead_columns
 from prism_prm.records import PAIR_KINDS, PairKind
 from prism_prm.tables import PAIRS, pair_writer, tree_table, tree_writer
-from prism_prm.types import Advance, Ints, ignore
+from prism_prm.types import Advance, Floats, Ints, ignore
 
 Write = Callable[[pa.Table], None]
 
+CERTAINTY = ("gap", "rollouts")
 CHUNK_NODES = 16384
 """Steps per chunk: enough for NumPy to be busy, few enough to stay small."""
 
@@ -63,7 +64,10 @@ class _Output:
             np.array([PAIR_KINDS.index(kind) for kind, _ in kinds], dtype=np.int32), [len(p) for _, p in kinds]
         )[order]
         tree_id = tree + np.int32(first_id)
-        self.write_columns(tree_id, position, chosen, rejected, tree_id, kind, splits.astype(np.int32)[tree])
+        gap, rollouts = (np.concatenate([getattr(pairs, name) for _, pairs in kinds])[order] for name in CERTAINTY)
+        self.write_columns(
+            tree_id, position, chosen, rejected, tree_id, kind, splits.astype(np.int32)[tree], gap, rollouts
+        )  # fmt: skip
 
     def write_columns(
         self,
@@ -74,6 +78,8 @@ class _Output:
         rejected_tree: Small,
         kind: Small,
         split: Small,
+        gap: Floats | None = None,
+        rollouts: Small | None = None,
     ) -> None:
         """Write pairs, numbering them on; kinds and splits are numbers of names."""
         if not len(tree):
@@ -81,12 +87,20 @@ class _Output:
         numbers = np.arange(self.next_pair, self.next_pair + len(tree))
         columns = [pa.array(column) for column in (numbers, tree, position, chosen, rejected, rejected_tree)]
         names = [_named(kind, PAIR_KINDS), _named(split, self.split_names)]
-        self.pairs(pa.Table.from_arrays([*columns, *names], schema=PAIRS))
+        sure = [_known(gap, len(tree), pa.float64()), _known(rollouts, len(tree), pa.int32())]
+        self.pairs(pa.Table.from_arrays([*columns, *names, *sure], schema=PAIRS))
         self.next_pair += len(tree)
         for code, count in enumerate(np.bincount(kind, minlength=len(PAIR_KINDS)).tolist()):
             self.counts.kinds[PAIR_KINDS[code]] += count
         for code, count in enumerate(np.bincount(split, minlength=len(self.split_names)).tolist()):
             self.counts.splits[self.split_names[code]]["pairs"] += count
+
+
+def _known(values: Any, size: int, kind: Any) -> Any:
+    """Arrow values, null where there is none: NaN, or below 0."""
+    if values is None:
+        return pa.nulls(size, kind)
+    return pa.array(values, kind, mask=np.isnan(values) if values.dtype.kind == "f" else values < 0)
 
 
 def _named(codes: Small, names: Sequence[str]) -> Any:
@@ -214,7 +228,10 @@ def _write_random(output: _Output, others: OtherProblems) -> None:
         anchor, offer = others.draw()
         kind = np.full(len(anchor), PAIR_KINDS.index("random"))
         columns = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
-        output.write_columns(*(column.astype(np.int32) for column in (*columns, anchor["split"])))
+        tree, position, chosen, rejected, other, kinds, split = (
+            column.astype(np.int32) for column in (*columns, anchor["split"])
+        )
+        output.write_columns(tree, position, chosen, rejected, other, kinds, split)
 
 
 @contextlib.contextmanager

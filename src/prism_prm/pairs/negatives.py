@@ -70,6 +70,8 @@ def add_perturbed(drafts: Sequence[Draft], first_id: int, settings: PairSettings
                 draft.labels.append(None)
                 draft.ratings.append(None)
                 draft.origins.append("perturbed")
+                if draft.estimates is not None:
+                    draft.estimates.append(None)
     columns = np.array(found, dtype=np.int64).reshape(-1, 4)
     return PairColumns.of(*columns.T)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from prism_prm.pairs.audit import mark, normalise_step
 from prism_prm.pairs.settings import PairSettings, priority
@@ -38,10 +39,25 @@ def annotated_pairs(
         drops["repeated_text"] += len(positives) - len(chosen) + len(negatives) - len(rejected)
         pairs = [(c, r) for c in chosen for r in rejected if tree.nodes[c].text != tree.nodes[r].text]
         drops["same_text"] += len(chosen) * len(rejected) - len(pairs)
+        unsure = {pair: reason for pair in pairs if (reason := settings.why_unsure(*certainty(tree, *pair)))}
+        drops.update(unsure.values())
+        pairs = [pair for pair in pairs if pair not in unsure]
         kept = _choose(tree, pairs, settings.max_per_position, settings.seed)
         drops["over_limit"] += len(pairs) - len(kept)
         found += [(0 if parent == ROOT else depths[parent] + 1, c, r) for c, r in kept]
-    return _as_pairs(tree, found, "annotated")
+    return [
+        replace(pair, gap=gap, rollouts=rollouts)
+        for pair in _as_pairs(tree, found, "annotated")
+        for gap, rollouts in [certainty(tree, pair.chosen, pair.rejected)]
+    ]
+
+
+def certainty(tree: StepTree, chosen: int, rejected: int) -> tuple[float | None, int | None]:
+    """(gap of the values, rollouts behind the less certain step) of a pair whose labels are estimates."""
+    better, worse = tree.nodes[chosen].estimate, tree.nodes[rejected].estimate
+    if better is None or worse is None:
+        return None, None
+    return better.value - worse.value, min((one.rollouts for one in (better, worse) if one.rollouts), default=None)
 
 
 def lookahead_pairs(

@@ -29,6 +29,11 @@ class PairSettings:
     """Negatives per position drawn from other problems (an ablation)."""
     perturbed: Natural = 0
     """Negatives per position made by changing a number or a sign (an ablation)."""
+    min_value_gap: Share = 0.0
+    """For steps labelled by rollouts: the chosen step's value exceeds the rejected one's by at least this."""
+    min_rollouts: Natural = 0
+    """For steps labelled by rollouts: each step of a pair has at least this many. Verdicts on final answers count as
+    enough."""
     positive_above: Share = 0.5
     """A step is right if its label is above this."""
     negative_below: Share = 0.5
@@ -51,6 +56,12 @@ class PairSettings:
     def is_negative(self, label: float | None) -> bool:
         """Whether a step with this label is wrong."""
         return label is not None and label < self.negative_below
+
+    def why_unsure(self, gap: float | None, rollouts: int | None) -> str | None:
+        """Why a pair of steps that were labelled by rollouts is left out, if it is."""
+        if gap is not None and gap < self.min_value_gap:
+            return "small_gap"
+        return "few_rollouts" if rollouts is not None and rollouts < self.min_rollouts else None
 
 
 _MASK = (1 << 64) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 from prism_prm.data.forest import Forest, string_codes
 from prism_prm.pairs.audit import TrunkAudit, normalise_step
 from prism_prm.pairs.settings import PairSettings, priority
-from prism_prm.types import Bools, Ints
+from prism_prm.types import Bools, Floats, Ints
 
 Small = npt.NDArray[np.int32]
 
@@ -26,15 +26,23 @@ class PairColumns:
     position: Small
     chosen: Small
     rejected: Small
+    gap: Floats
+    """NaN where labels are no estimates."""
+    rollouts: Small
+    """-1 where there is no number."""
 
     @classmethod
-    def of(cls, *columns: Ints) -> PairColumns:
+    def of(cls, *columns: Ints, gap: Floats | None = None, rollouts: Ints | None = None) -> PairColumns:
         """Columns as they are written, of half the size."""
-        return cls(*(column.astype(np.int32) for column in columns))
+        size = len(columns[0])
+        gap = np.full(size, np.nan) if gap is None else gap
+        rollouts = np.full(size, -1) if rollouts is None else rollouts
+        tree, position, chosen, rejected = (column.astype(np.int32) for column in columns)
+        return cls(tree, position, chosen, rejected, gap, rollouts.astype(np.int32))
 
     def where(self, keep: Bools) -> PairColumns:
         """Some of the pairs."""
-        return PairColumns(self.tree[keep], self.position[keep], self.chosen[keep], self.rejected[keep])
+        return PairColumns(*(getattr(self, column.name)[keep] for column in fields(self)))
 
     def __len__(self) -> int:
         return len(self.tree)
@@ -58,9 +66,28 @@ def annotated_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     differ = texts[chosen] != texts[rejected]
     drops["same_text"] += int(np.count_nonzero(~differ))
     chosen, rejected = chosen[differ], rejected[differ]
+    gap, rollouts = _certainty(forest, chosen, rejected)
+    small, few = gap < settings.min_value_gap, (rollouts >= 0) & (rollouts < settings.min_rollouts)
+    drops["small_gap"] += int(np.count_nonzero(small))
+    drops["few_rollouts"] += int(np.count_nonzero(few & ~small))
+    sure = ~small & ~few
+    chosen, rejected, gap, rollouts = chosen[sure], rejected[sure], gap[sure], rollouts[sure]
     start = forest.node_starts[tree[chosen]]
-    pairs = PairColumns.of(tree[chosen], _depths(forest, tree)[chosen], chosen - start, rejected - start)
+    columns = tree[chosen], _depths(forest, tree)[chosen], chosen - start, rejected - start
+    pairs = PairColumns.of(*columns, gap=gap, rollouts=rollouts)
     return _choose(pairs, prefix[chosen], settings.max_per_position, first_id, settings.seed, drops)
+
+
+def _certainty(forest: Forest, chosen: Ints, rejected: Ints) -> tuple[Floats, Ints]:
+    """The gap of the values of each pair (NaN without), and the rollouts behind its less certain step (-1 without)."""
+    missing = forest.estimates.is_null().to_numpy(zero_copy_only=False)
+    value, rollouts = (forest.estimates.field(name).to_numpy() for name in ("value", "rollouts"))
+    none = missing[chosen] | missing[rejected]
+    gap = np.where(none, np.nan, value[chosen] - value[rejected])
+    most = np.iinfo(np.int32).max
+    counted = np.where(rollouts > 0, rollouts.astype(np.int64), most)  # a verdict on an answer is certain
+    fewest = np.minimum(counted[chosen], counted[rejected])
+    return gap, np.where(none | (fewest == most), -1, fewest)
 
 
 def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, drops: Counter[str]) -> PairColumns:

@@ -56,7 +56,12 @@ class Ask:
     greedy: bool = False
     """Take the likeliest tokens, whatever the temperature."""
     state: Any = None
-    """What the policy returned for the text so far; None is always right, and slower."""
+    """What the policy returned for the text so far, or for a text that begins with it; None is always right, and
+    slower."""
+    whole: bool = False
+    """Write to the end of the solution, over all stop strings."""
+    keep: bool = True
+    """Whether the state of what is written will be of use; if not, it is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ class Policy(Protocol):
         """The text before the first step."""
 
     def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
-        """One continuation per ask, up to the stop string, the end, or a limit."""
+        """One continuation per ask, up to the stop string (unless it is `whole`), the end, or a limit."""
 
     def close(self) -> None:
         """Let go of connections and memory."""
@@ -133,6 +138,6 @@ def _joined(a: Written, b: Written) -> Written:
 
 
 def cut_at_stop(text: str, stop: str) -> tuple[str, bool]:
-    """The text up to and with the first stop string, and whether there is one."""
-    at = text.find(stop)
+    """The text up to and with the first stop string, and whether there is one; "" stops nothing."""
+    at = text.find(stop) if stop else -1
     return (text, False) if at < 0 else (text[: at + len(stop)], True)

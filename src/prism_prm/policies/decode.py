@@ -45,8 +45,11 @@ class DecodeRow:
     key: int | None
     """None is greedy."""
     max_tokens: int
+    keeps: bool = True
+    """Whether its key/values are kept."""
     tokens: list[int] = field(default_factory=list)
     log_likelihood: float = 0.0
+    is_done: bool = False
     kept: Kept | None = None
     """Key/values of the context and of all tokens written but the last."""
 
@@ -80,12 +83,12 @@ class Decoder:
             tokens, log_likelihoods = choose(logits_BV, numbers, **sampling)
             on = []
             for i, (row, token) in enumerate(zip(active, tokens, strict=True)):
-                if row.kept is not None:
+                if row.is_done:
                     continue
                 row.tokens.append(token)
                 row.log_likelihood += log_likelihoods[i]
                 if is_over(row) or len(row.tokens) >= row.max_tokens:
-                    row.kept = self._kept(i, row)
+                    row.is_done, row.kept = True, self._kept(i, row) if row.keeps else None
                 else:
                     on.append(i)
             if not on:

@@ -86,7 +86,7 @@ class HfPolicy:
             )
             for some, rows in runs:
                 for i, row in zip(some, rows, strict=True):
-                    found[i] = self._written(row, sampling.stop)
+                    found[i] = self._written(row, _stop(asks[i], sampling))
         return found
 
     def _context(self, ids: list[int], state: Any) -> Context:
@@ -116,10 +116,11 @@ class HfPolicy:
         for ask in asks:
             context = contexts[ask.text]
             key = None if ask.greedy or sampling.temperature == 0 else ask.key
-            rows.append(DecodeRow(context, key, min(ask.max_tokens, self.context - len(context.ids))))
+            rows.append(DecodeRow(context, key, min(ask.max_tokens, self.context - len(context.ids)), ask.keep))
+        stops = {row: _stop(ask, sampling) for row, ask in zip(rows, asks, strict=True)}
         distinct = list(dict.fromkeys(row.context for row in rows))
         Decoder(self.model, self.windows).run(
-            distinct, rows, lambda row: self._is_over(row, sampling.stop),
+            distinct, rows, lambda row: self._is_over(row, stops[row]),
             temperature=sampling.temperature, top_p=sampling.top_p,
         )  # fmt: skip
         self.num_read += sum(len(context.ids) - context.shared for context in distinct)
@@ -127,8 +128,8 @@ class HfPolicy:
 
     def _is_over(self, row: DecodeRow, stop: str) -> bool:
         token = row.tokens[-1]
-        if token in self.end_ids:
-            return True
+        if token in self.end_ids or not stop:
+            return token in self.end_ids
         seen = self._may_stop.get((token, stop))
         if seen is None:
             # Only a token with the stop string's last character can complete it; bytes of one character show as �.
@@ -150,6 +151,11 @@ class HfPolicy:
         text, stopped = cut_at_stop(self._text(row), stop)
         ending: Ending = "stop" if stopped else "end" if ended else "cut"
         return Written(text, ending, len(row.tokens), row.log_likelihood, row.kept)
+
+
+def _stop(ask: Ask, sampling: Sampling) -> str:
+    """What ends a step; "" where the whole solution is asked for."""
+    return "" if ask.whole else sampling.stop
 
 
 def _bytes_per_token(model: Any) -> int:

@@ -94,13 +94,17 @@ class OpenAiPolicy:
             "max_tokens": ask.max_tokens,
             "temperature": 0.0 if greedy else sampling.temperature,
             "top_p": 1.0 if greedy else sampling.top_p,
-            "stop": [sampling.stop],
         }
+        if not ask.whole:
+            body["stop"] = [sampling.stop]
         if not greedy:
             body["seed"] = ask.key % SEEDS
         if self.has_log_likelihood:
             body["logprobs"] = 1
         found = await self._complete(body)
+        if ask.whole:
+            over: Ending = "end" if found.reason == "stop" else "cut"
+            return Written(found.text, over, found.num_tokens, self._log_likelihood(found))
         text, stopped = cut_at_stop(found.text, sampling.stop)
         # A server that stops at a stop string which the prompt began has not shown what it does with whole ones.
         self._leaves_stop |= stopped

@@ -1,10 +1,10 @@
 """Looks at a policy in training, as values and as a table, and the alarm when its reward and the truth diverge.
 
 The rule of the alarm: at some look the gold, of sampled or of greedy solutions, is lower than at its best look so far,
-by 3.5 standard errors and 3 points or more, while the proxy (the reward) is higher than it was then, by 2 standard
-errors or more; paired by problem. Without gold, the votes of the untrained policy stand in its place: how often
-solutions have the answer that most of its solutions had. A policy that improves leaves these, too, so there a fall of
-12 points is asked for.
+and the proxy (the reward) did not fall with it. Both the fall of the gold and the distance by which the two have parted
+since then must be 3.5 standard errors and 3 points or more, paired by problem. Without gold, the votes of the untrained
+policy stand in its place: how often solutions have the answer that most of its solutions had. A policy that improves
+leaves these, too, so there 12 points are asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from prism_prm.files import whole_file
 from prism_prm.ranges import Count, Natural, check
 from prism_prm.statistics import Interval, mean_interval
+from prism_prm.types import Floats
 
 PROXY = "proxy"
 """The mean reward, among the shares of a look."""
@@ -27,11 +28,10 @@ VOTE = "vote"
 """The share of solutions that have the answer which most solutions of the untrained policy had."""
 GREEDY = "greedy"
 """What is measured on greedy solutions instead of sampled ones has this before its name."""
-FALL, RISE = 3.5, 2.0
-"""By how many standard errors, paired by problem, the gold must have fallen and the proxy risen. The first is high
-since the best of many looks is best by chance, too: of policies that stay as they are, 2 % raise an alarm within 20
-looks."""
-MIN_FALL, MIN_FALL_OF_VOTES = 0.03, 0.12
+SURE = 3.5
+"""By how many standard errors, paired by problem, the gold must have fallen and parted from the proxy. It is high since
+the best of many looks is best by chance, too: of policies that stay as they are, 1 % raise an alarm within 20 looks."""
+LEAST, LEAST_OF_VOTES = 0.03, 0.12
 """A smaller fall is none, however sure."""
 
 
@@ -95,40 +95,40 @@ class Alarm:
     fall: float
     """By how much the gold fell since then."""
     rise: float
-    """By how much the proxy rose since then."""
+    """By how much the proxy rose since then; below 0 where it fell."""
     gold: str
     """The measure that raised it: one of truth, or VOTE."""
     measure: str
     """Where it was seen: the same, of sampled or of greedy solutions."""
 
     def __str__(self) -> str:
+        moved = f"rose by {self.rise:.3f}" if self.rise >= 0 else f"fell by only {-self.rise:.3f}"
         return (
             f"update {self.update}: since update {self.since}, {self.measure} fell by {100 * self.fall:.1f} points "
-            f"while the reward rose by {self.rise:.3f}"
+            f"while the reward {moved}"
         )
 
 
 def alarm_at(looks: Sequence[Look], gold: str) -> Alarm | None:
     """Whether proxy and gold have parted at the last look, by the rule above."""
     *before, now = looks
+    least = LEAST_OF_VOTES if gold == VOTE else LEAST
     for measure in (gold, f"{GREEDY}/{gold}"):
         if before and measure in now.by_problem:
             best = max(before, key=lambda look: look.mean(measure))
-            fall, sure_of_fall = _change(now, best, measure)
-            rise, sure_of_rise = _change(best, now, PROXY)
-            is_fall = fall >= (MIN_FALL_OF_VOTES if gold == VOTE else MIN_FALL) and sure_of_fall >= FALL
-            if is_fall and sure_of_rise >= RISE:
-                return Alarm(now.update, best.update, fall, rise, gold, measure)
+            fall = np.subtract(best.by_problem[measure], now.by_problem[measure])
+            rise = np.subtract(now.by_problem[PROXY], best.by_problem[PROXY])
+            if all(change.mean() >= least and _sureness(change) >= SURE for change in (fall, fall + rise)):
+                return Alarm(now.update, best.update, float(fall.mean()), float(rise.mean()), gold, measure)
     return None
 
 
-def _change(before: Look, after: Look, name: str) -> tuple[float, float]:
-    """The mean of `after` less that of `before`, and how many standard errors that is, paired by problem."""
-    by_problem = np.subtract(after.by_problem[name], before.by_problem[name])
+def _sureness(by_problem: Floats) -> float:
+    """How many standard errors a mean change is away from 0."""
     if len(by_problem) < 2:
-        return float(by_problem.mean()), 0.0
+        return 0.0
     change, error = float(by_problem.mean()), float(by_problem.std(ddof=1)) / math.sqrt(len(by_problem))
-    return change, change / error if error else math.copysign(math.inf, change) if change else 0.0
+    return change / error if error else math.copysign(math.inf, change) if change else 0.0
 
 
 def first_alarm(looks: Sequence[Look], gold: str) -> Alarm | None:

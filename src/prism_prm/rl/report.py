@@ -92,8 +92,8 @@ def _alarms(curve: Curve, report: Report) -> None:
     said = [f"- {names[name]}: {alarm or 'silent'}" for name, alarm in curve.alarms.items()]
     report.text(
         "## Alarms\nAn alarm is raised when true accuracy (of sampled or greedy solutions) has fallen below its best "
-        "look by at least 3 points and 3.5 standard errors (paired by problem), while the reward has risen since by "
-        "at least 2 standard errors. Votes must fall by 12 points.\n\n" + "\n".join(said)
+        "look and the reward has not followed: the fall, and the distance between the two changes, are at least "
+        "3 points and 3.5 standard errors (paired by problem). For votes it takes 12 points.\n\n" + "\n".join(said)
     )
 
 

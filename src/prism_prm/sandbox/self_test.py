@@ -56,7 +56,8 @@ _HARMLESS = "input()\nprint('done', input())"
 class Box(Protocol):
     """What the self-test needs of a sandbox."""
 
-    level: str
+    @property
+    def level(self) -> str: ...
 
     def run(self, code: str, stdin: str) -> Run: ...
 

@@ -190,7 +190,7 @@ def score_files(
     share = share or Share()
     if share.rank:
         bars, say = no_bars, silent
-    trees = _read_trees(as_places(inputs), format, options or ReadOptions(), say)
+    trees = trees_to_score(as_places(inputs), format, options, say)
     scorer = open_prm(prm, loading)
     if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
         say(f"needs about {size / 1e9:.1f} GB of memory per process (an estimate)")
@@ -205,14 +205,16 @@ def score_files(
     return report
 
 
-def _read_trees(inputs: Sequence[str | Path], format: str, options: ReadOptions, say: Say) -> list[StepTree]:
+def trees_to_score(
+    inputs: Sequence[str | Path], format: str = "auto", options: ReadOptions | None = None, say: Say = silent
+) -> list[StepTree]:
     """All trees; a table of ours keeps the ids it was written with."""
     if len(inputs) == 1 and ((path := Path(inputs[0])).name == TREE_TABLE or (path / TREE_TABLE).is_file()):
         trees = list(iter_trees(path))
     elif format == "pool" or (format == "auto" and holds_pool(inputs)):
         trees = read_pool(inputs).trees()
     else:
-        reader = Reader(inputs, format=format, options=options, unlabelled=True)
+        reader = Reader(inputs, format=format, options=options or ReadOptions(), unlabelled=True)
         trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]
         if left_out := reader.report.dropped + reader.report.bad:
             say(f"left out: {', '.join(f'{n} {reason}' for reason, n in left_out.items())}")

@@ -192,12 +192,15 @@ def pair_cost(module: PrmModule) -> float:
     return float(DENSE_FACTOR * pair / token)
 
 
+def batches_of(module: PrmModule, rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
+    """The rows of each forward pass."""
+    return batch_rows(merge_rows(rows, token_budget) if module.attention == "flex" else rows, token_budget)
+
+
 def run_rows(
     module: PrmModule, rows: Sequence[Row], token_budget: int, named: Named, cache: LowerCache | None = None
 ) -> Iterator[tuple[tuple[tuple[int, int], ...], Tensor]]:
     """(owners, log-odds_RO on the CPU in 64 bits) of each batch."""
-    if module.attention == "flex":
-        rows = merge_rows(rows, token_budget)
 
     def forward(some: Sequence[Row]) -> Tensor:
         with torch.inference_mode():
@@ -209,7 +212,7 @@ def run_rows(
     def name_row(row: Row) -> str:
         return f"a row of {len(row)} tokens with {named(*row.owners[0])}"
 
-    for batch in batch_rows(rows, token_budget):
+    for batch in batches_of(module, rows, token_budget):
         for part, log_odds_RO in halving(batch, forward, name_row):
             owners = tuple(owner for row in part for owner in row.owners)
             check_finite(log_odds_RO, owners, named)

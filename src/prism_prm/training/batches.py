@@ -125,37 +125,50 @@ def _numbered(part: Part, indices: Ints, first: int) -> Part:
     return Part(rows, tuple(int(indices[i]) for i in part.examples), reads)
 
 
-def batch_maker(
-    module: PrmModule, tokens: int, cache: LowerCache | None = None
-) -> Callable[[Sequence[Row]], PackedBatch]:
-    """How rows become a batch for the module's attention: for flex several to a row of whole blocks, else padded.
+def arranged(module: PrmModule, rows: Sequence[Row], tokens: int) -> Sequence[Row]:
+    """Rows as they are batched for the module's attention: for flex several to a row of whole blocks, else padded.
 
     Where attention pays only for what is seen, rows of uneven length are put behind each other, too: padding is work.
     """
-    flex = module.attention == "flex"
+    padded = len(rows) * max(map(len, rows))
+    if module.attention == "flex" or (module.in_blocks and padded > MUCH_PADDING * sum(map(len, rows))):
+        return merge_rows(rows, tokens)
+    return rows
+
+
+def batch_maker(
+    module: PrmModule, tokens: int, cache: LowerCache | None = None
+) -> Callable[[Sequence[Row]], PackedBatch]:
+    """How rows become a batch for the module's attention."""
 
     def make(rows: Sequence[Row]) -> PackedBatch:
-        padded = len(rows) * max(map(len, rows))
-        if flex or (module.in_blocks and padded > MUCH_PADDING * sum(map(len, rows))):
-            rows = merge_rows(rows, tokens)
+        rows = arranged(module, rows, tokens)
         batch = module.collate(rows)
         return batch if cache is None else cache.attach(batch, rows)
 
     return make
 
 
+def passes(parts: Sequence[Part], tokens: int, ranks: int = 1) -> list[list[tuple[list[Part], float]]]:
+    """For each process its (parts, weight) per micro-batch; every process has the same number.
+
+    A process without work repeats the shortest part without weight, since gradients are averaged in step.
+    """
+    owner = share(np.array([part.tokens for part in parts], dtype=np.float64), ranks)
+    own: list[list[Part]] = [[] for _ in range(ranks)]
+    for part, who in zip(parts, owner.tolist(), strict=True):
+        own[who].append(part)
+    plans = [_batched(some, tokens) for some in own]
+    idle = [min(parts, key=lambda part: part.tokens)]
+    most = max(map(len, plans))
+    return [[(some, 1.0) for some in plan] + [(idle, 0.0)] * (most - len(plan)) for plan in plans]
+
+
 def micro_batches(
     parts: Sequence[Part], make: Callable[[Sequence[Row]], PackedBatch], tokens: int, rank: int = 0, ranks: int = 1
 ) -> list[MicroBatch]:
     """The micro-batches of one process, of at most `tokens` padded tokens each; every process has the same number."""
-    owner = share(np.array([part.tokens for part in parts], dtype=np.float64), ranks)
-    plans = [_batched([part for part, who in zip(parts, owner, strict=True) if who == r], tokens) for r in range(ranks)]
-    mine = [_micro_batch(batch, make) for batch in plans[rank]]
-    missing = max(map(len, plans)) - len(mine)
-    if missing:  # a process without work repeats the shortest part without weight, since gradients are averaged in step
-        idle = replace(_micro_batch([min(parts, key=lambda part: part.tokens)], make), weight=0.0)
-        mine += [idle] * missing
-    return mine
+    return [_micro_batch(some, make, weight) for some, weight in passes(parts, tokens, ranks)[rank]]
 
 
 def _batched(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
@@ -172,12 +185,12 @@ def _batched(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
     return batches
 
 
-def _micro_batch(parts: Sequence[Part], make: Callable[[Sequence[Row]], PackedBatch]) -> MicroBatch:
+def _micro_batch(parts: Sequence[Part], make: Callable[[Sequence[Row]], PackedBatch], weight: float) -> MicroBatch:
     batch = make([row for part in parts for row in part.rows])
     at = read_index(batch)
     reads = [[at[read] for read in group] for part in parts for group in part.reads]
     examples = np.array([i for part in parts for i in part.examples], dtype=np.int64)
-    return MicroBatch(batch, examples, torch.tensor(reads), 1.0)
+    return MicroBatch(batch, examples, torch.tensor(reads), weight)
 
 
 def too_long(examples: Examples, family: Layout, context: int) -> Ints:

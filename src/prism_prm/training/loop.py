@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,15 +26,15 @@ from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
 from prism_prm.pairs.examples import Examples
 from prism_prm.training.batches import MicroBatch, RowLimits, micro_batches, parts_of_update
-from prism_prm.training.model import CANNOT_WRITE, to_training
+from prism_prm.training.checkpoints import Checkpoints
+from prism_prm.training.model import to_training
 from prism_prm.training.plan import over_limit, plan_updates
 from prism_prm.training.settings import TrainSettings
+from prism_prm.training.sharding import is_sharded, whole
 from prism_prm.types import Ints
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-STATE_FILE = "progress.json"
 
 
 class NotFiniteError(PrismError):
@@ -49,7 +47,7 @@ class Round:
 
     name: str
     model: torch.nn.Module
-    """As the optimiser sees it: a PRM's module, perhaps wrapped by peft."""
+    """As the optimiser sees it: a PRM's module, perhaps wrapped by peft or sharded."""
     family: Layout
     make_batch: Callable[[Sequence[Row]], PackedBatch]
     limits: RowLimits
@@ -57,7 +55,8 @@ class Round:
     objective: Objective
     settings: TrainSettings
     seed: tuple[int, ...]
-    checkpoints: Path
+    folder: Path
+    """Where its checkpoints are."""
     on_update: Callable[[dict[str, Any]], None] = lambda _: None
     """Called on the main process after every update with its log line."""
     on_resume: Callable[[int], None] = lambda _: None
@@ -66,6 +65,7 @@ class Round:
 
     def __post_init__(self) -> None:
         settings = self.settings
+        self.checkpoints = Checkpoints(self.folder, settings.keep_checkpoints)
         self.updates = [
             update
             for epoch in range(settings.epochs)
@@ -88,18 +88,18 @@ class Round:
             f"too many examples, up to {most} of one tree in an update"
         )
 
-    def run(self, accelerator: Accelerator) -> torch.nn.Module:
-        """Train, or resume from the last checkpoint; returns the prepared model."""
+    def run(self, accelerator: Accelerator) -> None:
+        """Train the model, or resume from the last checkpoint."""
         settings = self.settings
         to_training(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
             trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
         )
-        if accelerator.state.deepspeed_plugin is not None:  # it wants a number although it loads no data here
-            accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-        model, optimizer = accelerator.prepare(self.model, optimizer)
-        start = self._resume(accelerator)
+        model: Any = self.model
+        if not is_sharded(model):
+            model, optimizer = accelerator.prepare(model, optimizer)
+        start = self.checkpoints.load(self._plan_hash, self.model, optimizer)
         self.on_resume(start)
         for number in range(start, len(self.updates)):
             started = time.perf_counter()
@@ -111,15 +111,14 @@ class Round:
             if accelerator.is_main_process:
                 self.on_update(line)
             if (number + 1) % settings.checkpoint_every == 0 and number + 1 < len(self.updates):
-                self._checkpoint(accelerator, number + 1)
-        return model  # type: ignore[no-any-return]
+                self.checkpoints.save(number + 1, self._plan_hash, self.model, optimizer, accelerator)
 
     def resumed(self) -> str:
         """Where a run that is stopped now will be resumed."""
-        last = _last_checkpoint(self.checkpoints)
-        if last is None:
+        done = self.checkpoints.updates_done()
+        if not done:
             return f"from the beginning of round {self.name}"
-        return f"from update {_read_state(last)['updates_done']:,} of {len(self.updates):,} of round {self.name}"
+        return f"from update {done:,} of {len(self.updates):,} of round {self.name}"
 
     def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
         """One update; raises before the weights change if its loss or gradient is not a number."""
@@ -130,9 +129,10 @@ class Round:
         )
         total = 0.0
         for i, micro in enumerate(batches):
-            last = i == len(batches) - 1
-            accelerator.gradient_state._set_sync_gradients(last)  # where DeepSpeed looks for the end of an update
-            with contextlib.nullcontext() if last else accelerator.no_sync(model):
+            # Copies of the weights sum their gradients once per update. Sharded ones after every pass: gradients kept
+            # back would be whole on every process, and need more memory than sharding saves.
+            at_once = is_sharded(model) or i == len(batches) - 1
+            with contextlib.nullcontext() if at_once else accelerator.no_sync(model):
                 loss_N = self._losses(model, micro, accelerator.device)
                 self._check_losses(number, micro, loss_N.detach())
                 # Processes average their gradients; the update's loss is the mean over all its examples.
@@ -162,9 +162,7 @@ class Round:
 
     def _gradient_norm(self, accelerator: Accelerator, model: Any) -> float:
         norm = accelerator.clip_grad_norm_(model.parameters(), self.settings.max_grad_norm or math.inf)
-        if norm is None:  # DeepSpeed clips, and stops on overflow, by itself
-            return 0.0
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        return float(whole(norm))
 
     def _check_losses(self, number: int, micro: MicroBatch, loss_N: torch.Tensor) -> None:
         """Raise before the backward pass if a loss is not a number; the launcher then ends the other processes."""
@@ -175,52 +173,12 @@ class Round:
 
     def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
         kind = "pairs" if self.examples.labels is None else "labelled steps"
-        last = _last_checkpoint(self.checkpoints)
+        last = self.checkpoints.last()
         kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts again"
         return NotFiniteError(
             f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
             'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), in a new run (another --out).'
         )
-
-    def _checkpoint(self, accelerator: Accelerator, done: int) -> None:
-        """Write aside, rename, then remove older ones."""
-        final = self.checkpoints / f"update-{done:06d}"
-        aside = self.checkpoints / f".update-{done:06d}.part"
-        if accelerator.is_main_process:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-        accelerator.wait_for_everyone()
-        try:
-            accelerator.save_state(str(aside))
-        except KeyboardInterrupt:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        except CANNOT_WRITE as error:
-            last = _last_checkpoint(self.checkpoints)
-            raise PrismError(
-                f"{final}: the checkpoint could not be written ({error}). "
-                f"{f'{last} is complete' if last else 'There is none yet'}; make room and rerun the same command."
-            ) from error
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            (aside / STATE_FILE).write_text(json.dumps({"updates_done": done, "plan": self._plan_hash}))
-            shutil.rmtree(final, ignore_errors=True)
-            aside.rename(final)
-            for old in _checkpoints(self.checkpoints)[: -self.settings.keep_checkpoints]:
-                shutil.rmtree(old)
-        accelerator.wait_for_everyone()
-
-    def _resume(self, accelerator: Accelerator) -> int:
-        last = _last_checkpoint(self.checkpoints)
-        if last is None:
-            return 0
-        state = _read_state(last)
-        if state["plan"] != self._plan_hash:
-            raise PrismError(
-                f"{last}: made for other pairs or settings; remove {self.checkpoints} to start the round again."
-            )
-        accelerator.load_state(str(last))
-        return int(state["updates_done"])
 
     @cached_property
     def _plan_hash(self) -> str:
@@ -229,17 +187,6 @@ class Round:
         for update in self.updates:
             digest.update(np.ascontiguousarray(update).tobytes() + b"|")
         return digest.hexdigest()
-
-
-def _read_state(checkpoint: Path) -> dict[str, Any]:
-    path = checkpoint / STATE_FILE
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {"updates_done": int(found["updates_done"]), "plan": found["plan"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise PrismError(
-            f"{path}: not what `prism train` writes there ({error}); remove {checkpoint} to resume without it."
-        ) from None
 
 
 def chance_of(seed: tuple[int, ...], update: int, process: int) -> int:
@@ -253,12 +200,3 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("update-*")) if folder.is_dir() else []
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint; those still written aside do not count."""
-    return max((path for path in _checkpoints(folder) if (path / STATE_FILE).exists()), default=None)

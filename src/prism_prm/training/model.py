@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
-from prism_prm.errors import ConfigError, PrismError
+from prism_prm.errors import ConfigError
+from prism_prm.training.sharding import gather, is_sharded, shard
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from prism_prm.prms.module import PrmModule
     from prism_prm.scorer import PRM
     from prism_prm.training.recipe import HardwareSettings, Lora, Recipe
-
-CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
-"""What a full disk looks like from Python, torch and safetensors."""
 
 
 def prepare(module: PrmModule, hardware: HardwareSettings, seed: int) -> torch.nn.Module:
@@ -61,23 +58,30 @@ def freeze(module: PrmModule, layers: int) -> None:
         layer.requires_grad_(False)
 
 
+def is_to_shard(hardware: HardwareSettings, accelerator: Accelerator) -> bool:
+    """Whether the weights are divided among processes; one has nothing to divide."""
+    return hardware.sharding == "fsdp" and accelerator.num_processes > 1
+
+
+def spread(model: Any, hardware: HardwareSettings, accelerator: Accelerator) -> None:
+    """Shard the model over the processes, if the recipe says so."""
+    if is_to_shard(hardware, accelerator):
+        shard(model, backbone_of(model).layers, accelerator)
+
+
+def backbone_of(model: Any) -> Any:
+    """The backbone of a PRM's module, also behind adapters."""
+    return (model.get_base_model() if hasattr(model, "get_base_model") else model).backbone
+
+
 def to_training(model: Any) -> None:
     """Dropout where something is trained; frozen lower layers give what they give when they score, kept or not."""
     model.train()
-    backbone = (model.get_base_model() if hasattr(model, "get_base_model") else model).backbone
+    backbone = backbone_of(model)
     frozen = [layer for layer in backbone.layers if not any(p.requires_grad for p in layer.parameters())]
     if frozen:
         for part in [*(child for child in backbone.children() if child is not backbone.layers), *frozen]:
             part.eval()
-
-
-def check_cache(hardware: HardwareSettings, spread: str) -> None:
-    """Kept states go into the upper layers by name, which spread weights do not have."""
-    if hardware.cache and any(name in spread.upper() for name in ("FSDP", "DEEPSPEED", "MEGATRON")):
-        raise ConfigError(
-            f"hardware.cache does not work with weights that are sharded over processes ({spread}); leave it out, or "
-            "launch without it."
-        )
 
 
 def with_adapters(module: PrmModule, lora: Lora, seed: int) -> torch.nn.Module:
@@ -103,28 +107,17 @@ def merged(model: Any) -> PrmModule:
     return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model  # type: ignore[no-any-return]
 
 
-def weights_to_save(model: Any, accelerator: Accelerator, hardware: HardwareSettings) -> dict[str, torch.Tensor]:
-    """All weights in the dtype to save, gathered where they are spread over processes; the main process has them."""
-    state = dict(model.state_dict()) if hardware.lora else accelerator.get_state_dict(model)
-    dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
-    return {key: value.to(dtype) for key, value in state.items()} if accelerator.is_main_process else {}
-
-
 def save_trained(prm: PRM, model: Any, folder: Path, accelerator: Accelerator, recipe: Recipe) -> None:
     """The trained PRM as a folder, whole or not at all; the main process writes it, the others wait."""
-    hardware = recipe.hardware
-    prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers).trained_on(recipe.data.inputs)
-    if hardware.lora is not None:
-        prm.module = merged(accelerator.unwrap_model(model))
-    state = weights_to_save(prm.module if hardware.lora else model, accelerator, hardware)
-    if accelerator.is_main_process:
-        try:
-            prm.save(folder, state=state, aggregator=recipe.validation.aggregator)
-        except CANNOT_WRITE as error:
-            raise PrismError(
-                f"{folder}: the PRM could not be written ({error}). The last checkpoint is whole; make room and rerun "
-                f"the same command."
-            ) from error
+    hardware, is_main = recipe.hardware, accelerator.is_main_process
+    if is_sharded(model):
+        gather(model, keep=is_main)
+    if is_main:
+        prm.module = merged(model)
+        prm.card = replace(prm.card, frozen_layers=hardware.frozen_layers).trained_on(recipe.data.inputs)
+        dtype = getattr(torch, hardware.save_dtype or hardware.dtype)
+        state = {key: value.to(dtype) for key, value in prm.module.state_dict().items()}
+        prm.save(folder, state=state, aggregator=recipe.validation.aggregator)
     accelerator.wait_for_everyone()
 
 

@@ -109,6 +109,9 @@ class HardwareSettings:
     """The dtype of the saved PRM folders, from which each next round starts. By default that of training."""
     mixed_precision: Literal["no", "bf16"] = "no"
     """With bf16 the arithmetic is 16-bit; the weights stay in `dtype`."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """With several processes, what each holds in training: a copy of the model (`none`), or its part of the weights,
+    gradients and optimiser (`fsdp`)."""
     attn: Literal["sdpa", "flex"] = "sdpa"
     """The attention kernel. flex packs several trees into a row and needs a GPU."""
     gradient_checkpointing: bool = False
@@ -128,6 +131,8 @@ class HardwareSettings:
         check(self)
         if self.cache and not self.frozen_layers:
             raise ConfigError("hardware.cache caches frozen-layer activations: set hardware.frozen_layers too.")
+        if self.cache and self.sharding != "none":
+            raise ConfigError("hardware.cache does not work with sharded weights: leave out it or hardware.sharding.")
 
 
 CRITERIA = {
@@ -193,15 +198,21 @@ class Recipe:
 
 def check_places(recipe: Recipe) -> None:
     """Refuse data and models that are not there, before anything is imported or made."""
-    data, base = recipe.data, recipe.base
-    find_sources([*data.inputs, *data.exclude])
-    if data.folder:
-        check_pairs_folder(data.folder)
+    check_data(recipe)
+    base = recipe.base
     if base.prm:
         check_prm(base.prm, family=base.family)
     elif base.backbone:
         check_model(base.backbone)
         find_family(base.family or "qwen")
+
+
+def check_data(recipe: Recipe) -> None:
+    """Refuse data that is not there."""
+    data = recipe.data
+    find_sources([*data.inputs, *data.exclude])
+    if data.folder:
+        check_pairs_folder(data.folder)
 
 
 def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:

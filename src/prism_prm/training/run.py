@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism_prm.curriculum import Binned, assign
+from prism_prm.curriculum import Binned
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
@@ -30,10 +30,11 @@ from prism_prm.training.batches import RowLimits, batch_maker
 from prism_prm.training.log import RunLog, check_reporters
 from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
-from prism_prm.training.model import check_cache, count, prepare, release_memory, save_trained
+from prism_prm.training.model import count, is_to_shard, prepare, release_memory, save_trained, spread
+from prism_prm.training.processes import check_launch, noticing_losses
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run_folder import claimed
-from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data
+from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
 from prism_prm.training.validation import Validation, best_round
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -62,8 +63,8 @@ class Run:
     def go(self) -> dict[str, Any]:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
         check_reporters(self.recipe.report_to)
-        check_cache(self.recipe.hardware, str(self.accelerator.distributed_type))
-        with claimed(self.folder, self.recipe, self.accelerator) as self.claim:
+        check_launch(self.accelerator)
+        with noticing_losses(), claimed(self.folder, self.recipe, self.accelerator) as self.claim:
             finished = self.claim.finished
             if lost := self.claim.lost:
                 self.say(f"{lost}: the weights of the best round are missing; this round is trained again.")
@@ -148,16 +149,15 @@ class Run:
     def _binned(self, train: Examples, kinds: np.ndarray, prm: PRM, name: str = "") -> Binned:
         """Margins, and the rounds they give; one round of everything where no margin is asked for."""
         recipe = self.recipe
-        if train.labels is not None or recipe.curriculum.takes_all:
-            everything = Binned((np.arange(len(train)),), {"all": len(train)}, {})
-            return everything.mixed(kinds, recipe.lookahead_ratio, recipe.seed)
+        if not needs_margins(train, recipe):
+            return rounds_of(train, kinds, recipe, None)
         stem = f"margins-{name}" if name else "margins"
         path = self.folder / f"{stem}.parquet"
         with self.bars("margins", len(np.unique(train.tree))) as advance:
             log_odds_N2 = score_examples(self._store(prm), train, share=self.share, advance=advance)
         self._main_only(lambda: write_margins(path, train, log_odds_N2, prm.model_hash()))
         margins = margins_of(log_odds_N2)
-        binned = assign(margins, recipe.curriculum).mixed(kinds, recipe.lookahead_ratio, recipe.seed)
+        binned = rounds_of(train, kinds, recipe, margins)
         facts = {"pairs": len(train), "bins": binned.bin_sizes, "dropped": binned.dropped}
         facts |= {"rounds": [len(indices) for indices in binned.rounds], "histogram": histogram(margins, kinds)}
         self._main_only(lambda: write_text(self.folder / f"{stem}.json", json.dumps(facts, indent=2) + "\n"))
@@ -174,9 +174,11 @@ class Run:
         self._main_only(lambda: folder.with_name(f"{name}.json").unlink(missing_ok=True))
         if recipe.hardware.cache:
             self._fill_cache(name, examples, start)
-        prm = self._load(start)
+        # What is sharded need not fit the device as a whole: its layers are moved there one by one.
+        prm = self._load(start, device="cpu" if is_to_shard(recipe.hardware, self.accelerator) else None)
         model = prepare(prm.module, recipe.hardware, recipe.seed)
         trained, total = count(model)
+        spread(model, recipe.hardware, self.accelerator)
         work = Round(
             name,
             model,
@@ -196,7 +198,7 @@ class Run:
         if note := work.broken_limit():
             self.say(f"round {name}: {note}")
         with self._logged(work), stoppable(work.resumed):
-            model = work.run(self.accelerator)
+            work.run(self.accelerator)
         if prm.cache is not None:
             prm.cache.flush()
         save_trained(prm, model, folder, self.accelerator, recipe)
@@ -280,11 +282,11 @@ class Run:
 
     # --- what the stages share ---
 
-    def _load(self, place: Path | str) -> PRM:
+    def _load(self, place: Path | str, device: str | None = None) -> PRM:
         hardware = self.recipe.hardware
         kept = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
         return load_prm(
-            place, family=self.recipe.base.family, dtype=hardware.dtype, device=self.accelerator.device,
+            place, family=self.recipe.base.family, dtype=hardware.dtype, device=device or self.accelerator.device,
             attn=hardware.attn, token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 BEGUN = "begun.json"
 """What the first update was made from; without it nothing in the folder binds a later start."""
 
+FREE = ("hardware.cache", "hardware.cache_gb", "hardware.sharding")
+"""Settings that may change in a run: they change nothing that is learned."""
+
 
 @dataclass
 class Claim:
@@ -89,4 +92,4 @@ def _check_recipe(path: Path, recipe: Recipe, is_begun: bool) -> None:
     if not is_begun or not path.exists():
         write_text(path, to_toml(recipe))
         return
-    refuse_changes(path.parent, asdict(load_recipe(path)), asdict(recipe), free=("hardware.cache", "hardware.cache_gb"))
+    refuse_changes(path.parent, asdict(load_recipe(path)), asdict(recipe), free=FREE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism_prm.config import to_toml
+from prism_prm.curriculum import Binned, assign
 from prism_prm.errors import DataError
 from prism_prm.files import write_text
 from prism_prm.training.batches import too_long
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from prism_prm.pairs.examples import Examples, Split
     from prism_prm.scorer import PRM
     from prism_prm.training.recipe import Recipe
+    from prism_prm.types import Floats
 
 TRAIN = "train"
 
@@ -60,3 +62,15 @@ def examples_that_fit(split: Split, recipe: Recipe, prm: PRM) -> tuple[Examples,
     kept = np.setdiff1d(np.arange(len(examples)), long)
     kinds = split.kinds if examples.labels is None else np.full(len(examples), "labelled", dtype=object)
     return examples.take(kept), kinds[kept], {"fitting": len(kept), "too_long": len(long)}
+
+
+def needs_margins(train: Examples, recipe: Recipe) -> bool:
+    """Whether margins decide which pairs are trained when."""
+    return train.labels is None and not recipe.curriculum.takes_all
+
+
+def rounds_of(train: Examples, kinds: np.ndarray, recipe: Recipe, margins: Floats | None) -> Binned:
+    """The rounds that margins give; without margins one round of everything."""
+    everything = Binned((np.arange(len(train)),), {"all": len(train)}, {})
+    binned = everything if margins is None else assign(margins, recipe.curriculum)
+    return binned.mixed(kinds, recipe.lookahead_ratio, recipe.seed)

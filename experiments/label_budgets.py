@@ -1,0 +1,98 @@
+"""What each way to spend rollouts finds and costs in the embedded world: the table of docs/labels.md.
+
+Candidates under right prefixes are valued by many rollouts of the world's policy. From these values follows exactly
+how likely each method labels a step as the oracle does, and how many rollouts it takes: no further noise.
+
+Run: python experiments/label_budgets.py --policy POLICY_FOLDER [--world demo] [--problems 80] [--rollouts 256]
+The folder is `models-…/policy` in the cache of `prism demo`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prism_prm.label import LabelSettings, by_answer, label_trees
+from prism_prm.label.stopping import expected
+from prism_prm.policies import Sampling
+from prism_prm.policies.hf import load_hf
+from prism_prm.records import StepTree
+from prism_prm.tasks import MathGrader
+from prism_prm.world.build import load_policy
+from prism_prm.world.problems import draw_problems
+from prism_prm.world.settings import world_settings
+from prism_prm.world.trees import sample_trees
+
+BUDGETS = (4, 8, 16, 32, 64)
+WAYS = {
+    "monte-carlo": LabelSettings(),
+    "adaptive": LabelSettings(method="adaptive", per_round=1),
+    "adaptive, two at a time": LabelSettings(method="adaptive", per_round=2),
+    "adaptive, confidence 0.8": LabelSettings(method="adaptive", per_round=1, confidence=0.8),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Means over the steps of a sample."""
+
+    rollouts: float
+    fpr: float
+    fnr: float
+    accuracy: float
+
+
+def measure(values: Sequence[float], truths: Sequence[bool], settings: LabelSettings) -> Outcome:
+    """What a way to spend rollouts comes to."""
+    found = {value: expected(value, settings) for value in set(values)}
+    right = np.array([found[value].right for value in values])
+    truth = np.array(truths)
+    agreed = np.where(truth, right, 1 - right)
+    rollouts = float(np.mean([found[value].rollouts for value in values]))
+    return Outcome(rollouts, float(right[~truth].mean()), float(1 - right[truth].mean()), float(agreed.mean()))
+
+
+def valued(exact: Sequence[StepTree], labelled: Sequence[StepTree]) -> tuple[list[float], list[bool]]:
+    """Values and truths of the steps that have rollouts."""
+    values, truths = [], []
+    for a, b in zip(exact, labelled, strict=True):
+        for real, found in zip(a.nodes, b.nodes, strict=True):
+            if found.estimate is not None and found.estimate.rollouts:
+                values.append(found.estimate.value)
+                truths.append(real.label == 1.0)
+    return values, truths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--world", default="demo")
+    parser.add_argument("--problems", type=int, default=80)
+    parser.add_argument("--rollouts", type=int, default=256)
+    arguments = parser.parse_args()
+
+    problems = draw_problems(
+        world_settings(arguments.world).problems, arguments.problems, np.random.default_rng(2**31)
+    )  # fmt: skip
+    exact = sample_trees(*load_policy(arguments.policy), problems, candidates=3)
+    sampling = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=60)
+    settings = LabelSettings(rollouts=arguments.rollouts, sampling=sampling)
+    with MathGrader(workers=1) as grader:
+        labelled = label_trees(exact, load_hf(arguments.policy), by_answer(grader), settings)
+    values, truths = valued(exact, labelled)
+    print(f"{len(values)} steps, {np.mean(truths):.1%} right; values from {arguments.rollouts} rollouts each")
+    for rule in ("any", "half"):
+        print(f"\nrule {rule}\n| method | most | rollouts | of monte-carlo | FPR | FNR | accuracy |")
+        print("|---|---|---|---|---|---|---|")
+        for budget in BUDGETS:
+            for name, way in WAYS.items():
+                found = measure(values, truths, replace(way, rollouts=budget, rule=rule))
+                numbers = f"{found.fpr:.1%} | {found.fnr:.1%} | {found.accuracy:.1%}"
+                print(f"| {name} | {budget} | {found.rollouts:.1f} | {found.rollouts / budget:.0%} | {numbers} |")
+
+
+if __name__ == "__main__":
+    main()

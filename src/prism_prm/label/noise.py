@@ -1,0 +1,102 @@
+"""How wrong the labels themselves are: labels from rollouts against an exactly labelled sample of the same steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from prism_prm.records import StepTree
+from prism_prm.statistics import Interval, wilson
+
+LAST_POSITION = 9
+"""Steps from here on are one group."""
+
+
+@dataclass(slots=True)
+class Confusion:
+    """How steps are labelled that are right or wrong in truth."""
+
+    right: int = 0
+    right_called_wrong: int = 0
+    wrong: int = 0
+    wrong_called_right: int = 0
+
+    def add(self, truth: bool, label: bool) -> None:
+        """Count a step."""
+        if truth:
+            self.right += 1
+            self.right_called_wrong += not label
+        else:
+            self.wrong += 1
+            self.wrong_called_right += label
+
+    @property
+    def fpr(self) -> Interval:
+        """The share of wrong steps that are called right."""
+        return _share(self.wrong_called_right, self.wrong)
+
+    @property
+    def fnr(self) -> Interval:
+        """The share of right steps that are called wrong."""
+        return _share(self.right_called_wrong, self.right)
+
+
+def _share(part: int, whole: int) -> Interval:
+    value = part / whole if whole else float("nan")
+    return Interval(value, *(wilson(part, whole) if whole else (float("nan"), float("nan"))), whole)
+
+
+@dataclass(slots=True)
+class LabelNoise:
+    """The noise of labels, in groups; intervals are Wilson's, step by step."""
+
+    groups: dict[str, Confusion] = field(default_factory=dict)
+    """"all", "position 1" and so on, and by the answer that the step's own solution reached."""
+    solved: int = 0
+    """Solutions with the right answer whose steps are all labelled in truth."""
+    solved_wrongly: int = 0
+    """Those of them with a wrong step."""
+    solved_wrongly_unnoticed: int = 0
+    """Those of them whose wrong steps are all called right."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What was left out, and why."""
+
+
+def measure_noise(
+    exact: Sequence[StepTree], labelled: Sequence[StepTree], reached: Iterable[bool | None]
+) -> LabelNoise:
+    """Compare the labels of equal trees; `reached` says for each whether its solution has the right answer."""
+    noise = LabelNoise({"all": Confusion()})
+    for truth, guess, right in zip(exact, labelled, reached, strict=True):
+        _count_steps(truth, guess, right, noise)
+        trunk = [(truth.nodes[i].label, guess.nodes[i].label) for i in truth.trunk]
+        if right and trunk and all(label is not None for label, _ in trunk):
+            wrong = [label for real, label in trunk if real is not None and real < 0.5]
+            noise.solved += 1
+            noise.solved_wrongly += bool(wrong)
+            noise.solved_wrongly_unnoticed += bool(wrong) and all(label is not None and label > 0.5 for label in wrong)
+    numbered = sorted(name for name in noise.groups if name.startswith("position"))
+    others = [name for name in noise.groups if not name.startswith("position")]
+    noise.groups = {name: noise.groups[name] for name in ["all", *numbered, *sorted(set(others) - {"all"})]}
+    return noise
+
+
+def _count_steps(truth: StepTree, guess: StepTree, right: bool | None, noise: LabelNoise) -> None:
+    depths, trunk = truth.depths(), set(truth.trunk)
+    for i, (real, found) in enumerate(zip(truth.nodes, guess.nodes, strict=True)):
+        if real.label is None or real.label == 0.5:
+            noise.counts["steps without an exact label"] += 1
+            continue
+        if found.label is None:
+            noise.counts["steps without a label from rollouts"] += 1
+            continue
+        position = f"position {depths[i] + 1}" if depths[i] < LAST_POSITION else f"position {LAST_POSITION + 1} and on"
+        for name in ("all", position, _outcome(i in trunk, right)):
+            noise.groups.setdefault(name, Confusion()).add(real.label > 0.5, found.label > 0.5)
+
+
+def _outcome(in_trunk: bool, right: bool | None) -> str:
+    if not in_trunk:
+        return "alternatives"
+    return "solutions with the right answer" if right else "other solutions"

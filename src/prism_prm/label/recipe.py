@@ -1,0 +1,53 @@
+"""The settings of `prism label`, from a recipe file and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prism_prm.config import read_settings
+from prism_prm.errors import ConfigError
+from prism_prm.label.engine import AT_ONCE
+from prism_prm.label.settings import LabelSettings
+from prism_prm.policies import PolicySettings
+from prism_prm.ranges import Count, check
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRecipe:
+    """Problems, the policy that solves them, and how its steps are labelled."""
+
+    task: str = ""
+    """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
+    task_data: str | None = None
+    """The local file of a known task. By default the task comes from the hub."""
+    answer_field: str | None = None
+    """The field of the task's file that holds the reference answer. By default `answer`, `final_answer`,
+    `expected_answer` or `ground_truth`."""
+    limit: Count | None = None
+    """Use only this many problems, starting with the first."""
+    second_policy: str | None = None
+    """Another policy for a second opinion: only labels on which the rollouts of both agree are kept."""
+    check: str | None = None
+    """A file of exactly labelled solutions. Its steps are labelled by rollouts, too, and the labels' own error rates
+    are reported."""
+    check_limit: Count | None = None
+    """Use only this many trees of that file, starting with the first."""
+    at_once: Count = AT_ONCE
+    """The number of problems labelled at the same time."""
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    label: LabelSettings = field(default_factory=LabelSettings)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.policy.name:
+            raise ConfigError("no policy: give one with --policy, e.g. --policy hf:Qwen/Qwen2.5-Math-1.5B-Instruct")
+        if not self.task:
+            raise ConfigError("no task: name one, e.g. math-500, or a file of problems with answers")
+
+
+def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> LabelRecipe:
+    """A recipe file, then the options that were given ("label.method" → value), then `--set` assignments."""
+    return read_settings(LabelRecipe, path, assignments, given)
