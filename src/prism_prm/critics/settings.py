@@ -21,8 +21,8 @@ class CriticSettings:
     votes: Count | None = None
     """Answers per verdict, averaged. By default as the format says."""
     on_missing: OnMissing = "error"
-    """What to do if an answer has no verdict after all redraws: stop (error), count it as a verdict that the step is
-    wrong (wrong), or leave the vote out (skip)."""
+    """What an answer without a verdict does after all redraws: error stops, wrong counts it as a verdict that the step
+    is wrong, and skip leaves the vote out."""
     redraws: Natural = 2
     """How often an answer without a verdict is drawn again, unless it is greedy."""
     temperature: NotNegative | None = None
