@@ -167,7 +167,8 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
     if len(models) != 1:
         raise DataError(f"{path}: scores of {len(models)} models in one table; give a table of one")
     found = scores_of_trees(table, [item.tree for item in items.items])
-    chosen, notes = list(zip(items.items, found, strict=True)), {}
+    notes: dict[str, int] = {}
+    chosen = list(zip(items.items, found, strict=True))
     if unjudged:
         chosen, notes = _judged_items(chosen, stops_at_error, path)
     for item, scores in chosen:
