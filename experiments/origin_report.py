@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from prism_prm.files import write_text
-from prism_prm.report import drawing, looks, percent_axes
+from prism_prm.report import looks, percent_axes
+from prism_prm.report.figures import drawing
 from prism_prm.statistics import over_seeds
 
 ON_PAIRS = "cross-entropy on pairs"

@@ -19,11 +19,11 @@ from prism_prm.data.problem_records import problem_of
 from prism_prm.graders import TaskGrader
 from prism_prm.label.judging import by_answer
 from prism_prm.pools import Pool, PoolProblem, Solution
+from prism_prm.protocol import TreeScores
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 from prism_prm.rl.held_out import AnswerGold
 from prism_prm.rl.held_out import Written as Whole
 from prism_prm.rl.pipeline import AnswerReward
-from prism_prm.scorer.protocol import TreeScores
 
 RIGHT, LUCKY, WRONG, CRASH = "print(2 * int(input()))", "print(4)", "print(5)", "print(4); 1 / 0"
 """`LUCKY` passes the public test (2 → 4), and no hidden one."""
