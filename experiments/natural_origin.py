@@ -130,11 +130,11 @@ class Lab:
         who = "own" if policy == self.world.policy else "second"
         return labelled(trees, policy, settings, self.folder / f"{name}-{who}-{settings.method}.parquet")
 
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
+    def once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """A result of this world, made once."""
         path = self.folder / f"{name}.json"
         is_new = not path.exists()
-        found = once(path, content_key(self.key, name, BASE, ARM), make)
+        found: dict[str, Any] = once(path, content_key(self.key, name, BASE, ARM), make)
         if is_new:
             say(f"{self.seed} {name}: {json.dumps(found)[:300]}")
         return found
