@@ -19,14 +19,19 @@ from loopback import Answer, serve
 from prism_prm import (
     CriticSettings,
     EvalSettings,
+    PolicySettings,
     PRMReward,
     RerankSettings,
+    Sampling,
+    SearchRecipe,
+    SearchSettings,
     compare_runs,
     evaluate_prm,
     init_prm,
     open_critic,
     rerank_pool,
     score_files,
+    search_task,
 )
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError, DataError
@@ -168,6 +173,22 @@ def test_score_writes_a_table_and_says_what_it_cost(tmp_path: Path, server: tupl
         loading=settings(tmp_path, format="processbench"),
     )  # fmt: skip
     assert (report.steps, report.unjudged, report.too_long) == (2, 1, 0)
+
+
+def test_a_search_guided_by_a_critic(
+    tmp_path: Path, server: tuple[str, list[dict[str, Any]]], memorising_policy: Path
+) -> None:
+    (tmp_path / "problems.jsonl").write_text(json.dumps({"problem": "3+4-2", "answer": "5"}) + "\n")
+    recipe = SearchRecipe(
+        task=str(tmp_path / "problems.jsonl"), n=(2,), prm=(f"critic:openai:{server[0]}",),
+        policy=PolicySettings(f"hf:{memorising_policy}"),
+        search=SearchSettings("beam", expand=2, max_steps=4, sampling=Sampling(temperature=0.1, max_step_tokens=12)),
+    )  # fmt: skip
+    said_aloud: list[str] = []
+    (point,) = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), workers=1, say=said_aloud.append)
+    assert (point.prm, point.accuracy.value) == ("critic", 1)
+    assert point.prm_tokens >= 3 * 15
+    assert any("verdicts from what it writes" in line for line in said_aloud)
 
 
 def test_a_reward_from_a_critic(tmp_path: Path, server: tuple[str, list[dict[str, Any]]]) -> None:

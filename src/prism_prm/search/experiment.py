@@ -153,6 +153,8 @@ class Experiment:
 
     def _file_scores(self, prm: Scorer, found: Sequence[Found]) -> None:
         """What the search has scored, for whoever scores the same solutions with the same PRM."""
+        if getattr(prm, "reads_whole_solutions", False):
+            return  # a step was scored before its solution was whole
         solutions = [(entry.problem, one) for entry in found for one in entry.solutions if one.log_odds]
         trees = [StepTree.chain(self.problems[problem].text, one.steps) for problem, one in solutions]
         scores = [TreeScores(prm.outputs, np.array(one.log_odds)) for _, one in solutions]
