@@ -31,9 +31,8 @@ SECONDS = int(os.environ.get("PRISM_LOAD_SECONDS", "60"))
 DEADLINE = 30
 PROBLEM, STEPS = "What is x + 2?", [f"Let x be {i}. Then x + 2 = {i + 2}, so the answer is {i + 2}." for i in range(20)]
 BODY = {"items": [{"problem": PROBLEM, "steps": STEPS}]}
-LIMITS = (
-    "--port", "0", "--cache-mb", "0", "--max-requests", "64", "--deadline", str(DEADLINE),
-)  # fmt: skip
+LIMITS = ("--port", "0", "--batch-items", "1", "--cache-mb", "0", "--max-requests", "64", "--deadline", str(DEADLINE))
+"""Equal requests would be computed once: here each is scored by itself, so that its rate is known."""
 
 
 @pytest.fixture(scope="module")
