@@ -167,7 +167,7 @@ def pool_problem(
         except (DataError, msgspec.ValidationError) as error:
             raise DataError(f"solution {k}: {error}", reason="wrong-type") from error
     problem = problem_of(record, answer_field=answer_field, with_answer=with_answer)
-    if problem.answer is None and with_answer and seems_to_have_an_answer(record):
+    if problem.answer is None and problem.tests is None and with_answer and seems_to_have_an_answer(record):
         raise no_answer(record)
     return PoolProblem(problem, tuple(solutions))
 
@@ -242,7 +242,10 @@ def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
 def _record(entry: PoolProblem) -> dict[str, Any]:
     problem = entry.problem
     record: dict[str, Any] = {"problem": problem.text, "answer": problem.answer, "name": problem.name}
-    record |= {key: value for key, value in (("level", problem.level), ("tolerance", problem.tolerance)) if value}
+    more = {"level": problem.level, "tolerance": problem.tolerance, "date": problem.date}
+    record |= {key: value for key, value in more.items() if value}
+    if problem.tests is not None:  # hidden ones stay with the task: a selector may read this file
+        record["public_tests"] = problem.tests.shown().reference()
     optional = ("answer", "scores", "tokens", "correct")
     record["solutions"] = [
         {"steps": solution.steps} | {key: value for key in optional if (value := getattr(solution, key)) is not None}

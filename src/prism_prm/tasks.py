@@ -1,82 +1,31 @@
-"""Tasks: problems with reference answers, and how answers to them are found, judged and grouped.
+"""Tasks: named lists of problems, each with a reference answer or with tests.
 
     task = load_task("math-500-100", "math500/test.jsonl")   # without a file: from the Hugging Face hub
     task = load_task("my-problems.jsonl")                    # fields `problem` and `answer`
 
-Mathematics is graded by `MathGrader`; another kind of task (code, say) needs only another `Grader`.
+How answers to them are found, judged and grouped is in `graders`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
-from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
-from prism_prm.answers.judge import Key
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.problem_records import TaskProblem as TaskProblem
 from prism_prm.data.problem_records import no_answer, problem_of
 from prism_prm.data.reader import decode
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import DataError, SettingError
+from prism_prm.graders import Grader as Grader
+from prism_prm.graders import MathGrader as MathGrader
+from prism_prm.graders import TaskGrader as TaskGrader
 from prism_prm.plugins import Plugins
-from prism_prm.types import Advance, ignore
-
-
-class Grader(Protocol):
-    """Finds, judges and groups the answers to one kind of task."""
-
-    def extract(self, text: str) -> Extraction:
-        """The answer in a solution, and how it was found."""
-
-    def judge(self, answers: Sequence[tuple[TaskProblem, str | None]], advance: Advance = ignore) -> list[Verdict]:
-        """Whether each answer is right."""
-
-    def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
-        """What each answer votes under; equal keys are equal answers."""
-
-
-class MathGrader:
-    """Grades final answers, with algebra in killable workers; use as a context manager, or call `close`."""
-
-    def __init__(
-        self, *, methods: Sequence[str] = tuple(EXTRACTORS), workers: int | None = None, seconds: float = 5.0
-    ) -> None:
-        unknown = [method for method in methods if method not in EXTRACTORS]
-        if unknown or not methods:
-            raise ConfigError(f"Unknown ways to extract an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
-        self.methods = tuple(methods)
-        self.seconds = seconds
-        self._judge = Judge(workers=workers, seconds=seconds)
-
-    def __enter__(self) -> MathGrader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the worker processes."""
-        self._judge.close()
-
-    def extract(self, text: str) -> Extraction:
-        """The answer in a solution, and how it was found."""
-        return extract_answer(text, self.methods)
-
-    def judge(self, answers: Sequence[tuple[TaskProblem, str | None]], advance: Advance = ignore) -> list[Verdict]:
-        """Whether each answer is right; every problem must have a reference answer."""
-        pairs = []
-        for problem, answer in answers:
-            assert problem.answer is not None, f"a problem without an answer: {problem.text[:60]}"
-            pairs.append((problem.answer, answer))
-        return self._judge.judge(pairs, [problem.tolerance for problem, _ in answers], advance)
-
-    def keys(self, answers: Sequence[str | None], advance: Advance = ignore) -> list[Key]:
-        """What each answer votes under."""
-        return self._judge.keys(answers, advance)
+from prism_prm.programs import Level as Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +49,77 @@ TASKS: dict[str, TaskSource] = {
     "gsm8k": TaskSource("openai/gsm8k:main:test", "1,319 word problems"),
     "minerva": TaskSource("math-ai/minervamath:test", "272 problems of university science", tolerance=0.01),
     "olympiadbench": TaskSource("math-ai/olympiadbench:test", "675 olympiad problems in English, text only"),
+    "humaneval": TaskSource("openai/openai_humaneval:test", "164 Python functions to complete"),
+    "mbpp": TaskSource("google-research-datasets/mbpp:sanitized:test", "257 short Python functions"),
+    "livecodebench": TaskSource("lighteval/code_generation_lite:release_v6:test", "as livecodebench-v6"),
 }
 """Minerva's references are rounded to two or three digits, so numbers within 1 % are right there."""
+_LIVECODEBENCH = {1: "400", 2: "511", 3: "612", 4: "713", 5: "880", 6: "1,055"}
+TASKS |= {
+    f"livecodebench-v{release}": TaskSource(
+        f"lighteval/code_generation_lite:release_v{release}:test", f"{size} contest problems, judged by tests"
+    )
+    for release, size in _LIVECODEBENCH.items()
+}
 _PLUGINS = Plugins(
     "task", TASKS, "prism_prm.tasks", "a TaskSource", lambda found: isinstance(found, TaskSource),
     also="; or a file of problems",
 )  # fmt: skip
 
 
+Errata = Literal["keep", "drop"]
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which problems of a task are used."""
+
+    since: str | None = None
+    """The first day, YYYY-MM-DD."""
+    until: str | None = None
+    """The last day."""
+    errata: Errata = "keep"
+    """Whether to keep problems that the benchmark's own errata list."""
+
+    def __post_init__(self) -> None:
+        for name, day in (("since", self.since), ("until", self.until)):
+            if day is not None and not _DAY.fullmatch(day):
+                raise SettingError(name, day, "must be a day, such as 2024-08-01")
+
+    def reason_against(self, problem: TaskProblem) -> str:
+        """Why a problem is not used; "" if it is."""
+        if (self.since or self.until) and not problem.date:
+            raise DataError(
+                f"the problem {problem.name or problem.text[:60]!r} has no date, so --since and --until cannot choose",
+                reason="missing-field",
+            )
+        if (self.since and problem.date < self.since) or (self.until and problem.date > self.until):
+            return "outside the dates"
+        return "in the errata" if self.errata == "drop" and problem.in_errata else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A named list of problems, each with its answer."""
+    """A named list of problems, each with its answer or tests."""
 
     name: str
     problems: tuple[TaskProblem, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Text of a problem that is not used → why."""
+
+    def notes(self) -> list[str]:
+        """What the problems lack and what was left out, a line each."""
+        found = [
+            f"{count:,} problems of {self.name} are left out: {why}."
+            for why, count in Counter(self.left_out.values()).items()
+        ]
+        coded = [problem.tests for problem in self.problems if problem.tests is not None]
+        if bare := sum(not tests.public for tests in coded):
+            found.append(f"{bare:,} of {len(coded):,} code problems have no public tests: their programs cast no vote.")
+        if unread := sum(tests.num_unread for tests in coded):
+            found.append(f"{unread:,} tests of {self.name} cannot be read as arguments and a value, and are not used.")
+        return found
 
 
 def load_problems(place: str, source: str | Path | None = None) -> Task:
@@ -123,7 +129,13 @@ def load_problems(place: str, source: str | Path | None = None) -> Task:
     return load_task(place, source)
 
 
-def load_task(name: str, source: str | Path | None = None, *, answer_field: str | None = None) -> Task:
+def load_task(
+    name: str,
+    source: str | Path | None = None,
+    *,
+    answer_field: str | None = None,
+    window: Window | None = None,
+) -> Task:
     """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems.
 
     Installed packages may add tasks (docs/plugins.md).
@@ -133,6 +145,7 @@ def load_task(name: str, source: str | Path | None = None, *, answer_field: str 
         name: math-500, aime-2024, gsm8k, …, or a file of problems with answers.
         source: a local copy of the task.
         answer_field: the field that holds the reference answer; default: `answer` and its common synonyms.
+        window: which days to take problems from, and whether to keep flawed ones; default: all.
 
     Example:
         >>> task = load_task("problems.jsonl")
@@ -147,19 +160,25 @@ def load_task(name: str, source: str | Path | None = None, *, answer_field: str 
     problems = list(read_problems(where, tolerance=known.tolerance if known else 0.0, answer_field=answer_field))
     if known and known.subsample:
         problems = subsample(problems, known.subsample)
-    return Task(name if known else Path(name).stem, tuple(problems))
+    against = {problem.text: (window or Window()).reason_against(problem) for problem in problems}
+    used = tuple(problem for problem in problems if not against[problem.text])
+    if not used:
+        raise DataError(f"{name}: none of its {len(problems):,} problems is left by --since, --until and --errata")
+    return Task(name if known else Path(name).stem, used, {text: why for text, why in against.items() if why})
 
 
 def read_problems(
     source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None
 ) -> Iterator[TaskProblem]:
-    """The problems of a file, folder or hub dataset; each must have an answer."""
+    """The problems of a file, folder or hub dataset; each must have an answer or tests."""
     for found in find_sources([source]):
         for row in rows(found):
             try:
                 record = decode(row, dict[str, Any])
                 problem = problem_of(record, tolerance, answer_field=answer_field)
-                if problem.answer is None:
+                if problem.tests is not None and not problem.is_judged:
+                    raise DataError("no `tests` to judge programs by, only public ones", reason="missing-field")
+                if not problem.is_judged:
                     raise no_answer(record)
             except DataError as error:
                 raise DataError(f"{row.where}: {error}", reason=error.reason) from error

@@ -23,11 +23,13 @@ from prism_prm.data.plain_solutions import _inline_formulas
         ("We add 2. Then 3.5 is left. So $x. Y$ holds! \\boxed{1}", ["We add 2.", "Then 3.5 is left.",
          "So $x. Y$ holds!", "\\boxed{1}"]),
         ("By e.g. Theorem A. B. Smith we are done.", ["By e.g. Theorem A. B. Smith we are done."]),
-        ("Code:\n```python\nx = 1\n\ny = 2\n```\n\nDone.", ["Code:\n```python\nx = 1\n\ny = 2\n```", "Done."]),
+        ("Code:\n```python\nx = 1\n\n    y = 2\n```\n\nDone.", ["Code:\n```python\nx = 1", "    y = 2\n```", "Done."]),
+        ("```\nx = [\n\n  1]\n\ny = 2\n```", ["```\nx = [\n\n  1]", "y = 2\n```"]),
+        ("```\n- a\n1. b\nStep 2: c\n```", ["```\n- a\n1. b\nStep 2: c\n```"]),
         ("So\n\\begin{align*}\na &= 1 \\\\\n\nb &= 2\n\\end{align*}\n\nDone.",
          ["So\n\\begin{align*}\na &= 1 \\\\\n\nb &= 2\n\\end{align*}", "Done."]),
         ("$$a\n\n= b$$\n\n\\[c\n\n= d\\]", ["$$a\n\n= b$$", "\\[c\n\n= d\\]"]),
-        ("a\n\n```\nnever closed\n\nb", ["a", "```\nnever closed\n\nb"]),
+        ("a\n\n```\nnever closed(\n\nb", ["a", "```\nnever closed(\n\nb"]),
         ("Whole", ["Whole"]),
         ("  \n ", []),
     ],
@@ -40,7 +42,8 @@ def test_where_steps_end(text: str, steps: list[str]) -> None:
 def test_nothing_is_lost(text: str) -> None:
     steps = split_steps(text)
     assert "".join("".join(steps).split()) == "".join(text.split())
-    assert all(step == step.strip() and step for step in steps)
+    assert all(step.strip() and step == step.rstrip() and not step.startswith("\n") for step in steps)
+    assert "```" in text or all(step == step.lstrip() for step in steps)
 
 
 HUGE = 400_000

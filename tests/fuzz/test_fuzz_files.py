@@ -13,6 +13,7 @@ from cases import anything, files, fuzz, survives, torn
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from payloads import HUMANEVAL, MBPP, OWN, function_record, stdin_record
 from prism_prm.cli import app
 from prism_prm.config import read_toml
 from prism_prm.data import Reader, ReadOptions
@@ -21,7 +22,7 @@ from prism_prm.evaluation.benchmarks.prmbench import read_prmbench
 from prism_prm.evaluation.benchmarks.processbench import read_processbench
 from prism_prm.pools import read_pool, write_pool
 from prism_prm.search.recipe import read_recipe
-from prism_prm.tasks import load_task
+from prism_prm.tasks import TaskProblem, load_task
 from prism_prm.training.recipe import load_recipe
 
 STEP = {"text": "so x = 1", "rating": 1}
@@ -159,6 +160,22 @@ def test_tasks(folder: Path, name: str, data: bytes, field: str | None) -> None:
     if task is not None:
         assert all(problem.text.strip() and problem.answer is not None for problem in task.problems)
         assert all(0 <= problem.tolerance < float("inf") for problem in task.problems)
+
+
+CODE: list[dict[str, Any]] = [stdin_record(), function_record(), HUMANEVAL, MBPP, OWN]
+
+
+@fuzz(0.1, name=names, data=data_of(CODE))
+def test_code_tasks(folder: Path, name: str, data: bytes) -> None:
+    path = write(folder, name, data)
+    task = survives("code tasks", lambda: load_task(str(path)))
+    for problem in task.problems if task is not None else ():
+        assert problem.is_judged
+        if problem.tests is not None:
+            assert problem.tests.judged(), "nothing would be right without tests"
+            again = TaskProblem.with_reference(problem.text, problem.reference or "")
+            assert again.tests is not None
+            assert len(again.tests.judged()) == len(problem.tests.judged())
 
 
 toml_values = st.sampled_from(

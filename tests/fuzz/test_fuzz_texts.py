@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any
+from zlib import compress
 
 import httpx
 import pytest
@@ -24,6 +26,12 @@ from prism_prm.names import file_name, named_places, split_name
 from prism_prm.pairs.same_problem import Splits
 from prism_prm.policies.base import Ask, Sampling
 from prism_prm.policies.openai import OpenAiPolicy, _names
+from prism_prm.programs.asserts import read_asserts, read_examples
+from prism_prm.programs.cases import unpack
+from prism_prm.programs.compare import printed_key, same_printed
+from prism_prm.programs.extract import find_program
+from prism_prm.programs.values import decode, encode
+from prism_prm.steps import cut_steps
 
 PIECES = (
     "1", "2", "-3", "0.5", "1,000", "11,\\! 111", "x", "y^2", "\\frac", "\\frac{1}{2}", "\\sqrt{2}", "\\sqrt[", "{",
@@ -48,6 +56,36 @@ def test_answers_are_found_and_compared_plainly(text: str, other: str) -> None:
         same_plainly(normalise(text), normalise(other), 0.01)
 
     survives("answers", read)
+
+
+PYTHON = (
+    "assert ", "f(", "f(1)", ")", " == ", "1", "-2", "[1, 2]", "{", "}", "'a", '"""', "'", "\n", "    ", "for i in x:",
+    "not ", "abs(", " - ", " < ", "1e-6", "lambda: 0", "(" * 200, "[" * 100, "9" * 5000, "'x' * 9", ">>> ", "-> ",
+    "==> ", "returns ", "def check(candidate):", "\x00", "\ud800", "1 / 0", "**", "b'a'", "{1: 2}", "set()", "f(*x)",
+    "f(a=1)", "True", "None", "#",
+)  # fmt: skip
+python = st.lists(st.sampled_from(PYTHON), max_size=12).map("".join) | st.text(max_size=40)
+
+
+@fuzz(
+    0.05,
+    text=python | texts,
+    payload=st.text(max_size=30) | st.binary(max_size=60).map(lambda b: b64encode(compress(b)).decode()),
+)
+def test_programs_and_tests_are_read(text: str, payload: str) -> None:
+    def read() -> None:
+        cases, others = read_asserts(text, "f")
+        assert others >= 0
+        for case in (*cases, *read_examples(text, "f")):
+            assert decode(encode(case.given)) == case.given or case.given != case.given
+        found = find_program(text).answer
+        assert found is None or found in text
+        assert "".join("".join(cut_steps(text)).split()) == "".join(text.split())
+        assert same_printed(text, text)
+        assert printed_key(text) == printed_key(f" {text}\n")
+
+    survives("programs", read)
+    survives("payloads", lambda: unpack(payload))
 
 
 @pytest.fixture(scope="module")

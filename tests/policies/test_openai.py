@@ -129,6 +129,9 @@ def test_log_likelihoods_come_from_the_server_or_are_missed() -> None:
     with serve(lambda _: said("a\n\n", logprobs={"token_logprobs": [None, -1.5, -0.25]})) as (url, asked):
         assert write(url, log_likelihood=True)[0].log_likelihood == -1.75
     assert asked[0]["logprobs"] == 1
+    own = {"content": [{"token": "a", "logprob": -1.5}, {"token": "b", "logprob": -0.25}]}
+    with serve(lambda _: said("a\n\n", logprobs=own)) as (url, _):  # as llama.cpp gives them
+        assert write(url, log_likelihood=True)[0].log_likelihood == -1.75
     with serve(lambda _: said("a\n\n", logprobs=None)) as (url, _), pytest.raises(PolicyError, match="--prm-weight 1"):
         write(url, log_likelihood=True)
 

@@ -13,7 +13,7 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, count_smaller
 from prism_prm.rerank.grading import Grade, GradedPool
-from prism_prm.rerank.select import SELECTORS
+from prism_prm.rerank.select import SELECTORS, Candidates
 from prism_prm.tasks import TaskProblem
 
 
@@ -126,7 +126,8 @@ def test_uneven_pools_equal_every_draw_written_out(words: list[str], random: Ran
         right = 0
         for draw in draws:
             logs = np.log([weights[i] for i in draw])
-            chosen = SELECTORS[keys.get(rule, rule)]([None if word[i] == "-" else word[i] for i in draw], logs)
+            votes = [None if word[i] == "-" else word[i] for i in draw]
+            chosen = SELECTORS[keys.get(rule, rule)](Candidates(votes, logs))
             right += chosen is not None and word[draw[chosen]] == "a"
         return right / len(draws)
 

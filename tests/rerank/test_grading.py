@@ -9,7 +9,7 @@ from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem
 from prism_prm.rerank.grading import Grade, GradedPool, grade_pool, with_task
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
-from prism_prm.tasks import MathGrader, Task, TaskProblem
+from prism_prm.tasks import MathGrader, Task, TaskGrader, TaskProblem
 
 POOL = Pool(
     (
@@ -81,7 +81,7 @@ def test_answers_can_come_from_a_task() -> None:
 
 def test_grades_are_kept_and_taken_up_again(graded: GradedPool, tmp_path: Path) -> None:
     path = tmp_path / "solutions.parquet"
-    grader = MathGrader(seconds=0.5)
+    grader = TaskGrader(seconds=0.5)
     graded_as = grading_hash(POOL, grader)
     assert read_grades(path, POOL, graded_as) is None
     write_solutions(path, graded, graded_as)
@@ -89,7 +89,7 @@ def test_grades_are_kept_and_taken_up_again(graded: GradedPool, tmp_path: Path) 
     scores = [np.array([0.5] * len(solution.steps)) if solution.steps else None for solution in POOL.solutions]
     write_solutions(path, graded, graded_as, {"prm": scores}, ["min", "product"])
     assert read_grades(path, POOL, graded_as) == graded
-    others = [grading_hash(POOL, MathGrader(seconds=1)), grading_hash(POOL, MathGrader(seconds=0.5, methods=["boxed"]))]
+    others = [grading_hash(POOL, TaskGrader(seconds=1)), grading_hash(POOL, TaskGrader(seconds=0.5, methods=["boxed"]))]
     others.append(grading_hash(Pool(POOL.problems[:1]), grader))
     assert all(read_grades(path, POOL, other) is None for other in others)
     path.write_bytes(b"not parquet")

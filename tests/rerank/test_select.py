@@ -5,7 +5,7 @@ import pytest
 
 from prism_prm.errors import DataError
 from prism_prm.rerank import SELECTORS, best_of_n, majority_vote, vote, weighted_vote
-from prism_prm.rerank.select import relative_weights
+from prism_prm.rerank.select import Candidates, relative_weights
 
 SPELLINGS = ["1/2", "3", "0.5", "3", r"\frac{1}{2}", None, r"50\%", "7"]
 
@@ -56,8 +56,8 @@ def test_bad_weights_are_rejected() -> None:
 
 def test_selectors_take_log_scores() -> None:
     keys, log_scores = ["a", "b", "b", "c", "c", "c"], np.log([0.9, 0.5, 0.6, 0.2, 0.2, 0.2])
-    assert {name: select(keys, log_scores) for name, select in SELECTORS.items()} == {
-        "argmax": 0, "majority": 3, "weighted": 2,
+    assert {name: select(Candidates(keys, log_scores)) for name, select in SELECTORS.items()} == {
+        "argmax": 0, "majority": 3, "weighted": 2, "public-tests": 0,
     }  # fmt: skip
 
 

@@ -17,9 +17,11 @@ from prism_prm.types import Advance, ignore
 MAX_LENGTH = 2_000
 """Longer answers are compared as text only: no final answer is that long, and parsers are not made for it."""
 
-Status = Literal["ok", "timeout", "error", "too long", "no answer"]
-"""The outcome of a comparison. After "timeout", "error" and "too long" the answer was compared as text only; these are
-counted."""
+Status = Literal[
+    "ok", "timeout", "error", "too long", "no answer", "memory", "output", "sandbox", "no public tests",
+]  # fmt: skip
+"""The outcome of a comparison. After "timeout", "error" and "too long" an answer was compared as text only; a program
+that ended in one of the first ones, or for want of memory, did not pass. All are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Key:
 
     key: str | None
     status: Status = "ok"
+    passed: bool | None = None
+    """Of a program: whether it passes the public tests; None where there are none."""
 
 
 class Judge:

@@ -47,7 +47,7 @@ PANELS = {
         "policy.name", "label.sampling.temperature", "policy.prompting.system", "policy.prompting.user",
         "policy.prompting.template", "label.sampling.max_step_tokens", "label.sampling.max_tokens",
     ),
-    "Task": ("task_data", "answer_field", "limit"),
+    "Task": ("task_data", "answer_field", "limit", "sandbox"),
     "Labels": (
         "label.method", "label.rollouts", "label.alternatives", "label.solutions", "label.rule", "label.confidence",
         "label.per_round", "label.max_policy_tokens", "label.seed", "at_once",

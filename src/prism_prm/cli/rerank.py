@@ -61,6 +61,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache
         {
             "Selecting": ("aggregators", "ns", "num_draws", "seed"),
             "Answers": ("answer_field", "extract", "workers", "time_limit"),
+            "Code": ("since", "until", "errata", "sandbox"),
         },
         names={"ns": "-n", "num_draws": "--draws"},
         parse={"aggregators": words, "ns": numbers, "extract": words},
@@ -83,7 +84,9 @@ def rerank(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool."),
+        typer.Option(
+            help="Take reference answers and tests from this task (math-500, humaneval, …) or file, not from the pool."
+        ),
     ] = None,
     task_data: Annotated[
         str | None, typer.Option(help="The local file of --task. By default the task comes from the hub.")
@@ -95,8 +98,9 @@ def rerank(
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
 
-    Writes selected.jsonl with the solution that each rule selects. Problems without a reference answer are not
-    measured. Rerun the same command to resume: grades and scores are kept in the output folder.
+    Writes selected.jsonl with the solution that each rule selects. Programs are run in a sandbox, and vote by what they
+    do on the public tests. Problems without a reference answer or hidden tests are not measured. Rerun the same command
+    to resume: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
     from prism_prm.rerank.pipeline import SELECTED, rerank_pool

@@ -36,6 +36,11 @@ EXAMPLES = """
 
   `prism search --policy hf:my-policy --task gsm8k --method sample -n 64 --out samples`
 
+- A code task, whose programs are run in a sandbox:
+
+  `prism search --policy openai:http://localhost:8000/v1 --task livecodebench-v6 --since 2024-08-01 --method sample
+  -n 16 --select public-tests --out code`
+
 - A shipped recipe:
 
   `prism search --recipe recipes/search/math500-qwen2.5-math-1.5b.toml --prm runs/my-prm --out beam`
@@ -49,6 +54,7 @@ PANELS = {
     ),
     "PRM": ("prm",),
     "Task": ("task", "task_data", "answer_field", "limit"),
+    "Code": ("since", "until", "errata", "sandbox"),
     "Search": (
         "search.method", "select", "n", "search.expand", "search.lookahead", "search.prm_weight", "search.aggregator",
         "search.max_steps", "search.sampling.max_tokens", "search.max_policy_tokens", "search.seed", "at_once",

@@ -1,7 +1,7 @@
 """Plain solutions: a problem and one text, which `split_steps` cuts into steps (only with `--split-steps`).
 
-A text is cut where its writer did: at blank lines, "Step i:" and list markers, or sentences. Code fences, displayed
-formulas and LaTeX environments are never cut.
+A text is cut where its writer did: at blank lines, "Step i:" and list markers, or sentences. Displayed formulas and
+LaTeX environments are never cut, and code in a fence only at blank lines (see `steps`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from prism_prm.data.draft import Draft, require_texts
 from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import DataError
+from prism_prm.steps import Span, cut_at, marked, unfinished_code
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 SOLUTION_FIELDS = ("solution", "response", "completion", "answer")
@@ -37,12 +38,9 @@ _BLOCK = re.compile(
 _INLINE = re.compile(r"\\\(|(?<![\\$])\$(?!\$)[^$\n]+\$")
 r"""Formulas in a line, in which a full stop ends nothing; of `\(…\)` only the beginning."""
 
-_BLANK_LINE = re.compile(r"\n[ \t]*\n\s*")
+_BLANK_LINE = re.compile(r"\n(?:[ \t]*\n)+")
 _MARKER = re.compile(r"\n(?=[ \t]*(?:\*\*|\#+[ ]*)?(?:Step[ ]*\d+\b|\d{1,3}[.)][ \t]|[-*•][ \t]))", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bcf\.)(?<!\bvs\.)\s+(?=[A-Z\\$(])")
-
-_CUTS = (_BLANK_LINE, _MARKER)
-"""Every place where one of these matches is a border between steps."""
 
 
 class PlainSolution(msgspec.Struct):
@@ -93,8 +91,9 @@ def refuse_pool(field: str) -> NoReturn:
 def split_steps(text: str) -> list[str]:
     """The steps of a solution, without surrounding white space; nothing else is lost.
 
-    Cuts at blank lines and markers ("Step 2:", "3.", "-"). If there are none, each line is a step, and a text of one "
-    "line is cut into sentences.
+    Cuts at blank lines and markers ("Step 2:", "3.", "-"). If there are none, each line is a step, and a text of one
+    line is cut into sentences. Code in a fence is cut only at blank lines where its brackets and strings are closed,
+    and keeps its indentation.
 
     Args:
         text: a whole solution.
@@ -103,12 +102,20 @@ def split_steps(text: str) -> list[str]:
         >>> split_steps("First we add.\\n\\n1 + 2 = 3")
         ['First we add.', '1 + 2 = 3']
     """
-    kept = [match.span() for match in _BLOCK.finditer(text)]
-    for patterns in (_CUTS, (re.compile(r"\n"),)):
-        steps = _cut(text, [m.span() for pattern in patterns for m in pattern.finditer(text)], kept)
-        if len(steps) > 1:
-            return steps
-    return _cut(text, [match.span() for match in _SENTENCE.finditer(text)], [*kept, *_inline_formulas(text)])
+    blocks = list(_BLOCK.finditer(text))
+    kept = [match.span() for match in blocks]
+    formulas = [match.span() for match in blocks if match["fence"] is None]
+    outside = marked(text, kept)
+
+    def borders(pattern: re.Pattern[str]) -> list[Span]:
+        """Where a pattern matches outside of all blocks."""
+        return [span for match in pattern.finditer(text) if outside.find(1, *(span := match.span())) < 0]
+
+    blank_lines = [match.span() for match in _BLANK_LINE.finditer(text)]
+    steps = cut_at(text, blank_lines + borders(_MARKER), [*formulas, *unfinished_code(text)])
+    if len(steps) == 1:
+        steps = cut_at(text, borders(re.compile(r"\n")), [])
+    return steps if len(steps) != 1 else cut_at(text, borders(_SENTENCE), _inline_formulas(text))
 
 
 def _inline_formulas(text: str) -> Iterator[tuple[int, int]]:
@@ -131,18 +138,3 @@ def _find(what: str, text: str, at: int) -> int:
     """Where it occurs next; the text's end where it does not."""
     found = text.find(what, at)
     return len(text) if found < 0 else found
-
-
-def _cut(text: str, borders: list[tuple[int, int]], kept: list[tuple[int, int]]) -> list[str]:
-    """The pieces between those borders that do not lie within a kept block."""
-    whole = bytearray(len(text))  # per character, whether it stands in a kept block
-    for first, last in kept:
-        whole[first:last] = bytes([1]) * (last - first)
-    steps: list[str] = []
-    at = 0
-    for start, end in sorted(borders):
-        if start < at or whole.find(1, start, end) >= 0:
-            continue
-        steps.append(text[at:start])
-        at = end
-    return [step for piece in [*steps, text[at:]] if (step := piece.strip())]

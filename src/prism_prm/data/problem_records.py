@@ -1,4 +1,4 @@
-"""A problem and its reference answer in a record, under the names that datasets use for them."""
+"""A problem with its reference answer or tests in a record, under the names that datasets use for them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from prism_prm.answers.extract import after_hashes, last_boxed
 from prism_prm.answers.latex import normalise
 from prism_prm.answers.numerals import numeral
 from prism_prm.errors import DataError
+from prism_prm.programs.cases import Tests, read_reference
+from prism_prm.programs.records import read_statement
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 ANSWER_FIELDS = ("answer", "final_answer", "expected_answer", "ground_truth")
@@ -37,6 +39,28 @@ class TaskProblem:
     """How hard it is, in the source's own words."""
     tolerance: float = 0.0
     """How far off a number may be and still be right, relative to the reference."""
+    tests: Tests | None = None
+    """The tests of a program; None where an answer is asked for."""
+    date: str = ""
+    """The day on which it was published, YYYY-MM-DD, where the source says it."""
+    in_errata: bool = False
+    """Whether its benchmark lists it as flawed."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether solutions can be judged: there is a reference answer, or there are hidden tests."""
+        return self.answer is not None if self.tests is None else self.tests.is_judged
+
+    @property
+    def reference(self) -> str | None:
+        """What judges solutions, as one text: the answer, or the tests as JSON."""
+        return self.answer if self.tests is None else self.tests.reference()
+
+    @classmethod
+    def with_reference(cls, text: str, reference: str, tolerance: float = 0.0) -> TaskProblem:
+        """A problem with a text of `reference`."""
+        tests = read_reference(reference)
+        return cls(text, None if tests else reference, tolerance=tolerance, tests=tests)
 
 
 def problem_of(
@@ -46,7 +70,13 @@ def problem_of(
     answer_field: str | None = None,
     with_answer: bool = True,
 ) -> TaskProblem:
-    """The problem in a record; its answer under `answer_field` alone, if that is given, or none at all."""
+    """The problem in a record; its answer under `answer_field` alone, if that is given, or none at all.
+
+    A record with tests asks for a program, and has no answer.
+    """
+    if answer_field is None and (asked := read_statement(record)) is not None:
+        tests = asked.tests if with_answer else asked.tests.shown()
+        return TaskProblem(asked.text, None, asked.name, asked.level, 0.0, tests, asked.date, asked.in_errata)
     field, text = _first(record, PROBLEM_FIELDS)
     if text is None:
         raise DataError(

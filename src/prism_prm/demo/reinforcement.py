@@ -109,7 +109,7 @@ class OracleGold:
 
     def __call__(self, rows: Sequence[Row], written: Sequence[Written]) -> Truth:
         from prism_prm.rl.held_out import Truth
-        from prism_prm.rl.spans import cut_steps
+        from prism_prm.steps import cut_steps
 
         right: dict[str, list[bool]] = {ANSWER: [], STEPS: []}
         answers: list[str | None] = []

@@ -15,6 +15,7 @@ from prism_prm.label.rules import Tally, find_rule
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Ask, Written, node_key
 from prism_prm.records import ROOT, Estimate, Step, StepTree
+from prism_prm.steps import cut_with_ends, ends_in_code, ends_step, trimmed
 from prism_prm.tasks import TaskProblem
 
 T = TypeVar("T")
@@ -135,7 +136,9 @@ def sample_solutions(jobs: Sequence[Job]) -> Work[list[Job]]:
     if not jobs:
         return []
     sampling = jobs[0].settings.sampling
-    outcomes = yield [Ask(job.prompt, job.noise(SOLUTION), sampling.max_tokens, whole=True) for job in jobs]
+    outcomes = yield [
+        Ask(job.prompt, job.noise(SOLUTION), sampling.max_tokens, whole=True, start=len(job.prompt)) for job in jobs
+    ]
     kept: dict[tuple[str, ...], Job] = {}
     for job, outcome in zip(jobs, outcomes, strict=True):
         job.budget.tokens += outcome.written.num_tokens
@@ -155,18 +158,14 @@ def _take_solution(job: Job, outcome: Outcome, stop: str) -> None:
     written = outcome.written
     job.ended = written.ending == "end"
     job.right = outcome.right
-    pieces = written.text.split(stop)
-    so_far = job.prompt
-    for i, piece in enumerate(pieces):
-        is_last = i == len(pieces) - 1
-        so_far += piece if is_last else piece + stop
-        if not piece.strip():
-            continue
-        if is_last and not job.ended:
+    is_whole = job.ended or (written.text.endswith(stop) and ends_step(written.text))
+    for step, end in cut_with_ends(written.text, stop):
+        if end == len(written.text) and not is_whole:
             job.counts["steps cut off by the limit on tokens"] += 1
             continue
         job.trunk.append(len(job.nodes))
-        job.nodes.append(Node(piece.strip(), job.trunk[-2] if len(job.trunk) > 1 else ROOT, so_far, written.state))
+        parent = job.trunk[-2] if len(job.trunk) > 1 else ROOT
+        job.nodes.append(Node(step, parent, job.prompt + written.text[:end], written.state))
     if job.ended and job.nodes:
         job.nodes[-1].verdict = outcome.right
 
@@ -181,7 +180,7 @@ def sample_alternatives(job: Job, positions: Sequence[int]) -> Work[None]:
         text, state = job.prefix(position)
         for number in range(settings.alternatives):
             key = job.noise(ALTERNATIVE, position, number)
-            asks.append(Ask(text, key, settings.sampling.max_step_tokens, state=state))
+            asks.append(Ask(text, key, settings.sampling.max_step_tokens, state=state, start=len(job.prompt)))
     outcomes = iter((yield asks))
     for position in positions:
         known = {job.nodes[i].text for i in job.children(position)}
@@ -190,12 +189,13 @@ def sample_alternatives(job: Job, positions: Sequence[int]) -> Work[None]:
             outcome = next(outcomes)
             written = outcome.written
             job.budget.tokens += written.num_tokens
-            text = written.text.strip()
+            before = job.prefix(position)[0]
+            text = trimmed(written.text, in_code=ends_in_code(before[len(job.prompt) :]))
             if reason := _no_candidate(text, written, known):
                 job.counts[reason] += 1
                 continue
             known.add(text)
-            so_far = job.prefix(position)[0] + written.text
+            so_far = before + written.text
             verdict = outcome.right if written.ending == "end" else None
             job.nodes.append(Node(text, parent, so_far, written.state, verdict))
 
@@ -224,7 +224,16 @@ def roll_out(
             first = node.tally.rollouts
             keys = [job.noise(ROLLOUT, i, number) for number in range(first, first + count)]
             asks += [
-                Ask(node.so_far, key, sampling.max_tokens, state=node.state, whole=True, keep=False) for key in keys
+                Ask(
+                    node.so_far,
+                    key,
+                    sampling.max_tokens,
+                    state=node.state,
+                    whole=True,
+                    keep=False,
+                    start=len(job.prompt),
+                )
+                for key in keys
             ]
         outcomes = iter((yield asks))
         for i, count in counts.items():

@@ -26,7 +26,7 @@ from prism_prm.policies.load import check_policy
 from prism_prm.records import StepTree, unique_names
 from prism_prm.resume import Journal, content_key, stoppable
 from prism_prm.tables import write_trees
-from prism_prm.tasks import MathGrader, Task, TaskProblem, load_task
+from prism_prm.tasks import Task, TaskGrader, TaskProblem, load_task
 from prism_prm.types import Say, silent
 
 Live = Callable[[str, int, int], AbstractContextManager[Callable[[Watch], None]]]
@@ -80,7 +80,9 @@ def label_task(
     exact, left_out = _exact_trees(recipe, task) if recipe.check else ([], Counter[str]())
     with contextlib.ExitStack() as stack:
         if judge is None:
-            judge = by_answer(stack.enter_context(MathGrader(workers=workers)))
+            grader = stack.enter_context(TaskGrader(workers=workers, sandbox=recipe.sandbox))
+            grader.prepare(task.problems)
+            judge = by_answer(grader)
         who = policy or stack.enter_context(contextlib.closing(open_policy(recipe.policy)))
         write_text(out / "settings.toml", to_toml(recipe))
         stage = _Stage(recipe, out, judge, live, say)

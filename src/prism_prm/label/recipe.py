@@ -12,6 +12,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.label.engine import AT_ONCE
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import PolicySettings
+from prism_prm.programs import Level
 from prism_prm.ranges import Count, check
 
 
@@ -20,7 +21,7 @@ class LabelRecipe:
     """Problems, the policy that solves them, and how its steps are labelled."""
 
     task: str = ""
-    """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
+    """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers or tests."""
     task_data: str | None = None
     """The local file of a known task. By default the task comes from the hub."""
     answer_field: str | None = None
@@ -28,6 +29,9 @@ class LabelRecipe:
     `expected_answer` or `ground_truth`."""
     limit: Count | None = None
     """Use only this many problems, starting with the first."""
+    sandbox: Level = "auto"
+    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
+    them do whatever you may do."""
     second_policy: str | None = None
     """Another policy for a second opinion: only labels on which the rollouts of both agree are kept."""
     check: str | None = None

@@ -7,12 +7,14 @@ sampling settings give the same step, whatever else is in the batch and whoever 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol
 
 from prism_prm.errors import PrismError
 from prism_prm.ranges import Count, NotNegative, Range, check
+from prism_prm.steps import STOP, ends_step
 
 Ending = Literal["stop", "end", "cut"]
 """Why a step is over: the stop string, the end of the solution, or a limit on tokens."""
@@ -37,8 +39,8 @@ class Sampling:
     """A step with more tokens than this ends its solution, which then counts as cut."""
     max_tokens: Count = 2048
     """A solution is cut after this many tokens."""
-    stop: str = "\n\n"
-    """The text between two steps."""
+    stop: str = STOP
+    """The text between two steps. Within code it ends a step only where brackets and strings are closed."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -62,6 +64,8 @@ class Ask:
     """Write to the end of the solution, over all stop strings."""
     keep: bool = True
     """Whether the state of what is written will be of use; if not, it is not kept."""
+    start: int = 0
+    """Where in the text the solution begins, behind the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +108,28 @@ def node_key(seed: int, problem: str, path: Sequence[int]) -> int:
 
 
 def write_steps(policy: Policy, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
-    """`policy.write` without blank steps: after a blank text the policy is asked to continue.
+    """`policy.write`, by whole steps: after a blank text or within an expression the policy is asked to continue.
 
     A solution that ends right after a stop string gives a blank text with ending "end".
     """
     done: list[Written] = policy.write(asks, sampling)
-    for attempt in range(1, MAX_BLANKS + 1):
-        again = [i for i, found in enumerate(done) if found.ending == "stop" and not found.text.strip()]
-        if not again:
-            break
-        if attempt == MAX_BLANKS:
-            for i in again:
+    for attempt in itertools.count(1):
+        again = [i for i, found in enumerate(done) if found.ending == "stop" and not _is_step(asks[i], found)]
+        for i in again:
+            is_blank = not done[i].text.strip()
+            if attempt >= MAX_BLANKS if is_blank else done[i].num_tokens >= asks[i].max_tokens:
                 done[i] = replace(done[i], ending="cut", state=None)
+        again = [i for i in again if done[i].ending == "stop"]
+        if not again:
             break
         more = policy.write([_further(asks[i], done[i], attempt) for i in again], sampling)
         for i, found in zip(again, more, strict=True):
             done[i] = _joined(done[i], found)
     return done
+
+
+def _is_step(ask: Ask, found: Written) -> bool:
+    return bool(found.text.strip()) and ends_step(ask.text[ask.start :] + found.text)
 
 
 def _further(ask: Ask, so_far: Written, attempt: int) -> Ask:

@@ -152,7 +152,7 @@ class OpenAiPolicy:
             raise ValueError(f"the answer claims to have {num_tokens} tokens")
         said = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
         logged = choice.get("logprobs") if self.has_log_likelihood else None
-        values = logged.get("token_logprobs") if isinstance(logged, dict) else None
+        values = _logged(logged) if isinstance(logged, dict) else None
         return Completion(text, reason, num_tokens, tuple(said[:1]), None if values is None else _numbers(values))
 
     def _count(self, text: str) -> int:
@@ -170,6 +170,14 @@ class OpenAiPolicy:
                 f"server, or rank by the PRM alone: --prm-weight 1."
             )
         return sum(found.token_log_likelihoods)
+
+
+def _logged(logged: dict[str, Any]) -> Any:
+    """The log-probabilities of the tokens: a list of them, or as llama.cpp has it, of objects that hold one each."""
+    entries = logged.get("content")
+    if logged.get("token_logprobs") is not None or not isinstance(entries, list):
+        return logged.get("token_logprobs")
+    return [entry.get("logprob") for entry in _dicts(entries)]
 
 
 def _numbers(values: Any) -> tuple[float, ...]:

@@ -12,13 +12,15 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool
 from prism_prm.rerank.expectation import NUM_DRAWS, best_of, draw_orders, pass_at, voted
 from prism_prm.rerank.grading import GradedPool, check_measured
-from prism_prm.rerank.select import relative_weights
+from prism_prm.rerank.select import after_tests, relative_weights
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Comparison, Interval, compare_means, mean_interval, number_clusters
 from prism_prm.types import Advance, Floats, Ints, ignore
 
 WITHOUT_PRM = ("mean", "majority", "oracle")
 WITH_PRM = ("best-of-n", "weighted")
+TESTED = "public-tests"
+"""Where programs have public tests, with and without a PRM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Curve:
     """The expected accuracy of one way to select, for each n."""
 
     method: str
-    """mean (pass@1), majority, oracle (pass@n), best-of-n or weighted."""
+    """mean (pass@1), majority, oracle (pass@n), best-of-n, weighted or public-tests."""
     prm: str
     """Whose scores; "" for the methods that need none."""
     aggregator: str
@@ -94,8 +96,9 @@ def compute_curves(
     check_measured(graded)
     ns = default_ns(graded) if ns is None else tuple(sorted(set(ns)))
     log_scores = {(prm, how): log_scores_of(steps, how) for prm, steps in scores.items() for how in aggregators}
-    names = [(method, "", "") for method in WITHOUT_PRM]
-    names += [(method, *key) for key in log_scores for method in WITH_PRM]
+    tested = (TESTED,) * graded.has_tests
+    names = [(method, "", "") for method in WITHOUT_PRM + tested]
+    names += [(method, *key) for key in log_scores for method in WITH_PRM + tested]
     columns: list[list[Floats]] = []
     ends = np.cumsum([len(grades) for grades in graded.grades])
     for problem in graded.measured:
@@ -121,10 +124,12 @@ def log_scores_of(steps: StepScores, aggregator: str) -> Floats:
 def _of_problem(
     graded: GradedPool, problem: int, log_scores: Sequence[Floats], ns: Sequence[int], num_draws: int, seed: int
 ) -> list[Floats]:
-    """The values of one problem: without a PRM, then for each set of scores Best-of-n and the weighted vote."""
+    """The values of one problem: without a PRM, then for each set of scores Best-of-n and the weighted vote; in the end
+    of each, those that pass the public tests, where there are any."""
     correct_N, groups_N = graded.correct(problem), graded.groups(problem)
+    tested = graded.has_tests
     if not len(correct_N):
-        return [np.zeros(len(ns))] * (len(WITHOUT_PRM) + len(WITH_PRM) * len(log_scores))
+        return [np.zeros(len(ns))] * (len(WITHOUT_PRM) + tested + (len(WITH_PRM) + tested) * len(log_scores))
     ns = [min(n, len(correct_N)) for n in ns]
     orders_DN = draw_orders(len(correct_N), num_draws, [seed, problem])
 
@@ -133,7 +138,12 @@ def _of_problem(
         # One solution outvotes nobody: this value is known exactly.
         return np.where(np.asarray(ns) == 1, correct_N.mean(), values_K)
 
+    def passing(log_scores_N: Floats) -> list[Floats]:
+        return [best_of(correct_N, after_tests(log_scores_N, graded.passed(problem)), ns)] * tested
+
     values = [np.full(len(ns), correct_N.mean()), votes(np.ones(len(correct_N))), pass_at(correct_N, ns)]
+    values += passing(np.zeros(len(correct_N)))
     for log_scores_N in log_scores:
         values += [best_of(correct_N, log_scores_N, ns), votes(relative_weights(log_scores_N))]
+        values += passing(log_scores_N)
     return values

@@ -27,7 +27,10 @@ class Grade:
     group: int
     """Equal answers of a problem have equal numbers, in order of first sight; −1 has no answer."""
     status: str
-    """ "ok", "no answer", or why the answer could only be compared as text: "timeout", "error", "too long"."""
+    """ "ok", "no answer", or why the answer could only be compared as text: "timeout", "error", "too long". For a
+    program: how it ended."""
+    passed: bool | None = None
+    """Of a program: whether it passes the public tests; None where there are none."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,12 @@ class GradedPool:
     def measured(self) -> tuple[int, ...]:
         """The problems whose solutions are known to be right or wrong: by a reference answer, or by the pool's word."""
         entries = self.pool.problems
-        by_word = [entry.problem.answer is None and bool(entry.solutions) and _is_judged(entry) for entry in entries]
+        by_word = [not entry.problem.is_judged and bool(entry.solutions) and _is_judged(entry) for entry in entries]
         return tuple(
             i
             for i, entry in enumerate(entries)
             # A pool that goes by its own word says nothing of a problem without solutions, which counts as not solved.
-            if entry.problem.answer is not None or by_word[i] or (not entry.solutions and any(by_word))
+            if entry.problem.is_judged or by_word[i] or (not entry.solutions and any(by_word))
         )
 
     @property
@@ -67,6 +70,15 @@ class GradedPool:
         """Which group each solution of a problem votes for."""
         return np.array([grade.group for grade in self.grades[problem]], dtype=np.int64)
 
+    @cached_property
+    def has_tests(self) -> bool:
+        """Whether some problem has public tests to select by."""
+        return any(entry.problem.tests is not None and entry.problem.tests.public for entry in self.pool.problems)
+
+    def passed(self, problem: int) -> Bools:
+        """Whether each solution of a problem is known to pass the public tests."""
+        return np.array([grade.passed is True for grade in self.grades[problem]], dtype=np.bool_)
+
     def count(self, field: str) -> Counter[str]:
         """How often each value of a field (`method`, `status`) occurs."""
         return Counter(str(getattr(grade, field)) for grades in self.grades for grade in grades)
@@ -74,14 +86,15 @@ class GradedPool:
 
 def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedPool:
     """Grade all solutions; `advance` is told of each answer grouped and, with a reference, of each one judged."""
+    solutions = [(entry.problem, solution) for entry in pool.problems for solution in entry.solutions]
     found = [
-        Extraction(solution.answer, "given") if solution.answer is not None else grader.extract(solution.text)
-        for solution in pool.solutions
+        Extraction(one.answer, "given") if one.answer is not None else grader.extract(problem, one.text)
+        for problem, one in solutions
     ]
-    keys = grader.keys([extraction.answer for extraction in found], advance)
-    problems = [entry.problem for entry in pool.problems for _ in entry.solutions]
-    judged = [i for i, problem in enumerate(problems) if problem.answer is not None]
-    verdicts = dict(zip(judged, grader.judge([(problems[i], found[i].answer) for i in judged], advance), strict=True))
+    answers = [(problem, extraction.answer) for (problem, _), extraction in zip(solutions, found, strict=True)]
+    keys = grader.keys(answers, advance)
+    judged = [i for i, (problem, _) in enumerate(answers) if problem.is_judged]
+    verdicts = dict(zip(judged, grader.judge([answers[i] for i in judged], advance), strict=True))
     grades: list[tuple[Grade, ...]] = []
     at = 0
     for entry in pool.problems:
@@ -93,7 +106,7 @@ def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedP
             correct = (solution.correct if _is_judged(entry) else None) if verdict is None else verdict.correct
             status = key.status if verdict is None or verdict.status == "ok" else verdict.status
             extraction = found[at + k]
-            of_problem.append(Grade(extraction.answer, extraction.method, correct, group, status))
+            of_problem.append(Grade(extraction.answer, extraction.method, correct, group, status, key.passed))
         grades.append(tuple(of_problem))
         at += len(entry.solutions)
     return GradedPool(pool, tuple(grades))
@@ -103,8 +116,8 @@ def check_measured(graded: GradedPool) -> None:
     """Whoever measures needs a problem with a reference answer, or with the pool's own word on each solution."""
     if not graded.measured:
         raise DataError(
-            f"none of the {len(graded.pool.problems):,} problems has a reference answer (`answer`), so there is "
-            "nothing to measure. Add the answers to the pool, or name the task they belong to (--task).",
+            f"none of the {len(graded.pool.problems):,} problems has a reference answer (`answer`) or tests, so there "
+            "is nothing to measure. Add the answers to the pool, or name the task they belong to (--task).",
             reason="missing-field",
         )
 
@@ -114,8 +127,13 @@ def _is_judged(entry: PoolProblem) -> bool:
 
 
 def with_task(pool: Pool, task: Task) -> Pool:
-    """The pool with the task's reference answers (and tolerances); problems are found by their text."""
+    """The pool with the task's reference answers and tests; problems are found by their text.
+
+    Those that the task leaves out are left out here, too.
+    """
     known = {problem.text.strip(): problem for problem in task.problems}
+    unused = {text.strip() for text in task.left_out}
+    pool = Pool(tuple(entry for entry in pool.problems if entry.problem.text.strip() not in unused))
     missing = [entry.problem.text for entry in pool.problems if entry.problem.text.strip() not in known]
     if missing:
         raise DataError(

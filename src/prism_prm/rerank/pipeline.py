@@ -26,7 +26,7 @@ from prism_prm.rerank.selected import select_solutions, write_selected
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
 from prism_prm.resume import stoppable
-from prism_prm.tasks import MathGrader, load_task
+from prism_prm.tasks import Errata, Level, TaskGrader, Window, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
@@ -58,6 +58,15 @@ class RerankSettings:
     """The number of processes that judge answers. By default one per core."""
     time_limit: Annotated[float, Range(0.1)] = 5.0
     """The limit in CPU seconds for one comparison of answers."""
+    since: str | None = None
+    """Of a code task: use only problems from this day on, e.g. 2024-08-01."""
+    until: str | None = None
+    """Of a code task: use only problems up to this day."""
+    errata: Errata = "keep"
+    """Whether to keep problems that the benchmark itself lists as flawed."""
+    sandbox: Level = "auto"
+    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
+    them do whatever you may do."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -65,6 +74,12 @@ class RerankSettings:
             raise ConfigError(f"no aggregator is named. Known: {', '.join(AGGREGATORS)}.")
         for how in self.aggregators or ():
             check_aggregator(how)
+        self.window  # noqa: B018 - refuses a day that is none
+
+    @property
+    def window(self) -> Window:
+        """Which problems of a task are used."""
+        return Window(self.since, self.until, self.errata)
 
 
 def rerank_pool(
@@ -119,10 +134,14 @@ def rerank_pool(
     """
     settings, out = settings or RerankSettings(), Path(out)
     _check_places(prms or {}, scores or {}, loading)
-    reference = load_task(task, task_data, answer_field=settings.answer_field) if task else None
+    reference = None
+    if task:
+        reference = load_task(task, task_data, answer_field=settings.answer_field, window=settings.window)
     found, title = _read(pool, settings.answer_field, with_answers=task is None, bars=bars)
     if reference is not None:
         found = with_task(found, reference)
+        for note in reference.notes():
+            say(note)
     largest([len(entry.solutions) for entry in found.problems])
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
@@ -138,7 +157,9 @@ def rerank_pool(
                 advance=advance,
             )  # fmt: skip
     selections = select_solutions(graded, step_scores, own)
-    results = Results(title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws)
+    results = Results(
+        title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox
+    )
     write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
     write_selected(out / SELECTED, selections)
     results.write_curves(out / "curves.parquet")
@@ -183,13 +204,15 @@ def _read(
 
 def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say) -> tuple[GradedPool, str]:
     """The grades of the pool, from an earlier run where it has them."""
-    with MathGrader(methods=settings.extract, workers=settings.workers, seconds=settings.time_limit) as grader:
+    with TaskGrader(
+        methods=settings.extract, workers=settings.workers, seconds=settings.time_limit, sandbox=settings.sandbox
+    ) as grader:
         graded_as = grading_hash(pool, grader)
         known = read_grades(out / SOLUTIONS, pool, graded_as)
         if known is not None:
             say(f"Reusing the grades in {out / SOLUTIONS}")
             return known, graded_as
-        referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.answer is not None)
+        referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.is_judged)
         with bars("judging", len(pool.solutions) + referenced, unit="comparisons") as advance:
             graded = grade_pool(pool, grader, advance)
     write_solutions(out / SOLUTIONS, graded, graded_as)

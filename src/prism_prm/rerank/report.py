@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
+from prism_prm.programs.quirks import count_quirks
 from prism_prm.report import (
     Look,
     Report,
@@ -26,6 +27,7 @@ from prism_prm.report import (
     telling,
 )
 from prism_prm.rerank.curves import WITH_PRM, Curve
+from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.results import Difference, Results
 
 TITLES = {
@@ -34,6 +36,7 @@ TITLES = {
     "oracle": "oracle (pass@n)",
     "best-of-n": "Best-of-n",
     "weighted": "weighted vote",
+    "public-tests": "public tests first",
 }
 _SIZE = (4.4, 3.7)
 """The size of a figure in inches: taller than most, for the long legend."""
@@ -67,7 +70,7 @@ def _finding(results: Results) -> str:
     """The best rule at the most solutions, beside what needs no PRM."""
     most, one, majority = results.ns[-1], results.curve("mean"), results.curve("majority")
     plain = f"the majority vote {percent(majority.points[-1].value)} %, one solution {percent(one.points[-1].value)} %"
-    own = [curve for curve in results.own_curves if curve.prm]
+    own = [curve for curve in results.own_curves if curve.prm and curve.method in WITH_PRM]
     if not own:
         return f"Of {most} solutions, {plain} and the oracle {percent(results.curve('oracle').points[-1].value)} %."
     best = max(own, key=lambda curve: curve.points[-1].value)
@@ -82,12 +85,31 @@ def without_solution(count: int, total: int) -> str:
     return f"{count:,} of {total:,} problems have no solution and count as unsolved." if count else ""
 
 
+def unguarded(sandbox: str, graded: GradedPool) -> list[str]:
+    """A warning where programs ran without a sandbox."""
+    ran = sandbox == "none" and any(entry.problem.tests is not None for entry in graded.pool.problems)
+    return ["Warning: programs ran WITHOUT a sandbox (--sandbox none): they could do whatever you may do."] * ran
+
+
+def unlike_the_benchmark(pools: Sequence[GradedPool]) -> list[str]:
+    """How many programs LiveCodeBench's own harness may judge otherwise, by what they do."""
+    asked = [
+        (entry.problem.tests, grade.answer)
+        for graded in pools
+        for entry, grades in zip(graded.pool.problems, graded.grades, strict=True)
+        for grade in grades
+    ]
+    counts = [f"{count:,} {what}" for what, count in count_quirks(asked).items()]
+    return [f"Programs that LiveCodeBench's harness may judge otherwise: {'; '.join(counts)}."] * bool(counts)
+
+
 def notes(results: Results) -> list[str]:
     """What is special about this pool and its scores, a line each: nothing is left out in silence."""
     pool, graded = results.graded.pool, results.graded
     found = [without_solution(pool.num_empty, len(pool.problems))] if results.curves else []
     if graded.num_unmeasured:
-        lack = f"{graded.num_unmeasured:,} of {len(pool.problems):,} problems have no reference answer"
+        what = "reference answer or hidden tests" if graded.has_tests else "reference answer"
+        lack = f"{graded.num_unmeasured:,} of {len(pool.problems):,} problems have no {what}"
         done = "not measured" if results.curves else "there is nothing to measure"
         found.append(
             f"{lack}: solutions are selected, but {done}. Give the answers in the pool, or name their task (--task)."
@@ -99,6 +121,7 @@ def notes(results: Results) -> list[str]:
             f"The problems have {min(sizes):,} to {max(sizes):,} solutions. At each n, a problem with fewer uses all "
             f"of them: {counts} (of {len(graded.measured):,})."
         )
+    found += unguarded(results.sandbox, graded) + unlike_the_benchmark([graded])
     found += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
     return [note for note in found if note]
 
@@ -283,5 +306,6 @@ def _tabulate_answers(results: Results, report: Report) -> None:
     report.table(["answers", "solutions", "%"], rows, caption="How answers were found, and how they were judged")
     report.text(
         '"last number" is a guess, for solutions that state no answer. An answer whose comparison ran out of time '
-        '("timeout"), failed ("error") or was too long was compared as text only.'
+        '("timeout"), failed ("error") or was too long was compared as text only. A program with one of these, or that '
+        'took too much memory or printed too much, did not pass; "ok" ran to its end, right or wrong.'
     )

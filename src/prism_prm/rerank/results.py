@@ -47,6 +47,8 @@ class Results:
     selections: Sequence[Selection]
     """Which solution each rule selects from all solutions of each problem."""
     num_draws: int
+    sandbox: str = "auto"
+    """What programs ran in, as asked for."""
 
     @property
     def ns(self) -> tuple[int, ...]:

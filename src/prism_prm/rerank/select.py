@@ -2,6 +2,8 @@
 
 Ties: the earlier solution, or the group whose first member comes earlier. A voted group answers with its best-scored
 member. Solutions without an answer cast no vote.
+
+The answer to a code problem is a program; programs that do the same on the public tests are equal.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 
 from prism_prm.answers import Judge
 from prism_prm.errors import DataError
-from prism_prm.types import Floats
+from prism_prm.types import Bools, Floats
 
 TIE = 1e-9
 """Sums of weights that differ by less than this, relatively, are equal: the order of adding must not decide a vote."""
@@ -116,11 +118,34 @@ def relative_weights(log_scores: Sequence[float] | Floats) -> Floats:
     return np.zeros_like(values) if np.isneginf(top) else np.exp(values - top)
 
 
-Selector = Callable[[Sequence[str | None], Floats], int | None]
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """All that a selector may know of some solutions of one problem, one entry each."""
+
+    keys: Sequence[str | None]
+    """What each votes under; None casts no vote."""
+    log_scores: Floats
+    passed: Bools | None = None
+    """Whether each program passes the public tests; None where an answer is asked for."""
+
+
+Selector = Callable[[Candidates], int | None]
+
+
+def after_tests(log_scores: Floats, passed: Bools | None) -> Floats:
+    """Ranks by which programs that pass the public tests come first, and then the better-scored; equals stay equal."""
+    if passed is None:
+        return log_scores
+    _, ranks = np.unique(log_scores, return_inverse=True)
+    return ranks + len(ranks) * passed.astype(np.float64)
+
 
 SELECTORS: dict[str, Selector] = {
-    "argmax": lambda _, log_scores: best_of_n(log_scores) if len(log_scores) else None,
-    "majority": lambda keys, log_scores: vote(keys, np.ones(len(log_scores))),
-    "weighted": lambda keys, log_scores: vote(keys, relative_weights(log_scores)),
+    "argmax": lambda given: best_of_n(given.log_scores) if len(given.log_scores) else None,
+    "majority": lambda given: vote(given.keys, np.ones(len(given.log_scores))),
+    "weighted": lambda given: vote(given.keys, relative_weights(given.log_scores)),
+    "public-tests": lambda given: (
+        best_of_n(after_tests(given.log_scores, given.passed)) if len(given.log_scores) else None
+    ),
 }
-"""How a set of solutions becomes one: (keys of the answers, log scores) → index of a solution, or None."""
+"""How a set of solutions becomes one: the index of a solution, or None."""

@@ -13,12 +13,14 @@ from prism_prm.chosen import Choice
 from prism_prm.files import whole_file
 from prism_prm.rerank.curves import log_scores_of
 from prism_prm.rerank.grading import GradedPool
-from prism_prm.rerank.select import SELECTORS, relative_weights
+from prism_prm.rerank.select import SELECTORS, Candidates, relative_weights
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.types import Floats
 
-RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted"}
-"""A method of the curves → its selector; the first needs no PRM."""
+RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted", "public-tests": "public-tests"}
+"""A method of the curves → its selector; the first needs no PRM, and the last works with and without one."""
+
+VOTES = ("majority", "weighted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Selection:
     name: str
     problem: str
     rule: str
-    """majority, best-of-n or weighted."""
+    """majority, best-of-n, weighted or public-tests."""
     prm: str
     """Whose scores; "" where none are needed."""
     aggregator: str
@@ -43,7 +45,7 @@ class Selection:
     score: float | None
     """The PRM's score of the selected solution; None without a PRM, or if it gave none."""
     share: float | None
-    """The share of all votes that this answer got; None for Best-of-n, and if nobody votes."""
+    """The share of all votes that this answer got; None for Best-of-n and public-tests, and if nobody votes."""
     correct: bool | None
     """None without a reference answer."""
 
@@ -51,15 +53,21 @@ class Selection:
 def select_solutions(
     graded: GradedPool, scores: Mapping[str, StepScores], aggregators: Mapping[str, Choice[str]]
 ) -> tuple[Selection, ...]:
-    """For each problem, the selection of the majority, then of Best-of-n and the weighted vote with each PRM."""
+    """For each problem, the selection of the majority, then of Best-of-n and the weighted vote with each PRM.
+
+    Where programs have public tests, also those that pass them: without a PRM the first, and with it the best-scored.
+    """
     log_scores = {prm: log_scores_of(steps, aggregators[prm].value) for prm, steps in scores.items()}
     ends = np.cumsum([len(grades) for grades in graded.grades])
     found: list[Selection] = []
     for problem, grades in enumerate(graded.grades):
         here = slice(ends[problem] - len(grades), ends[problem])
-        found.append(_select(graded, problem, "majority", "", "", np.zeros(len(grades)), [None] * len(grades)))
+        tested = ["public-tests"] * graded.has_tests
+        nothing: StepScores = [None] * len(grades)
+        for rule in ("majority", *tested):
+            found += [_select(graded, problem, rule, "", "", np.zeros(len(grades)), nothing)]
         for prm, values in log_scores.items():
-            for rule in ("best-of-n", "weighted"):
+            for rule in ("best-of-n", "weighted", *tested):
                 how = aggregators[prm].value
                 found.append(_select(graded, problem, rule, prm, how, values[here], scores[prm][here]))
     return tuple(found)
@@ -70,13 +78,14 @@ def _select(
 ) -> Selection:
     entry, grades = graded.pool.problems[problem], graded.grades[problem]
     keys = [None if grade.group < 0 else str(grade.group) for grade in grades]
-    chosen = SELECTORS[RULES[rule]](keys, log_scores_N)
+    passed = graded.passed(problem) if graded.has_tests else None
+    chosen = SELECTORS[RULES[rule]](Candidates(keys, log_scores_N, passed))
     about = (problem, entry.problem.name, entry.problem.text, rule, prm, how, len(grades), chosen)
     if chosen is None:
         return Selection(*about, (), None, None, None, None)
     grade = grades[chosen]
     score = None if steps_N[chosen] is None else float(np.exp(log_scores_N[chosen]))
-    share = None if rule == "best-of-n" else _share(keys, relative_weights(log_scores_N), keys[chosen])
+    share = None if rule not in VOTES else _share(keys, relative_weights(log_scores_N), keys[chosen])
     return Selection(*about, entry.solutions[chosen].steps, grade.answer, score, share, grade.correct)
 
 

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from prism_prm import answers
+from prism_prm import answers, programs
 from prism_prm.aggregate import log_score
 from prism_prm.files import whole_file
 from prism_prm.pools import Pool
 from prism_prm.rerank.grading import Grade, GradedPool
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.resume import KEY, is_made_for
-from prism_prm.tasks import MathGrader
+from prism_prm.tasks import TaskGrader
 
 
-def grading_hash(pool: Pool, grader: MathGrader) -> str:
+def grading_hash(pool: Pool, grader: TaskGrader) -> str:
     """A hash of all that decides the grades of a pool."""
-    code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(answers.__path__[0]).glob("*.py"))]
-    parts = (pool.content_hash(), grader.methods, grader.seconds, metadata.version("math-verify"), code)
+    kept = [field.name for field in fields(Grade)]
+    parts: tuple[Any, ...] = (
+        pool.content_hash(), kept, grader.math.methods, grader.math.seconds, metadata.version("math-verify"),
+        _code_of(answers),
+    )  # fmt: skip
+    if any(entry.problem.tests is not None for entry in pool.problems):
+        from prism_prm import sandbox
+
+        parts += (grader.sandbox, sys.version, _code_of(programs), _code_of(sandbox))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _code_of(package: ModuleType) -> list[str]:
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(package.__path__[0]).glob("*.py"))]
 
 
 def write_table(rows: list[dict[str, Any]], path: str | Path, about: Mapping[str, str] | None = None) -> None:

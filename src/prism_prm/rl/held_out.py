@@ -26,7 +26,7 @@ def problem_rows(problems: Sequence[TaskProblem], prompting: Prompting, tokenize
         {
             "prompt": render(problem.text, prompting, tokenizer),
             "problem": problem.text,
-            "answer": problem.answer,
+            "answer": problem.reference,
             "tolerance": problem.tolerance,
         }
         for problem in problems
@@ -62,15 +62,18 @@ class Gold(Protocol):
 
 
 class AnswerGold:
-    """Right is whose final answer equals the reference."""
+    """Right is whose final answer equals the reference, or whose program passes the tests."""
 
     def __init__(self, grader: Grader) -> None:
         self.grader = grader
 
     def __call__(self, rows: Sequence[Row], written: Sequence[Written]) -> Truth:
-        answers = [self.grader.extract(one.text).answer if one.ended else None for one in written]
-        problems = [TaskProblem(row["problem"], row["answer"], tolerance=row["tolerance"]) for row in rows]
-        verdicts = self.grader.judge(list(zip(problems, answers, strict=True)))
+        problems = [TaskProblem.with_reference(row["problem"], row["answer"], row["tolerance"]) for row in rows]
+        answers = [
+            (problem, self.grader.extract(problem, one.text).answer if one.ended else None)
+            for problem, one in zip(problems, written, strict=True)
+        ]
+        verdicts = self.grader.judge(answers)
         keys = [key.key for key in self.grader.keys(answers)]
         return Truth({"answer": [verdict.correct for verdict in verdicts]}, keys)
 

@@ -38,7 +38,7 @@ from prism_prm.rl.looks import (
     read_looks,
     write_looks,
 )
-from prism_prm.rl.spans import cut_steps
+from prism_prm.steps import cut_steps
 from prism_prm.types import Floats, Say, silent
 
 # Shapes: B solutions of a batch, S tokens of a row, T tokens of a solution, V tokens of the vocabulary.

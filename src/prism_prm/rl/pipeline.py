@@ -25,7 +25,7 @@ from prism_prm.search.experiment import Point
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.tasks import Grader, MathGrader, TaskProblem, load_problems, load_task
+from prism_prm.tasks import Grader, TaskGrader, TaskProblem, load_problems, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
@@ -73,10 +73,14 @@ def train_policy(
     grpo_config(recipe.trainer, out)  # refuses what TRL does not know before anything is loaded
     state = PartialState()
     bars, say = (bars, say) if state.is_main_process else (no_bars, silent)
-    with locked(out) if state.is_main_process else contextlib.nullcontext(), MathGrader() as grader:
+    with (
+        locked(out) if state.is_main_process else contextlib.nullcontext(),
+        TaskGrader(sandbox=recipe.sandbox) as grader,
+    ):
         if state.is_main_process:
             write_text(out / "recipe.toml", to_toml(recipe))
         train, held_out = split_problems(recipe, say)
+        grader.prepare(held_out)
         before = _evaluated(recipe, recipe.policy, out / "evaluation" / "before", state, bars)
         tokenizer = load_tokenizer_of(recipe.policy)
         with _reward(recipe, grader, state) as (reward, identity):
@@ -133,7 +137,7 @@ def _reward(recipe: GrpoRecipe, grader: Grader, state: Any) -> Iterator[tuple[Re
         yield AnswerReward(grader), "right answers"
         return
     here = {"device": str(state.device)} if state.num_processes > 1 else {}
-    reward = PRMReward(recipe.prm, **asdict(recipe.reward), loading={**here, **recipe.loading})
+    reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, loading={**here, **recipe.loading})
     try:
         yield reward, content_key(reward.scorer.identity(), recipe.reward)
     finally:
@@ -141,7 +145,7 @@ def _reward(recipe: GrpoRecipe, grader: Grader, state: Any) -> Iterator[tuple[Re
 
 
 class AnswerReward:
-    """1 for a right final answer, 0 for any other."""
+    """1 for a right final answer or program, 0 for any other."""
 
     __name__ = "AnswerReward"
 
@@ -153,9 +157,12 @@ class AnswerReward:
     ) -> list[float | None]:
         tolerances = columns.get("tolerance") or [0.0] * len(prompts)
         asked = zip(prompts, answer, tolerances, strict=True)
-        problems = [TaskProblem(prompt, reference, tolerance=near) for prompt, reference, near in asked]
-        answers = [self.grader.extract(text).answer for text in completions]
-        return [float(found.correct) for found in self.grader.judge(list(zip(problems, answers, strict=True)))]
+        problems = [TaskProblem.with_reference(*one) for one in asked]
+        answers = [
+            (problem, self.grader.extract(problem, text).answer)
+            for problem, text in zip(problems, completions, strict=True)
+        ]
+        return [float(found.correct) for found in self.grader.judge(answers)]
 
 
 def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any, bars: Bars) -> Evaluated:
@@ -168,6 +175,7 @@ def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any, bars: Bar
             for task in chosen.tasks:
                 greedy = SearchRecipe(
                     task=task, task_data=chosen.data.get(task), limit=chosen.limit, policy=asked, select="majority",
+                    sandbox=recipe.sandbox,
                     search=SearchSettings("greedy", max_steps=chosen.max_steps, sampling=chosen.sampling),
                 )  # fmt: skip
                 place = out / file_name(Path(task).stem)

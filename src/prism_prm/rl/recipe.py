@@ -17,6 +17,7 @@ from prism_prm.prms.place import check_prm, checkable
 from prism_prm.ranges import Count, Natural, NotNegative, Share, check
 from prism_prm.rl.credit import find_credit
 from prism_prm.rl.looks import MonitorSettings
+from prism_prm.tasks import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,9 @@ class GrpoRecipe:
     """Folder or hub id of the PRM that gives the reward. Without one, right final answers are the reward."""
     credit: str = "outcome"
     """How steps get their advantage from the reward: outcome, process, pure or progress."""
+    sandbox: Level = "auto"
+    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
+    them do whatever you may do."""
     prompting: Prompting = field(default_factory=Prompting)
     problems: ProblemSets = field(default_factory=ProblemSets)
     reward: RewardSettings = field(default_factory=RewardSettings)

@@ -23,9 +23,9 @@ from prism_prm.rl.completions import problem_text, reply_text
 from prism_prm.rl.credit import clip as clipped
 from prism_prm.rl.credit import delta as differences
 from prism_prm.rl.packed import score_solutions
-from prism_prm.rl.spans import STOP, cut_steps
 from prism_prm.scorer.protocol import Scorer
-from prism_prm.tasks import Grader, MathGrader, TaskProblem
+from prism_prm.steps import STOP, cut_steps
+from prism_prm.tasks import Grader, Level, TaskGrader, TaskProblem
 from prism_prm.types import Floats
 
 log = logging.getLogger(__name__)
@@ -88,9 +88,10 @@ class PRMReward:
         stop: the text between two steps.
         problem: the dataset's column with the problem's text; if there is none, the last user turn or the prompt is
             used.
-        reference: the column with reference answers (default `answer`).
-        grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), judged
-            by `MathGrader`.
+        reference: the column with reference answers (default `answer`), or for code with `TaskProblem.reference`.
+        grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), and
+            programs, judged by `TaskGrader`.
+        sandbox: what programs run in: auto, bubblewrap, landlock or none.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
         name: the name under which trainers log the reward.
 
@@ -114,6 +115,7 @@ class PRMReward:
         problem: str = "problem",
         reference: str = "answer",
         grader: Grader | None = None,
+        sandbox: Level = "auto",
         loading: Mapping[str, Any] | None = None,
         name: str = "PRMReward",
     ) -> None:
@@ -130,7 +132,7 @@ class PRMReward:
         self.prm = prm
         self.gate, self.verifiable, self.clip, self.delta, self.stop = gate, verifiable, clip, delta, stop
         self.eos = frozenset([eos]) if isinstance(eos, int) else None if eos is None else frozenset(eos)
-        self.problem, self.reference = problem, reference
+        self.problem, self.reference, self.sandbox = problem, reference, sandbox
         self.loading = {"on_too_long": "skip", **(loading or {})}
         self.__name__ = name
         self.counts: Counter[str] = Counter()
@@ -140,7 +142,7 @@ class PRMReward:
         self._aggregator = aggregator
         self._grader = grader
         self._scorer: Scorer | None = None
-        self._own_grader: MathGrader | None = None
+        self._own_grader: TaskGrader | None = None
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class PRMReward:
         if self._grader is not None:
             return self._grader
         if self._own_grader is None:
-            self._own_grader = MathGrader(methods=STATED)
+            self._own_grader = TaskGrader(methods=STATED, sandbox=self.sandbox)
         return self._own_grader
 
     def close(self) -> None:
@@ -224,8 +226,9 @@ class PRMReward:
         """
         solutions = [cut_steps(text, self.stop) for text in texts]
         probabilities = score_solutions(self.scorer, problems, solutions)
-        answers = [self.grader.extract(text).answer for text in texts]
-        verdicts = self._verdicts(problems, answers, references)
+        asked = self._asked(problems, references)
+        answers = [self.grader.extract(problem, text).answer for problem, text in zip(asked, texts, strict=True)]
+        verdicts = self._verdicts(list(zip(asked, answers, strict=True)), references)
         judged = [
             self._judged(tuple(steps), found, answer, verdict, is_cut)
             for steps, found, answer, verdict, is_cut in zip(
@@ -253,8 +256,15 @@ class PRMReward:
             bonus, cut, gated,
         )  # fmt: skip
 
+    def _asked(self, problems: Sequence[str], references: Sequence[object] | None) -> list[TaskProblem]:
+        """The problems with what judges them, so that answers and programs can be told apart."""
+        if references is None:
+            return [TaskProblem(problem) for problem in problems]
+        asked = zip(problems, references, strict=True)
+        return [TaskProblem.with_reference(problem, str(reference)) for problem, reference in asked]
+
     def _verdicts(
-        self, problems: Sequence[str], answers: Sequence[str | None], references: Sequence[object] | None
+        self, answers: Sequence[tuple[TaskProblem, str | None]], references: Sequence[object] | None
     ) -> list[bool | None]:
         if not self.verifiable:
             return [None] * len(answers)
@@ -263,11 +273,7 @@ class PRMReward:
                 f"verifiable = {self.verifiable} needs reference answers, and the dataset has no column "
                 f"{self.reference!r}. Name the column with reference=."
             )
-        asked = [
-            (TaskProblem(problem, str(reference)), answer)
-            for problem, answer, reference in zip(problems, answers, references, strict=True)
-        ]
-        return [verdict.correct for verdict in self.grader.judge(asked)]
+        return [verdict.correct for verdict in self.grader.judge(answers)]
 
     def _are_cut(self, completion_ids: Sequence[Sequence[int]] | None) -> list[bool] | None:
         if self.eos is not None and completion_ids is not None:

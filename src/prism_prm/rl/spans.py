@@ -7,17 +7,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-STOP = "\n\n"
-"""What stands between two steps, as in a search (`Sampling.stop`)."""
 _UNFINISHED = "�"
 """What decoders write for bytes that are not yet a whole character."""
 _LONGEST = 8
 """More tokens than this are not an incomplete character, but invalid bytes."""
-
-
-def cut_steps(text: str, stop: str = STOP) -> list[str]:
-    """The steps of a completion as a search would have written them: what stands between stop strings, stripped."""
-    return [step for piece in text.split(stop) if (step := piece.strip())]
 
 
 class TokenSpans:

@@ -155,7 +155,7 @@ class Engine:
                 room = min(settings.sampling.max_step_tokens, settings.sampling.max_tokens - node.num_tokens)
                 for number in range(first, first + count):
                     key = node_key(settings.seed, running.key, (*node.path, number))
-                    asks.append(Ask(node.text, key, room, wish.greedy, node.state))
+                    asks.append(Ask(node.text, key, room, wish.greedy, node.state, start=node.start))
                     places.append((running, node, number))
         written = self._write_within(asks)
         children = [child(node, number, one) for (_, node, number), one in zip(places, written, strict=True)]

@@ -19,7 +19,7 @@ from prism_prm.records import StepTree
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.report import without_solution
-from prism_prm.rerank.select import SELECTORS
+from prism_prm.rerank.select import SELECTORS, Candidates
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.protocol import TreeScores
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from prism_prm.policies import Policy
     from prism_prm.scorer import Scorer
 
-CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted"}
+CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted", "public-tests": "public-tests"}
 """`--select` → the name of its curve in `prism rerank`."""
 
 
@@ -216,7 +216,8 @@ class Experiment:
         solutions = graded.pool.problems[problem].solutions
         scores = [_log_score(solution.scores, how.value) if how else -np.inf for solution in solutions]
         keys = [None if group < 0 else str(group) for group in graded.groups(problem).tolist()]
-        chosen = SELECTORS[self.recipe.selector](keys, np.array(scores))
+        passed = graded.passed(problem) if graded.has_tests else None
+        chosen = SELECTORS[self.recipe.selector](Candidates(keys, np.array(scores), passed))
         return chosen is not None and bool(graded.correct(problem)[chosen])
 
     def _run_independent(

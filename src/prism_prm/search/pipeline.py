@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import to_toml
+from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, open_policy
@@ -18,7 +19,7 @@ from prism_prm.prms.place import check_prm, checkable
 from prism_prm.search.experiment import Experiment, Live, Point, no_live
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.report import make_report
-from prism_prm.tasks import MathGrader, load_task
+from prism_prm.tasks import TaskGrader, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
@@ -79,9 +80,14 @@ def search_task(
             check_prm(place, **checkable(options, name))
     if policy is None:
         check_policy(recipe.policy)
-    task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
+    task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field, window=recipe.window)
+    if recipe.selector == "public-tests" and not any(one.tests and one.tests.public for one in task.problems):
+        raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another rule")
+    for note in task.notes():
+        say(note)
     opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
-    with opened as who, MathGrader(workers=workers) as grader:
+    with opened as who, TaskGrader(workers=workers, sandbox=recipe.sandbox) as grader:
+        grader.prepare(task.problems)
         write_text(out / "settings.toml", to_toml(recipe))
         experiment = Experiment(
             recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, say=say, store=store

@@ -14,6 +14,7 @@ from prism_prm.ranges import Count, check
 from prism_prm.rerank.select import SELECTORS
 from prism_prm.search.engine import AT_ONCE
 from prism_prm.search.methods import SearchSettings, find_method
+from prism_prm.tasks import Errata, Level, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class SearchRecipe:
     """One experiment: a policy, PRMs, a task, a method, and the sizes to run it at."""
 
     task: str = ""
-    """A known task (math-500, aime-2024, gsm8k, …), or a file of problems with answers."""
+    """A known task (math-500, gsm8k, humaneval, livecodebench, …), or a file of problems with answers or tests."""
     task_data: str | None = None
     """The local file of a known task. By default the task comes from the hub."""
     answer_field: str | None = None
@@ -29,11 +30,21 @@ class SearchRecipe:
     `expected_answer` or `ground_truth`."""
     limit: Count | None = None
     """Use only this many problems, starting with the first."""
+    since: str | None = None
+    """Of a code task: use only problems from this day on, e.g. 2024-08-01."""
+    until: str | None = None
+    """Of a code task: use only problems up to this day."""
+    errata: Errata = "keep"
+    """Whether to keep problems that the benchmark itself lists as flawed."""
+    sandbox: Level = "auto"
+    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
+    them do whatever you may do."""
     n: tuple[Count, ...] = (16,)
     """How many solutions to sample, or candidates per round of a tree search. Several sizes (`-n 4,16,64`) run one
     after the other."""
-    select: Literal["argmax", "majority", "weighted"] | None = None
-    """How solutions become one answer. By default weighted with a PRM and majority without."""
+    select: Literal["argmax", "majority", "weighted", "public-tests"] | None = None
+    """How solutions become one answer. By default weighted with a PRM and majority without. public-tests is for code
+    tasks: programs that pass the samples first, then the best-scored."""
     prm: tuple[str, ...] = ()
     """A PRM: a folder, a hub id, or NAME=place. Repeat to compare several."""
     at_once: Count = AT_ONCE
@@ -52,10 +63,16 @@ class SearchRecipe:
             raise SettingError("n", self.n, "must name at least one size, such as 16")
         if self.selector not in SELECTORS:
             raise ConfigError(f"Unknown selection rule {self.select!r}. Known: {', '.join(SELECTORS)}.")
-        if self.selector != "majority" and not self.prm and self.search.method != "greedy":
+        self.window  # noqa: B018 - refuses a day that is none
+        if self.selector in ("argmax", "weighted") and not self.prm and self.search.method != "greedy":
             raise ConfigError(
                 f"--select {self.selector} needs a PRM's scores: give a PRM with --prm, or use --select majority"
             )
+
+    @property
+    def window(self) -> Window:
+        """Which problems of the task are used."""
+        return Window(self.since, self.until, self.errata)
 
     @property
     def selector(self) -> str:

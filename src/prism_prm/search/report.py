@@ -10,6 +10,7 @@ from typing import Any
 
 from prism_prm.report import Report, escaped, label, legend, looks, number, p_value, percent, signed_percent
 from prism_prm.rerank.grading import GradedPool
+from prism_prm.rerank.report import unguarded, unlike_the_benchmark
 from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
 from prism_prm.search.recipe import SearchRecipe
@@ -41,6 +42,8 @@ def make_report(
         finding=_finding(method, points, found),
         metrics=_metrics(recipe, task, points, pools, found),
     )
+    for note in unguarded(recipe.sandbox, pools[0]) + unlike_the_benchmark(pools):
+        report.text(note)
     _draw(points, report)
     _tabulate(points, report)
     if found:

@@ -9,6 +9,7 @@ from typing import Any
 
 from prism_prm.aggregate import log_score
 from prism_prm.policies import Written
+from prism_prm.steps import ends_in_code, trimmed
 
 
 @dataclass(slots=True)
@@ -38,6 +39,10 @@ class SearchNode:
     """Tokens written from the root to here."""
     log_likelihood: float | None
     """The log-likelihood of the whole path."""
+    start: int
+    """Where in the text the solution begins, behind the prompt."""
+    step: str = ""
+    """The step as a reader sees it; "" where the solution ended without another one."""
     probability: float | None = None
     """P(right) of the step; NaN where the PRM could not score it, None where it was not asked."""
     log_odds: tuple[float, ...] = ()
@@ -47,11 +52,6 @@ class SearchNode:
     """The policy's state; None once the node is dropped."""
     scored: Any = field(default=None, repr=False)
     """The node in the PRM's session; None once the node is dropped."""
-
-    @property
-    def step(self) -> str:
-        """The step as a reader sees it; "" where the solution ended without another one."""
-        return self.written.text.strip()
 
     @property
     def is_finished(self) -> bool:
@@ -90,7 +90,7 @@ class SearchNode:
 
 def root(prompt: str) -> SearchNode:
     """A problem before its first step."""
-    return SearchNode(None, (), Written("", "stop", 0, 0.0), prompt, 0, 0.0)
+    return SearchNode(None, (), Written("", "stop", 0, 0.0), prompt, 0, 0.0, len(prompt))
 
 
 def child(parent: SearchNode, number: int, written: Written) -> SearchNode:
@@ -101,7 +101,9 @@ def child(parent: SearchNode, number: int, written: Written) -> SearchNode:
     # The state is the node's alone, so that letting go of it frees the policy's memory.
     kept, plain = written.state, replace(written, state=None)
     num_tokens = parent.num_tokens + written.num_tokens
-    return SearchNode(parent, (*parent.path, number), plain, parent.text + written.text, num_tokens, total, state=kept)
+    text, start = parent.text + written.text, parent.start
+    step = trimmed(written.text, in_code=ends_in_code(parent.text[start:]))
+    return SearchNode(parent, (*parent.path, number), plain, text, num_tokens, total, start, step, state=kept)
 
 
 def merge(nodes: Sequence[SearchNode]) -> list[SearchNode]:

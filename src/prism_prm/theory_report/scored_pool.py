@@ -19,7 +19,7 @@ from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, check_measured, grade_pool
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
 from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
-from prism_prm.tasks import MathGrader
+from prism_prm.tasks import TaskGrader
 from prism_prm.theory import selection
 from prism_prm.types import Bools, Floats
 
@@ -132,7 +132,7 @@ def add_pool(
     """Read, grade and judge a pool, and add what theory says of it."""
     pool = read_pool(inputs, answer_field=answer_field)
     found, card = _scores(pool, scores)
-    with MathGrader() as grader:
+    with TaskGrader() as grader:
         graded = grade_pool(pool, grader)
     check_measured(graded)
     how, above = choose_aggregator(aggregator, card), choose_threshold(threshold, card)

@@ -1,0 +1,210 @@
+"""Tests that are written as Python, read as (arguments, expected) without running any of it.
+
+`assert f(1, 2) == 3` and the examples of a docstring, `>>> f(1, 2)` or `f(1, 2) -> 3`, are read; anything else, such as
+an assert in a loop, is counted and left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+from prism_prm.programs.cases import Case
+
+MOST_ITEMS = 100_000
+_MEANS = re.compile(
+    r"[ \t]*#?[ \t]*(?:={1,2}>?|->|➞|returns?\b|(?:,?\s*your function )?should (?:return|be equal to)\b|is\b)[ \t]*:?"
+)
+"""What writers of docstrings put between a call and its value."""
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+_KINDS: dict[str, Callable[..., Any]] = {"set": set, "tuple": tuple, "list": list, "frozenset": frozenset}
+
+
+class NotPlainError(ValueError):
+    """An expression that is not a value."""
+
+
+def parsed(source: str) -> ast.Module:
+    """Python as a tree; a NotPlainError where it is none. What it warns of is nobody's concern here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise NotPlainError(str(error)) from None
+
+
+def plain_value(node: ast.expr) -> Any:
+    """The value of an expression of literals; small arithmetic on them is worked out (`"ab" * 3`, `1 / 2`)."""
+    try:
+        return _value(node)
+    except (TypeError, ValueError, ArithmeticError, SyntaxError, MemoryError, RecursionError) as error:
+        raise NotPlainError(str(error)) from None
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return _worked_out(node.op, _value(node.left), _value(node.right))
+    if isinstance(node, ast.Call) and _named(node.func) in _KINDS and len(node.args) < 2 and not node.keywords:
+        return _KINDS[_named(node.func)](*map(_value, node.args))
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return _KINDS[type(node).__name__.lower()](map(_value, node.elts))
+    if isinstance(node, ast.Dict):
+        keys = [_value(key) for key in node.keys if key is not None]  # `**other` has no key
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    return ast.literal_eval(node)
+
+
+def _worked_out(operation: ast.operator, left: Any, right: Any) -> Any:
+    if isinstance(operation, ast.Mod) and isinstance(left, str | bytes):
+        raise NotPlainError("a format")
+    lengths = [len(side) for side in (left, right) if isinstance(side, Sized)]
+    times = [abs(side) for side in (left, right) if isinstance(side, int)]
+    if isinstance(operation, ast.Mult) and lengths and max(lengths) * max(times, default=0) > MOST_ITEMS:
+        raise NotPlainError("a large value")
+    return _ARITHMETIC[type(operation)](left, right)
+
+
+def read_asserts(source: str, called: str) -> tuple[list[Case], int]:
+    """The tests that a source states about the function `called`, and how many of its asserts are of another form.
+
+    Asserts that are always true and test nothing (`assert True, "…"`) are not counted.
+    """
+    try:
+        tree = parsed(source)
+    except NotPlainError:
+        return [], 1
+    plain = {id(node) for node in _unconditional(tree.body)}
+    cases: list[Case] = []
+    others = 0
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assert) or (isinstance(node.test, ast.Constant) and node.test.value):
+            continue
+        try:
+            if id(node) not in plain:
+                raise NotPlainError("it stands in a loop or a condition")
+            cases.append(_case(node.test, called))
+        except NotPlainError:
+            others += 1
+    return cases, others
+
+
+def _unconditional(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that are certain to run, with the values that they name: those of a module and of `def check`."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            yield from _unconditional(node.body)
+        else:
+            yield node
+
+
+def _case(test: ast.expr, called: str) -> Case:
+    """`f(…) == value`, `tuple(f(…)) == value`, `f(…)`, `not f(…)`, and `abs(f(…) - value) < tolerance`."""
+    if isinstance(test, ast.Call) and _is_call(test, called):
+        return Case(_arguments(test), True)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return Case(_arguments(test.operand, called), False)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        raise NotPlainError("not a comparison")
+    left, right, how = test.left, test.comparators[0], test.ops[0]
+    if isinstance(how, ast.Eq | ast.Is):
+        call, value = (left, right) if _is_call(_inside(left), called) else (right, left)
+        view = _named(call.func) if isinstance(call, ast.Call) and _inside(call) is not call else ""
+        return Case(_arguments(_inside(call), called), plain_value(value), view=view)
+    if isinstance(how, ast.Lt | ast.LtE) and isinstance(left, ast.Call) and _named(left.func) in ("abs", "fabs"):
+        (inner,) = left.args
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
+            swapped = not _is_call(inner.left, called)
+            call, value = (inner.right, inner.left) if swapped else (inner.left, inner.right)
+            return Case(_arguments(call, called), plain_value(value), float(plain_value(right)))
+    raise NotPlainError("another comparison")
+
+
+def _inside(node: ast.expr) -> ast.expr:
+    """`f(…)` of `tuple(f(…))` and the like."""
+    if isinstance(node, ast.Call) and _named(node.func) in ("tuple", "list", "set", "sorted") and len(node.args) == 1:
+        return node if node.keywords else node.args[0]
+    return node
+
+
+def _named(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _is_call(node: ast.expr, called: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == called
+
+
+def _arguments(node: ast.expr, called: str | None = None) -> tuple[Any, ...]:
+    if not isinstance(node, ast.Call) or node.keywords or (called is not None and not _is_call(node, called)):
+        raise NotPlainError("not a plain call")
+    return tuple(plain_value(argument) for argument in node.args)
+
+
+def read_examples(docstring: str, called: str) -> list[Case]:
+    """The examples of a docstring, in their order, each once."""
+    found: dict[str, Case] = {}
+    for start in re.finditer(rf"(?<![\w.]){re.escape(called)}\(", docstring):
+        before, rest = docstring[: start.start()], docstring[start.start() :]
+        call = _call_at(rest)
+        if call is None:
+            continue
+        after = rest[len(call) :]
+        prompted = re.search(r">>>[ \t]*$", before.rsplit("\n", 1)[-1])
+        shown = re.match(r"[ \t]*\n[ \t]*(?!>>>)(?P<value>\S[^\n]*)", after) if prompted else None
+        meant = _MEANS.match(after)
+        text = shown["value"] if shown else after[meant.end() :] if meant else ""
+        try:
+            case = Case(_arguments(_expression(call), called), _leading_value(text))
+        except NotPlainError:
+            continue
+        found.setdefault(call, case)
+    return list(found.values())
+
+
+def _expression(source: str) -> ast.expr:
+    match parsed(source).body:
+        case [ast.Expr(value)]:
+            return value
+    raise NotPlainError("not one expression")
+
+
+def _call_at(text: str) -> str | None:
+    """The call at the beginning of a text, within its paragraph."""
+    limit = text.find("\n\n") if "\n\n" in text else len(text)
+    at = text.find(")")
+    while 0 <= at < limit:
+        try:
+            _expression(text[: at + 1])
+            return text[: at + 1]
+        except NotPlainError:
+            at = text.find(")", at + 1)
+    return None
+
+
+_ENDS = re.compile(r"(?=\s|[.;,]|$)")
+
+
+def _leading_value(text: str) -> Any:
+    """The longest value at the beginning of a text's line."""
+    text = text.strip()
+    line = text.split("\n")[0]
+    for candidate in (text, line):
+        ends = [match.start() for match in _ENDS.finditer(candidate)]
+        for end in reversed(ends[:200]):
+            if candidate[:end].endswith(","):  # of the sentence, and not a tuple's
+                continue
+            try:
+                return plain_value(_expression(candidate[:end].strip()))
+            except NotPlainError:
+                continue
+    raise NotPlainError("no value")

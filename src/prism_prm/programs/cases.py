@@ -1,0 +1,187 @@
+"""The tests of a problem: public ones, which anybody may run, and hidden ones, which only the judge sees."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickletools
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from prism_prm.errors import DataError
+from prism_prm.programs.values import decode, encode
+
+SECONDS = 6.0
+"""LiveCodeBench's limit for one test."""
+MOST_BYTES = 2**30
+"""No unpacked payload of tests is as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test: what the program gets, and what it must give."""
+
+    given: Any
+    """The text of standard input, or a tuple of a function's arguments."""
+    expected: Any
+    """The text that is to be printed, or the value that is to be returned."""
+    tolerance: float | None = None
+    """How far off a returned number may be, absolutely; None: equal."""
+    view: str = ""
+    """What is done to a returned value before it is compared: a key of `compare.VIEWS`, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Hidden tests as LiveCodeBench packs them: unpacked they would fill the memory, so that happens one by one."""
+
+    payload: str
+    function: str | None
+
+    def cases(self) -> tuple[Case, ...]:
+        """The tests themselves."""
+        return read_cases(unpack(self.payload), self.function)
+
+
+@dataclass(frozen=True, slots=True)
+class Tests:
+    """How programs for a problem are judged."""
+
+    public: tuple[Case, ...] = ()
+    """Those that the statement shows; votes and the selector `public-tests` use these alone."""
+    hidden: tuple[Case, ...] | Packed = ()
+    function: str | None = None
+    """The function to call; None: the program reads standard input and prints."""
+    prelude: str = ""
+    """What is run before the program: imports, and functions that the statement gives."""
+    seconds: float = SECONDS
+    """The limit for one test."""
+    judged_on_public: bool = True
+    """Whether a right program must pass the public tests, too; a few examples of HumanEval are wrong."""
+    tuples_are_lists: bool = True
+    """Whether a returned tuple counts as a list, as in LiveCodeBench; inner ones never do."""
+    num_unread: int = 0
+    """Tests of the source that have another form than (arguments, expected) and are left out."""
+
+    def __post_init__(self) -> None:
+        if self.function is not None and not self.function.isidentifier():
+            raise DataError(f"`function` is {self.function!r:.60}, expected the name of one", reason="wrong-type")
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there are hidden tests: without them nothing is measured."""
+        return isinstance(self.hidden, Packed) or bool(self.hidden)
+
+    def shown(self) -> Tests:
+        """The same without hidden tests: all that votes and selectors may know."""
+        return replace(self, hidden=())
+
+    def judged(self) -> tuple[Case, ...]:
+        """All that a right program must pass, public ones first. Only the judge calls this."""
+        hidden = self.hidden.cases() if isinstance(self.hidden, Packed) else self.hidden
+        return (self.public if self.judged_on_public else ()) + hidden
+
+    def reference(self) -> str:
+        """The tests as one JSON text, the form of a reference answer; `read_reference` reads it."""
+        hidden = replace(self, judged_on_public=False).judged()
+        return json.dumps(
+            {
+                "tests": [_plain(case) for case in hidden],
+                "public_tests": [_plain(case) for case in self.public],
+                "function": self.function,
+                "prelude": self.prelude,
+                "seconds": self.seconds,
+                "judged_on_public": self.judged_on_public,
+                "tuples_are_lists": self.tuples_are_lists,
+            }
+        )
+
+
+def _plain(case: Case) -> list[Any]:
+    return [encode(case.given), encode(case.expected), case.tolerance, case.view]
+
+
+@lru_cache(maxsize=256)
+def read_reference(reference: str) -> Tests | None:
+    """The tests in a reference text of `Tests.reference`; None where it is an answer."""
+    if not reference.startswith('{"tests"'):
+        return None
+    found = json.loads(reference)
+
+    def cases(field: str) -> tuple[Case, ...]:
+        return tuple(Case(decode(given), decode(expected), *rest) for given, expected, *rest in found.pop(field))
+
+    hidden, public = cases("tests"), cases("public_tests")
+    return Tests(public, hidden, **found)
+
+
+def read_cases(listed: object, function: str | None) -> tuple[Case, ...]:
+    """Tests as LiveCodeBench and users write them: a list of objects with `input` and `output`.
+
+    For a function, `input` is a list of arguments, or a text with one JSON value per line, and `output` any value, or
+    its JSON text.
+    """
+    if not isinstance(listed, list):
+        raise DataError(f"tests are a list of objects, found {type(listed).__name__}", reason="wrong-type")
+    return tuple(_read_case(one, k, function) for k, one in enumerate(listed))
+
+
+def _read_case(one: object, number: int, function: str | None) -> Case:
+    if not isinstance(one, Mapping) or not {"input", "output"} <= set(one):
+        found = sorted(one) if isinstance(one, Mapping) else type(one).__name__
+        raise DataError(f"test {number}: needs `input` and `output`, found {found}", reason="missing-field")
+    given, expected = one["input"], one["output"]
+    if function is None:
+        if not isinstance(given, str) or not isinstance(expected, str):
+            raise DataError(
+                f"test {number}: `input` and `output` must be texts, since no function is named", reason="wrong-type"
+            )
+        return Case(given, expected)
+    try:
+        if isinstance(given, str):
+            given = [json.loads(line) for line in given.split("\n")]
+            expected = json.loads(expected) if isinstance(expected, str) else expected
+    except ValueError as error:
+        raise DataError(f"test {number}: not one JSON value per line ({error})", reason="wrong-type") from None
+    if not isinstance(given, list):
+        raise DataError(f"test {number}: `input` must list the arguments of {function}", reason="wrong-type")
+    return Case(tuple(given), expected)
+
+
+_TEXT = frozenset({"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"})
+_AROUND = frozenset({"PROTO", "FRAME", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "STOP"})
+
+
+def _pickled_text(data: bytes) -> str:
+    """The one text that a pickle holds. It is read as a list of instructions, of which none is ever carried out."""
+    found: list[str] = []
+    for instruction, argument, _ in pickletools.genops(data):
+        if instruction.name in _TEXT:
+            found.append(str(argument))
+        elif instruction.name not in _AROUND:
+            raise DataError(
+                f"the payload of the tests is more than a text ({instruction.name}), so reading it might run code; it "
+                "is refused",
+                reason="unsafe",
+            )
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} texts instead of one")
+    return found[0]
+
+
+def unpack(payload: str) -> Any:
+    """Tests in a text: JSON, or JSON in a pickled text, compressed, in base64. Nothing in a payload is ever run."""
+    text = payload.strip()
+    try:
+        if not text.startswith("["):
+            unzipper = zlib.decompressobj()
+            data = unzipper.decompress(base64.b64decode(text, validate=True), MOST_BYTES)
+            if not unzipper.eof:
+                raise ValueError("it is cut off, or larger than 1 GB")
+            text = _pickled_text(data)
+        return json.loads(text)
+    except (zlib.error, ValueError, OverflowError, RecursionError) as error:
+        raise DataError(f"the payload of the tests cannot be read: {error}", reason="wrong-type") from None

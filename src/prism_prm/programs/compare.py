@@ -1,0 +1,93 @@
+"""Whether a program gave what it should, by the benchmarks' rules.
+
+LiveCodeBench's for printed text: white space around the whole text and around each line does not count, and there must
+be as many lines as expected; two lines are equal as text, or number by number as decimals, without a tolerance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from itertools import zip_longest
+from typing import Any
+
+from prism_prm.programs.cases import Case
+
+_WORD = re.compile(r"\S+")
+
+
+def same_printed(expected: str, printed: str) -> bool:
+    """Whether a printed text is the expected one; whatever was printed, no more of it is read than was expected."""
+    lines, others = (text.strip().split("\n") for text in (expected, printed))
+    return len(lines) == len(others) and all(
+        _same_line(line.strip(), other.strip()) for line, other in zip(lines, others, strict=True)
+    )
+
+
+def _same_line(line: str, other: str) -> bool:
+    words = zip_longest(_WORD.finditer(line), _WORD.finditer(other))
+    return line == other or all(a and b and _same_number(a.group(), b.group()) for a, b in words)
+
+
+def _same_number(word: str, other: str) -> bool:
+    try:
+        return Decimal(word) == Decimal(other)
+    except InvalidOperation:
+        return False
+
+
+def printed_key(text: str) -> str:
+    """Equal for texts that are the same by `same_printed`, and only for them."""
+    whole = hashlib.blake2b(digest_size=16)
+    for line in text.strip().split("\n"):
+        whole.update(_line_key(line.strip()))
+    return whole.hexdigest()
+
+
+def _line_key(line: str) -> bytes:
+    numbers = hashlib.blake2b(b"numbers", digest_size=16)
+    try:
+        for word in _WORD.finditer(line):
+            numbers.update(_spelled(Decimal(word.group())).encode())
+    except (InvalidOperation, ValueError):
+        return hashlib.blake2b(line.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return numbers.digest()
+
+
+def _spelled(number: Decimal) -> str:
+    """One spelling for equal decimals, of any length: 1, 1.0 and 1e0."""
+    if number.is_nan():  # it equals nothing as a number, and itself as text
+        raise ValueError("not a number")
+    sign, digits, exponent = number.as_tuple()
+    kept = "".join(map(str, digits)).rstrip("0")
+    if not kept or not isinstance(exponent, int):  # zero, which has no sign, and infinity
+        return f" {'' if number == 0 else number}"
+    return f" {sign} {kept} {exponent + len(digits) - len(kept)}"
+
+
+VIEWS: dict[str, Callable[[Any, Any], Any]] = {
+    "": lambda _, got: got,
+    "tuple": lambda _, got: tuple(got),
+    "list": lambda _, got: list(got),
+    "set": lambda _, got: set(got),
+    "sorted": lambda _, got: sorted(got),
+    "polynomial": lambda given, got: sum(factor * got**power for power, factor in enumerate(given[0])),
+}
+"""What a test looks at, of (arguments, returned value): the value itself, its items, or a polynomial there."""
+
+
+def is_right(case: Case, got: Any, *, tuples_are_lists: bool) -> bool:
+    """Whether a printed text or a returned value is what the case expects."""
+    if isinstance(case.given, str):
+        return same_printed(case.expected, got)
+    if tuples_are_lists and isinstance(got, tuple):
+        got = list(got)
+    try:
+        got = VIEWS[case.view](case.given, got)
+        if case.tolerance is None:
+            return bool(got == case.expected)
+        return bool(abs(got - case.expected) < case.tolerance)
+    except (TypeError, ValueError, ArithmeticError):
+        return False

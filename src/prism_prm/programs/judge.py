@@ -1,0 +1,217 @@
+"""Run programs on tests, and say which are right and which do the same.
+
+Expected values stay here: the sandbox gets a program and its input, and gives back what was printed or returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prism_prm.answers.judge import Key, Verdict
+from prism_prm.programs import Level, values
+from prism_prm.programs.cases import SECONDS, Case, Tests
+from prism_prm.programs.compare import is_right, printed_key
+from prism_prm.sandbox import Call, Job, Limits, Program, Run, Sandbox, SandboxError
+from prism_prm.types import Advance, ignore
+
+AT_ONCE = 64
+"""Programs that are judged side by side; only their problems' tests are in memory."""
+T = TypeVar("T")
+Asked = tuple[Tests, str | None]
+"""A problem's tests and a program; None where a solution has no program."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A program on some tests."""
+
+    tests: Tests
+    program: str
+    cases: Sequence[Case]
+
+
+class ProgramJudge:
+    """Judges programs in a sandbox, which is opened when it is needed."""
+
+    def __init__(self, *, sandbox: Level = "auto", workers: int | None = None) -> None:
+        self.level = sandbox
+        self.workers = workers
+        self._box: Sandbox | None = None
+
+    def judge(self, asked: Sequence[Asked], advance: Advance = ignore) -> list[Verdict]:
+        """Whether each program passes all its tests; it is stopped at the first that it fails."""
+        return self._each(asked, Verdict(False, "no answer"), self._verdicts, advance)
+
+    def keys(self, asked: Sequence[Asked], advance: Advance = ignore) -> list[Key]:
+        """What each program votes under: all that it prints or returns on the public tests.
+
+        One that fails to run on any of them casts no vote, and neither does one without public tests.
+        """
+        shown = {id(tests): tests.shown() for tests, _ in asked}
+        asked = [(shown[id(tests)], program) for tests, program in asked]
+        return self._each(asked, Key(None, "no answer"), self._public_keys, advance)
+
+    def _each(
+        self, asked: Sequence[Asked], nothing: T, answer: Callable[[Sequence[tuple[Tests, str]]], list[T]],
+        advance: Advance,
+    ) -> list[T]:  # fmt: skip
+        """One answer per question; equal ones are asked once, in portions."""
+        found: dict[tuple[int, str], T] = {}
+        open_ones = {(id(tests), program): (tests, program) for tests, program in asked if program is not None}
+        waiting = list(open_ones.items())
+        advance(len(asked) - len(waiting))
+        for start in range(0, len(waiting), AT_ONCE):
+            portion = waiting[start : start + AT_ONCE]
+            answers = answer([one for _, one in portion])
+            found |= zip([key for key, _ in portion], answers, strict=True)
+            advance(len(portion))
+        return [nothing if program is None else found[id(tests), program] for tests, program in asked]
+
+    def _verdicts(self, asked: Sequence[tuple[Tests, str]]) -> list[Verdict]:
+        cases = {id(tests): tests.judged() for tests, _ in asked}
+        assert all(cases.values()), "a problem that is judged has tests"
+        verdicts: list[Verdict | None] = [None] * len(asked)
+        waiting = {i: cases[id(tests)] for i, (tests, _) in enumerate(asked)}
+        size = 1
+        # A wrong program mostly fails at once, so the first round is one test, and each further round twice as many.
+        # All calls of a function take one process, which ends with the first call that does not return.
+        while waiting:
+            sizes = {i: len(some) if asked[i][0].function else size for i, some in waiting.items()}
+            trials = [_Trial(*asked[i], some[: sizes[i]]) for i, some in waiting.items()]
+            for i, trial, runs in zip(list(waiting), trials, self._run(trials), strict=True):
+                verdicts[i] = _failure(trial, runs)
+            waiting = {i: rest for i, some in waiting.items() if verdicts[i] is None and (rest := some[sizes[i] :])}
+            size *= 2
+        return [verdict or Verdict(True) for verdict in verdicts]
+
+    def _public_keys(self, asked: Sequence[tuple[Tests, str]]) -> list[Key]:
+        trials = [_Trial(tests, program, tests.public) for tests, program in asked]
+        return [_key(trial, runs) for trial, runs in zip(trials, self._run(trials), strict=True)]
+
+    def _run(self, trials: Sequence[_Trial]) -> list[list[Run]]:
+        """What each program does on each of its tests, over all cores."""
+        found: list[list[Run]] = [[] for _ in trials]
+        for seconds in {trial.tests.seconds for trial in trials}:
+            mine = [i for i, trial in enumerate(trials) if trial.tests.seconds == seconds and trial.cases]
+            jobs = [(i, job) for i in mine for job in _jobs(trials[i])]
+            for (i, _), runs in zip(jobs, self._within(seconds).map([job for _, job in jobs]), strict=True):
+                found[i] += runs if isinstance(runs, list) else [runs]
+        if lost := next((run for runs in found for run in runs if run.status == "sandbox"), None):
+            # It says nothing about the program, so there is no verdict to give.
+            why = lost.stderr.decode("utf-8", "replace").strip()[:300]
+            raise SandboxError(f"a program could not be started in the sandbox: {why}. Run the same command again.")
+        return found
+
+    def open(self) -> None:
+        """Open the sandbox now, so that one that does not work is found before long work."""
+        self._within(SECONDS)
+
+    def _within(self, seconds: float) -> Sandbox:
+        """The sandbox, with this limit; it is opened, and proved to hold, when the first program comes."""
+        limits = Limits(cpu=seconds, wall=2 * seconds)
+        if self._box is None:
+            self._box = Sandbox(level=self.level, limits=limits, workers=self.workers)
+        return self._box.with_limits(limits)
+
+
+def _jobs(trial: _Trial) -> Iterator[Job]:
+    """The runs of a program: all calls of a function in one process, or one process per input."""
+    code = runnable(trial.program, trial.tests)
+    if trial.tests.function is not None:
+        yield Call(code, _CALL, [[values.encode(value) for value in case.given] for case in trial.cases])
+        return
+    for case in trial.cases:
+        yield Program(code, case.given.encode("utf-8", "surrogatepass"))
+
+
+_CALL = "_prism_call"
+_GLUE = """
+import types as _prism_types
+_prism_values = _prism_types.ModuleType("values")
+exec({source!r}, _prism_values.__dict__)
+_prism_owner = Solution() if "Solution" in globals() else None
+_prism_function = getattr(_prism_owner, {function!r}, None) or {function}
+
+def _prism_call(*arguments):
+    return _prism_values.encode(_prism_function(*map(_prism_values.decode, arguments)))
+"""
+
+
+def runnable(program: str, tests: Tests) -> str:
+    """The program as it is run: behind its prelude, and with a function that carries values in and out."""
+    # Compiled apart, since `from __future__ import …` must come first in its file.
+    code = f"{tests.prelude}\nexec(compile({program!r}, 'program.py', 'exec'))\n" if tests.prelude else program
+    if tests.function is None:
+        return code
+    return code + _GLUE.format(source=_values_source(), function=tests.function)
+
+
+@cache
+def _values_source() -> str:
+    return Path(values.__file__).read_text(encoding="utf-8")
+
+
+def _failure(trial: _Trial, runs: Sequence[Run]) -> Verdict | None:
+    """The verdict on the first test that is not passed; None where all are."""
+    for case, run in zip(trial.cases, runs, strict=True):
+        if run.status != "ok":
+            return Verdict(False, run.status)
+        if not is_right(case, _given_back(trial, run), tuples_are_lists=trial.tests.tuples_are_lists):
+            return Verdict(False)
+    return None
+
+
+def _key(trial: _Trial, runs: Sequence[Run]) -> Key:
+    if not runs:
+        return Key(None, "no public tests")
+    failed = next((run.status for run in runs if run.status != "ok"), None)
+    if failed is not None:
+        return Key(None, failed, passed=False)
+    did = [_spelled(trial, _given_back(trial, run)) for run in runs]
+    if None in did:
+        return Key(None, "error", passed=False)
+    digest = hashlib.blake2b(repr(did).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return Key(digest, passed=_failure(trial, runs) is None)
+
+
+def _given_back(trial: _Trial, run: Run) -> Any:
+    """What was printed or returned."""
+    if trial.tests.function is None:
+        return run.stdout.decode("utf-8", "replace")
+    try:
+        return values.decode(run.value)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        # A program can write whatever it likes in place of a value.
+        return values.Unknown("unreadable")
+
+
+def _spelled(trial: _Trial, got: Any) -> str | None:
+    """Equal for equal outputs; None for a value that cannot be told from others."""
+    if trial.tests.function is None:
+        return printed_key(got)
+    if trial.tests.tuples_are_lists and isinstance(got, tuple):
+        got = list(got)
+    try:
+        return _canonical(got)
+    except (TypeError, ValueError, RecursionError):  # ValueError: a whole number with too many digits to be written
+        return None
+
+
+def _canonical(value: Any) -> str:
+    """One spelling for equal Python values: 1, 1.0 and True are equal, and sets have no order."""
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}({', '.join(map(_canonical, value))})"
+    if isinstance(value, set | frozenset):
+        return f"set({', '.join(sorted(map(_canonical, value)))})"
+    if isinstance(value, dict):
+        return f"dict({', '.join(sorted(f'{_canonical(key)}: {_canonical(one)}' for key, one in value.items()))})"
+    if isinstance(value, values.Unknown):
+        raise TypeError("unknown")
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return repr(int(value))
+    return repr(value)

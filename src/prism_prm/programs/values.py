@@ -1,0 +1,73 @@
+"""Python values as JSON and back: tuples, sets and numbers that JSON cannot hold keep their kind.
+
+The source of this file also runs inside the sandbox, beside the program, so it uses the standard library alone.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as type checkers understand it; importing typing would slow every run
+if TYPE_CHECKING:
+    from typing import Any
+
+MOST_JSON = 2**53
+"""Larger whole numbers are written as text: not every JSON reader keeps them exact."""
+
+
+class Unknown:
+    """Stands for a value of a kind that cannot be carried; it is equal to nothing, not even to itself."""
+
+    def __init__(self, shown: object) -> None:
+        self.shown = shown
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        raise TypeError("not a value")
+
+    def __repr__(self) -> str:
+        return f"Unknown({self.shown!r})"
+
+
+def encode(value: Any) -> Any:
+    """The value as JSON: lists stand for themselves, every other container for its kind and items."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < MOST_JSON else {"int": hex(value)}
+    if isinstance(value, float):
+        return float(value) if value - value == 0 else {"float": repr(float(value))}
+    if isinstance(value, list):
+        return [encode(item) for item in value]
+    for kind in (tuple, set, frozenset):
+        if isinstance(value, kind):
+            return {kind.__name__: [encode(item) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": value.hex()}
+    if isinstance(value, complex):
+        return {"complex": [encode(value.real), encode(value.imag)]}
+    return {"unknown": repr(value)[:200]}
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, items),) = value.items()
+    if kind in ("tuple", "set", "frozenset"):
+        return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](decode(item) for item in items)
+    if kind == "dict":
+        return {decode(key): decode(item) for key, item in items}
+    if kind == "complex":
+        return complex(*map(decode, items))
+    readers: dict[str, Any] = {
+        "int": lambda text: int(text, 16),
+        "float": float,
+        "bytes": bytes.fromhex,
+        "unknown": Unknown,
+    }
+    return readers[kind](items)

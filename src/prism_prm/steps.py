@@ -1,0 +1,117 @@
+"""Where the steps of a solution end: one rule for cutting whole solutions and for the steps of a search.
+
+Prose ends a step where the writer left a blank line. So does code in a fence, but only where its brackets and strings
+are closed: half an expression is no step. Code keeps its indentation, without which it would be another program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+STOP = "\n\n"
+"""What stands between two steps."""
+Span = tuple[int, int]
+
+_FENCE = re.compile(
+    r"^[ \t]*(?P<ticks>`{3,}(?!`)|~{3,}(?!~))[^\n]*\n(?P<body>.*?)(?:^[ \t]*(?P=ticks)[^\n]*$|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+"""A block of code; one that is never closed runs to the end."""
+_TOKEN = re.compile(r"\\.|'''|\"\"\"|['\"#()\[\]{}\n]", re.DOTALL)
+
+
+def code_blocks(text: str) -> list[Span]:
+    """Where the code between fences stands."""
+    return [match.span("body") for match in _FENCE.finditer(text)]
+
+
+def unfinished_code(text: str) -> Iterator[Span]:
+    """Where code must stay whole: the lines from one that opens a bracket or a string to the one that closes it."""
+    for first, last in code_blocks(text):
+        begin = -1
+        for start, end, is_open in _lines(text[first:last]):
+            if is_open:
+                begin = start if begin < 0 else begin
+            elif begin >= 0:
+                yield first + begin, first + end
+                begin = -1
+        if begin >= 0:
+            yield first + begin, last
+
+
+def _lines(code: str) -> Iterator[tuple[int, int, bool]]:
+    """Where each line begins and ends, and whether a bracket or a string is open at its end."""
+    depth, quote, is_comment, start = 0, "", False, 0
+    for match in _TOKEN.finditer(code):
+        token = match.group()
+        if token == "\n":
+            is_comment = False
+            quote = quote if len(quote) == 3 else ""  # a plain string ends with its line
+            yield start, match.start(), bool(depth or quote)
+            start = match.end()
+        elif quote:
+            quote = "" if quote in (token, token[0]) else quote
+        elif not is_comment:
+            is_comment = token == "#"
+            quote = token if token[0] in "'\"" else ""
+            depth = depth + 1 if token in "([{" else max(0, depth - 1) if token in ")]}" else depth
+    yield start, len(code), bool(depth or len(quote) == 3)
+
+
+def ends_step(text: str) -> bool:
+    """Whether a step may end where this text, the beginning of a solution, ends."""
+    first, last = (code_blocks(text) or [(0, 0)])[-1]
+    if last < len(text) or not last:
+        return True
+    *_, (_, _, is_open) = _lines(text[first:last])
+    return not is_open
+
+
+def ends_in_code(text: str) -> bool:
+    """Whether what follows this text, the beginning of a solution, is code."""
+    blocks = code_blocks(text)
+    # A block that was closed has its fence behind it; only one that runs to the end goes on.
+    return bool(blocks) and blocks[-1][1] == len(text)
+
+
+def trimmed(piece: str, *, in_code: bool) -> str:
+    """A step without white space around it; one that begins within code keeps its indentation."""
+    if not in_code:
+        return piece.strip()
+    return re.sub(r"\A(?:[ \t]*\n)+", "", piece).rstrip()
+
+
+def cut_steps(text: str, stop: str = STOP) -> list[str]:
+    """The steps of a completion as a search would have written them: what stands between stop strings."""
+    return [step for step, _ in cut_with_ends(text, stop)]
+
+
+def cut_with_ends(text: str, stop: str = STOP) -> list[tuple[str, int]]:
+    """The same, each step with where the text goes on behind it and its stop string."""
+    return _cut(text, [match.span() for match in re.finditer(re.escape(stop), text)], unfinished_code(text))
+
+
+def cut_at(text: str, borders: Iterable[Span], kept: Iterable[Span]) -> list[str]:
+    """The pieces between those borders that do not lie within what must be kept whole."""
+    return [step for step, _ in _cut(text, borders, kept)]
+
+
+def _cut(text: str, borders: Iterable[Span], kept: Iterable[Span]) -> list[tuple[str, int]]:
+    whole, code = marked(text, kept), marked(text, code_blocks(text))
+    found: list[tuple[str, int]] = []
+    at = 0
+    for start, end in [*sorted(borders), (len(text), len(text))]:
+        if start < at or whole.find(1, start, end) >= 0:
+            continue
+        found.append((trimmed(text[at:start], in_code=at < len(text) and bool(code[at])), end))
+        at = end
+    return [(step, end) for step, end in found if step.strip()]
+
+
+def marked(text: str, spans: Iterable[Span]) -> bytearray:
+    """For each character whether it stands in one of the spans."""
+    marks = bytearray(len(text))
+    for first, last in spans:
+        marks[first:last] = bytes([1]) * (last - first)
+    return marks

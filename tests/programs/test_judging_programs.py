@@ -1,0 +1,188 @@
+"""Programs are judged by running them; what they vote under knows nothing of hidden tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+from payloads import HUMANEVAL, MBPP, OWN, fenced, function_record, stdin_record
+from prism_prm.data.problem_records import TaskProblem, problem_of
+from prism_prm.errors import PrismError
+from prism_prm.graders import TaskGrader, right_ones
+from prism_prm.programs import cases, judge
+from prism_prm.programs.quirks import count_quirks
+from prism_prm.sandbox import Call, Program, Run, Sandbox
+
+SUM = problem_of(stdin_record())
+ORDER = problem_of(function_record())
+HALF = problem_of(HUMANEVAL)
+JOIN = problem_of(MBPP)
+DOUBLE = problem_of({**OWN, "seconds": 1})
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[TaskGrader]:
+    with TaskGrader(workers=1) as grader:
+        yield grader
+
+
+def outcomes(grader: TaskGrader, problem: TaskProblem, programs: list[str]) -> list[tuple[bool, str]]:
+    found = grader.judge([(problem, program) for program in programs])
+    return [(verdict.correct, verdict.status) for verdict in found]
+
+
+def test_programs_that_read_and_print(grader: TaskGrader) -> None:
+    programs = {
+        "print(sum(map(int, input().split())))": (True, "ok"),
+        "from __future__ import annotations\nprint(reduce(add, map(int, input().split())))": (True, "ok"),
+        "print(3)": (False, "ok"),
+        "print(float(sum(map(int, input().split()))))": (True, "ok"),
+        "if __name__ == '__main__':\n    print(eval('+'.join(input().split())))": (True, "ok"),
+        "1 / 0": (False, "error"),
+        "print(": (False, "error"),
+        "import os; print(3); os._exit(0)": (False, "ok"),
+    }
+    assert outcomes(grader, SUM, list(programs)) == list(programs.values())
+
+
+def test_programs_that_define_a_function(grader: TaskGrader) -> None:
+    programs = {
+        "class Solution:\n    def order(self, a, b):\n        return sorted([a, b])": (True, "ok"),
+        "class Solution:\n    def order(self, a, b):\n        return min(a, b), max(a, b)": (True, "ok"),
+        "def order(a, b):\n    return sorted([a, b])": (True, "ok"),
+        "def order(a, b):\n    return [a, b]": (False, "ok"),
+        "def other(a, b):\n    return [a, b]": (False, "error"),
+        "def order(a):\n    return [a]": (False, "error"),
+    }
+    assert outcomes(grader, ORDER, list(programs)) == list(programs.values())
+    equal = "    def __eq__(self, other): return True"
+    answers = {
+        "def half(x):\n    return x / 2": (True, "ok"),
+        "def half(x):\n    return math.ldexp(x, -1)": (True, "ok"),  # the prompt imports math
+        "def half(x):\n    return x // 2": (False, "ok"),
+        f"class Always:\n{equal}\n\ndef half(x):\n    return Always()": (False, "ok"),
+        f"class Always(float):\n{equal}\n\ndef half(x):\n    return Always(7)": (False, "ok"),
+    }
+    assert outcomes(grader, HALF, list(answers)) == list(answers.values())
+    joined = {
+        "def join(a, b):\n    return a + b": (True, "ok"),
+        "def join(a, b):\n    return [*a, *b]": (False, "ok"),  # a list is not a tuple in MBPP
+    }
+    assert outcomes(grader, JOIN, list(joined)) == list(joined.values())
+
+
+def test_limits_are_the_problems_own(grader: TaskGrader) -> None:
+    assert outcomes(grader, DOUBLE, ["while True: pass"]) == [(False, "timeout")]
+    assert outcomes(grader, DOUBLE, ["x = [0] * 10**10"]) == [(False, "memory")]
+
+
+def test_whole_solutions_and_answers_side_by_side(grader: TaskGrader) -> None:
+    assert right_ones(grader, DOUBLE, [fenced("print(2 * int(input()))"), "4", fenced("print(4)")]) == [
+        True, False, False,
+    ]  # fmt: skip
+    plain = TaskProblem("1 + 1?", "2")
+    assert right_ones(grader, plain, ["It is \\boxed{2}.", "It is \\boxed{3}."]) == [True, False]
+    mixed = grader.judge([(plain, "2"), (DOUBLE, "print(2 * int(input()))"), (DOUBLE, None), (plain, None)])
+    assert [(one.correct, one.status) for one in mixed] == [
+        (True, "ok"), (True, "ok"), (False, "no answer"), (False, "no answer"),
+    ]  # fmt: skip
+
+
+def test_programs_vote_by_what_they_do_on_the_public_tests(grader: TaskGrader) -> None:
+    programs = ["print(4)", "print(2 * int(input()))", "print(4.0)", "print(5)", "1 / 0", "print(4); 1 / 0", None]
+    keys = grader.keys([(DOUBLE, program) for program in programs])
+    assert keys[0].key == keys[1].key == keys[2].key is not None
+    assert keys[3].key not in (None, keys[0].key)
+    assert [key.key for key in keys[4:]] == [None] * 3, "no group for crashes"
+    assert [(key.status, key.passed) for key in keys] == [
+        ("ok", True), ("ok", True), ("ok", True), ("ok", False), ("error", False), ("error", False),
+        ("no answer", None),
+    ]  # fmt: skip
+    values = ["{1, 2}", "{2, 1}", "(1, 2)", "[1, 2]", "[1.0, True + 1]", "lambda: 0"]
+    found = grader.keys([(HALF, f"def half(x):\n    return {value}") for value in values])
+    groups = [[key.key for key in found].index(key.key) for key in found]
+    assert groups == [0, 0, 2, 3, 3, 5]
+    assert found[5].key is None, "what cannot be told apart casts no vote"
+    (bare,) = grader.keys([(TaskProblem("p", tests=cases.Tests((), (cases.Case("", ""),))), "print(1)")])
+    assert (bare.key, bare.status, bare.passed) == (None, "no public tests", None)
+
+
+class Watching(Sandbox):
+    """Notes all that goes in, and runs nothing."""
+
+    def __init__(self, **_: Any) -> None:
+        self.seen: list[str] = []
+
+    def map(self, jobs: Any) -> Iterator[Run | list[Run]]:
+        for job in jobs:
+            self.seen.append(repr(job))
+            yield [Run("ok", value=1)] * len(job.arguments) if isinstance(job, Call) else Run("ok", b"1")
+
+
+@pytest.mark.parametrize("problem", [SUM, ORDER, HALF, JOIN, DOUBLE], ids=lambda problem: problem.name)
+def test_votes_see_no_hidden_test(problem: TaskProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouping neither looks at hidden tests nor sends them anywhere, and no expected value enters the sandbox."""
+    watching = Watching()
+    monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
+    assert problem.tests is not None
+    hidden = problem.tests.judged()[-1]
+
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("hidden tests are looked at")
+
+    with monkeypatch.context() as within:
+        within.setattr(cases.Tests, "judged", refuse)
+        within.setattr(cases.Packed, "cases", refuse)
+        TaskGrader().keys([(problem, "program")])
+    sent = hidden.given if isinstance(hidden.given, str) else repr(list(hidden.given))
+    assert watching.seen
+    assert not any(sent in job for job in watching.seen)
+    watching.seen.clear()
+    marked = cases.Tests((cases.Case("a", "SECRET1"),), (cases.Case("b", "SECRET2"),))
+    TaskGrader().keys([(TaskProblem("p", tests=marked), "program")])
+    TaskGrader().judge([(TaskProblem("p", tests=marked), "program")])
+    assert watching.seen == [repr(Program("program", b"a"))] * 2
+    assert not any("SECRET" in job for job in watching.seen)
+
+
+def test_programs_that_the_benchmark_treats_otherwise_are_counted() -> None:
+    programs = [
+        "import sys\nfor line in sys.stdin.buffer.readline().split(): quit()", "sys.exit(0 if x else 1)", "sys.exit()",
+        "open('x')\nself.open(3)", "exit (1)", "data = sys.stdin.buffer.read()", None,
+    ]  # fmt: skip
+    counts = count_quirks([(SUM.tests, program) for program in programs])
+    assert sorted(counts.values()) == [1, 1, 1, 2]
+    assert not count_quirks([(ORDER.tests, programs[0]), (DOUBLE.tests, programs[0]), (None, "quit()")])
+
+
+def test_a_wrong_program_is_stopped_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = Watching()
+    monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
+    tests = cases.Tests((), tuple(cases.Case(str(i), "1" if i < 4 else "2") for i in range(100)))
+    (verdict,) = TaskGrader().judge([(TaskProblem("p", tests=tests), "program")])
+    assert not verdict.correct
+    assert len(watching.seen) == 1 + 2 + 4, "rounds of 1, 2 and 4 tests"
+    watching.seen.clear()
+    TaskGrader().judge([(TaskProblem("p", tests=tests), "program")] * 50)
+    assert len(watching.seen) == 7, "equal programs run once"
+
+
+def test_a_sandbox_that_fails_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = Watching()
+    monkeypatch.setattr(watching, "map", lambda jobs: iter([Run("sandbox", stderr=b"no room")] * len(list(jobs))))
+    monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
+    with pytest.raises(PrismError, match="could not be started in the sandbox: no room"):
+        TaskGrader().judge([(DOUBLE, "program")])
+
+
+@pytest.mark.parametrize("value", [{"tuple": 5}, {"a": 1, "b": 2}, {"int": "x"}, {"set": [[1]]}, {"complex": ["a", 1]}])
+def test_what_a_program_writes_in_place_of_a_value_is_no_value(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = Watching()
+    monkeypatch.setattr(
+        watching, "map", lambda jobs: iter([[Run("ok", value=value)] * len(job.arguments) for job in jobs])
+    )
+    monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
+    assert not TaskGrader().judge([(HALF, "program")])[0].correct
+    assert TaskGrader().keys([(HALF, "program")])[0].key is None
