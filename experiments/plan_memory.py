@@ -77,12 +77,12 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
 
     trees = {
         i: StepTree(i, text(), tuple(Step(text()) for _ in range(8)), (-1, -1, 0, 0, 2, 2, 4, 4), (0, 2, 4, 6))
-        for i in range(8)
+        for i in range(12)
     }
     pairs = np.array([(i, node, node + 1, i) for i in trees for node in (0, 2, 4, 6)]).T
     examples = Examples(trees, np.arange(pairs.shape[1]), *pairs)
     chosen = HardwareSettings(**hardware, lora=Lora(r=8) if lora else None)
-    settings = TrainSettings(pairs_per_update=16, row_tokens=TOKENS, microbatch_tokens=TOKENS)
+    settings = TrainSettings(pairs_per_update=24, row_tokens=TOKENS, microbatch_tokens=TOKENS)
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True)
     torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))  # loads what is loaded on first use
