@@ -1,4 +1,4 @@
-"""Whether a name can be that of a scorer: a PRM's place, a server, a critic. Checked before anything heavy is loaded."""
+"""Whether a name can be that of a scorer: a PRM's place, a server, a critic. Checked before anything heavy loads."""
 
 from __future__ import annotations
 
