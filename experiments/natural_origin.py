@@ -155,7 +155,7 @@ class Lab:
             prm.save(self.folder / f"prm-{name}")
             return measure(prm, self.test)
 
-        return self.once(f"base-{name}", make)
+        return dict(self.once(f"base-{name}", make))
 
     def train_arm(self, name: str, base: str, trees: Sequence[StepTree], loss: str) -> dict[str, float]:
         """A PRM trained on from a base PRM."""
@@ -166,7 +166,7 @@ class Lab:
             train(prm, examples, LOSSES[loss], ARM, self.seed, self.folder)
             return {**measure(prm, self.test), "examples": len(examples)}
 
-        return self.once(f"arm-{name}", make)
+        return dict(self.once(f"arm-{name}", make))
 
 
 def every_step(trees: Sequence[StepTree]) -> set[tuple[int, int]]:
