@@ -22,6 +22,7 @@ from typing import Any
 
 CASES: dict[str, dict[str, Any]] = {
     "small": {"hidden": 256, "layers": 4},
+    "between": {"hidden": 384, "layers": 6},
     "middle": {"hidden": 512, "layers": 8},
     "large": {"hidden": 768, "layers": 10},
     "middle, checkpointing": {"hidden": 512, "layers": 8, "gradient_checkpointing": True},
