@@ -28,6 +28,7 @@ def with_tables(page: str) -> str:
 def test_there_are_tables() -> None:
     expected = {
         "code.md",
+        "critics.md",
         "evaluation.md",
         "grpo.md",
         "labels.md",
@@ -35,6 +36,7 @@ def test_there_are_tables() -> None:
         "scale.md",
         "scoring.md",
         "search.md",
+        "serve.md",
         "training.md",
     }
     assert {page.name for page in WITH_TABLES} == expected

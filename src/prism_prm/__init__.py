@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from prism_prm.aggregate import solution_score as solution_score
     from prism_prm.answers import Judge as Judge
     from prism_prm.answers import extract_answer as extract_answer
+    from prism_prm.critics.load import open_critic as open_critic
+    from prism_prm.critics.settings import CriticSettings as CriticSettings
     from prism_prm.data import ReadOptions as ReadOptions
     from prism_prm.data import read_trees as read_trees
     from prism_prm.data.plain_solutions import split_steps as split_steps
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from prism_prm.search import search_problems as search_problems
     from prism_prm.search.pipeline import search_task as search_task
     from prism_prm.search.recipe import SearchRecipe as SearchRecipe
+    from prism_prm.serve.run import serve_prms as serve_prms
+    from prism_prm.serve.settings import ServeSettings as ServeSettings
     from prism_prm.tasks import load_task as load_task
     from prism_prm.theory_report.closed_forms import VerifierSettings as VerifierSettings
     from prism_prm.theory_report.pipeline import report_theory as report_theory
@@ -81,6 +85,7 @@ __version__ = "0.2.0"
 _EXPORTS = {
     "Cluster": "prism_prm.planning.gpus",
     "ConfigError": "prism_prm.errors",
+    "CriticSettings": "prism_prm.critics.settings",
     "DataError": "prism_prm.errors",
     "EvalSettings": "prism_prm.evaluation.evaluate",
     "GrpoRecipe": "prism_prm.rl.recipe",
@@ -104,6 +109,7 @@ _EXPORTS = {
     "ScoringJob": "prism_prm.planning.pipeline",
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
+    "ServeSettings": "prism_prm.serve.settings",
     "Step": "prism_prm.records",
     "StepGRPOTrainer": "prism_prm.rl.trainer",
     "StepPair": "prism_prm.records",
@@ -128,6 +134,7 @@ _EXPORTS = {
     "lookahead_pairs": "prism_prm.pairs",
     "majority_vote": "prism_prm.rerank",
     "measure_margins": "prism_prm.training.margins",
+    "open_critic": "prism_prm.critics.load",
     "open_policy": "prism_prm.policies",
     "plan_run": "prism_prm.planning.pipeline",
     "read_benchmark": "prism_prm.evaluation.benchmarks",
@@ -139,6 +146,7 @@ _EXPORTS = {
     "score_files": "prism_prm.scorer.table",
     "search_problems": "prism_prm.search",
     "search_task": "prism_prm.search.pipeline",
+    "serve_prms": "prism_prm.serve.run",
     "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.plain_solutions",
     "steps_from_predictions": "prism_prm.evaluation.scores",

@@ -89,7 +89,7 @@ def test_json_is_one_object_and_quiet_is_quiet(name: str, folder: Path, monkeypa
 
 
 def test_every_command_is_tried() -> None:
-    assert sorted(NAMES) == sorted([*COMMANDS, "demo", "grpo"]), "these two have tests of their own"
+    assert sorted(NAMES) == sorted([*COMMANDS, "demo", "grpo", "serve"]), "these have tests of their own"
 
 
 def test_verbose_shows_where_an_error_arose(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

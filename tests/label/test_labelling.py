@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -194,6 +195,20 @@ def test_given_trees_keep_their_shape_and_what_was_not_labelled() -> None:
     bare = replace(tree, nodes=tuple(replace(step, label=None) for step in nodes))
     (every,) = label_trees([bare], Branching(), judging, replace(SETTINGS, rollouts=20, rule="half"))
     assert [step.label for step in every.nodes] == [1.0, 0.0, 1.0]
+
+
+def test_what_is_known_of_a_problem_counts_when_its_trees_are_labelled_again() -> None:
+    """How near an answer must be is no part of a tree."""
+    asked: list[TaskProblem] = []
+
+    def note(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
+        asked.extend(problem for problem, _ in solutions)
+        return judging(solutions)
+
+    tree, problem = failing(2), TaskProblem("p", "1", tolerance=0.25)
+    labeller = Labeller(Branching(), note, SETTINGS)
+    assert len(list(labeller.relabel([tree, replace(tree, problem="q")], ["p", "q"], {"p": problem}))) == 2
+    assert {(one.text, one.tolerance) for one in asked} == {("p", 0.25), ("q", 0.0)}
 
 
 def test_two_opinions_keep_what_they_agree_on() -> None:

@@ -61,6 +61,7 @@ _TOKENIZERS = {
     "rlhflow": llama_tokenizer,
     "skywork": qwen_tokenizer,
     "reasoneval": mistral_tokenizer,
+    "verdict": llama_tokenizer,
 }
 
 

@@ -25,6 +25,7 @@ from prism_prm.cli import (
     rerank,
     score,
     search,
+    serve,
     theory,
     train,
 )
@@ -86,6 +87,7 @@ _add(theory.theory, theory.EXAMPLES, settings=True, alone=True)
 _add(rerank.rerank, rerank.EXAMPLES, settings=True, alone=True)
 _add(search.search, search.EXAMPLES, settings=True, alone=True)
 _add(grpo.grpo, grpo.EXAMPLES, settings=False, alone=False)
+_add(serve.serve, serve.EXAMPLES, settings=True, alone=False)
 
 
 def main() -> None:

@@ -52,10 +52,10 @@ def margins(
     All candidates of a tree are scored in one packed pass. Rerun the same command to resume; under `accelerate launch`
     the work is divided among the processes. `prism train` does this as its second stage.
     """
-    from prism_prm.prms.place import check_prm, checkable
+    from prism_prm.scorer.place import check_scorer
     from prism_prm.tables import check_pairs_folder
 
-    check_prm(prm, **checkable(asdict(loading)))
+    check_scorer(prm, asdict(loading))
     check_pairs_folder(pairs, split)
     from prism_prm.training.margins import measure_margins
 

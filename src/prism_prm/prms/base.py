@@ -6,6 +6,7 @@ head's output there becomes named log-odds. Packing, sessions, training and eval
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 STEPS_REMEMBERED = 16384
 """How many texts a tokenizer's ids are kept for: candidates of one prefix return as lookaheads of others."""
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Whether text may become control tokens is a state of the tokenizer, which several threads may share."""
 
 
 class TextEncoder:
@@ -35,11 +40,12 @@ class TextEncoder:
     def _plain(self, text: str) -> tuple[int, ...]:
         if self._backend is None:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-        self._backend.encode_special_tokens = True
-        try:
-            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
-        finally:
-            self._backend.encode_special_tokens = False
+        with _ONE_AT_A_TIME:
+            self._backend.encode_special_tokens = True
+            try:
+                return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+            finally:
+                self._backend.encode_special_tokens = False
 
     def step(self, text: str) -> tuple[int, ...]:
         """The ids of a step's text, which must be some."""
@@ -48,9 +54,10 @@ class TextEncoder:
             raise DataError(f"the step {text!r} has no tokens, so it cannot be scored", reason="empty-step")
         return ids
 
-    def layout(self, text: str) -> list[int]:
+    def layout(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of our own layout text, in which control tokens are meant."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        with _ONE_AT_A_TIME:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def token(self, text: str) -> int:
         """The id of the one token that `text` is."""

@@ -37,7 +37,7 @@ def reward_func(
         text, is_cut = without_end(query.removeprefix(prompt))
         texts.append(text)
         cut.append(is_cut)
-    judged = configured_reward().judge([_problem(prompt) for prompt in prompts], texts, cut=cut, references=labels)
+    judged = configured_reward().judge([problem_in(prompt) for prompt in prompts], texts, cut=cut, references=labels)
     rewards = torch.tensor([one.reward for one in judged], dtype=torch.float32)
     logs: dict[str, Tensor] = {
         "gated": torch.tensor([float(one.gated) for one in judged]),
@@ -47,7 +47,7 @@ def reward_func(
     return {"rewards": rewards, "scores": rewards.clamp(0, 1), "extra_logs": logs}
 
 
-def _problem(prompt: str) -> str:
+def problem_in(prompt: str) -> str:
     """The problem in a prompt: the last user turn, where a chat template was applied, else all of it."""
     turns = _USER_TURN.findall(prompt)
     return ("".join(turns[-1]) if turns else prompt).strip()

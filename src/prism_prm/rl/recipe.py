@@ -13,10 +13,10 @@ from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.lm.place import check_model
 from prism_prm.policies import Prompting, Sampling
-from prism_prm.prms.place import check_prm, checkable
 from prism_prm.ranges import Count, Natural, NotNegative, Share, check
 from prism_prm.rl.credit import find_credit
 from prism_prm.rl.looks import MonitorSettings
+from prism_prm.scorer.place import check_scorer
 from prism_prm.tasks import Level
 
 
@@ -92,7 +92,8 @@ class GrpoRecipe:
     policy: str = ""
     """Folder or hub id of the causal language model to train."""
     prm: str = ""
-    """Folder or hub id of the PRM that gives the reward. Without one, right final answers are the reward."""
+    """Folder or hub id of the PRM that gives the reward, or a critic (critic:openai:URL, critic:hf:FOLDER). Without
+    one, right final answers are the reward."""
     credit: str = "outcome"
     """How steps get their advantage from the reward: outcome, process, pure or progress."""
     sandbox: Level = "auto"
@@ -104,7 +105,7 @@ class GrpoRecipe:
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     loading: dict[str, Any] = field(default_factory=dict)
-    """Options of `load_prm` for the PRM: dtype, device, family, …"""
+    """Options of `load_prm` for the PRM: dtype, device, family, …; or the table `critic` with the settings of one."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Settings of TRL's GRPOConfig, passed on unchanged."""
 
@@ -125,7 +126,7 @@ def check_places(recipe: GrpoRecipe) -> None:
     """Refuse models and local files that are not there, before anything is loaded."""
     check_model(recipe.policy)
     if recipe.prm:
-        check_prm(recipe.prm, **checkable(recipe.loading))
+        check_scorer(recipe.prm, recipe.loading)
     problems = recipe.problems
     find_sources(
         [place for place in (problems.train_data, problems.held_out_data, *recipe.evaluation.data.values()) if place]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from prism_prm.critics.load import is_critic, open_critic
 from prism_prm.errors import ConfigError, ModelError
+from prism_prm.http import Patience, Server
 from prism_prm.lm.adapter import merge_adapter
 from prism_prm.lm.attention import check_attention
 from prism_prm.lm.device import pick_device, pick_dtype
@@ -21,11 +23,15 @@ from prism_prm.prms.card import CARD_FILE, Card, hub_id
 from prism_prm.prms.folder import load_folder
 from prism_prm.prms.module import PrmModule
 from prism_prm.prms.place import prm_folder
+from prism_prm.protocol import Scorer
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
+from prism_prm.scorer.place import RemotePlace, remote_place
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.protocol import Scorer
+from prism_prm.scorer.remote import PrismPRM, RemotePRM, compare_with
 from prism_prm.scorer.settings import LoadSettings, OnTooLong
+from prism_prm.scorer.vllm import VllmPRM
+from prism_prm.scorer.whole_trees import check_choice
 
 
 def load_prm(
@@ -46,11 +52,17 @@ def load_prm(
     cache_gb: float = 50.0,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    local: str | Path | None = None,
+    check: bool = False,
+    prm_timeout: float = 300.0,
+    prm_retries: int = 5,
+    prm_concurrency: int = 16,
 ) -> PRM:
-    """Load a PRM from a folder or a hub id.
+    """Load a PRM from a folder or a hub id, or open one behind a server, which scores but cannot be trained.
 
     Args:
         name: folder or hub id of a PRM or a LoRA adapter; for a folder of `prism train`, its best round is loaded.
+            `prism:URL#MODEL` and `vllm:URL#MODEL` are PRMs behind a server.
         family: the PRM's family, needed if prism.json, name and architecture do not tell; `my_file.py:Mine` is a class
             in your own file, which is run.
         settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
@@ -68,13 +80,28 @@ def load_prm(
         cache_gb: the size limit of the cache folder in GB.
         allow_pickle: allow pickled weights, which can run arbitrary code.
         trust_remote_code: let transformers run code from the model's repository.
+        local: a local copy of a remote PRM; `vllm:URL` takes its tokenizer and card.
+        check: compare a remote PRM's scores of one solution with those of its local copy first.
+        prm_timeout: seconds to wait for one complete answer from a remote PRM.
+        prm_retries: how often a failed request to a remote PRM is retried.
+        prm_concurrency: the maximum number of requests to a remote PRM in flight.
 
     Example:
         >>> prm = load_prm("my-prm", dtype="float32")
         >>> len(prm.score("What is 2 + 3 * 4?", ["3 * 4 = 12.", "2 + 12 = 15."]))
         2
     """
-    LoadSettings(token_budget=token_budget, context=context, cache_gb=cache_gb)  # refuses what is out of range
+    LoadSettings(  # refuses what is out of range
+        token_budget=token_budget, context=context, cache_gb=cache_gb, prm_timeout=prm_timeout,
+        prm_retries=prm_retries, prm_concurrency=prm_concurrency,
+    )  # fmt: skip
+    if (remote := remote_place(name)) is not None:
+        server = (Patience(prm_timeout, prm_retries), prm_concurrency)
+        copy = _named(local, name) if check else None
+        opened = _open_remote(remote, server, on_too_long, local, family, settings, context)
+        if copy is not None:
+            compare_with(opened, load_prm(copy, family=family, settings=settings, device=device))
+        return cast(PRM, opened)  # it has all of a PRM's methods but those that need weights
     if device is not None and device_map is not None:
         raise ConfigError("give device or device_map, not both")
     name = prm_folder(name)
@@ -104,11 +131,41 @@ def load_prm(
     return PRM(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
 
 
+def _named(local: str | Path | None, name: str | Path) -> str | Path:
+    if local is None:
+        raise ConfigError(f"{name}: to check it, name its local copy (--local, local= in Python)")
+    return local
+
+
+def _open_remote(
+    place: RemotePlace,
+    how: tuple[Patience, int],
+    on_too_long: OnTooLong,
+    local: str | Path | None,
+    family: str | None,
+    settings: Mapping[str, str] | None,
+    context: int | None,
+) -> RemotePRM:
+    check_choice(on_too_long)
+    if place.kind == "prism":
+        return PrismPRM(Server(place.url, *how, key_variable="PRISM_API_KEY"), place.model, on_too_long)
+    return VllmPRM(
+        Server(place.url, *how, key_variable="VLLM_API_KEY"), place.model, on_too_long,
+        local=None if local is None else str(local), family=family, settings=settings, context=context,
+    )  # fmt: skip
+
+
 def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Scorer:
-    """Return `prm` itself, or load it from a folder or hub id. `loading["family"]` may map PRM names to families."""
+    """Return `prm` itself, or load it from a folder or hub id, or open the critic that it names.
+
+    `loading["family"]` may map PRM names to families; `loading["critic"]` has the settings of critics.
+    """
     if not isinstance(prm, str | Path):
         return prm
     options = dict(loading or {})
+    critic = options.pop("critic", None)
+    if isinstance(prm, str) and is_critic(prm):
+        return open_critic(prm, critic, dtype=options.get("dtype"), device=options.get("device"))
     if isinstance(families := options.get("family"), Mapping):
         options["family"] = families.get(name)
     return load_prm(prm, **options)

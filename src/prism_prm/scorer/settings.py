@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prism_prm.ranges import Count, NotNegative, check
+from prism_prm.ranges import Count, Natural, NotNegative, Positive, check
 
 OnTooLong = Literal["error", "drop-left-steps", "skip"]
 
@@ -45,6 +45,16 @@ class LoadSettings:
     """Allow pickled weights, which can run arbitrary code."""
     trust_remote_code: bool = False
     """Run code from the model's repository."""
+    local: str | None = None
+    """A local copy of a remote PRM: vllm:URL takes its tokenizer and card. By default the served model's own."""
+    check: bool = False
+    """Compare a remote PRM's scores of one solution with those of its local copy first."""
+    prm_timeout: Positive = 300.0
+    """Seconds to wait for one complete answer from a remote PRM."""
+    prm_retries: Natural = 5
+    """How often a failed request to a remote PRM is retried."""
+    prm_concurrency: Count = 16
+    """The maximum number of requests to a remote PRM in flight."""
 
     def __post_init__(self) -> None:
         check(self)

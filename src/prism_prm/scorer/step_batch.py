@@ -23,18 +23,28 @@ if TYPE_CHECKING:
 
 
 class Growth:
-    """New nodes of one problem, and the kept nodes that they stand on."""
+    """New nodes of one problem, and the kept nodes that they stand on. New nodes on new ones come depth first."""
 
     def __init__(self, new: Sequence[SessionNode]) -> None:
         self.new = list(new)
-        ancestors = {ancestor for node in new for ancestor in node.path()[:-1]}
+        among = set(new)
+        self.is_nested = any(node.parent in among for node in new)
+        ancestors: set[SessionNode] = set()
+        for node in new:
+            above = node.parent
+            while above is not None and above not in ancestors and above not in among:
+                ancestors.add(above)
+                above = above.parent
         self.kept = [node for node in _depth_first(ancestors) if node.ids]
         self.num_kept = sum(len(node.ids) for node in self.kept)
         self.num_new = sum(len(node.ids) for node in new)
 
     def parts(self, token_budget: int) -> Iterator[Growth]:
-        """The same in parts, if new and kept tokens exceed the budget; at least one new node each."""
-        if self.num_kept + self.num_new <= token_budget or len(self.new) == 1:
+        """The same in parts, if new and kept tokens exceed the budget; at least one new node each.
+
+        Nested nodes stay together: whoever nests them keeps them few.
+        """
+        if self.num_kept + self.num_new <= token_budget or len(self.new) == 1 or self.is_nested:
             yield self
             return
         half = len(self.new) // 2
@@ -103,19 +113,25 @@ def _lay_out(growth: Growth) -> _Layout:
     for node in growth.kept:
         starts[node], at = at, at + len(node.ids)
         ends[node] = at
-    last = dict(ends)
+    ends_at: dict[SessionNode | None, int] = dict(ends.items())
     for node in reversed(growth.kept):  # a node ends where its last descendant ends
         if node.parent in ends:
             ends[node.parent] = max(ends[node.parent], ends[node])
-    columns = [0, *np.cumsum([len(node.ids) for node in growth.new]).tolist()]
     lengths = [len(node.ids) for node in growth.new]
-    anchors = [last[node.parent] - 1 if node.parent in last else -1 for node in growth.new]
+    columns = [0, *np.cumsum(lengths).tolist()]
+    anchors: dict[SessionNode, int] = {}
+    new_ends = dict(zip(growth.new, columns[1:], strict=True))
+    for node in growth.new:  # a node on a new one sees the kept tokens that this one sees
+        anchors[node] = anchors[node.parent] if node.parent in anchors else ends_at.get(node.parent, 0) - 1
+    for node in reversed(growth.new):
+        if node.parent in new_ends:
+            new_ends[node.parent] = max(new_ends[node.parent], new_ends[node])
     return _Layout(
         np.concatenate([np.full(len(node.ids), ends[node]) for node in growth.kept] or [np.empty(0, np.int64)]),
         np.concatenate([_positions(node) for node in growth.kept] or [np.empty(0, np.int64)]),
         np.concatenate([np.array(node.ids, np.int64) for node in growth.new]),
-        np.repeat(anchors, lengths),
-        np.repeat(columns[1:], lengths),
+        np.repeat(list(anchors.values()), lengths),
+        np.repeat(list(new_ends.values()), lengths),
         np.concatenate([_positions(node) for node in growth.new]),
         columns[:-1],
     )

@@ -18,9 +18,9 @@ from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.lm.memory import halving
 from prism_prm.packing import EncodedTree, Group, Layout, Row, batch_rows, describe, encode_tree, merge_rows, pack
 from prism_prm.prms.module import PrmModule
+from prism_prm.protocol import TreeScores
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.scorer.lower_cache import LowerCache
-from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.settings import OnTooLong
 
 if TYPE_CHECKING:
@@ -66,21 +66,33 @@ def score_portion(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[
             sum(map(len, too_long)), prm.context, done, first,
         )  # fmt: skip
 
+    scores = score_items(prm, items, [len(tree.nodes) for tree in trees], lambda i, node: describe(trees[i], node))
+    return [TreeScores(prm.outputs, *found) for found in zip(scores, too_long, strict=True)]
+
+
+def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], named: Named) -> list[np.ndarray]:
+    """The log-odds_NO of trees with so many nodes each, from the items that belong to them; NaN where none is read."""
+
     def owner(item: int, node: int) -> tuple[int, int]:
         stands_for = items[item].is_node
         return items[item].index, node if stands_for is None else stands_for
 
-    def named(item: int, node: int) -> str:
-        index, node = owner(item, node)
-        return describe(trees[index], node)
-
     rows = rows_of(prm, items)
-    scores = [np.full((len(tree.nodes), len(prm.outputs)), np.nan) for tree in trees]
-    for owners, log_odds_RO in run_rows(prm.module, rows, prm.token_budget, named, prm.cache):
+    scores = [np.full((size, len(prm.outputs)), np.nan) for size in sizes]
+    for owners, log_odds_RO in run_rows(
+        prm.module, rows, prm.token_budget, lambda i, node: named(*owner(i, node)), prm.cache
+    ):
         for (item, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
             index, node = owner(item, node)
             scores[index][node] = values
-    return [TreeScores(prm.outputs, *found) for found in zip(scores, too_long, strict=True)]
+    return scores
+
+
+def score_encoded(prm: PRM, trees: Sequence[EncodedTree]) -> list[np.ndarray]:
+    """The log-odds_NO of all nodes of trees that are token ids already and fit the context."""
+    items = [PackItem(tree, [(node,) for node in range(len(tree.ids))], i) for i, tree in enumerate(trees) if tree.ids]
+    with prm.module.scoring():
+        return score_items(prm, items, [len(tree.ids) for tree in trees], lambda i, node: f"tree {i}, node {node}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""`prism serve`: PRMs behind HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prism_prm.cli.options import LOADING, Families, Options, families_of, with_settings
+from prism_prm.cli.ui import conclude, say, tell
+from prism_prm.names import named_places, split_name
+from prism_prm.places import is_hub_id
+
+if TYPE_CHECKING:
+    from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.serve.settings import ServeSettings
+
+EXAMPLES = """
+**Examples**
+
+- A PRM for programs on this machine:
+
+  `prism serve --prm runs/my-prm`
+
+- Two PRMs, by names that clients ask for:
+
+  `prism serve --prm base=prms/base --prm Qwen/Qwen2.5-Math-PRM-7B=prms/prism --port 8000`
+
+- For other machines, with keys:
+
+  `prism serve --prm runs/my-prm --host 0.0.0.0 --keys keys.txt`
+
+Routes, limits and deployment: docs/serve.md
+"""
+
+LOADED = ("dtype", "device", "device_map", "attn", "token_budget", "context", "on_too_long", "trust_remote_code")
+
+
+@with_settings(
+    settings=Options(
+        "prism_prm.serve.settings:ServeSettings",
+        {
+            "Access": ("host", "port", "keys", "allow_anyone", "log_text"),
+            "Limits": ("max_requests", "max_tokens", "max_body", "deadline", "client_seconds"),
+            "Batching": ("batch_items", "batch_tokens", "cache_mb"),
+        },
+    ),
+    loading=Options(LOADING, {"PRM": LOADED}),
+)
+def serve(
+    *,
+    prm: Annotated[
+        list[str], typer.Option(help="A PRM to serve: a folder, a hub id, or NAME=folder. May be repeated.")
+    ],
+    settings: ServeSettings,
+    family: Families = None,
+    loading: LoadSettings,
+) -> None:
+    """Serve PRMs over HTTP, for clients of vLLM (`/pooling`), OpenRLHF (`/get_reward`) and our own (`/v1/steps`).
+
+    Requests in flight that share a problem are scored as one tree, and the states of prefixes are kept for the next
+    request. When it is busy, the server answers with 429. SIGTERM or Ctrl-C lets accepted requests finish.
+    """
+    from prism_prm.serve.run import serve_prms
+
+    prms = named_places(list(map(_with_name, prm)))
+    how = asdict(loading) | {"family": families_of(family, prms)}
+    answered = serve_prms(prms, settings, loading=how, say=say)
+    conclude(lambda: {"requests": answered}, lambda: tell(f"{answered:,} requests answered"))
+
+
+def _with_name(given: str) -> str:
+    """A hub id is its own name as a whole: what clients call the model."""
+    name, place = split_name(given)
+    return f"{place}={place}" if not name and is_hub_id(place) else given

@@ -1,0 +1,374 @@
+"""Remote PRMs: a scorer behind a server, with the retries and time-outs that policies have.
+
+`prism:http://host:8000#model` is a server of ours. It knows the layout, so texts are sent; steps that many requests
+share are computed once there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.chosen import CardValues
+from prism_prm.errors import ConfigError, DataError, ModelError
+from prism_prm.http import Server
+from prism_prm.protocol import Scorer, Solution, TreeScores, as_trees, sigmoid
+from prism_prm.records import ROOT, Step, StepTree
+from prism_prm.scorer.settings import OnTooLong
+from prism_prm.types import Advance, bar_on_stderr, ignore
+
+ITEMS_AT_ONCE = 32
+"""Trees of one request."""
+CHARACTERS_AT_ONCE = 200_000
+"""Of one request, unless one tree has more: far below the size that servers accept."""
+CLOSE = 0.01
+"""How far a server's probabilities may be from a local reading: servers may use 16 bits."""
+SAMPLE = ("1+1+2-1", ["1+1=2", "2+2=3", "3-1=2"])
+"""A solution that every tokenizer can read."""
+
+
+@dataclass(eq=False, slots=True)
+class RemoteStep:
+    """A step of a session with a server, or a problem itself (a root)."""
+
+    problem: int
+    parent: RemoteStep | None
+    text: str
+    depth: int
+    num_tokens: int
+    log_odds: tuple[float, ...] = ()
+
+    @property
+    def probability(self) -> float:
+        """P(the step is right)."""
+        return float(sigmoid(np.asarray(self.log_odds[0])))
+
+    def steps(self) -> list[str]:
+        """The texts from the first step to here."""
+        texts: list[str] = []
+        node: RemoteStep | None = self
+        while node is not None and node.parent is not None:
+            texts.append(node.text)
+            node = node.parent
+        return texts[::-1]
+
+
+class RemotePRM(ABC):
+    """A scorer whose model is elsewhere."""
+
+    outputs: tuple[str, ...] = ("correct",)
+    context: int
+    card: CardValues
+
+    def __init__(self, server: Server, on_too_long: OnTooLong) -> None:
+        self.server = server
+        self.on_too_long: OnTooLong = on_too_long
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Equal for models that score alike."""
+
+    @abstractmethod
+    def can_score(self, step: str, depth: int) -> bool:
+        """Whether a step after this many others fits the layout."""
+
+    @abstractmethod
+    def count_tokens(self, tree: StepTree) -> int:
+        """How many tokens the tree is: the problem, and every step once."""
+
+    @abstractmethod
+    def _requests(
+        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores | None]
+    ) -> Iterable[Coroutine[Any, Any, int]]:
+        """Requests that fill in `found`; each gives how many trees it has completed."""
+
+    def model_hash(self) -> str:
+        """What tells models apart in tables."""
+        return self.identity()
+
+    def close(self) -> None:
+        """End all connections."""
+        self.server.close()
+
+    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """P(the step is right) for each step of one solution."""
+        return self.score_many([(problem, steps)])[0]
+
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
+        """P(right) for each step of each solution, in the order given."""
+        return [scores.probability.tolist() for scores in self.score_trees(as_trees(solutions), progress=progress)]
+
+    def solution_score(self, problem: str, steps: Sequence[str], how: str | None = None) -> float:
+        """The score of a whole solution, by the PRM's own aggregator unless told otherwise."""
+        how = self.card.aggregator if how is None else how
+        check_aggregator(how)
+        return solution_score(self.score(problem, steps), how)
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        """The scores of all nodes of each tree, or only of the wanted ones."""
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+        found: list[TreeScores | None] = [None] * len(trees)
+        with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
+
+            async def counted(request: Coroutine[Any, Any, int]) -> None:
+                done = await request
+                bar(done)
+                advance(done)
+
+            self.server.together([counted(one) for one in self._requests(trees, wanted, found)])
+        return [
+            TreeScores(self.outputs, self._nothing(tree)) if scores is None else scores
+            for scores, tree in zip(found, trees, strict=True)
+        ]
+
+    def _nothing(self, tree: StepTree) -> np.ndarray:
+        return np.full((len(tree.nodes), len(self.outputs)), np.nan)
+
+    def session(self, problems: Sequence[str]) -> RemoteSession:
+        """Growing trees of steps; the server keeps what it has computed, for as long as it has room."""
+        if isinstance(problems, str):
+            raise DataError("a session takes a list of problems; for one problem: session([problem])")
+        return RemoteSession(self, problems)
+
+
+class RemoteSession:
+    """Growing trees of steps, one per problem; nothing is held here but texts and scores."""
+
+    def __init__(self, prm: RemotePRM, problems: Sequence[str]) -> None:
+        self.prm = prm
+        self.problems = list(problems)
+        self.roots = [RemoteStep(i, None, "", -1, 0) for i in range(len(self.problems))]
+
+    def __enter__(self) -> RemoteSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def extend(self, steps: Iterable[tuple[RemoteStep, str]]) -> list[RemoteStep]:
+        """Score one more step after each given one; equal steps after one are scored once and share their node."""
+        new: dict[tuple[RemoteStep, str], RemoteStep] = {}
+        nodes = []
+        for parent, text in steps:
+            if (parent, text) not in new:
+                new[parent, text] = RemoteStep(parent.problem, parent, text, parent.depth + 1, 0)
+            nodes.append(new[parent, text])
+        chains = [StepTree.chain(self.problems[node.problem], node.steps()) for node in new.values()]
+        scores = self.prm.score_trees(chains, [[node.depth] for node in new.values()])
+        for node, chain, found in zip(new.values(), chains, scores, strict=True):
+            node.log_odds = tuple(found.log_odds_NO[-1].tolist())
+            before = self.prm.count_tokens(StepTree.chain(chain.problem, chain.nodes[:-1]))
+            node.num_tokens = self.prm.count_tokens(chain) - before
+            if not node.depth:
+                self.roots[node.problem].num_tokens = before
+        return nodes
+
+    def keep(self, nodes: Iterable[RemoteStep]) -> None:
+        """Nothing is held here."""
+
+    def drop(self, nodes: Iterable[RemoteStep]) -> None:
+        """Nothing is held here."""
+
+    def close(self) -> None:
+        """Nothing is held here."""
+
+
+class _Sizes:
+    """How many tokens problems, steps or whole trees have, as earlier answers have told; by hash, as texts are long."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+
+    def note(self, tree: StepTree, item: Any) -> None:
+        """Remember an answer's item; a ValueError where it makes no sense."""
+        if not isinstance(item, dict) or not isinstance(item.get("tokens"), int):
+            raise ValueError("an item of the answer has no number of tokens")
+        prompt, steps = item.get("prompt_tokens"), item.get("step_tokens")
+        if steps is None:
+            self._known[hash(tree)] = item["tokens"]
+            return
+        if not isinstance(prompt, int) or not isinstance(steps, list) or len(steps) != len(tree.nodes):
+            raise ValueError(f"the answer has not one size for each of {len(tree.nodes)} steps")
+        self._known[hash(tree.problem)] = prompt
+        self._known |= {
+            hash((depth, step.text)): int(size)
+            for depth, step, size in zip(tree.depths(), tree.nodes, steps, strict=True)
+        }
+
+    def of(self, tree: StepTree) -> int | None:
+        """The tokens of a tree, where they are known: those of a step depend on its text and place alone."""
+        if (whole := self._known.get(hash(tree))) is not None:
+            return whole
+        keys = [hash(tree.problem), *(hash((d, step.text)) for d, step in zip(tree.depths(), tree.nodes, strict=True))]
+        return sum(self._known[key] for key in keys) if all(key in self._known for key in keys) else None
+
+
+class PrismPRM(RemotePRM):
+    """A PRM behind a server of ours."""
+
+    def __init__(self, server: Server, model: str, on_too_long: OnTooLong) -> None:
+        super().__init__(server, on_too_long)
+        card = chosen_model(server_models(server), model, server.shown)
+        try:
+            self.model = str(card["id"])
+            self.outputs = tuple(map(str, card["outputs"]))
+            self.context = int(card["max_model_len"])
+            self.card = CardValues(str(card["aggregator"]), float(card["threshold"]))
+            self._identity = str(card["identity"])
+        except (KeyError, TypeError, ValueError):
+            raise ModelError(
+                f"{server.shown}: its list of models is not that of `prism serve`; for vLLM write vllm: instead of "
+                "prism:"
+            ) from None
+        check_aggregator(self.card.aggregator)
+        self._sizes = _Sizes()
+
+    def identity(self) -> str:
+        """That of the served PRM; a step that is too long may be treated otherwise here."""
+        return f"{self._identity}:{self.on_too_long}"
+
+    def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
+        """Only the server knows its tokens; a text that is more than spaces has some."""
+        return bool(step.strip())
+
+    def count_tokens(self, tree: StepTree) -> int:
+        """As earlier answers have told, or else the server."""
+        known = self._sizes.of(tree)
+        if known is None:
+            body = {"model": self.model, "items": [_item(tree)]}
+            self.server.together([self.server.ask("POST", "/v1/tokens", lambda said: self._note([tree], said), body)])
+            known = self._sizes.of(tree)
+            assert known is not None, "what was told is noted"
+        return known
+
+    def _note(self, trees: Sequence[StepTree], answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """The answer's items, one per tree, whose sizes are remembered."""
+        items = answer.get("items")
+        if not isinstance(items, list) or len(items) != len(trees):
+            raise ValueError(f"the answer has not one item for each of {len(trees)} trees")
+        for tree, item in zip(trees, items, strict=True):
+            self._sizes.note(tree, item)
+        return items
+
+    def _requests(
+        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores | None]
+    ) -> Iterable[Coroutine[Any, Any, int]]:
+        cut = [_without_others(tree, nodes) for tree, nodes in zip(trees, wanted, strict=True)]
+        asked = [i for i, nodes in enumerate(wanted) if len(nodes)]
+        for part in portions(asked, [sum(map(len, cut[i][0].texts(range(len(cut[i][0].nodes))))) for i in asked]):
+            yield self._ask(part, trees, cut, wanted, found)
+
+    async def _ask(
+        self, part: Sequence[int], trees: Sequence[StepTree], cut: Sequence[tuple[StepTree, list[int]]],
+        wanted: Sequence[Sequence[int]], found: list[TreeScores | None],
+    ) -> int:  # fmt: skip
+        some = [cut[i][0] for i in part]
+        body = {"model": self.model, "items": list(map(_item, some)), "on_too_long": self.on_too_long}
+
+        def read(answer: dict[str, Any]) -> list[tuple[np.ndarray, list[int]]]:
+            items = self._note(some, answer)
+            return [self._rows(item, len(tree.nodes)) for item, tree in zip(items, some, strict=True)]
+
+        for i, (rows_NO, too_long) in zip(part, await self.server.ask("POST", "/v1/steps", read, body), strict=True):
+            kept = cut[i][1]
+            values_NO = self._nothing(trees[i])
+            asked_for = set(wanted[i])
+            for row, node in zip(rows_NO, kept, strict=True):
+                if node in asked_for:
+                    values_NO[node] = row
+            long = tuple(kept[node] for node in too_long if kept[node] in asked_for)
+            found[i] = TreeScores(self.outputs, values_NO, long)
+        return len(part)
+
+    def _rows(self, item: dict[str, Any], count: int) -> tuple[np.ndarray, list[int]]:
+        """The log-odds_NO of an item, and the nodes that were too long; a ValueError where it makes no sense."""
+        rows, too_long = item.get("log_odds"), item.get("too_long", [])
+        if not isinstance(rows, list) or len(rows) != count:
+            raise ValueError(f"the answer has not one row for each of {count} steps")
+        try:
+            values = [[np.nan if row[name] is None else float(row[name]) for name in self.outputs] for row in rows]
+            return np.array(values, np.float64).reshape(count, len(self.outputs)), [range(count)[i] for i in too_long]
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise ValueError(f"the answer's rows are not numbers for {', '.join(self.outputs)}") from None
+
+
+def _item(tree: StepTree) -> dict[str, Any]:
+    return {"problem": tree.problem, "nodes": [step.text for step in tree.nodes], "parents": list(tree.parents)}
+
+
+def _without_others(tree: StepTree, wanted: Sequence[int]) -> tuple[StepTree, list[int]]:
+    """The tree with only the wanted nodes and those before them, and which nodes these are."""
+    needed: set[int] = set()
+    for node in wanted:
+        while node != ROOT and node not in needed:
+            needed.add(node)
+            node = tree.parents[node]
+    kept = sorted(needed)
+    place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
+    nodes: tuple[Step, ...] = tuple(tree.nodes[node] for node in kept)
+    return StepTree(tree.tree_id, tree.problem, nodes, tuple(place[tree.parents[node]] for node in kept), ()), kept
+
+
+def portions(numbers: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """The numbers in parts for one request each, by how many there are and how large they are."""
+    parts: list[list[int]] = []
+    room = 0
+    for number, size in zip(numbers, sizes, strict=True):
+        if not parts or size > room or len(parts[-1]) == ITEMS_AT_ONCE:
+            parts.append([])
+            room = CHARACTERS_AT_ONCE
+        parts[-1].append(number)
+        room -= size
+    return parts
+
+
+def _read_models(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    data = answer.get("data")
+    if not isinstance(data, list) or not all(isinstance(one, dict) and isinstance(one.get("id"), str) for one in data):
+        raise ValueError(f"the answer has no list of models; its fields: {sorted(answer)}")
+    if not data:
+        raise ValueError("the server has no models yet")
+    return data
+
+
+def chosen_model(cards: Sequence[dict[str, Any]], wanted: str, where: str) -> dict[str, Any]:
+    """The wanted model of a server, or its only one."""
+    names = [str(card["id"]) for card in cards]
+    if not wanted and len(cards) == 1:
+        return cards[0]
+    if wanted not in names:
+        raise ConfigError(
+            f"{where}: {'it has several models' if not wanted else f'it has no model {wanted!r}'}; name one of "
+            f"{', '.join(names)} behind a #, e.g. {where}#{names[0]}"
+        )
+    return cards[names.index(wanted)]
+
+
+def server_models(server: Server) -> list[dict[str, Any]]:
+    """What a server says of its models."""
+    (cards,) = server.together([server.ask("GET", "/v1/models", _read_models)])
+    return cards
+
+
+def compare_with(remote: RemotePRM, local: Scorer) -> float:
+    """The largest difference of a probability between a server's reading of a solution and a local one."""
+    there, here = remote.score(*SAMPLE), local.score(*SAMPLE)
+    difference = float(np.max(np.abs(np.array(there) - np.array(here))))
+    if not difference <= CLOSE:  # NaN is no agreement
+        raise ModelError(
+            f"{remote.server.shown}: its scores differ by {difference:.2g} from those of the local PRM: "
+            f"{np.round(there, 4).tolist()} instead of {np.round(here, 4).tolist()}. Is it the same model and layout?"
+        )
+    return difference

@@ -1,0 +1,107 @@
+"""The application: routes, errors in one shape, and a page of the API that needs no network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+from prism_prm import __version__
+from prism_prm.errors import DataError, PrismError
+from prism_prm.http import ServerError
+from prism_prm.serve.engine import Engine, RefusedError
+from prism_prm.serve.gate import HUNG_UP, UNEXPECTED, Gate, error_body
+from prism_prm.serve.keys import KeyRing
+from prism_prm.serve.routes import router
+
+ABOUT = "Process reward models behind HTTP. Every route but /health needs a key, where the server has keys."
+
+
+def build_app(engine: Engine, keys: KeyRing) -> Gate:
+    """The application that serves an engine's models."""
+
+    @asynccontextmanager
+    async def running(_app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        engine.close()
+
+    app = FastAPI(
+        title="prism serve", version=__version__, description=ABOUT, lifespan=running, docs_url=None, redoc_url=None
+    )
+    app.state.engine = engine
+    app.state.started = int(time.time())
+    app.include_router(router)
+    _add_errors(app, engine.settings.deadline)
+    _add_page(app)
+    return Gate(app, engine, keys, [route.path for route in router.routes if isinstance(route, APIRoute)])
+
+
+def _add_errors(app: FastAPI, deadline: float) -> None:
+    handlers: dict[Any, Any] = {
+        RefusedError: lambda error: _error(error.status, str(error), error.retry_after),
+        RequestValidationError: lambda error: _error(400, _invalid(error)),
+        HTTPException: lambda error: _error(error.status_code, str(error.detail)),
+        DataError: lambda error: _error(400, str(error)),
+        ServerError: lambda error: _error(502, str(error)),
+        PrismError: lambda error: _error(500, str(error)),
+        TimeoutError: lambda error: _error(504, f"Not answered within {deadline:g} seconds.", 1),  # noqa: ARG005
+        ConnectionError: lambda error: Response(status_code=HUNG_UP),  # noqa: ARG005
+        Exception: lambda error: _error(500, UNEXPECTED),  # noqa: ARG005
+    }
+    for kind, handle in handlers.items():
+
+        async def answer(_request: Request, error: Exception, handle: Any = handle) -> Response:
+            found: Response = handle(error)
+            return found
+
+        app.add_exception_handler(kind, answer)
+
+
+def _error(status: int, message: str, retry_after: int | None = None) -> Response:
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return JSONResponse(error_body(status, message), status, headers)
+
+
+def _invalid(error: RequestValidationError) -> str:
+    """Where a body is not what it should be; what stands there is not repeated."""
+    found = error.errors()[0]
+    where = ".".join(str(part) for part in found["loc"] if part != "body")[:200]
+    return f"{where}: {found['msg']}" if where else str(found["msg"])
+
+
+def _add_page(app: FastAPI) -> None:
+    """Swagger's page at /docs, with files that are installed and not fetched."""
+    from swagger_ui_bundle import swagger_ui_path
+
+    app.mount("/docs/files", StaticFiles(directory=swagger_ui_path), name="docs-files")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title="prism serve",
+            swagger_js_url="docs/files/swagger-ui-bundle.js",
+            swagger_css_url="docs/files/swagger-ui.css",
+            swagger_favicon_url="docs/files/favicon-32x32.png",
+        )
+
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = made()
+        for path in schema["paths"].values():
+            for route in path.values():
+                route.get("responses", {}).pop("422", None)  # such bodies are answered with 400
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

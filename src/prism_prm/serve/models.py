@@ -1,0 +1,194 @@
+"""A served model: how requests become trees to score, and how a batch of them is scored with what they share.
+
+A PRM works on token ids, with a prefix cache. Any other scorer (a critic, a remote PRM) gets one tree per problem.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
+from prism_prm.errors import DataError, ModelError
+from prism_prm.packing import EncodedTree, encode_tree
+from prism_prm.prms.base import Family
+from prism_prm.protocol import Scorer
+from prism_prm.records import StepTree
+from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
+from prism_prm.scorer.prefix_cache import PrefixCache
+from prism_prm.scorer.prm import PRM
+from prism_prm.scorer.settings import OnTooLong
+from prism_prm.scorer.whole_trees import fit, score_encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A tree to score."""
+
+    tree: StepTree | None
+    """None where the client sent token ids."""
+    encoded: EncodedTree | None
+    """None where the scorer is no PRM."""
+    tokens: int
+    on_too_long: OnTooLong = "error"
+    """What to do with steps beyond the context, where there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemScores:
+    """The scores of an item."""
+
+    log_odds_NO: np.ndarray
+    """NaN where a step was too long to score."""
+    too_long: tuple[int, ...] = ()
+    cached_tokens: int = 0
+
+
+class ServedModel:
+    """A scorer under the name that clients use."""
+
+    def __init__(self, name: str, scorer: Scorer, cache_bytes: int = 0) -> None:
+        self.name = name
+        self.scorer = scorer
+        card = card_values(scorer)
+        self.aggregator = choose_aggregator(None, card).value
+        self.threshold = choose_threshold(None, card).value
+        self.identity = scorer.identity()
+        self.model_hash = scorer.model_hash() if isinstance(scorer, PRM) else self.identity
+        self.cache = _cache(scorer, cache_bytes)
+
+    def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> Item:
+        """A tree to score; a `system` message replaces the one that the family lays out, where it has one."""
+        prm = self.scorer
+        if not isinstance(prm, PRM):
+            return Item(tree, None, prm.count_tokens(tree))
+        family = prm.family
+        if system is not None and system != family.chosen.get("system", system):
+            family = _with_system(family, system)
+        encoded = encode_tree(tree, family)
+        choice = on_too_long or prm.on_too_long
+        if choice == "error":
+            fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")
+        elif family is not prm.family and _longest(encoded) > prm.context:
+            raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
+        return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)), choice)
+
+    def text(self, text: str, *, add_special_tokens: bool) -> Item:
+        """A text that the client has laid out, with its control tokens."""
+        return self.sequence(self._prm.family.text.layout(text, add_special_tokens=add_special_tokens))
+
+    def sequence(self, ids: Sequence[int]) -> Item:
+        """Token ids, read at every step tag, as vLLM does."""
+        prm = self._prm
+        vocabulary = prm.module.backbone.get_input_embeddings().num_embeddings
+        strange = next((i for i in ids if not 0 <= i < vocabulary), None)
+        if strange is not None:
+            raise DataError(f"the token id {strange} is not one of the model's {vocabulary:,}", reason="out-of-range")
+        if len(ids) > prm.context:
+            raise DataError(
+                f"{len(ids)} tokens, but the model's context is {prm.context}; send fewer or shorter steps",
+                reason="too-long",
+            )
+        tag = _step_tag(prm.family)
+        ends = [i + 1 for i, token in enumerate(ids) if token == tag]
+        starts = [0, *ends[:-1]]
+        steps = tuple(tuple(ids[start:end]) for start, end in zip(starts, ends, strict=False))
+        reads = tuple(len(step) - 1 for step in steps)
+        encoded = EncodedTree((), steps, reads, tuple(range(-1, len(steps) - 1)), tuple(starts[: len(steps)]))
+        return Item(None, encoded, len(ids))
+
+    @property
+    def _prm(self) -> PRM:
+        if not isinstance(self.scorer, PRM):
+            raise DataError(f"{self.name!r} takes messages and steps; it has no tokens of its own", reason="wrong-type")
+        return self.scorer
+
+    def score(self, asked: Sequence[tuple[Hashable, Item]]) -> list[ItemScores]:
+        """The scores of each (owner, item). What items of one owner share is computed once."""
+        prm = self.scorer
+        if not isinstance(prm, PRM):
+            return self._score_trees(asked)
+        found: dict[int, ItemScores] = {}
+        fitting: list[tuple[int, Hashable, EncodedTree]] = []
+        for i, (owner, item) in enumerate(asked):
+            assert item.encoded is not None, "items of a PRM are encoded"
+            if _longest(item.encoded) <= prm.context:
+                fitting.append((i, owner, item.encoded))
+            else:
+                assert item.tree is not None, "sequences that are too long were refused"
+                own = copy.copy(prm)
+                own.on_too_long = item.on_too_long
+                (scores,) = own.score_trees([item.tree])
+                found[i] = ItemScores(scores.log_odds_NO, scores.too_long)
+        pairs = [(owner, tree) for _, owner, tree in fitting]
+        kept = None if self.cache is None else self.cache.score(pairs)
+        if kept is not None:
+            scored = [ItemScores(one.log_odds_NO, cached_tokens=one.cached_tokens) for one in kept]
+        else:
+            packed = score_merged(
+                [tree for _, tree in pairs],
+                lambda i: (pairs[i][0], pairs[i][1].prompt),
+                merge_encoded,
+                lambda trees: score_encoded(prm, trees),
+            )
+            scored = [ItemScores(values_NO) for values_NO in packed]
+        found |= {i: scores for (i, _, _), scores in zip(fitting, scored, strict=True)}
+        return [found[i] for i in range(len(asked))]
+
+    def _score_trees(self, asked: Sequence[tuple[Hashable, Item]]) -> list[ItemScores]:
+        trees = []
+        for _, item in asked:
+            assert item.tree is not None, "only PRMs take sequences"
+            trees.append(item.tree)
+        found = score_merged(
+            trees,
+            lambda i: (asked[i][0], trees[i].problem),
+            merge_trees,
+            lambda merged: [scores.log_odds_NO for scores in self.scorer.score_trees(merged)],
+        )
+        return [ItemScores(values_NO, tuple(np.flatnonzero(np.isnan(values_NO[:, 0])).tolist())) for values_NO in found]
+
+
+def _cache(scorer: Scorer, num_bytes: int) -> PrefixCache | None:
+    """A prefix cache where one is wanted and the architecture can have one."""
+    if not isinstance(scorer, PRM) or not num_bytes or scorer.cache is not None:
+        return None
+    try:
+        return PrefixCache(scorer, num_bytes)
+    except ModelError:
+        return None
+
+
+def _longest(tree: EncodedTree) -> int:
+    return max((tree.path_tokens(node) for node in range(len(tree.ids))), default=0)
+
+
+@lru_cache(maxsize=64)
+def _with_system(family: Family, system: str) -> Family:
+    """The family with another system message; only for one that has such a setting."""
+    variant: Family = type(family)(
+        family.text.tokenizer, compat=family.compat, settings={**family.chosen, "system": system}
+    )
+    return variant
+
+
+@lru_cache(maxsize=64)
+def _step_tag(family: Family) -> int:
+    """The token that ends every step, where the family has one that does not depend on the step."""
+    tags: set[Any] = set()
+    for text, depth in (("one", 0), ("2", 1), ("and three", 2)):
+        ids, read = family.step_ids(text, depth)
+        tags.add(ids[read] if read == len(ids) - 1 else None)
+    if len(tags) != 1 or None in tags:
+        raise DataError(
+            f"the family {family.name!r} ends steps with no token of their own, so token ids and plain text cannot be "
+            "read; send messages, or problem and steps to /v1/steps",
+            reason="wrong-type",
+        )
+    (tag,) = tags
+    return int(tag)

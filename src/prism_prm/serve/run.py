@@ -1,0 +1,80 @@
+"""Serve PRMs: everything that can be refused is refused before anything heavy is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.errors import ConfigError, MissingExtraError
+from prism_prm.scorer.place import check_scorer
+from prism_prm.serve.keys import read_keys
+from prism_prm.serve.settings import ServeSettings
+from prism_prm.types import Say, silent
+
+if TYPE_CHECKING:
+    from prism_prm.protocol import Scorer
+
+PACKAGES = ("fastapi", "prometheus_client", "swagger_ui_bundle", "uvicorn")
+BACKLOG = 2048
+
+
+def serve_prms(
+    prms: Mapping[str, Scorer | str | Path],
+    settings: ServeSettings | None = None,
+    *,
+    loading: Mapping[str, Any] | None = None,
+    say: Say = silent,
+) -> int:
+    """Serve PRMs over HTTP until SIGTERM or Ctrl-C, which lets accepted requests finish.
+
+    Args:
+        prms: the name under which clients ask for it → a PRM, or its folder or hub id.
+        settings: address, keys and limits.
+        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+        say: called with each status message, e.g. `print`.
+
+    Returns:
+        How many requests were answered.
+
+    Raises:
+        PrismError: a PRM cannot be loaded, the address is taken, or a server for others has no keys.
+
+    Example:
+        >>> settings = ServeSettings(port=8000, cache_mb=1024)
+        >>> serve_prms({"mine": "my-prm"}, settings, say=print)  # doctest: +SKIP
+    """
+    settings = settings or ServeSettings()
+    if not prms:
+        raise ConfigError("there is no PRM to serve; name one with --prm")
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "serve")
+    keys = read_keys(settings)
+    for name, prm in prms.items():
+        if isinstance(prm, str | Path):
+            check_scorer(prm, loading, name)
+    with contextlib.closing(_listen(settings)) as listener:
+        from prism_prm.serve.server import make_server
+
+        server = make_server(prms, settings, keys, loading=loading, say=say)
+        address, port = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        say(f"Listening on http://{shown}:{port}; loading {', '.join(prms)}")
+        server.run(sockets=[listener])
+    if server.engine.failure is not None:
+        raise server.engine.failure
+    return server.server_state.total_requests
+
+
+def _listen(settings: ServeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {settings.host} --port {settings.port}: cannot listen there ({error.strerror}); name another"
+        ) from None

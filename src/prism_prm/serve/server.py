@@ -1,0 +1,153 @@
+"""The running server: listens at once, loads the models meanwhile, and on SIGTERM finishes what was accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from prism_prm.protocol import Scorer
+from prism_prm.scorer.load import open_prm
+from prism_prm.serve.app import build_app
+from prism_prm.serve.engine import Engine
+from prism_prm.serve.keys import KeyRing
+from prism_prm.serve.models import ServedModel
+from prism_prm.serve.settings import ServeSettings
+from prism_prm.types import Say, silent
+
+LINGER = 1.0
+"""Seconds in which a server that is done still answers with 503: clients and proxies learn that it goes."""
+SWITCH = 0.001
+"""Seconds that the model thread's Python code may keep the event loop from running; Python's own 5 ms add up."""
+KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept: longer than proxies keep theirs."""
+
+
+def make_server(
+    prms: Mapping[str, Scorer | str | Path],
+    settings: ServeSettings,
+    keys: KeyRing,
+    *,
+    loading: Mapping[str, Any] | None = None,
+    say: Say = silent,
+) -> DrainingServer:
+    """A server that is not running yet."""
+
+    def load() -> Sequence[ServedModel]:
+        size = int(settings.cache_mb * 1e6)
+        return [ServedModel(name, open_prm(prm, loading, name), size) for name, prm in prms.items()]
+
+    sys.setswitchinterval(SWITCH)
+    engine = Engine(load, settings)
+    config = uvicorn.Config(
+        build_app(engine, keys),
+        http=_hurried(settings.client_seconds),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        limit_concurrency=_most_connections(),
+    )
+    return DrainingServer(config, engine, say)
+
+
+def _most_connections() -> int:
+    """How many connections there may be: as many as the system allows files, within reason, and some less."""
+    least, most = 256, 8192
+    try:
+        import resource
+    except ImportError:  # Windows
+        return least
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(least, wanted - least)
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that on its first signal finishes what was accepted, and on its second ends at once."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, say: Say = silent) -> None:
+        super().__init__(config)
+        self.engine, self.say = engine, say
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and to load."""
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        await self.engine.loaded()
+        if self.engine.failure is not None:
+            self.should_exit = True
+        else:
+            self.say(f"Ready: {', '.join(self.engine.models)}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Uvicorn's own would stop listening at once, and raise the signal again in the end."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.stop)
+        else:
+            self.should_exit = True
+
+    def stop(self) -> None:
+        """Finish what was accepted, then end; called again, end at once."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._drain())
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        self.say("Finishing accepted requests; a second signal ends at once")
+        await self.engine.drain()
+        await asyncio.sleep(LINGER)
+        self.should_exit = True
+
+
+def _hurried(seconds: float) -> type[H11Protocol]:
+    """Uvicorn's protocol, which gives a client this long for the head of a request: it has no limit of its own."""
+
+    class Hurried(H11Protocol):
+        head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self.head_timer is not None:
+                self.head_timer.cancel()
+            super().connection_lost(exc)
+
+        def _watch_head(self) -> None:
+            """While no request is being answered, a timer runs from its first byte on."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                if self.head_timer is not None:
+                    self.head_timer.cancel()
+                self.head_timer = None
+            elif self.head_timer is None:
+                self.head_timer = self.loop.call_later(seconds, self._give_up)
+
+        def _give_up(self) -> None:
+            self.head_timer = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return Hurried

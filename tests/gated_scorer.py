@@ -1,0 +1,40 @@
+"""A scorer that waits to be let through, so that tests decide what is in flight."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from prism_prm.errors import DataError
+from prism_prm.records import StepTree
+from prism_prm.scorer import TreeScores
+
+
+class GatedScorer:
+    """Gives every step the log-odds of its text's length; a problem "bad" is an error, "broken" one of ours."""
+
+    outputs = ("correct",)
+    context = 1000
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.calls: list[list[StepTree]] = []
+
+    def identity(self) -> str:
+        return "gated"
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return len(tree.problem) + sum(len(step.text) for step in tree.nodes)
+
+    def score_trees(self, trees: Sequence[StepTree], wanted: Any = None, **_: Any) -> list[TreeScores]:  # noqa: ARG002
+        self.calls.append(list(trees))
+        assert self.open.wait(60)
+        if any(tree.problem == "bad" for tree in trees):
+            raise DataError("a bad problem")
+        if any(tree.problem == "broken" for tree in trees):
+            raise ZeroDivisionError("".join(["a sec", "ret"]))
+        return [TreeScores(self.outputs, np.array([[float(len(step.text))] for step in tree.nodes])) for tree in trees]

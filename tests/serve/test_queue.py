@@ -1,0 +1,245 @@
+"""The queue: batches, limits, deadlines, clients that hang up, errors of one item, loading and draining."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from gated_scorer import GatedScorer
+from serving_prms import Running, running, until
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as found:
+        yield found
+
+
+def ask(server: Running, problem: str, *steps: str) -> httpx.Response:
+    return httpx.post(
+        f"{server.url}/v1/steps", json={"items": [{"problem": problem, "steps": list(steps)}]}, timeout=60
+    )
+
+
+def waiting(server: Running, pool: ThreadPoolExecutor, *problems: str) -> list[Future[httpx.Response]]:
+    """Requests that are in the queue, in this order."""
+    asked = []
+    for problem in problems:
+        before = server.server.engine._tokens
+        asked.append(pool.submit(ask, server, problem, "step", f"of {problem}"))
+        until(lambda before=before: server.server.engine._tokens > before)
+    return asked
+
+
+def test_requests_in_flight_become_one_batch(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        scorer.open.clear()
+        first = waiting(server, pool, "first")
+        until(lambda: scorer.calls)
+        rest = waiting(server, pool, "a", "b", "a")
+        scorer.open.set()
+        assert [one.result().status_code for one in first + rest] == [200] * 4
+        assert [[tree.problem for tree in trees] for trees in scorer.calls] == [["first"], ["a", "b"]]
+        assert server.metric("prism_batch_items_count") == 2
+        assert server.metric("prism_batch_items_sum") == 4
+
+
+def test_without_batching_every_item_is_scored_alone() -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, batch_items=1) as server:
+        answer = server.steps(*({"problem": "p", "steps": ["x" * n]} for n in (1, 2, 3)))
+        assert [len(item["probabilities"]) for item in answer["items"]] == [1, 1, 1]
+        assert [len(trees) for trees in scorer.calls] == [1, 1, 1]
+
+
+def test_batches_have_a_limit_of_tokens() -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, batch_tokens=10) as server:
+        server.steps(
+            *({"problem": f"p{n}", "steps": ["four"]} for n in range(3)), {"problem": "long", "steps": ["x" * 99]}
+        )
+        assert [len(trees) for trees in scorer.calls] == [1, 1, 1, 1]
+
+
+def test_models_take_turns() -> None:
+    one, two = GatedScorer(), GatedScorer()
+    with running({"one": one, "two": two}) as server:
+        body = {"items": [{"problem": "p", "steps": ["s"]}]}
+        assert server.post("/v1/steps", body).status_code == 400, "which of them?"
+        assert server.post("/v1/steps", body | {"model": "two"}).status_code == 200
+        assert server.post("/v1/steps", body | {"model": "three"}).status_code == 404
+        assert (len(one.calls), len(two.calls)) == (0, 1)
+
+
+def test_too_many_requests(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, max_requests=2) as server:
+        scorer.open.clear()
+        accepted = waiting(server, pool, "a", "b")
+        refused = ask(server, "c", "s")
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"]["code"] == 429
+        assert "2 requests are waiting already" in refused.json()["error"]["message"]
+        scorer.open.set()
+        assert [one.result().status_code for one in accepted] == [200, 200]
+        assert ask(server, "c", "s").status_code == 200, "it recovers at once"
+        assert server.metric('prism_requests_total{route="/v1/steps",status="429"}') == 1
+
+
+def test_too_many_tokens(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, max_tokens=175) as server:
+        assert ask(server, "c" * 175, "s").status_code == 413, "it would never fit"
+        scorer.open.clear()
+        accepted = waiting(server, pool, "a" * 80)
+        refused = ask(server, "b" * 10, "s")
+        assert refused.status_code == 429
+        assert "tokens are waiting" in refused.json()["error"]["message"]
+        scorer.open.set()
+        assert accepted[0].result().status_code == 200
+        assert server.metric("prism_waiting_tokens") == 0
+
+
+def test_what_would_not_be_answered_in_time_is_refused(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, deadline=30.0) as server:
+        scorer.open.clear()
+        accepted = waiting(server, pool, "a" * 80)
+        server.server.engine._rate = 2.0  # what waits takes more than a minute
+        refused = ask(server, "b", "s")
+        assert refused.status_code == 429
+        assert "before its deadline" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) > 10
+        scorer.open.set()
+        assert accepted[0].result().status_code == 200
+
+
+def test_a_deadline_is_answered() -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, deadline=0.3) as server:
+        scorer.open.clear()
+        late = ask(server, "a", "s")
+        scorer.open.set()
+        assert late.status_code == 504
+        assert "within 0.3 seconds" in late.json()["error"]["message"]
+
+
+def test_a_request_past_its_deadline_costs_nothing(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        scorer.open.clear()
+        first = waiting(server, pool, "a")
+        until(lambda: scorer.calls)
+        late = waiting(server, pool, "b")
+        (job,) = server.server.engine._queue.values()
+        job.deadline = 0.0
+        scorer.open.set()
+        assert first[0].result().status_code == 200
+        assert ask(server, "c", "s").status_code == 200
+        assert [tree.problem for trees in scorer.calls for tree in trees] == ["a", "c"]
+        loop = server.server._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(job.future.set_exception, TimeoutError())  # as it would in half a minute
+        assert late[0].result().status_code == 504
+
+
+def test_a_client_that_hangs_up_costs_nothing(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        scorer.open.clear()
+        first = waiting(server, pool, "a")
+        body = b'{"items": [{"problem": "gone", "steps": ["s"]}]}'
+        head = f"POST /v1/steps HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n".encode()
+        head += b"Content-Type: application/json\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+            connection.sendall(head + body)
+            until(lambda: server.server.engine.num_requests == 2)
+        until(lambda: server.server.engine.num_requests == 1)
+        scorer.open.set()
+        assert first[0].result().status_code == 200
+        assert [tree.problem for trees in scorer.calls for tree in trees] == ["a"]
+        assert server.metric('prism_requests_total{route="/v1/steps",status="499"}') == 1
+
+
+def test_one_items_error_is_not_anothers(pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        scorer.open.clear()
+        first = waiting(server, pool, "first")
+        until(lambda: scorer.calls)
+        asked = waiting(server, pool, "good", "bad", "broken", "fine")
+        scorer.open.set()
+        assert [one.result().status_code for one in first + asked] == [200, 200, 400, 500, 200]
+        assert asked[1].result().json()["error"]["message"] == "a bad problem"
+    assert "ZeroDivisionError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_nothing_is_taken_while_models_load() -> None:
+    go = threading.Event()
+    scorer = GatedScorer()
+
+    class Slow(dict[str, Any]):
+        def items(self) -> Any:
+            assert go.wait(60)
+            return super().items()
+
+    with running(Slow(m=scorer), wait=False) as server:
+        assert server.client.get("/health").status_code == 200
+        assert server.client.get("/ready").status_code == 503
+        refused = ask(server, "p", "s")
+        assert refused.status_code == 503
+        assert "loaded" in refused.json()["error"]["message"]
+        go.set()
+        until(lambda: server.server.engine.is_ready)
+        assert server.client.get("/ready").status_code == 200
+        assert ask(server, "p", "s").status_code == 200
+
+
+def test_draining_finishes_what_was_accepted(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism_prm.serve.server.LINGER", 0.0)
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        scorer.open.clear()
+        accepted = waiting(server, pool, "a", "b")
+        loop = server.server._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(server.server.stop)
+        until(lambda: server.server.engine.is_draining)
+        refused = ask(server, "c", "s")
+        assert refused.status_code == 503
+        assert refused.headers["connection"] == "close"
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        scorer.open.set()
+        assert [one.result().status_code for one in accepted] == [200, 200]
+        until(lambda: server.server.should_exit)
+
+
+def test_slow_clients_are_let_go() -> None:
+    """Neither a head nor a body may come forever."""
+    with running({"m": GatedScorer()}, client_seconds=0.3) as server:
+        port = int(server.url.rpartition(":")[2])
+        head = b"POST /v1/steps HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
+        for sent, answer in ((b"", b""), (b"POST /v1/st", b""), (head, b"HTTP/1.1 408")):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                connection.sendall(sent)
+                assert connection.recv(12) == answer
+        assert ask(server, "p", "s").status_code == 200
+
+
+def test_bodies_have_a_limit() -> None:
+    with running({"m": GatedScorer()}, max_body=1000) as server:
+        assert ask(server, "p" * 900, "s").status_code == 200
+        assert ask(server, "p" * 1000, "s").status_code == 413
+        chunks = (b"x" * 300 for _ in range(10))
+        answer = httpx.post(f"{server.url}/v1/steps", content=chunks)
+        assert answer.status_code == 413, "also if no length is given"

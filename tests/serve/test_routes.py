@@ -1,0 +1,195 @@
+"""Every route gives the scores that the same PRM gives in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from prism_prm import PRM, StepTree, solution_score
+from prism_prm.records import Step
+from serving_prms import Running, running
+
+PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=3", "3-1=2", "#### 2"]
+SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+FAMILIES = [
+    ("qwen", "qwen2"), ("token-classification", "llama"), ("math-shepherd", "mistral"), ("rlhflow", "llama"),
+    ("skywork", "qwen2"), ("reasoneval", "mistral"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(prms: dict[str, Any]) -> Iterator[Running]:
+    with running(prms) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def families(tiny_prm: Callable[..., Any]) -> Iterator[tuple[Running, dict[str, PRM]]]:
+    """A server with a PRM of each family, in 64 bits, so that scores can be compared closely."""
+    made = {family: tiny_prm(family, kind) for family, kind in FAMILIES}
+    with running(made) as found:
+        yield found, made
+
+
+def chat(problem: str, steps: list[str], system: str | None = SYSTEM) -> list[dict[str, str]]:
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    said = "".join(f"{step}<extra_0>" for step in steps)
+    return [*turns, {"role": "user", "content": problem}, {"role": "assistant", "content": said}]
+
+
+@pytest.mark.parametrize("family", [family for family, _ in FAMILIES])
+def test_messages_of_every_family(family: str, families: tuple[Running, dict[str, PRM]]) -> None:
+    """`<extra_0>` separates steps whatever the family, whose own encoding then applies."""
+    server, made = families
+    steps = ["Let x be 1.", "Then x + 2 = 3,", "so the answer is 3."]
+    answer = server.post("/pooling", {"model": family, "messages": chat("What is x + 2?", steps)}).json()
+    assert answer["object"] == "list"
+    assert answer["model"] == family
+    rows = np.array(answer["data"][0]["data"])
+    expected = made[family].score("What is x + 2?", steps)
+    assert rows[:, 1] == pytest.approx(expected, abs=1e-9)
+    assert rows.sum(axis=1) == pytest.approx(np.ones(3))
+    tokens = made[family].count_tokens(StepTree.chain("What is x + 2?", steps))
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == tokens
+
+
+@pytest.mark.parametrize("family", [family for family, _ in FAMILIES])
+def test_steps_of_every_family(family: str, families: tuple[Running, dict[str, PRM]]) -> None:
+    server, made = families
+    prm = made[family]
+    tree = StepTree(0, "x?", tuple(map(Step, ["Let x be 1.", "x = 2", "so 3", "so 4"])), (-1, -1, 0, 0), ())
+    items = [{"problem": "x?", "steps": ["Let x be 1.", "so 3"]}]
+    items += [{"problem": "x?", "nodes": [step.text for step in tree.nodes], "parents": list(tree.parents)}]
+    answer = server.steps(*items, model=family)
+    (scores,) = prm.score_trees([tree])
+    chain, branches = answer["items"]
+    assert branches["probabilities"] == pytest.approx(scores.probability.tolist(), abs=1e-9)
+    for row, values in zip(branches["log_odds"], scores.log_odds_NO.tolist(), strict=True):
+        assert row == pytest.approx(dict(zip(prm.outputs, values, strict=True)), abs=1e-7)
+    assert chain["probabilities"] == pytest.approx([branches["probabilities"][i] for i in (0, 2)], abs=1e-9)
+    assert chain["score"] == pytest.approx(prm.solution_score("x?", ["Let x be 1.", "so 3"]), abs=1e-9)
+    assert chain["leaves"] is None
+    assert [leaf["node"] for leaf in branches["leaves"]] == [1, 2, 3]
+    assert branches["leaves"][1]["score"] == pytest.approx(chain["score"], abs=1e-9)
+    assert answer["model_hash"] == prm.model_hash()
+    assert answer["aggregator"] == prm.card.aggregator
+
+
+def test_token_ids_and_text_as_vllm_takes_them(families: tuple[Running, dict[str, PRM]]) -> None:
+    server, made = families
+    prm = made["qwen"]
+    encoded = prm.encode_tree(StepTree.chain("What?", ["Let x be 1.", "so 3"]))
+    ids = [*encoded.prompt, *(token for step in encoded.ids for token in step)]
+    expected = prm.score("What?", ["Let x be 1.", "so 3"])
+    body = {"model": "qwen", "task": "token_classify", "add_special_tokens": False}
+    text = prm.tokenizer.decode(ids)
+    for given in ([ids, ids[:-1]], [text]):
+        answer = server.post("/pooling", body | {"input": given}).json()
+        assert np.array(answer["data"][0]["data"])[:, 1] == pytest.approx(expected, abs=1e-9)
+    (whole, cut) = server.post("/pooling", body | {"input": [ids, ids[:-1]]}).json()["data"]
+    assert len(whole["data"]) == 2
+    assert cut["data"] == whole["data"][:1], "the last step has no tag"
+    (only,) = server.post("/pooling", body | {"input": ids}).json()["data"]
+    assert only == whole
+    assert server.post("/pooling", body | {"input": [[5, 6]]}).json()["data"][0]["data"] == []
+
+
+def test_a_system_message_of_the_client(families: tuple[Running, dict[str, PRM]]) -> None:
+    """A family that lays one out takes the client's; others leave it out, as their layout does."""
+    server, made = families
+    qwen = made["qwen"]
+    other = type(qwen.family)(qwen.tokenizer, settings={"system": "Be brief."})
+    before = qwen.family
+    qwen.family = other
+    expected = qwen.score("x?", ["so 3"])
+    qwen.family = before
+    answers = {
+        system: server.post("/pooling", {"model": "qwen", "messages": chat("x?", ["so 3"], system)}).json()
+        for system in ("Be brief.", SYSTEM, None)
+    }
+    found = {system: answer["data"][0]["data"][0][1] for system, answer in answers.items()}
+    assert found["Be brief."] == pytest.approx(expected[0], abs=1e-9)
+    assert found[SYSTEM] == found[None] == pytest.approx(qwen.score("x?", ["so 3"])[0], abs=1e-9)
+    assert found[None] != found["Be brief."]
+
+
+def test_steps_and_what_is_said_of_them(server: Running, prms: dict[str, Any]) -> None:
+    answer = server.steps({"problem": PROBLEM, "steps": STEPS}, model="owner/prism")
+    prm = prms["owner/prism"]
+    (item,) = answer["items"]
+    assert item["probabilities"] == pytest.approx(prm.score(PROBLEM, STEPS), abs=1e-5)
+    assert item["first_error"] == 1
+    assert item["score"] == pytest.approx(solution_score(item["probabilities"], prm.card.aggregator))
+    assert item["too_long"] == []
+    assert item["tokens"] == prm.count_tokens(StepTree.chain(PROBLEM, STEPS)) == answer["usage"]["total_tokens"]
+    assert answer["threshold"] == prm.card.threshold
+
+
+def test_get_reward_as_openrlhf_asks(server: Running, prms: dict[str, Any]) -> None:
+    prompt = f"<|im_start|>user\n{PROBLEM}<|im_end|>\n<|im_start|>assistant\n"
+    body = {
+        "query": [prompt + "\n\n".join(STEPS) + "<|im_end|>", prompt],
+        "prompts": [prompt] * 2,
+        "labels": ["2", "2"],
+    }
+    answer = server.post("/get_reward?model=owner/prism", body).json()
+    assert answer["rewards"] == pytest.approx([prms["owner/prism"].solution_score(PROBLEM, STEPS), 0.0], abs=1e-6)
+    assert answer["scores"] == answer["rewards"]
+    assert answer["extra_logs"] == {"steps": [4.0, 0.0], "has_error": [1.0, 0.0]}
+
+
+def test_models_health_version_and_metrics(server: Running, prms: dict[str, Any]) -> None:
+    from prism_prm import __version__
+
+    (base, prism) = server.client.get("/v1/models").json()["data"]
+    assert [base["id"], prism["id"]] == ["base", "owner/prism"]
+    assert prism["model_hash"] == prms["owner/prism"].model_hash()
+    assert prism["identity"] == prms["owner/prism"].identity()
+    assert prism["max_model_len"] == prms["owner/prism"].context
+    assert server.client.get("/health").json() == {"status": "ok"}
+    assert server.client.get("/ready").json() == {"status": "ready"}
+    assert server.client.get("/version").json() == {"version": __version__}
+    page = server.client.get("/metrics").text
+    assert 'prism_requests_total{route="/version",status="200"} 1.0' in page
+
+
+def test_the_page_of_the_api_needs_no_network(server: Running) -> None:
+    page = server.client.get("/docs").text
+    assert "http" not in page.replace("http-equiv", "")
+    for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"):
+        assert f"docs/files/{name}" in page
+        assert server.client.get(f"/docs/files/{name}").status_code == 200
+    schema = server.client.get("/openapi.json").json()
+    assert set(schema["paths"]) == {
+        "/health", "/ready", "/version", "/metrics", "/v1/models", "/pooling", "/v1/steps", "/get_reward",
+    }  # fmt: skip
+    assert sorted(schema["paths"]["/v1/steps"]["post"]["responses"]) == ["200", "400", "413", "429", "503", "504"]
+
+
+def test_a_scorer_that_is_no_prm() -> None:
+    """Critics and remote PRMs are served through the protocol alone; requests of one problem are one tree."""
+    from prism_prm.world.scorer import OracleScorer
+
+    class Counting(OracleScorer):
+        trees: ClassVar[list[StepTree]] = []
+
+        def score_trees(self, trees: Any, wanted: Any = None, **more: Any) -> Any:
+            self.trees += trees
+            return super().score_trees(trees, wanted, **more)
+
+        def count_tokens(self, tree: StepTree) -> int:
+            return len(tree.nodes)
+
+    oracle = Counting(7)
+    with running({"oracle": oracle}) as server:
+        both = [{"problem": PROBLEM, "steps": STEPS}, {"problem": PROBLEM, "steps": ["1+1=2", "2+2=4"]}]
+        first, second = server.steps(*both)["items"]
+        assert [round(p) for p in first["probabilities"]] == [1, 0, 1, 1]
+        assert [round(p) for p in second["probabilities"]] == [1, 1]
+        assert [len(tree.nodes) for tree in oracle.trees] == [5], "the first step is shared"
+        refused = server.post("/pooling", {"input": [[1, 2]]})
+        assert refused.status_code == 400
+        assert "takes messages and steps" in refused.json()["error"]["message"]

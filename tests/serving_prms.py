@@ -1,0 +1,91 @@
+"""Real servers of ours on loopback ports: in a thread, or in a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+
+from prism_prm import example_folder
+from prism_prm.serve.keys import KeyRing
+from prism_prm.serve.server import DrainingServer, make_server
+from prism_prm.serve.settings import ServeSettings
+
+
+class Running:
+    """A server that runs, and a client of it."""
+
+    def __init__(self, server: DrainingServer, url: str, client: httpx.Client) -> None:
+        self.server, self.url, self.client = server, url, client
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return self.client.post(path, json=body, **more)
+
+    def steps(self, *items: Any, model: str | None = None, **more: Any) -> dict[str, Any]:
+        answer = self.post("/v1/steps", {"items": list(items)} | ({"model": model} if model else {}), **more)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def metric(self, line: str) -> float:
+        """The value in a line of /metrics that begins so; 0 without one."""
+        lines = self.server.engine.metrics.page().decode().splitlines()
+        return next((float(found.rpartition(" ")[2]) for found in lines if found.startswith(f"{line} ")), 0.0)
+
+
+@contextlib.contextmanager
+def running(
+    prms: Mapping[str, Any], keys: tuple[str, ...] = (), *, wait: bool = True, **settings: Any
+) -> Iterator[Running]:
+    """A server that has loaded its models, unless told not to wait for that."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = make_server(prms, ServeSettings(**settings), KeyRing(list(keys)))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
+    thread.start()
+    with httpx.Client(base_url=url, timeout=60) as client:
+        until(lambda: server.started and (not wait or server.engine.is_ready))
+        yield Running(server, url, client)
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def until(done: Any, seconds: float = 60.0) -> None:
+    """Wait for something that must happen."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def command(*options: str, prm: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process of `prism serve` with an example PRM, or the one named, and its address."""
+    line = [sys.executable, "-m", "prism_prm", "serve", "--prm", prm or f"m={example_folder('prism')}", *options]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            found = re.search(r"http://\S+:\d+", process.stderr.readline())
+            assert found is not None
+            yield process, found[0]
+        finally:
+            process.kill()
+
+
+def wait_ready(url: str) -> None:
+    for _ in range(1200):
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError("it was never ready")
