@@ -7,7 +7,7 @@ problem and prefix again. Both sides label the same problems with the same noise
 The policy is a small random Qwen2 model over single characters, about 30 of which make a step, with problems of 150.
 Random texts would end anywhere, so here all run to the limit on tokens.
 
-Run: python benchmarks/label.py [--problems 2] [--rollouts 8] [--parts]
+Run: python benchmarks/label.py [--problems 1] [--rollouts 4] [--parts]
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Unshared(OneByOne):
 
 def main() -> None:
     parser = options(__doc__, repeats=3)
-    parser.add_argument("--problems", type=int, default=2)
-    parser.add_argument("--rollouts", type=int, default=8)
+    parser.add_argument("--problems", type=int, default=1)
+    parser.add_argument("--rollouts", type=int, default=4)
     parser.add_argument("--alternatives", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)

@@ -22,6 +22,7 @@ from typing import Any
 
 CASES: dict[str, dict[str, Any]] = {
     "small": {"hidden": 256, "layers": 4},
+    "between": {"hidden": 384, "layers": 6},
     "middle": {"hidden": 512, "layers": 8},
     "large": {"hidden": 768, "layers": 10},
     "middle, checkpointing": {"hidden": 512, "layers": 8, "gradient_checkpointing": True},
@@ -131,7 +132,11 @@ def main() -> None:
     for name in sys.argv[1:] or CASES:
         found = run_case(name)
         numbers = (found["parameters"] / 1e6, found["tokens"], found["measured"] / 1e6, found["predicted"] / 1e6)
-        cells = ["{hidden}, {layers} layers".format(**CASES[name]), *(f"{one:,.0f}" for one in numbers)]
+        cells = [
+            "{hidden}, {layers} layers".format(**CASES[name]),
+            f"{numbers[0]:.1f}",
+            *(f"{one:,.0f}" for one in numbers[1:]),
+        ]
         print(f"| {name}: hidden {' | '.join(cells)} | {found['predicted'] / found['measured']:.2f} |", flush=True)
 
 

@@ -182,9 +182,7 @@ def test_a_family_of_a_package(
     with pytest.raises(ConfigError, match=r"my_package.family:Mine has no file of its own"):
         find_family("mine")
     shutil.rmtree(site)
-    with pytest.raises(
-        ConfigError, match=r"prm/prism.json: Unknown family 'mine'\. Known: qwen, .*reasoneval; or one of"
-    ):
+    with pytest.raises(ConfigError, match=r"prm/prism.json: Unknown family 'mine'\. Known: qwen, .*verdict; or one of"):
         load_prm(here / "prm")
 
 

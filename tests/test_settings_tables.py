@@ -28,6 +28,7 @@ def with_tables(page: str) -> str:
 def test_there_are_tables() -> None:
     expected = {
         "code.md",
+        "critics.md",
         "evaluation.md",
         "grpo.md",
         "labels.md",

@@ -127,6 +127,8 @@ FAMILY_MODELS = [
     ("rlhflow", "llama"),
     ("skywork", "qwen2"),
     ("reasoneval", "mistral"),
+    ("verdict", "qwen2"),
+    ("verdict", "llama"),
 ]
 """(family, architecture): the published ones, and some that `init_prm` makes possible."""
 

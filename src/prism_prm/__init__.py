@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from prism_prm.aggregate import solution_score as solution_score
     from prism_prm.answers import Judge as Judge
     from prism_prm.answers import extract_answer as extract_answer
+    from prism_prm.critics.load import open_critic as open_critic
+    from prism_prm.critics.settings import CriticSettings as CriticSettings
     from prism_prm.data import ReadOptions as ReadOptions
     from prism_prm.data import read_trees as read_trees
     from prism_prm.data.plain_solutions import split_steps as split_steps
@@ -83,6 +85,7 @@ __version__ = "0.2.0"
 _EXPORTS = {
     "Cluster": "prism_prm.planning.gpus",
     "ConfigError": "prism_prm.errors",
+    "CriticSettings": "prism_prm.critics.settings",
     "DataError": "prism_prm.errors",
     "EvalSettings": "prism_prm.evaluation.evaluate",
     "GrpoRecipe": "prism_prm.rl.recipe",
@@ -131,6 +134,7 @@ _EXPORTS = {
     "lookahead_pairs": "prism_prm.pairs",
     "majority_vote": "prism_prm.rerank",
     "measure_margins": "prism_prm.training.margins",
+    "open_critic": "prism_prm.critics.load",
     "open_policy": "prism_prm.policies",
     "plan_run": "prism_prm.planning.pipeline",
     "read_benchmark": "prism_prm.evaluation.benchmarks",

@@ -27,7 +27,9 @@ def split_name(given: str) -> tuple[str, str]:
 
 
 def own_name(place: str) -> str:
-    """The last part of a path or hub id; of `.` and `..` that of the folder they stand for."""
+    """The last part of a path or hub id; of `.` and `..` that of the folder they stand for; `critic` for a critic."""
+    if place.startswith("critic:"):
+        return "critic"
     last = Path(place).name
     return last if last not in ("", "..") else Path(place).resolve().name or place
 

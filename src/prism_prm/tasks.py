@@ -116,7 +116,9 @@ class Task:
         ]
         coded = [problem.tests for problem in self.problems if problem.tests is not None]
         if bare := sum(not tests.public for tests in coded):
-            found.append(f"{bare:,} of {len(coded):,} code problems have no public tests: their programs cast no vote.")
+            found.append(
+                f"{bare:,} of {len(coded):,} code problems have no public tests: votes cannot tell programs apart."
+            )
         if unread := sum(tests.num_unread for tests in coded):
             found.append(f"{unread:,} tests of {self.name} cannot be read as arguments and a value, and are not used.")
         return found

@@ -14,7 +14,7 @@ from prism_prm.evaluation.benchmarks import ItemSet, read_benchmark
 from prism_prm.evaluation.benchmarks.processbench import read_processbench
 from prism_prm.evaluation.judged_steps import Steps, read_steps, write_steps
 from prism_prm.evaluation.scores import steps_from_predictions, steps_from_table
-from prism_prm.scorer.protocol import TreeScores
+from prism_prm.protocol import TreeScores
 from prism_prm.scorer.table import table_of_trees
 
 

@@ -24,9 +24,9 @@ from prism_prm.lm.place import base_of
 from prism_prm.pools import read_pool
 from prism_prm.prms.card import read_card
 from prism_prm.prms.place import read_run
+from prism_prm.protocol import TreeScores
 from prism_prm.records import StepPair, StepTree
 from prism_prm.resume import Journal, is_made_for, once
-from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.scorer.table import read_scores, scores_of_trees, table_of_trees
 from prism_prm.tables import check_split, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees

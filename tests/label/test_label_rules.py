@@ -86,11 +86,22 @@ def test_stopping_where_the_label_is_certain_changes_no_label(value: float, per_
     settings = LabelSettings(rollouts=8, rule="any", per_round=per_round)
     plain = expected(value, settings)
     for method in ("binary", "adaptive"):  # a positive share of rollouts is certain, and nothing else is ever decided
-        found = expected(value, LabelSettings(method=method, rollouts=8, rule="any", per_round=per_round))  # type: ignore[arg-type]
+        found = expected(value, LabelSettings(method=method, rollouts=8, rule="any", per_round=per_round))
         assert found.right == pytest.approx(plain.right) == pytest.approx(1 - (1 - value) ** 8)
         assert found.rollouts < 8
     if per_round == 1:  # the first success ends it: a geometric number, cut at 8
         assert found.rollouts == pytest.approx((1 - (1 - value) ** 8) / value)
+
+
+@pytest.mark.parametrize(("rule", "most"), [("any", 8), ("any", 16), ("any", 32), ("half", 16), ("half", 32)])
+def test_adaptive_needs_at_most_half_of_the_rollouts_for_the_same_labels(rule: str, most: int) -> None:
+    """Seven right steps in ten of value 0.9, wrong ones of 0.03: about what the embedded world has."""
+    ways = [LabelSettings(method=method, rollouts=most, rule=rule) for method in ("monte-carlo", "adaptive")]
+    right, wrong = ([expected(value, way) for way in ways] for value in (0.9, 0.03))
+    spent = [0.7 * a.rollouts + 0.3 * b.rollouts for a, b in zip(right, wrong, strict=True)]
+    accuracy = [0.7 * a.right + 0.3 * (1 - b.right) for a, b in zip(right, wrong, strict=True)]
+    assert spent[1] < 0.5 * spent[0]
+    assert accuracy[1] == pytest.approx(accuracy[0], abs=0.002)
 
 
 def test_bisection_by_hand() -> None:

@@ -129,8 +129,8 @@ def test_log_likelihoods_come_from_the_server_or_are_missed() -> None:
     with serve(lambda _: said("a\n\n", logprobs={"token_logprobs": [None, -1.5, -0.25]})) as (url, asked):
         assert write(url, log_likelihood=True)[0].log_likelihood == -1.75
     assert asked[0]["logprobs"] == 1
-    own = {"content": [{"token": "a", "logprob": -1.5}, {"token": "b", "logprob": -0.25}]}
-    with serve(lambda _: said("a\n\n", logprobs=own)) as (url, _):  # as llama.cpp gives them
+    llama_cpp = {"content": [{"token": "a", "logprob": -1.5}, {"token": "\n\n", "logprob": -0.25}]}
+    with serve(lambda _: said("a\n\n", logprobs=llama_cpp)) as (url, _):
         assert write(url, log_likelihood=True)[0].log_likelihood == -1.75
     with serve(lambda _: said("a\n\n", logprobs=None)) as (url, _), pytest.raises(PolicyError, match="--prm-weight 1"):
         write(url, log_likelihood=True)
@@ -149,6 +149,8 @@ def test_log_likelihoods_come_from_the_server_or_are_missed() -> None:
         (said("a", logprobs={"token_logprobs": [float("nan")]}), "log-probability nan is not a finite number"),
         (said("a", logprobs={"token_logprobs": [True]}), "log-probability True is not a finite number"),
         (said("a", logprobs={"token_logprobs": "none"}), "log-probability none is not a finite number"),
+        (said("a", logprobs={"content": [{"logprob": "much"}]}), "log-probability much is not a finite number"),
+        (said("a", logprobs={"content": [{"token": "a"}]}), "log-probability {'token': 'a'} is not a finite number"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_asked_for_again(wrong: Answer, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from prism_prm import PRMReward, init_prm, read_trees
 from prism_prm.cli import app
 from prism_prm.data.problem_records import problem_of
 from prism_prm.graders import TaskGrader
+from prism_prm.label.judging import by_answer
+from prism_prm.pools import Pool, PoolProblem, Solution
+from prism_prm.protocol import TreeScores
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 from prism_prm.rl.held_out import AnswerGold
 from prism_prm.rl.held_out import Written as Whole
 from prism_prm.rl.pipeline import AnswerReward
-from prism_prm.scorer.protocol import TreeScores
 
 RIGHT, LUCKY, WRONG, CRASH = "print(2 * int(input()))", "print(4)", "print(5)", "print(4); 1 / 0"
 """`LUCKY` passes the public test (2 → 4), and no hidden one."""
@@ -66,6 +69,18 @@ def test_reranking_a_code_pool(tmp_path: Path, task: Path) -> None:
     assert "public tests first" in (tmp_path / "out" / "report.md").read_text()
     again = rerank_pool(tmp_path / "pool.jsonl", tmp_path / "out", task=str(task), settings=settings)
     assert again.graded.grades == results.graded.grades, "grades are kept"
+
+
+def test_right_programs_that_crash_on_a_public_test(tmp_path: Path) -> None:
+    """They are right, and cast no vote."""
+    tests = problem_of({**OWN, "public_tests": [{"input": "x", "output": "4"}]}).tests
+    assert tests is not None
+    problem = replace(DOUBLE, tests=replace(tests, judged_on_public=False))
+    pool = Pool((PoolProblem(problem, (Solution((fenced(RIGHT),), fenced(RIGHT)),) * 2),))
+    results = rerank_pool(pool, tmp_path / "out", settings=RerankSettings(num_draws=10, workers=1))
+    assert [(grade.correct, grade.group) for grade in results.graded.grades[0]] == [(True, -1)] * 2
+    assert [point.value for point in results.curve("majority").points] == [0.0, 0.0]
+    assert [point.value for point in results.curve("public-tests").points] == [1.0, 1.0]
 
 
 def test_no_selector_sees_a_hidden_test(tmp_path: Path) -> None:
@@ -120,6 +135,8 @@ def test_rewards_for_programs() -> None:
     reward.close()
     with TaskGrader(workers=1) as grader:
         assert AnswerReward(grader)([DOUBLE.text] * 3, texts, [reference] * 3) == [1.0, 0.0, 0.0]
+        judge = by_answer(grader)  # as `prism label` judges rollouts
+        assert judge([(DOUBLE, text) for text in texts]) == [True, False, False]
         rows = [{"problem": DOUBLE.text, "answer": reference, "tolerance": 0.0}] * 3
         truth = AnswerGold(grader)(rows, [Whole(text, (1,), True) for text in texts])
         assert truth.right["answer"] == [True, False, False]

@@ -260,6 +260,6 @@ def test_a_task_says_what_it_lacks(tmp_path: Path) -> None:
     bare = {**HUMANEVAL, "prompt": "def half(x):\n    '''Half of x.'''\n"}
     path.write_text("".join(json.dumps(record) + "\n" for record in (HUMANEVAL, bare)))
     assert load_task("humaneval", path).notes() == [
-        "1 of 2 code problems have no public tests: their programs cast no vote.",
+        "1 of 2 code problems have no public tests: votes cannot tell programs apart.",
         "2 tests of humaneval cannot be read as arguments and a value, and are not used.",
     ]

@@ -96,3 +96,13 @@ def test_a_wrong_answer_may_share_a_group_with_a_right_one() -> None:
     groups, correct = np.array([0, 0]), np.array([True, False])
     assert voted(groups, correct, np.array([0.9, 0.1]), [1, 2], all_orders(2)) == pytest.approx([0.5, 1.0])
     assert voted(groups, correct, np.ones(2), [1, 2], all_orders(2)) == pytest.approx([0.5, 0.5])
+
+
+def test_a_right_solution_without_a_vote_is_not_selected() -> None:
+    """A program can crash on a public test and pass the hidden ones."""
+    orders = draw_orders(2, 200, [0])
+    nobody = voted(np.array([-1, -1]), np.array([True, False]), np.ones(2), [1, 2], orders)
+    assert nobody.tolist() == [0.0, 0.0]
+    one = voted(np.array([-1, 0]), np.array([True, True]), np.ones(2), [1, 2], orders)
+    assert one[1] == 1.0
+    assert one[0] == pytest.approx(0.5, abs=0.1)

@@ -264,7 +264,10 @@ def test_scores_made_before(pool: Path, tmp_path: Path, prm_folders: list[Path])
     run(pool, "-o", tmp_path / "out", "--prm", prm_folders[0])
     table = tmp_path / "out" / "scores" / "first.parquet"
     run(pool, "-o", tmp_path / "again", "--scores", table)
-    assert metrics_of(tmp_path / "again") == metrics_of(tmp_path / "out")
+    made, read = metrics_of(tmp_path / "out"), metrics_of(tmp_path / "again")
+    assert made.pop("tokens").keys() == {"first"}
+    assert read.pop("tokens") == {}, "a table does not say what its scores took"
+    assert read == made
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"problem": "q", "answer": "1", "solutions": ["a", "b"]}) + "\n")
     with pytest.raises(DataError, match="scores of none of the pool's 2 solutions"):

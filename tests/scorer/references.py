@@ -96,6 +96,32 @@ def reasoneval(prm: Any, problem: str, steps: Sequence[str]) -> Tensor:
     return torch.logit(torch.stack([validity, redundancy]))
 
 
+def verdict(prm: Any, problem: str, steps: Sequence[str]) -> Tensor:
+    tokenizer, weights, chosen = prm.tokenizer, _weights(prm), prm.family.chosen
+    is_chat = tokenizer.chat_template is not None and chosen["template"] == "auto"
+    instruction = "You check the steps of a solution to a math problem, one after the other."
+    question = "\n\nIs this step correct? Answer Yes or No." if chosen["question"] else ""
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    turn = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n" if is_chat else "\nAnswer:"
+    opening = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "@"}], tokenize=False, date_string="26 Jul 2024"
+    ).split("@")[0] if is_chat else ""  # fmt: skip
+    after = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n" if is_chat else "\n\n"
+    yes = "Yes" if is_chat else " Yes"
+    begin = encode(opening) if is_chat else [tokenizer.bos_token_id]
+    ids = begin + encode(f"{instruction}\n\nProblem: {problem}\n\nStep")
+    for i, step in enumerate(steps):
+        if i:
+            ids += encode(yes) + encode(after)
+        ids += encode(f"{'Step' if i else ''} {i + 1}: {step}{question}") + encode(turn)
+    space, (yes_id, *_), (no_id, *_) = encode(" ") * (not is_chat), encode("Yes"), encode("No")
+    logits = weights["lm_head.weight"] @ hidden_states(prm, ids + space)[0, -1]
+    return _two_way(logits, yes_id, no_id)
+
+
 REFERENCES: dict[str, Callable[[Any, str, Sequence[str]], Tensor]] = {
     "qwen": qwen,
     "token-classification": token_classification,
@@ -103,6 +129,7 @@ REFERENCES: dict[str, Callable[[Any, str, Sequence[str]], Tensor]] = {
     "rlhflow": rlhflow,
     "skywork": skywork,
     "reasoneval": reasoneval,
+    "verdict": verdict,
 }
 
 

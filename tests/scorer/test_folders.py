@@ -168,7 +168,7 @@ def test_refusals(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(PrismError, match=r"cannot tell its PRM family.*qwen, token-classification, math-shepherd"):
         load_prm(lm)
     with pytest.raises(
-        PrismError, match=r"Unknown family 'nope'\. Known: qwen, .*, reasoneval; or one of your own: my_file.py:Mine"
+        PrismError, match=r"Unknown family 'nope'\. Known: qwen, .*, verdict; or one of your own: my_file.py:Mine"
     ):
         init_prm(lm, family="nope")
     with pytest.raises(PrismError, match="no such model folder"):

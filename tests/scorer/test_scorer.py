@@ -19,7 +19,7 @@ from transformers import Gemma3TextConfig, Gemma3TextModel
 from prism_prm import PrismError, Step, StepTree, init_prm
 from prism_prm.lm.attention import attention_windows, dense_mask
 from prism_prm.packing import collate, depth_first, encode_tree, pack
-from prism_prm.scorer.protocol import sigmoid
+from prism_prm.protocol import sigmoid
 
 SOLUTIONS = [("What is 1 + 2?", ["x = 1", "so y = 2"]), ("y?", ["12 * 4 = 48"]), ("Compute.", ["a", "b", "c", "done"])]
 

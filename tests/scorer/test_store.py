@@ -17,8 +17,8 @@ import pytest
 
 from prism_prm import StepTree, init_prm, load_prm
 from prism_prm.errors import DataError
+from prism_prm.protocol import TreeScores
 from prism_prm.records import Step
-from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore, Share, keys_of
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from prism_prm.chosen import CardValues
 from prism_prm.policies import Ask, Sampling, Written
 from prism_prm.policies.next_token import noise
+from prism_prm.protocol import Solution, as_trees
 from prism_prm.records import StepTree
 from prism_prm.scorer import Scorer, TreeScores
-from prism_prm.scorer.protocol import Solution, as_trees
 
 END = "."
 """A step that ends with this ends the solution."""

@@ -14,8 +14,8 @@ import pytest
 from some_pairs import random_examples
 
 from prism_prm.pairs.examples import Examples, labelled_steps
+from prism_prm.protocol import sigmoid
 from prism_prm.scorer import PRM
-from prism_prm.scorer.protocol import sigmoid
 from prism_prm.scorer.store import ScoreStore
 from prism_prm.training.margins import margins_of, score_examples, write_margins
 

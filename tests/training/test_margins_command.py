@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from prism_prm import PrismError, Step, StepPair, StepTree, init_prm, load_prm
 from prism_prm.cli import app
-from prism_prm.scorer.protocol import sigmoid
+from prism_prm.protocol import sigmoid
 from prism_prm.tables import write_pairs, write_trees
 
 LONG = [f"then {'x + 2 = 3, ' * 20} so x = {i}" for i in range(12)]

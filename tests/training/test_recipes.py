@@ -37,6 +37,7 @@ STARTS = {
     "qwen2.5-math-prm-7b": "Qwen/Qwen2.5-Math-PRM-7B",
     "qwen2.5-math-prm-7b-ours": "Qwen/Qwen2.5-Math-PRM-7B",
     "reasoneval-7b": "GAIR/ReasonEval-7B",
+    "thinkprm-7b-verdict": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
     "smollm2-135m-base": "HuggingFaceTB/SmolLM2-135M-Instruct",
     **{
         f"smollm2-135m{arm}": "runs/smollm2-base/rounds/1_all"
@@ -65,7 +66,7 @@ def test_the_page_of_the_paper_names_every_recipe_for_it() -> None:
     named = set(re.findall(r"`((?:ablations|search|rl)/[\w.-]+|(?:qwen|reasoneval)[\w.-]+)`", rows))
     assert {name for name in named if not (RECIPES / f"{name}.toml").exists()} <= {"rl/qwen2.5-1.5b-prism"}
     also = "ablations/random-negatives ablations/perturbed-negatives ablations/keep-negative-margins"
-    ours = "qwen2.5-math-prm-7b-ours ablations/log-odds ablations/hybrid"
+    ours = "qwen2.5-math-prm-7b-ours thinkprm-7b-verdict ablations/log-odds ablations/hybrid"
     papers = {name for name in STARTS if not name.startswith("smollm2")} - {*also.split(), *ours.split()}
     assert papers <= named
 

@@ -338,6 +338,20 @@ def test_other_ways_to_train(recipe_file: Path, tmp_path: Path, tiny_lm: Callabl
     assert not (tmp_path / "labels" / "margins.parquet").exists()
 
 
+@pytest.mark.parametrize("how", [["objective.name=hybrid"], ["objective.name=bce", "hardware.lora.r=2"]])
+def test_a_verdict_is_trained_with_the_labels_that_a_recipe_sets(
+    recipe_file: Path, tmp_path: Path, tiny_lm: Callable[..., Path], how: list[str]
+) -> None:
+    text = recipe_file.read_text().replace(f'prm = "{recipe_file.parent}/base"', f'backbone = "{tiny_lm("llama")}"')
+    (tmp_path / "verdict.toml").write_text(text)
+    base = ["base.family=verdict", "base.settings={yes='x', no='y', template='none'}"]
+    found = run(tmp_path / "verdict.toml", tmp_path / "run", *base, *how, "curriculum.mode=none")
+    trained = load_prm(Path(found["best"]))
+    assert (trained.family.name, trained.card.settings["yes"]) == ("verdict", "x")
+    before = load_prm(tmp_path / "run" / "base")
+    assert trained.score("1 + 2?", ["3"]) != before.score("1 + 2?", ["3"])
+
+
 def test_bf16_arithmetic_trains_32_bit_weights(recipe_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "bf16"
     command(recipe_file, out, "--set", "hardware.mixed_precision=bf16", "--set", "curriculum.mode=none")

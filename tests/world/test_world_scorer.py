@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
+from prism_prm.protocol import as_trees
 from prism_prm.rl.packed import score_solutions
-from prism_prm.scorer.protocol import as_trees
 from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
 from prism_prm.world.scorer import KINDS, CorruptedOracle, Kind, OracleScorer
 

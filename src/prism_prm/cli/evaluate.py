@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, REMOTE, Options, Store, out_folder, with_settings
+from prism_prm.cli.options import (
+    A_CRITIC,
+    FITTING,
+    FITTING_HELP,
+    LOADING,
+    REMOTE,
+    Options,
+    Store,
+    critic_options,
+    out_folder,
+    with_settings,
+)
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 from prism_prm.errors import ConfigError, SettingError
 
 if TYPE_CHECKING:
+    from prism_prm.critics.settings import CriticSettings
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
     from prism_prm.scorer.settings import LoadSettings
 
@@ -41,6 +53,11 @@ EXAMPLES = """
   `prism eval --prm runs/my-prm --bench labelled,pairs --data runs/my-prm/data --split validation
   --out eval/held-out`
 
+- A chat model behind a server as the critic (vLLM, llama.cpp, an OpenAI-compatible API):
+
+  `prism eval --prm critic:openai:http://localhost:8000/v1 --critic thinkprm --votes 4 --bench processbench
+  --out eval/thinkprm`
+
 - Contaminated items reported separately:
 
   `prism eval --prm runs/my-prm --bench prmbench --data prmbench/ --trained-on phase1_train.jsonl --out eval/my-prm`
@@ -61,6 +78,7 @@ LOADED = ("family", "dtype", "device", "token_budget", "context", "on_too_long",
         narrowed={"on_too_long": FITTING},
         helps={"on_too_long": FITTING_HELP},
     ),
+    critic=critic_options(),
 )
 def evaluate(
     *,
@@ -73,7 +91,8 @@ def evaluate(
     ],
     out: Annotated[Path, out_folder("Folder for report.html, report.md, metrics.json and scores.")],
     prm: Annotated[
-        str | None, typer.Option(help="The PRM to measure: a folder, a hub id, or the folder of a training run.")
+        str | None,
+        typer.Option(help=f"The PRM to measure: a folder, a hub id, the folder of a training run, or {A_CRITIC}."),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -112,6 +131,7 @@ def evaluate(
         typer.Option(min=1, max=10**9, help="Use at most this many items of each class or split, chosen by --seed."),
     ] = None,
     loading: LoadSettings,
+    critic: CriticSettings,
     store: Store = None,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.
@@ -126,7 +146,8 @@ def evaluate(
     evaluations = evaluate_prm(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
-        limit=limit, settings=settings, store=store, loading=asdict(loading), bars=progress, say=say,
+        limit=limit, settings=settings, store=store, loading=asdict(loading) | {"critic": critic}, bars=progress,
+        say=say,
     )  # fmt: skip
 
     def show() -> None:

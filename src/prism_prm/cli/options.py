@@ -64,6 +64,22 @@ FITTING_HELP = (
     "What to do with a step whose path exceeds the context: stop (error), or score it without the earliest steps "
     "(drop-left-steps)."
 )
+A_CRITIC = "critic:openai:URL or critic:hf:FOLDER (see Critic)"
+CRITIC = "prism_prm.critics.settings:CriticSettings"
+CRITIC_PANELS = {
+    "Critic": (
+        "format", "prompt", "votes", "on_missing", "redraws", "temperature", "max_tokens", "log_probabilities",
+        "priming", "code", "model", "concurrency", "timeout", "budget_tokens", "price_prompt", "price_completion",
+        "replies",
+    )
+}  # fmt: skip
+CRITIC_NAMES = {
+    "format": "--critic", "prompt": "--critic-prompt", "temperature": "--critic-temperature",
+    "max_tokens": "--critic-max-tokens", "log_probabilities": "--critic-logprobs", "priming": "--critic-priming",
+    "code": "--critic-code", "model": "--critic-model", "concurrency": "--critic-concurrency",
+    "timeout": "--critic-timeout",
+}  # fmt: skip
+"""Settings of a critic whose options would be taken for those of the policy or the command."""
 REACHABLE = 10_000
 """A higher limit only guards against overflow, so the help does not show it."""
 
@@ -131,6 +147,11 @@ class Options:
     def _option(self, name: str) -> str:
         """What a setting is called on the command line."""
         return self.names.get(name) or _flag(name, switches_off=False)
+
+
+def critic_options() -> Options:
+    """The options of a critic, for every command that takes a PRM to score with."""
+    return Options(CRITIC, CRITIC_PANELS, names=CRITIC_NAMES)
 
 
 def _place(prefix: str, name: str) -> str:

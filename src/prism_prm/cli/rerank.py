@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prism_prm.cli.options import (
+    A_CRITIC,
     LOADING,
     REMOTE,
     Families,
     Options,
     Store,
+    critic_options,
     families_of,
     numbers,
     out_folder,
@@ -24,6 +26,7 @@ from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say,
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
+    from prism_prm.critics.settings import CriticSettings
     from prism_prm.rerank.pipeline import RerankSettings
     from prism_prm.rerank.results import Results
     from prism_prm.scorer.settings import LoadSettings
@@ -42,6 +45,11 @@ EXAMPLES = """
 - Two PRMs compared on the same pool:
 
   `prism rerank pool.jsonl --prm base=prms/base --prm prism=prms/prism --out rerank`
+
+- A PRM and a critic:
+
+  `prism rerank pool.jsonl --prm mine=runs/my-prm --prm gpt=critic:openai:https://api.openai.com/v1
+  --critic-model gpt-4o --critic processbench --out rerank`
 
 - Two PRMs whose folders do not name their families:
 
@@ -68,6 +76,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache
         parse={"aggregators": words, "ns": numbers, "extract": words},
     ),
     loading=Options(LOADING, {"PRM": LOADED, "Remote PRM": REMOTE}),
+    critic=critic_options(),
 )
 def rerank(
     *,
@@ -78,7 +87,8 @@ def rerank(
     prm: Annotated[
         list[str] | None,
         typer.Option(
-            help="Score with this PRM: a folder, a hub id, prism:URL, vllm:URL, or NAME=one of them. May be repeated."
+            help=f"Score with this PRM: a folder, a hub id, prism:URL, vllm:URL, {A_CRITIC}, or NAME=one of them. "
+            "May be repeated."
         ),
     ] = None,
     scores: Annotated[
@@ -97,6 +107,7 @@ def rerank(
     settings: RerankSettings,
     family: Families = None,
     loading: LoadSettings,
+    critic: CriticSettings,
     store: Store = None,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
@@ -109,7 +120,7 @@ def rerank(
     from prism_prm.rerank.pipeline import SELECTED, rerank_pool
 
     prms = named_places(prm or [])
-    how = asdict(loading) | {"family": families_of(family, prms)}
+    how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}
     results = rerank_pool(
         pool, out, prms=prms, scores=named_places(scores or []), task=task, task_data=task_data,
         settings=settings, store=store, loading=how, bars=progress, say=say,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import LOADING, REMOTE, Options, Store, out_file, with_settings
+from prism_prm.cli.options import A_CRITIC, LOADING, REMOTE, Options, Store, critic_options, out_file, with_settings
 from prism_prm.cli.processes import share_of_work
 from prism_prm.cli.ui import conclude, progress, say, tell
 from prism_prm.resume import locked_file
 
 if TYPE_CHECKING:
+    from prism_prm.critics.settings import CriticSettings
     from prism_prm.data import ReadOptions
     from prism_prm.scorer.settings import LoadSettings
 
@@ -45,6 +46,7 @@ ALL_OF_LOADING = (
 
 @with_settings(
     loading=Options(LOADING, {"PRM": ALL_OF_LOADING, "Remote PRM": REMOTE}),
+    critic=critic_options(),
     reading=Options("prism_prm.data.read_options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def score(
@@ -55,7 +57,9 @@ def score(
     ],
     prm: Annotated[
         str,
-        typer.Option(help="The PRM: a folder, a hub id, a LoRA adapter, a training run, prism:URL or vllm:URL."),
+        typer.Option(
+            help=f"The PRM: a folder, a hub id, a LoRA adapter, a training run, prism:URL, vllm:URL, or {A_CRITIC}."
+        ),
     ],
     out: Annotated[Path, out_file(".parquet", "The table to write (Parquet).")],
     format: Annotated[
@@ -65,6 +69,7 @@ def score(
         ),
     ] = "auto",
     loading: LoadSettings,
+    critic: CriticSettings,
     store: Store = None,
     chunk: Annotated[
         int,
@@ -84,16 +89,17 @@ def score(
     from prism_prm.data.inputs import find_sources
     from prism_prm.scorer.place import check_scorer
 
-    check_scorer(prm, asdict(loading))
+    check_scorer(prm, asdict(loading) | {"critic": critic})
     find_sources(inputs)
     from prism_prm.scorer.table import score_files
 
     with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():
-        own_loading = asdict(replace(loading, device=None if loading.device_map else own))
+        own_loading = asdict(replace(loading, device=None if loading.device_map else own)) | {"critic": critic}
         report = score_files(
             prm, inputs, out, format=format, options=reading, store=store, portion=chunk, share=share,
             loading=own_loading, bars=progress, say=say,
         )  # fmt: skip
     if share.rank == 0:
         facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}
+        facts |= {"unjudged": report.unjudged} if report.unjudged else {}
         conclude(lambda: facts, lambda: tell(f"{report.steps:,} steps of {report.trees:,} trees → {out}"))

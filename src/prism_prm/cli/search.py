@@ -16,6 +16,7 @@ from prism_prm.cli.options import (
     Families,
     Options,
     Store,
+    critic_options,
     families_of,
     numbers,
     out_folder,
@@ -25,6 +26,7 @@ from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say,
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
+    from prism_prm.critics.settings import CriticSettings
     from prism_prm.scorer.settings import LoadSettings
     from prism_prm.search.engine import Watch
     from prism_prm.search.experiment import Point
@@ -84,6 +86,7 @@ PANELS = {
         as_given=True,
     ),
     loading=Options(LOADING, {"Local models": ("dtype", "device"), "Remote PRM": REMOTE}),
+    critic=critic_options(),
 )
 def search(
     *,
@@ -92,6 +95,7 @@ def search(
     given: dict[str, Any],
     family: Families = None,
     loading: LoadSettings,
+    critic: CriticSettings,
     store: Store = None,
     workers: Annotated[
         int | None,
@@ -119,7 +123,7 @@ def search(
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])
     how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
-    how["family"] = families_of(family, named_places(chosen.prm))
+    how |= {"family": families_of(family, named_places(chosen.prm)), "critic": critic}
     points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live, say=say)
 
     def show() -> None:

@@ -249,6 +249,7 @@ def build_comparison(
         if len(compared) > 1:
             report.text(f"## {one.bench}")
         _add_bench(report, one, rounds=rounds)
+    _add_tokens(report, runs)
     report.text(_introduction(names, left_out))
     report.metrics |= {
         "prism_prm": __version__,
@@ -256,6 +257,15 @@ def build_comparison(
         "benchmarks": {one.bench: _as_json(one) for one in compared},
     }
     return report
+
+
+def _add_tokens(report: Report, runs: Sequence[EvalRun]) -> None:
+    """What the scores took, where the runs know it."""
+    tokens = {run.name: run.metrics["run"].get("tokens") for run in runs}
+    if any(tokens.values()):
+        rows = [[name, NO_DATA if count is None else f"{count:,}"] for name, count in tokens.items()]
+        caption = "Tokens behind the scores: read by a PRM, read and written by a critic ↓"
+        report.table(["PRM", "tokens"], rows, caption=caption)
 
 
 def _findings(one: Compared) -> list[str]:

@@ -113,7 +113,7 @@ def choose_threshold(
         raise DataError(
             f"{held_out.num_clusters} held-out problems have no right step to choose a threshold on; hold out more"
         )
-    tpr = float(np.mean(held_out.probability[held_out.right] > value))
+    tpr = float(np.mean(held_out.probability[held_out.right & judged] > value))
     origin = "chosen on held-out problems"
     return (
         Threshold(value, origin, settings.target_tpr, held_out.num_clusters, int(held_out.right.sum()), tpr),
@@ -196,7 +196,7 @@ def histogram(steps: Steps) -> dict[str, list[float]]:
     """Shares of right and wrong steps by score."""
     edges = np.linspace(0, 1, NUM_HISTOGRAM_BINS + 1)
     result: dict[str, list[float]] = {"edges": edges.tolist()}
-    for name, mask in (("right", steps.right), ("wrong", steps.wrong)):
+    for name, mask in (("right", steps.right & steps.judged), ("wrong", steps.wrong & steps.judged)):
         if mask.any():
             result[name] = (np.histogram(steps.probability[mask], edges)[0] / mask.sum()).tolist()
     return result

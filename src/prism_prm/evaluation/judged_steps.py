@@ -43,6 +43,7 @@ class Steps:
     label: npt.NDArray[np.int8]
     """1 right, 0 wrong, −1 not judged."""
     probability: Floats
+    """NaN where a critic gave no verdict."""
     redundancy: Floats | None = None
     hard: bool = False
     """Whether the scores are only verdicts (0 or 1), which give no ranking."""
@@ -69,8 +70,8 @@ class Steps:
 
     @cached_property
     def judged(self) -> Bools:
-        """Steps with a label."""
-        return np.asarray(self.label != NOT_JUDGED)
+        """Steps with a label and a score; a critic may leave steps unscored (NaN)."""
+        return np.asarray((self.label != NOT_JUDGED) & ~np.isnan(self.probability))
 
     @cached_property
     def right(self) -> Bools:

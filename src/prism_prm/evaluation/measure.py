@@ -125,7 +125,7 @@ class Measurer:
         if self.steps.hard:
             return {}
         keep = self.steps.judged
-        gaps = metrics.calibration_gaps(self.steps.right, self.steps.probability, NUM_BINS)
+        gaps = metrics.calibration_gaps(self.steps.right, np.nan_to_num(self.steps.probability), NUM_BINS)
         sums = self._step_sums(np.concatenate([gaps, np.ones((len(gaps), 1))], axis=1), keep)
         return self.of_sums(sums, lambda s: {"calibration_error": metrics.calibration_error(s[..., :-1], s[..., -1])})
 

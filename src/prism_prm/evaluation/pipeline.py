@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.chosen import CardValues, card_values
+from prism_prm.critics.load import is_critic
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks import ItemSet, find_benchmark, read_benchmark
@@ -16,6 +17,7 @@ from prism_prm.evaluation.report import RunInfo, write_run
 from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.names import check_name, own_name
 from prism_prm.prms.place import prm_folder
+from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.scorer.place import check_scorer, remote_place
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -89,7 +91,8 @@ def evaluate_prm(
         with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
             evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
             advance(settings.num_draws)
-    write_run(out, RunInfo(called, source, attach.model_hash), list(evaluations.values()), settings)
+    run = RunInfo(called, source, attach.model_hash, attach.tokens, summary_of(attach.prm))
+    write_run(out, run, list(evaluations.values()), settings)
     return evaluations
 
 
@@ -126,8 +129,8 @@ def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> N
     from prism_prm.prms.card import CARD_FILE, read_card
 
     lacking = ""
-    if remote_place(prm) is not None:
-        return  # its server says
+    if remote_place(prm) is not None or is_critic(prm):
+        return  # its server or format says
     if isinstance(prm, str | Path):
         has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
         lacking = f", which {prm} lacks"
@@ -168,6 +171,8 @@ class _Scores:
         self.model_hash = ""
         self.card: CardValues | None = None
         """What the card of the PRM says, once its scores are here."""
+        self.tokens: int | None = None
+        """Tokens behind the scores of all benchmarks; None if they were not made here."""
 
     def check(self) -> None:
         """Refuse places where there can be no scores, before anything is read."""
@@ -187,7 +192,7 @@ class _Scores:
         steps, about = steps_from_table(items, path)
         self.card = card_of_scores(path) if self.scores is not None else card_values(self.prm)
         self.model_hash = about["model_hash"]
-        return steps, {}
+        return steps, about["notes"]
 
     def _scored(self, items: ItemSet) -> Path:
         from prism_prm.scorer.load import open_prm
@@ -195,4 +200,6 @@ class _Scores:
         assert self.prm is not None, "one of the three is given"
         self.prm = scorer = open_prm(self.prm, self.loading)
         with self.bars(f"scoring {items.name}", len(items.items), unit="items") as advance:
-            return score_benchmark(scorer, items, self.out, store=self.store, advance=advance, say=self.say)
+            path = score_benchmark(scorer, items, self.out, store=self.store, advance=advance, say=self.say)
+        self.tokens = (self.tokens or 0) + tokens_of(scorer, (item.tree for item in items.items))
+        return path

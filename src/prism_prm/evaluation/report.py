@@ -25,6 +25,10 @@ class RunInfo:
     source: str
     """The PRM's folder or hub id, or the file the scores came from."""
     model_hash: str = ""
+    tokens: int | None = None
+    """Tokens behind the scores: read by a PRM, read and written by a critic. None if the scores came from a file."""
+    critic: dict[str, Any] | None = None
+    """How a critic was asked, and what it has cost; None for a PRM."""
 
 
 def steps_file(folder: str | Path, bench: str) -> Path:
@@ -68,15 +72,30 @@ def _finding(run: RunInfo, evaluation: Evaluation) -> str:
 
 
 def _introduction(run: RunInfo, settings: EvalSettings) -> str:
-    source = f"`{run.source}`" + (f" (model hash `{run.model_hash}`)" if run.model_hash else "")
+    source = f"`{run.source}`" + (f" (model hash `{run.model_hash}`)" if run.model_hash and not run.critic else "")
     return f"""
 ## How to read this
 
-Scores come from {source}. The positive class is the right step: a *false positive* is a wrong step that was judged
-good, which is what misleads Best-of-N and search; a *false negative* is a right step that was judged bad, which only
-costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from {settings.num_draws:,} draws of
-whole problems, because steps of one problem are not independent. "–" means "no data".
+Scores come from {source}.{_cost(run)} The positive class is the right step: a *false positive* is a wrong step that
+was judged good, which is what misleads Best-of-N and search; a *false negative* is a right step that was judged bad,
+which only costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from
+{settings.num_draws:,} draws of whole problems, because steps of one problem are not independent. "–" means "no data".
 """
+
+
+def _cost(run: RunInfo) -> str:
+    """Tokens behind the scores, and how a critic's verdicts were read."""
+    tokens = "" if run.tokens is None else f" They took {run.tokens:,} tokens."
+    if run.critic is None:
+        return tokens
+    said = run.critic
+    how = "the labels' log-probabilities" if said["by_log_probability"] else "what the critic wrote"
+    votes = f", mean of {said['votes']} answers" if said["votes"] > 1 else ""
+    missing = ", ".join(f"{kind}: {count:,}" for kind, count in said["missing"].items()) or "none"
+    return (
+        f"{tokens} Verdicts were read from {how}{votes} (format `{said['format']}`). Answers without a verdict in this "
+        f"run: {missing} (`--on-missing {said['on_missing']}`)."
+    )
 
 
 def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alone: bool) -> None:

@@ -11,14 +11,14 @@ import numpy as np
 
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode
-from prism_prm.errors import DataError
-from prism_prm.evaluation.benchmarks import Item, ItemSet
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.evaluation.benchmarks import Item, ItemSet, find_benchmark
 from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps
 from prism_prm.statistics import number_clusters
 from prism_prm.types import Floats, Say, silent
 
 if TYPE_CHECKING:
-    from prism_prm.scorer.protocol import Scorer, TreeScores
+    from prism_prm.protocol import Scorer, TreeScores
 
 SHOWN = 3
 """Names shown in a message about many."""
@@ -31,13 +31,19 @@ def _judgement(label: float | None) -> int:
 
 
 def collect_steps(
-    items: Sequence[Item], probability: Sequence[Floats], redundancy: Sequence[Floats] | None, *, hard: bool = False
+    items: Sequence[Item],
+    probability: Sequence[Floats],
+    redundancy: Sequence[Floats] | None,
+    *,
+    hard: bool = False,
+    with_gaps: bool = False,
 ) -> Steps:
-    """The columns of some items and their scores, one array per item; every score must be there and finite."""
-    for item, scores in zip(items, probability, strict=True):
-        _check_scores(item, scores)
-    for item, scores in zip(items, redundancy or (), strict=False):
-        _check_scores(item, scores)
+    """The columns of some items and their scores, one array per item; every score must be there and finite.
+
+    Only `with_gaps` may scores be NaN: a critic did not judge the step.
+    """
+    for item, scores in [*zip(items, probability, strict=True), *zip(items, redundancy or (), strict=False)]:
+        _check_scores(item, np.nan_to_num(scores) if with_gaps else scores)
     clusters, num_clusters = number_clusters(item.problem_key for item in items)
     groups, _ = number_clusters(item.group for item in items)
     lengths = [len(item.tree.nodes) for item in items]
@@ -148,20 +154,61 @@ def _matched(items: ItemSet, known: Any, where: str) -> tuple[list[Item], dict[s
 
 
 def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, Any]]:
-    """The judged steps from a `scores.parquet` of the same data, found by content; and who made the scores."""
-    from prism_prm.scorer.table import read_scores, scores_of_trees
+    """The judged steps from a `scores.parquet` of the same data, found by content; and who made the scores, with notes
+    on what a critic left unjudged.
+    """
+    from prism_prm.scorer.table import read_scores, scores_of_trees, unjudged_in_scores
 
     table = read_scores(path)
     models = sorted(set(table["model_hash"].to_pylist()))
+    unjudged, stops_at_error = unjudged_in_scores(path)
+    if not models and unjudged:
+        raise _no_verdict(path)
     if len(models) != 1:
         raise DataError(f"{path}: scores of {len(models)} models in one table; give a table of one")
     found = scores_of_trees(table, [item.tree for item in items.items])
-    for item, scores in zip(items.items, found, strict=True):
-        _require_scores(item, scores, path)
+    notes: dict[str, int] = {}
+    chosen = list(zip(items.items, found, strict=True))
+    if unjudged:
+        chosen, notes = _judged_items(chosen, stops_at_error, path)
+    for item, scores in chosen:
+        if not (unjudged and stops_at_error):
+            _require_scores(item, scores, path)
     outputs = found[0].outputs
-    redundancy = [scores.named("redundancy") for scores in found] if "redundancy" in outputs else None
-    steps = collect_steps(items.items, [scores.probability for scores in found], redundancy)
-    return steps, {"model_hash": models[0], "outputs": list(outputs)}
+    redundancy = [scores.named("redundancy") for _, scores in chosen] if "redundancy" in outputs else None
+    kept, probability = [item for item, _ in chosen], [scores.probability for _, scores in chosen]
+    steps = collect_steps(kept, probability, redundancy, with_gaps=bool(unjudged))
+    return steps, {"model_hash": models[0], "outputs": list(outputs), "notes": notes}
+
+
+def _judged_items(
+    found: list[tuple[Item, TreeScores]], stops_at_error: bool, path: str | Path
+) -> tuple[list[tuple[Item, TreeScores]], dict[str, int]]:
+    """The items that a critic judged as far as it judges any, and notes on what it left out."""
+
+    def is_judged(scores: TreeScores) -> bool:
+        last = len(scores.scored) - 1
+        if last + 1 == len(scores.log_odds_NO):
+            return True
+        # Nothing is missing before the first wrong step, where such a critic stops.
+        return stops_at_error and scores.scored == list(range(last + 1)) and bool(scores.log_odds_NO[last, 0] < 0)
+
+    kept = [(item, scores) for item, scores in found if is_judged(scores)]
+    if not kept:
+        raise _no_verdict(path)
+    left = sum(len(scores.log_odds_NO) - len(scores.scored) for _, scores in kept)
+    notes = {
+        "items left out because the critic gave no verdict": len(found) - len(kept),
+        "steps after a wrong one, which the critic does not judge": left,
+    }
+    return kept, {name: count for name, count in notes.items() if count}
+
+
+def _no_verdict(path: str | Path) -> DataError:
+    return DataError(
+        f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
+        reason="missing-scores",
+    )
 
 
 def _require_scores(item: Item, scores: TreeScores, path: str | Path) -> None:
@@ -200,8 +247,13 @@ def score_benchmark(
 
     path = scores_file(folder, items.name)
     trees = [item.tree for item in items.items]
+    if not getattr(prm, "judges_every_step", True) and find_benchmark(items.name).needs_every_step:
+        raise ConfigError(
+            f"{items.name} needs a verdict on every step, but this critic judges none after the first wrong one; "
+            "choose another --critic"
+        )
     report = write_scores(prm, trees, path, store=store, advance=advance, say=say)
-    if unscored := sum(len(tree.nodes) for tree in trees) - report.steps:
+    if unscored := sum(len(tree.nodes) for tree in trees) - report.steps - report.unjudged:
         raise DataError(
             f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no "
             "score; raise --context, or score them without their earliest steps: --on-too-long drop-left-steps"

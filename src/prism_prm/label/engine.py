@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from prism_prm.label.jobs import Budget, Job, Node, Outcome, Work, sample_solutions, together
@@ -75,12 +75,19 @@ class Labeller:
         """(index, its trees) of every problem, as soon as they are done; `keys` name their noise."""
         return self._run(problems, lambda i: self._sampled(problems[i], keys[i]))
 
-    def relabel(self, trees: Sequence[StepTree], keys: Sequence[str]) -> Iterator[tuple[int, Labelled]]:
-        """(index, the same tree with labels of this policy) of every tree; each must have a reference answer.
+    def relabel(
+        self, trees: Sequence[StepTree], keys: Sequence[str], known: Mapping[str, TaskProblem] | None = None
+    ) -> Iterator[tuple[int, Labelled]]:
+        """(index, the same tree with labels of this policy) of every tree.
+
+        Its problem is the `known` one of that text, else one with the tree's reference answer.
 
         Steps without a label stay without one, unless no step of the tree has any.
         """
-        problems = [TaskProblem(tree.problem, tree.answer, tree.name) for tree in trees]
+        known = known or {}
+        problems = [
+            known.get(tree.problem) or TaskProblem(tree.problem, tree.answer, tree.name) for tree in trees
+        ]  # fmt: skip
         return self._run(problems, lambda i: self._given(trees[i], problems[i], keys[i]))
 
     def _run(

@@ -85,7 +85,7 @@ def label_task(
             judge = by_answer(grader)
         who = policy or stack.enter_context(contextlib.closing(open_policy(recipe.policy)))
         write_text(out / "settings.toml", to_toml(recipe))
-        stage = _Stage(recipe, out, judge, live, say)
+        stage = _Stage(recipe, out, judge, {problem.text: problem for problem in task.problems}, live, say)
         found = stage.solve(who, task.problems)
         noise = stage.check(who, exact, left_out) if recipe.check else None
         trees = _numbered(found)
@@ -114,6 +114,8 @@ class _Stage:
     recipe: LabelRecipe
     out: Path
     judge: Judging
+    known: Mapping[str, TaskProblem]
+    """The task's problems by their texts: how near an answer must be, or which tests, is known of them alone."""
     live: Live
     say: Say
 
@@ -148,7 +150,7 @@ class _Stage:
         keys = unique_names(tree.problem for tree in trees)
 
         def run(labeller: Labeller, todo: Sequence[int]) -> Iterator[tuple[int, Labelled]]:
-            return labeller.relabel([trees[i] for i in todo], [keys[i] for i in todo])
+            return labeller.relabel([trees[i] for i in todo], [keys[i] for i in todo], self.known)
 
         content = content_key([tree.content_hash() for tree in trees])
         return self._run(name, "trees", policy, settings, keys, run, {"trees": content})

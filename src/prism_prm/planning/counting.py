@@ -17,8 +17,8 @@ from prism_prm.planning.gpus import Cluster
 from prism_prm.planning.plan import Stage
 from prism_prm.prms.module import PrmModule
 from prism_prm.prms.skeleton import Skeleton
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
-from prism_prm.scorer.protocol import Scorer, TreeScores
 from prism_prm.scorer.store import ScoreStore
 from prism_prm.scorer.whole_trees import batches_of, fit_all, rows_of
 

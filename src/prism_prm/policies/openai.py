@@ -152,8 +152,7 @@ class OpenAiPolicy:
             raise ValueError(f"the answer claims to have {num_tokens} tokens")
         said = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
         logged = choice.get("logprobs") if self.has_log_likelihood else None
-        values = _logged(logged) if isinstance(logged, dict) else None
-        return Completion(text, reason, num_tokens, tuple(said[:1]), None if values is None else _numbers(values))
+        return Completion(text, reason, num_tokens, tuple(said[:1]), _log_probabilities(logged))
 
     def _count(self, text: str) -> int:
         """Tokens of a text, where the server does not say; a guess without a tokenizer."""
@@ -172,12 +171,12 @@ class OpenAiPolicy:
         return sum(found.token_log_likelihoods)
 
 
-def _logged(logged: dict[str, Any]) -> Any:
-    """The log-probabilities of the tokens: a list of them, or as llama.cpp has it, of objects that hold one each."""
-    entries = logged.get("content")
-    if logged.get("token_logprobs") is not None or not isinstance(entries, list):
-        return logged.get("token_logprobs")
-    return [entry.get("logprob") for entry in _dicts(entries)]
+def _log_probabilities(logged: Any) -> tuple[float, ...] | None:
+    """What an answer says under `logprobs`: `token_logprobs`, or `content[].logprob` (llama.cpp); None: nothing."""
+    values = logged.get("token_logprobs") if isinstance(logged, dict) else None
+    if values is None and isinstance(logged, dict) and isinstance(content := logged.get("content"), list):
+        values = [token["logprob"] if isinstance(token, dict) and "logprob" in token else token for token in content]
+    return None if values is None else _numbers(values)
 
 
 def _numbers(values: Any) -> tuple[float, ...]:

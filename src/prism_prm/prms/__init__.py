@@ -14,9 +14,10 @@ from prism_prm.prms.reasoneval import ReasonEval
 from prism_prm.prms.rlhflow import RLHFlow
 from prism_prm.prms.skywork import Skywork
 from prism_prm.prms.token_classification import TokenClassification
+from prism_prm.prms.verdict import Verdict
 
 FAMILIES: dict[str, type[Family]] = {
-    family.name: family for family in (Qwen, TokenClassification, MathShepherd, RLHFlow, Skywork, ReasonEval)
+    family.name: family for family in (Qwen, TokenClassification, MathShepherd, RLHFlow, Skywork, ReasonEval, Verdict)
 }
 """Name → family."""
 

@@ -1,4 +1,4 @@
-"""Families that are plain language models: a step is as right as `+` is likelier than `-`."""
+"""Families that are plain language models: a step is as right as one label is likelier than the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LabelTokens(Family):
-    """Reads the language model's own output layer at the rows of `+` and `-`."""
+    """Reads the language model's own output layer at the rows of two labels: `+` and `-`, unless a family differs."""
 
     head_name = "lm_head"
     labels = ("right: the token `+`", "wrong: the token `-`")
@@ -19,7 +19,11 @@ class LabelTokens(Family):
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)
-        self.rows = (self.text.token("+"), self.text.token("-"))
+        self.rows = self.label_rows()
+
+    def label_rows(self) -> tuple[int, int]:
+        """The ids of the labels: that of a right step, that of a wrong one."""
+        return self.text.token("+"), self.text.token("-")
 
     def make_head(self, hidden_size: int, config: Any) -> nn.Module:
         from prism_prm.prms.heads import LabelRows

@@ -50,7 +50,7 @@ class ProgramJudge:
     def keys(self, asked: Sequence[Asked], advance: Advance = ignore) -> list[Key]:
         """What each program votes under: all that it prints or returns on the public tests.
 
-        One that fails to run on any of them casts no vote, and neither does one without public tests.
+        One that fails to run on any of them casts no vote. Without public tests all programs are one group.
         """
         shown = {id(tests): tests.shown() for tests, _ in asked}
         asked = [(shown[id(tests)], program) for tests, program in asked]
@@ -168,7 +168,7 @@ def _failure(trial: _Trial, runs: Sequence[Run]) -> Verdict | None:
 
 def _key(trial: _Trial, runs: Sequence[Run]) -> Key:
     if not runs:
-        return Key(None, "no public tests")
+        return Key("", "no public tests")  # nothing tells the programs apart, so they are one group
     failed = next((run.status for run in runs if run.status != "ok"), None)
     if failed is not None:
         return Key(None, failed, passed=False)

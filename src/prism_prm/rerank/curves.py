@@ -136,7 +136,7 @@ def _of_problem(
     def votes(weights_N: Floats) -> Floats:
         values_K = voted(groups_N, correct_N, weights_N, ns, orders_DN)
         # One solution outvotes nobody: this value is known exactly.
-        return np.where(np.asarray(ns) == 1, correct_N.mean(), values_K)
+        return np.where(np.asarray(ns) == 1, (correct_N & (groups_N >= 0)).mean(), values_K)
 
     def passing(log_scores_N: Floats) -> list[Floats]:
         return [best_of(correct_N, after_tests(log_scores_N, graded.passed(problem)), ns)] * tested

@@ -60,7 +60,7 @@ def voted(groups_N: Ints, correct_N: Bools, weights_N: Floats, ns: Sequence[int]
 
     `groups_N` numbers equal answers alike, from 0 up; −1 casts no vote.
     """
-    if not correct_N.any():
+    if not correct_N[groups_N >= 0].any():
         return np.zeros(len(ns))
     num_draws, num_groups = len(orders_DN), int(groups_N.max()) + 1
     rows = np.arange(num_draws)

@@ -15,6 +15,7 @@ from prism_prm.data.inputs import as_places, find_sources, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
+from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.ranges import Count, Natural, Range, check
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
@@ -146,7 +147,8 @@ def rerank_pool(
     ns = None if settings.ns is None else check_ns(found, settings.ns)
     graded, graded_as = _grade(found, out, settings, bars, say)
     with stoppable(lambda: "with all answers judged"):
-        step_scores, cards = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)
+        made = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)
+    step_scores, cards = made.scores, made.cards
     aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
     own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
     curves: list[Curve] = []
@@ -158,7 +160,17 @@ def rerank_pool(
             )  # fmt: skip
     selections = select_solutions(graded, step_scores, own)
     results = Results(
-        title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox
+        title,
+        graded,
+        step_scores,
+        curves,
+        aggregators,
+        own,
+        selections,
+        settings.num_draws,
+        settings.sandbox,
+        made.tokens,
+        made.critics,
     )
     write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
     write_selected(out / SELECTED, selections)
@@ -219,6 +231,16 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
     return graded, graded_as
 
 
+@dataclass(slots=True)
+class _Collected:
+    """By PRM: its scores, what its card says, the tokens it took, and what a critic says about itself."""
+
+    scores: dict[str, StepScores] = field(default_factory=dict)
+    cards: dict[str, CardValues | None] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    critics: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
 def _collect_scores(
     pool: Pool,
     prms: Mapping[str, Scorer | str | Path],
@@ -228,13 +250,13 @@ def _collect_scores(
     loading: Mapping[str, Any] | None,
     bars: Bars,
     say: Say,
-) -> tuple[dict[str, StepScores], dict[str, CardValues | None]]:
-    """PRM → scores: those in the pool, those made before, and those to make now; and what each PRM's card says."""
+) -> _Collected:
+    """The scores in the pool, those made before, and those to make now."""
     from prism_prm.scorer.load import open_prm
     from prism_prm.scorer.table import card_of_scores, write_scores
 
-    found: dict[str, StepScores] = {}
-    cards: dict[str, CardValues | None] = {}
+    made = _Collected()
+    found, cards = made.scores, made.cards
     if (own := scores_in_pool(pool)) is not None:
         found["pool"], cards["pool"] = own, None
     if twice := [name for name in prms if name in tables] + [name for name in (*prms, *tables) if name in found]:
@@ -249,4 +271,7 @@ def _collect_scores(
         with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
             write_scores(scorer, pool.trees(), table, store=store, advance=advance, say=say)
         found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
-    return found, cards
+        made.tokens[name] = tokens_of(scorer, pool.trees())
+        if (said := summary_of(scorer)) is not None:
+            made.critics[name] = said
+    return made

@@ -192,10 +192,16 @@ def _tabulate_own(results: Results, report: Report) -> None:
     for curve in results.own_curves:
         *others, last = curve.points
         name = row_name(curve, with_aggregator=False)
-        rows.append([name, *(percent(point.value) for point in others), percent(last.value, last.low, last.high)])
-    headers = ["selection", *(f"n = {n}" for n in results.ns)]
+        cells = [*(percent(point.value) for point in others), percent(last.value, last.low, last.high)]
+        rows.append([name, *cells, *[_tokens(results, curve.prm)] * bool(results.tokens)])
+    headers = ["selection", *(f"n = {n}" for n in results.ns), *["PRM tokens ↓"] * bool(results.tokens)]
     caption = "Expected accuracy (%) ↑, at the last n with its 95 % interval over problems"
     report.table(headers, rows, caption=caption, best="columns", apart=(TITLES["oracle"],))
+
+
+def _tokens(results: Results, prm: str) -> str:
+    """What the scores of a PRM took; that of a rule without a PRM is nothing."""
+    return number(results.tokens[prm]) if prm in results.tokens else "–"
 
 
 def _add_example(results: Results, report: Report) -> None:

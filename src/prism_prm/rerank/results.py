@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,10 @@ class Results:
     num_draws: int
     sandbox: str = "auto"
     """What programs ran in, as asked for."""
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """PRM → tokens behind its scores: read by a PRM, read and written by a critic; none for scores from a file."""
+    critics: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Critic → how it was asked, and what it has cost."""
 
     @property
     def ns(self) -> tuple[int, ...]:
@@ -107,6 +111,8 @@ class Results:
             "answers_found_by": dict(self.graded.count("method")),
             "answer_status": dict(self.graded.count("status")),
             "unscored_solutions": {prm: self.num_unscored(prm) for prm in self.scores},
+            "tokens": dict(self.tokens),
+            "critics": dict(self.critics),
             "curves": [_without_problems(row) for row in self._curve_rows()],
             "differences": [
                 {key: value for key, value in asdict(found).items() if key != "gain"} | asdict(found.gain)

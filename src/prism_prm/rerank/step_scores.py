@@ -13,8 +13,8 @@ from prism_prm.pools import Pool
 from prism_prm.types import Floats
 
 if TYPE_CHECKING:
+    from prism_prm.protocol import Scorer, TreeScores
     from prism_prm.records import StepTree
-    from prism_prm.scorer.protocol import Scorer, TreeScores
     from prism_prm.scorer.store import ScoreStore
 
 StepScores = Sequence[Floats | None]

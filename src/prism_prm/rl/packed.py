@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from prism_prm.errors import DataError
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.scorer.protocol import Scorer, TreeScores
 from prism_prm.types import Floats
 
 log = logging.getLogger(__name__)

@@ -92,7 +92,8 @@ class GrpoRecipe:
     policy: str = ""
     """Folder or hub id of the causal language model to train."""
     prm: str = ""
-    """Folder or hub id of the PRM that gives the reward. Without one, right final answers are the reward."""
+    """Folder or hub id of the PRM that gives the reward, or a critic (critic:openai:URL, critic:hf:FOLDER). Without
+    one, right final answers are the reward."""
     credit: str = "outcome"
     """How steps get their advantage from the reward: outcome, process, pure or progress."""
     sandbox: Level = "auto"
@@ -104,7 +105,7 @@ class GrpoRecipe:
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     loading: dict[str, Any] = field(default_factory=dict)
-    """Options of `load_prm` for the PRM: dtype, device, family, …"""
+    """Options of `load_prm` for the PRM: dtype, device, family, …; or the table `critic` with the settings of one."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Settings of TRL's GRPOConfig, passed on unchanged."""
 

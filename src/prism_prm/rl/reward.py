@@ -19,11 +19,11 @@ import numpy as np
 from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.errors import ConfigError
+from prism_prm.protocol import Scorer
 from prism_prm.rl.completions import problem_text, reply_text
 from prism_prm.rl.credit import clip as clipped
 from prism_prm.rl.credit import delta as differences
 from prism_prm.rl.packed import score_solutions
-from prism_prm.scorer.protocol import Scorer
 from prism_prm.steps import STOP, cut_steps
 from prism_prm.tasks import Grader, Level, TaskGrader, TaskProblem
 from prism_prm.types import Floats

@@ -9,23 +9,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prism_prm.protocol import Scorer, TreeScores
     from prism_prm.scorer.load import init_prm, load_prm
     from prism_prm.scorer.prm import PRM, Prm
-    from prism_prm.scorer.protocol import Scorer, TreeScores
 
 __all__ = ["PRM", "Prm", "Scorer", "TreeScores", "init_prm", "load_prm"]
 
 _OWNERS = {
-    "PRM": "prm",
-    "Prm": "prm",
-    "Scorer": "protocol",
-    "TreeScores": "protocol",
-    "init_prm": "load",
-    "load_prm": "load",
+    "PRM": "prism_prm.scorer.prm",
+    "Prm": "prism_prm.scorer.prm",
+    "Scorer": "prism_prm.protocol",
+    "TreeScores": "prism_prm.protocol",
+    "init_prm": "prism_prm.scorer.load",
+    "load_prm": "prism_prm.scorer.load",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _OWNERS:
-        return getattr(importlib.import_module(f"prism_prm.scorer.{_OWNERS[name]}"), name)
+        return getattr(importlib.import_module(_OWNERS[name]), name)
     raise AttributeError(f"module 'prism_prm.scorer' has no attribute {name!r}")

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from prism_prm.critics.load import is_critic, open_critic
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.http import Patience, Server
 from prism_prm.lm.adapter import merge_adapter
@@ -22,11 +23,11 @@ from prism_prm.prms.card import CARD_FILE, Card, hub_id
 from prism_prm.prms.folder import load_folder
 from prism_prm.prms.module import PrmModule
 from prism_prm.prms.place import prm_folder
+from prism_prm.protocol import Scorer
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.place import RemotePlace, remote_place
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.remote import PrismPRM, RemotePRM, compare_with
 from prism_prm.scorer.settings import LoadSettings, OnTooLong
 from prism_prm.scorer.vllm import VllmPRM
@@ -155,10 +156,16 @@ def _open_remote(
 
 
 def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Scorer:
-    """Return `prm` itself, or load it from a folder or hub id. `loading["family"]` may map PRM names to families."""
+    """Return `prm` itself, or load it from a folder or hub id, or open the critic that it names.
+
+    `loading["family"]` may map PRM names to families; `loading["critic"]` has the settings of critics.
+    """
     if not isinstance(prm, str | Path):
         return prm
     options = dict(loading or {})
+    critic = options.pop("critic", None)
+    if isinstance(prm, str) and is_critic(prm):
+        return open_critic(prm, critic, dtype=options.get("dtype"), device=options.get("device"))
     if isinstance(families := options.get("family"), Mapping):
         options["family"] = families.get(name)
     return load_prm(prm, **options)

@@ -1,4 +1,4 @@
-"""Whether a name can be that of a scorer: a PRM's place, or a server's; checked before anything heavy is imported."""
+"""Whether a name can be that of a scorer: a PRM's place, a server, a critic. Checked before anything heavy loads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prism_prm.critics.load import check_critic, is_critic
 from prism_prm.errors import ConfigError
 from prism_prm.http import server_address
 from prism_prm.prms.place import check_prm, checkable
@@ -37,6 +38,9 @@ def remote_place(name: object) -> RemotePlace | None:
 
 def check_scorer(place: str | Path, loading: Mapping[str, Any] | None, name: str = "") -> None:
     """Refuse at once what `open_prm` would refuse later, given the same options."""
+    if is_critic(place):
+        check_critic(str(place), (loading or {}).get("critic"))
+        return
     remote = remote_place(place)
     if remote is None:
         check_prm(place, **checkable(loading, name))

@@ -19,9 +19,9 @@ from prism_prm.prms.card import Card
 from prism_prm.prms.folder import push_folder, save_folder
 from prism_prm.prms.module import PrmModule, hash_model
 from prism_prm.prms.readme import model_card
+from prism_prm.protocol import Solution, TreeScores, as_trees
 from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
-from prism_prm.scorer.protocol import Solution, TreeScores, as_trees
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import check_choice, fit_all, rows_of, score_portion
 from prism_prm.types import Advance, bar_on_stderr, ignore

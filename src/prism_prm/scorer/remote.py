@@ -17,8 +17,8 @@ from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.chosen import CardValues
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.http import Server
+from prism_prm.protocol import Scorer, Solution, TreeScores, as_trees, sigmoid
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.scorer.protocol import Scorer, Solution, TreeScores, as_trees, sigmoid
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.types import Advance, bar_on_stderr, ignore
 

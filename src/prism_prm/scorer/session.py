@@ -17,8 +17,8 @@ from torch import Tensor
 
 from prism_prm.errors import DataError, PrismError
 from prism_prm.lm.memory import halving
+from prism_prm.protocol import sigmoid
 from prism_prm.records import StepTree
-from prism_prm.scorer.protocol import sigmoid
 from prism_prm.scorer.step_batch import Growth, in_batches, run_growth
 from prism_prm.scorer.whole_trees import check_finite
 

@@ -113,7 +113,7 @@ def _lay_out(growth: Growth) -> _Layout:
     for node in growth.kept:
         starts[node], at = at, at + len(node.ids)
         ends[node] = at
-    ends_at: dict[SessionNode | None, int] = {**ends}
+    ends_at: dict[SessionNode | None, int] = dict(ends.items())
     for node in reversed(growth.kept):  # a node ends where its last descendant ends
         if node.parent in ends:
             ends[node.parent] = max(ends[node.parent], ends[node])

@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import ROOT, StepTree
 from prism_prm.resume import stoppable
-from prism_prm.scorer.protocol import Scorer, TreeScores
 from prism_prm.types import Advance, Say, ignore, silent
 
 PORTION = 64
@@ -69,10 +69,15 @@ class Filled:
     """Portions that did not have to be scored."""
 
 
-def keys_of(identity: str, request: Request) -> list[bytes]:
-    """The keys of a request's nodes: each path is hashed step by step, so a tree costs no more than its texts."""
+def keys_of(identity: str, request: Request, *, whole: bool = False) -> list[bytes]:
+    """The keys of a request's nodes: each path is hashed step by step, so a tree costs no more than its texts.
+
+    `whole` is for scorers whose scores of a step depend on later steps too: then the whole tree is in every key.
+    """
     tree = request.tree
     known: dict[int, bytes] = {ROOT: _digest(identity.encode(), tree.problem)}
+    if whole:
+        known[ROOT] = _digest(known[ROOT], tree.content_hash())
     for node, parent in enumerate(tree.parents):
         known[node] = _digest(known[parent], tree.nodes[node].text)
     return [known[node] for node in request.nodes]
@@ -113,6 +118,8 @@ class ScoreStore:
         self.portion = portion
         self.say = say
         self.identity = scorer.identity()
+        self.whole = bool(getattr(scorer, "reads_whole_solutions", False))
+        """Whether a step's score depends on all of its solution."""
         self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
         self._files: set[str] = set()
         self._filed = _FiledScores.none(len(scorer.outputs))
@@ -171,14 +178,14 @@ class ScoreStore:
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
         """File scores that were made elsewhere, e.g. in a session; existing ones are kept."""
         self._look()
-        [rest] = self._missing([_Portion.of(self.identity, requests)])
+        [rest] = self._missing([_Portion.of(self.identity, requests, self.whole)])
         if len(rest.keys_N):
             self._write(rest, scores)
             self._look()
 
     def _portions(self, requests: Sequence[Request]) -> Iterator[_Portion]:
         for start in range(0, len(requests), self.portion):
-            yield _Portion.of(self.identity, requests[start : start + self.portion])
+            yield _Portion.of(self.identity, requests[start : start + self.portion], self.whole)
 
     def _has(self, portion: _Portion) -> bool:
         return bool((self._filed.places(portion.keys_N) >= 0).all())
@@ -205,8 +212,10 @@ class ScoreStore:
         rows = [(found, list(request.nodes)) for request, found in zip(portion.requests, scores, strict=True)]
         log_odds_NO = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
         too_long_N = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows]).astype(bool)
-        assert np.isfinite(log_odds_NO[~too_long_N]).all(), "a score is a number, unless its path was too long"
-        _FiledScores(portion.keys_N, log_odds_NO, too_long_N).write(self.folder / portion.name, self.scorer.outputs)
+        unjudged_N = np.concatenate([np.isin(nodes, found.unjudged) for found, nodes in rows]).astype(bool)
+        assert np.isfinite(log_odds_NO[~too_long_N & ~unjudged_N]).all(), "a score is a number, unless it says why not"
+        filed = _FiledScores(portion.keys_N, log_odds_NO, too_long_N, unjudged_N)
+        filed.write(self.folder / portion.name, self.scorer.outputs)
 
     def _read(self, portion: _Portion) -> Iterator[TreeScores]:
         found = self._filed.take(self._filed.places(portion.keys_N))
@@ -216,7 +225,8 @@ class ScoreStore:
             start += len(nodes)
             log_odds_NO = np.full((len(request.tree.nodes), len(self.scorer.outputs)), np.nan)
             log_odds_NO[nodes] = found.log_odds_NO[here]
-            yield TreeScores(self.scorer.outputs, log_odds_NO, tuple(nodes[found.too_long_N[here]].tolist()))
+            too_long, unjudged = (tuple(nodes[flags[here]].tolist()) for flags in (found.too_long_N, found.unjudged_N))
+            yield TreeScores(self.scorer.outputs, log_odds_NO, too_long, unjudged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +237,8 @@ class _Portion:
     keys_N: np.ndarray
 
     @classmethod
-    def of(cls, identity: str, requests: Sequence[Request]) -> _Portion:
-        keys = b"".join(key for request in requests for key in keys_of(identity, request))
+    def of(cls, identity: str, requests: Sequence[Request], whole: bool = False) -> _Portion:
+        keys = b"".join(key for request in requests for key in keys_of(identity, request, whole=whole))
         return cls(requests, np.frombuffer(keys, _KEYS))
 
     def only(self, wanted_N: np.ndarray) -> _Portion:
@@ -257,17 +267,19 @@ class _FiledScores:
     keys_N: np.ndarray
     log_odds_NO: np.ndarray
     too_long_N: np.ndarray
+    unjudged_N: np.ndarray
+    """Where a critic gave no verdict; files have this column only if there are any."""
 
     @classmethod
     def none(cls, outputs: int) -> _FiledScores:
-        return cls(np.empty(0, _KEYS), np.empty((0, outputs)), np.empty(0, bool))
+        return cls(np.empty(0, _KEYS), np.empty((0, outputs)), np.empty(0, bool), np.empty(0, bool))
 
     @classmethod
     def joined(cls, parts: Sequence[_FiledScores]) -> _FiledScores:
         """All of them sorted by key."""
         keys_N, first_N = np.unique(np.concatenate([part.keys_N for part in parts]), return_index=True)
-        log_odds_NO = np.concatenate([part.log_odds_NO for part in parts])
-        return cls(keys_N, log_odds_NO[first_N], np.concatenate([part.too_long_N for part in parts])[first_N])
+        columns = ([getattr(part, name) for part in parts] for name in ("log_odds_NO", "too_long_N", "unjudged_N"))
+        return cls(keys_N, *(np.concatenate(column)[first_N] for column in columns))
 
     def places(self, keys_N: np.ndarray) -> np.ndarray:
         """Where keys stand among these sorted ones; −1 where they do not."""
@@ -278,28 +290,35 @@ class _FiledScores:
 
     def take(self, places_N: np.ndarray) -> _FiledScores:
         assert (places_N >= 0).all(), "requests are filled before they are read"
-        return _FiledScores(self.keys_N[places_N], self.log_odds_NO[places_N], self.too_long_N[places_N])
+        columns = (self.keys_N, self.log_odds_NO, self.too_long_N, self.unjudged_N)
+        return _FiledScores(*(column[places_N] for column in columns))
 
     @classmethod
     def in_file(cls, path: Path, outputs: Sequence[str]) -> _FiledScores:
         remedy = "not a file of the score store; remove it to score it again"
         fields = [("key", pa.binary(_KEY_BYTES)), *((name, pa.float64()) for name in outputs), ("too_long", pa.bool_())]
-        schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
         try:
             with reading_parquet(path, remedy):
-                table = fitted(path, pq.read_table(path), schema)
+                found = pq.read_table(path)
+                fields += [("unjudged", pa.bool_())] * ("unjudged" in found.column_names)
+                schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
+                table = fitted(path, found, schema)
         except DataError as error:
             raise error if remedy in str(error) else DataError(f"{error}; {remedy}", reason=error.reason) from None
         keys_N = np.frombuffer(b"".join(table["key"].to_pylist()), _KEYS)
         log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
         too_long_N = table["too_long"].to_numpy()
-        if not np.isfinite(log_odds_NO[~too_long_N]).all():
+        unjudged_N = table["unjudged"].to_numpy() if "unjudged" in table.column_names else np.zeros(len(keys_N), bool)
+        if not np.isfinite(log_odds_NO[~too_long_N & ~unjudged_N]).all():
             raise DataError(f"{path}: a score is not a finite number; {remedy}", reason="out-of-range")
-        return cls(keys_N, log_odds_NO, too_long_N)
+        return cls(keys_N, log_odds_NO, too_long_N, unjudged_N)
 
     def write(self, path: Path, outputs: Sequence[str]) -> None:
         data = pa.py_buffer(self.keys_N.tobytes())
         keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_KEY_BYTES), len(self.keys_N), [None, data])
         log_odds = {name: pa.array(self.log_odds_NO[:, i]) for i, name in enumerate(outputs)}
+        columns = {"key": keys, **log_odds, "too_long": pa.array(self.too_long_N)}
+        if self.unjudged_N.any():
+            columns["unjudged"] = pa.array(self.unjudged_N)
         with whole_file(path) as aside:
-            pq.write_table(pa.table({"key": keys, **log_odds, "too_long": pa.array(self.too_long_N)}), aside)
+            pq.write_table(pa.table(columns), aside)

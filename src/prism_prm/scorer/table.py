@@ -20,17 +20,19 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.pools import holds_pool, read_pool
+from prism_prm.protocol import Scorer, TreeScores, notes_of, sigmoid
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
 from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.protocol import Scorer, TreeScores, sigmoid
 from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
 from prism_prm.scorer.whole_trees import memory_estimate
 from prism_prm.tables import iter_trees, scores_schema
 from prism_prm.types import Bars, Say, no_bars, silent
 
 _TOO_LONG = b"prism_prm.too_long"
+_UNJUDGED = b"prism_prm.unjudged"
+_STOPS = b"prism_prm.stops_at_error"
 _CARD = b"prism_prm.card"
 
 
@@ -44,6 +46,8 @@ class ScoreReport:
     """Steps whose path exceeds the context: left out, or scored without their earliest steps."""
     resumed: int
     """Portions that an earlier run had scored."""
+    unjudged: int = 0
+    """Steps on which a critic gave no verdict; left out."""
 
 
 def scores_table(
@@ -105,6 +109,12 @@ def card_of_scores(path: str | Path) -> CardValues | None:
         raise DataError(f"{path}: its copy of the PRM's card cannot be read ({error}); score again") from error
 
 
+def unjudged_in_scores(path: str | Path) -> tuple[int, bool]:
+    """How many steps of a scores table a critic gave no verdict on, and whether it stops at the first wrong step."""
+    about = pq.read_metadata(path).metadata or {}
+    return int(about.get(_UNJUDGED, 0)), _STOPS in about
+
+
 def write_scores(
     scorer: Scorer,
     trees: Sequence[StepTree],
@@ -137,7 +147,10 @@ def write_scores(
             if share.rank == 0:
                 _write(out, filed, requests, job)
     about = pq.read_metadata(out)
-    return ScoreReport(len(trees), about.num_rows, int(about.metadata[_TOO_LONG]), found)
+    for note in notes_of(scorer):
+        say(note)
+    too_long, unjudged = (int(about.metadata.get(name, 0)) for name in (_TOO_LONG, _UNJUDGED))
+    return ScoreReport(len(trees), about.num_rows, too_long, found, unjudged)
 
 
 def score_files(
@@ -183,6 +196,8 @@ def score_files(
         say(f"needs about {size / 1e9:.1f} GB of memory per process (an estimate)")
     with bars("scoring", len(trees), unit="trees") as advance:
         report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance, say=say)
+    if report.unjudged:
+        say(f"{report.unjudged:,} steps were not judged by the critic and were left out")
     if report.too_long:
         all_scored = report.steps == sum(len(tree.nodes) for tree in trees)
         done = "scored without their earliest steps" if all_scored else "left out"
@@ -218,15 +233,20 @@ def _job(identity: str, trees: Sequence[StepTree]) -> str:
 
 def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) -> None:
     outputs = store.scorer.outputs
-    too_long = 0
+    too_long = unjudged = 0
     with whole_file(out) as aside, pq.ParquetWriter(aside, scores_schema(outputs)) as writer:
         for start in range(0, len(requests), store.portion):
             some = requests[start : start + store.portion]
             scores = list(store.read(some))
             writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, store.identity))
             too_long += sum(len(found.too_long) for found in scores)
+            unjudged += sum(len(found.unjudged) for found in scores)
         card = card_values(store.scorer)
         about: dict[str | bytes, str | bytes] = {KEY: job, _TOO_LONG: str(too_long)}
+        if unjudged:
+            about[_UNJUDGED] = str(unjudged)
+        if not getattr(store.scorer, "judges_every_step", True):
+            about[_STOPS] = "1"
         if card is not None:
             about[_CARD] = msgspec.json.encode(card)
         writer.add_key_value_metadata(about)

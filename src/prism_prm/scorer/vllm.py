@@ -20,8 +20,8 @@ from prism_prm.lm.place import readable
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.places import no_connection
 from prism_prm.prms.folder import find_card
+from prism_prm.protocol import TreeScores
 from prism_prm.records import ROOT, StepTree
-from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.remote import RemotePRM, chosen_model, portions, server_models
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import PackItem, fit

@@ -18,9 +18,9 @@ from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.lm.memory import halving
 from prism_prm.packing import EncodedTree, Group, Layout, Row, batch_rows, describe, encode_tree, merge_rows, pack
 from prism_prm.prms.module import PrmModule
+from prism_prm.protocol import TreeScores
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.scorer.lower_cache import LowerCache
-from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.settings import OnTooLong
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from prism_prm.aggregate import log_score
 from prism_prm.chosen import Choice, card_values, choose_aggregator
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
+from prism_prm.protocol import TreeScores
 from prism_prm.records import StepTree
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
@@ -22,7 +23,6 @@ from prism_prm.rerank.report import without_solution
 from prism_prm.rerank.select import SELECTORS, Candidates
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.resume import Journal, stoppable
-from prism_prm.scorer.protocol import TreeScores
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search.engine import Engine, Watch, problem_keys
 from prism_prm.search.found import Done, Found
@@ -153,6 +153,8 @@ class Experiment:
 
     def _file_scores(self, prm: Scorer, found: Sequence[Found]) -> None:
         """What the search has scored, for whoever scores the same solutions with the same PRM."""
+        if getattr(prm, "reads_whole_solutions", False):
+            return  # a step was scored before its solution was whole
         solutions = [(entry.problem, one) for entry in found for one in entry.solutions if one.log_odds]
         trees = [StepTree.chain(self.problems[problem].text, one.steps) for problem, one in solutions]
         scores = [TreeScores(prm.outputs, np.array(one.log_odds)) for _, one in solutions]

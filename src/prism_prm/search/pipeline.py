@@ -15,6 +15,7 @@ from prism_prm.files import write_text
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, open_policy
 from prism_prm.policies.load import check_policy
+from prism_prm.protocol import notes_of
 from prism_prm.scorer.place import check_scorer
 from prism_prm.search.experiment import Experiment, Live, Point, no_live
 from prism_prm.search.recipe import SearchRecipe
@@ -92,17 +93,22 @@ def search_task(
         experiment = Experiment(
             recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, say=say, store=store
         )
+        opened_prms: list[Scorer] = []
         points, pools = experiment.run(
-            {name: partial(_open_prm, prm, options, name) for name, prm in given.items()}, grader
+            {name: partial(_open_prm, prm, options, name, opened_prms) for name, prm in given.items()}, grader
         )
+    for note in [note for scorer in opened_prms for note in notes_of(scorer)]:
+        say(note)
     make_report(recipe, task.name, points, pools, experiment.clusters).write(out)
     return points
 
 
-def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str) -> Scorer:
+def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str, opened: list[Scorer]) -> Scorer:
+    """A PRM; those that were opened are kept for what they have to say at the end."""
     from prism_prm.scorer.load import open_prm
 
-    return open_prm(prm, loading, name)
+    opened.append(open_prm(prm, loading, name))
+    return opened[-1]
 
 
 def _open_policy(recipe: SearchRecipe) -> Policy:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
+from prism_prm.protocol import sigmoid
 from prism_prm.records import StepTree
-from prism_prm.scorer.protocol import sigmoid
 from prism_prm.serve.models import Item, ItemScores, ServedModel
 
 

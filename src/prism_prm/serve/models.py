@@ -17,11 +17,11 @@ from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.errors import DataError, ModelError
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import Family
+from prism_prm.protocol import Scorer
 from prism_prm.records import StepTree
 from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
 from prism_prm.scorer.prefix_cache import PrefixCache
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.protocol import Scorer
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import fit, score_encoded
 

@@ -14,9 +14,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from prism_prm import __version__
 from prism_prm.errors import DataError
+from prism_prm.protocol import sigmoid
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.rl.openrlhf import problem_in
-from prism_prm.scorer.protocol import sigmoid
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.serve.answers import judged, pooled, sizes, steps_answer, usage
 from prism_prm.serve.engine import Engine, RefusedError

@@ -16,7 +16,7 @@ from prism_prm.serve.settings import ServeSettings
 from prism_prm.types import Say, silent
 
 if TYPE_CHECKING:
-    from prism_prm.scorer.protocol import Scorer
+    from prism_prm.protocol import Scorer
 
 PACKAGES = ("fastapi", "prometheus_client", "swagger_ui_bundle", "uvicorn")
 BACKLOG = 2048

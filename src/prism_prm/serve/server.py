@@ -13,8 +13,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from prism_prm.protocol import Scorer
 from prism_prm.scorer.load import open_prm
-from prism_prm.scorer.protocol import Scorer
 from prism_prm.serve.app import build_app
 from prism_prm.serve.engine import Engine
 from prism_prm.serve.keys import KeyRing

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from prism_prm.files import whole_file
 from prism_prm.pairs.examples import Examples, Split, as_one_tree
+from prism_prm.protocol import sigmoid
 from prism_prm.scorer import PRM, load_prm
-from prism_prm.scorer.protocol import sigmoid
 from prism_prm.scorer.store import Request, ScoreStore, Share, store_for
 from prism_prm.types import Bars, Floats, Say, no_bars, silent
 

@@ -68,6 +68,8 @@ class BaseSettings:
     family: str | None = None
     """The PRM's family, needed if its folder does not name it. With a backbone, the family to make (default qwen).
     `my_file.py:Mine` is a class in your own file, which is run."""
+    settings: dict[str, Annotated[str, MAY_BE_EMPTY]] = field(default_factory=dict)
+    """With a backbone: settings of the family's layout, e.g. the labels of `verdict`."""
     layers: Count | None = None
     """With a backbone: use only this many of its lowest layers. By default all."""
 
@@ -75,8 +77,9 @@ class BaseSettings:
         check(self)
         if bool(self.prm) == bool(self.backbone):
             raise ConfigError('[base] needs either prm = "…" or backbone = "…".')
-        if self.layers and self.prm:
-            raise ConfigError("[base] layers applies only to a backbone, not to a PRM.")
+        for name in ("layers", "settings"):
+            if getattr(self, name) and self.prm:
+                raise ConfigError(f"[base] {name} applies only to a backbone, not to a PRM.")
 
 
 @dataclass(frozen=True)

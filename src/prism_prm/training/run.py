@@ -122,8 +122,9 @@ class Run:
             assert settings.backbone
             family, dtype, seed = settings.family or "qwen", self.recipe.hardware.dtype, self.recipe.seed
             fresh = init_prm(
-                settings.backbone, family=family, dtype=dtype, device="cpu", seed=seed, layers=settings.layers
-            )
+                settings.backbone, family=family, settings=settings.settings, dtype=dtype, device="cpu", seed=seed,
+                layers=settings.layers,
+            )  # fmt: skip
             fresh.save(folder)
 
         if not self._is_done(folder):

@@ -12,7 +12,7 @@ from prism_prm.errors import DataError
 from prism_prm.metrics.counts import fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, pairwise_accuracy, threshold_for_tpr
 from prism_prm.pairs.examples import Examples, Split, labelled_steps
-from prism_prm.scorer.protocol import sigmoid
+from prism_prm.protocol import sigmoid
 from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import too_long
 from prism_prm.training.margins import score_examples

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from prism_prm.protocol import Solution, TreeScores, as_trees, sigmoid
 from prism_prm.records import ROOT, StepTree
-from prism_prm.scorer.protocol import Solution, TreeScores, as_trees, sigmoid
 from prism_prm.world.oracle import State
 from prism_prm.world.oracle import advance as after
 from prism_prm.world.problems import Problem

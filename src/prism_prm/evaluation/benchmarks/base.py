@@ -120,6 +120,8 @@ class Benchmark:
     """Groups whose items are in no total → what these are called; predictions may leave them out."""
     threshold: float | None = None
     """Where its rules judge every PRM; None leaves it to each PRM's card."""
+    needs_every_step: bool = True
+    """Whether steps after the first one that is judged wrong need scores too; some critics give none."""
     by_redundancy: tuple[str, ...] = ()
     """Groups whose steps are judged by their redundancy score, where a PRM has one."""
     measure: Callable[[Measurer], Tables] = lambda _: {}

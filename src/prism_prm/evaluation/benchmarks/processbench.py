@@ -136,6 +136,7 @@ PROCESSBENCH = Benchmark(
     read_processbench,
     hub="Qwen/ProcessBench",
     threshold=0.5,
+    needs_every_step=False,
     measure=measure_processbench,
     headlines=headlines,
     add_to_report=add_to_report,

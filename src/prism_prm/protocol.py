@@ -64,13 +64,16 @@ def sigmoid(log_odds: np.ndarray) -> np.ndarray:
 class TreeScores:
     """The scores of one tree, one row per node.
 
-    A node that was not requested, or was left out by `on_too_long="skip"`, is NaN; otherwise a score is never NaN.
+    A node that was not requested, was left out by `on_too_long="skip"` or was not judged is NaN; otherwise a score is
+    never NaN.
     """
 
     outputs: tuple[str, ...]
     log_odds_NO: np.ndarray
     too_long: tuple[int, ...] = ()
     """Nodes whose path exceeds the context: left unscored, or scored without their earliest steps."""
+    unjudged: tuple[int, ...] = ()
+    """Nodes on which a critic gave no verdict: requested, and NaN."""
 
     @property
     def probability(self) -> np.ndarray:
@@ -136,6 +139,8 @@ class Scorer(Protocol):
     """Scores the steps of solutions.
 
     If it also has a `card`, as a `PRM` does, the card's `aggregator` and `threshold` are the defaults for its scores.
+    A scorer whose scores depend on later steps too says so by `reads_whole_solutions`; one that judges no step after
+    the first wrong one by `judges_every_step` (False).
     """
 
     @property
@@ -173,3 +178,20 @@ class Scorer(Protocol):
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens the tree is: the problem, and every step once."""
+
+
+def notes_of(scorer: Scorer) -> list[str]:
+    """What a scorer has to say about its scores in lines, as a critic does about its cost; most say nothing."""
+    said = getattr(scorer, "notes", None)
+    return [] if said is None else list(said())
+
+
+def summary_of(scorer: object) -> dict[str, Any] | None:
+    """What a critic says about itself for metrics.json; None for others."""
+    said = getattr(scorer, "summary", None)
+    return None if said is None else dict(said())
+
+
+def tokens_of(scorer: Scorer, trees: Iterable[StepTree]) -> int:
+    """Tokens that the scores of some trees take: read once by a PRM, read and written by a critic."""
+    return sum(scorer.count_tokens(tree) for tree in trees)

@@ -1,0 +1,187 @@
+"""The tables and the figure of docs/over-credit.md, from what origin_map.py and natural_origin.py measured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.files import write_text
+from prism_prm.report import looks, percent_axes
+from prism_prm.report.figures import drawing
+from prism_prm.statistics import over_seeds
+
+ON_PAIRS = "cross-entropy on pairs"
+SHOWN = {"fpr": "FPR at 0.5", "fpr_at_tpr_90": "FPR at TPR 90", "ece": "calibration error"}
+Cells = Sequence[dict[str, Any]]
+
+
+def of_cells(cells: Cells, name: str) -> list[Any]:
+    """The different shares, noises or losses, in their order."""
+    return list(dict.fromkeys(cell[name] for cell in cells))
+
+
+def values_of(cells: Cells, metric: str, **of: Any) -> list[float]:
+    """One value per world."""
+    return [cell[metric] for cell in cells if all(cell[name] == value for name, value in of.items())]
+
+
+def table(cells: Cells, metric: str) -> str:
+    """Noise and loss by share, in percent, ± half of the 95 % interval over worlds."""
+    shares, noises, losses = (of_cells(cells, name) for name in ("share", "noise", "loss"))
+    lines = [
+        f"| {SHOWN[metric]}: noise | loss | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |",
+        f"|---|---|{'---:|' * len(shares)}",
+    ]
+    for noise, loss in itertools.product(noises, losses):
+        found = [over_seeds(values_of(cells, metric, noise=noise, loss=loss, share=share)) for share in shares]
+        shown = [f"{100 * one.value:.1f} ± {100 * (one.high - one.value):.1f}" for one in found]
+        lines.append(f"| {noise} | {loss} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+Where = dict[str, Sequence[Any]]
+"""Some cells: for each of `share`, `noise` and `loss` the values to take the mean over."""
+FEW, MANY = (0.5, 0.7, 0.85), (0.95, 0.98)
+
+
+def contrasts(losses: Sequence[str]) -> dict[str, tuple[Where, Where]]:
+    """What is compared, over as many cells as the question allows: single cells scatter too much."""
+    found: dict[str, tuple[Where, Where]] = {}
+    for loss in losses:
+        of: Where = {"loss": [loss]}
+        clean: Where = {**of, "noise": ["none"]}
+        found[f"{loss}, no noise: 95 and 98 % − 50 to 85 %"] = {**clean, "share": MANY}, {**clean, "share": FEW}
+        few: Where = {**of, "share": FEW}
+        for noise in ("independent", "systematic"):
+            found[f"{loss}, 50 to 85 %: {noise} − none"] = {**few, "noise": [noise]}, {**few, "noise": ["none"]}
+    for loss in losses[1:]:
+        found[f"all shares and noises: {loss} − cross-entropy"] = {"loss": [loss]}, {"loss": ["cross-entropy"]}
+    if ON_PAIRS in losses:
+        found[f"all shares and noises: hybrid − {ON_PAIRS}"] = {"loss": ["hybrid"]}, {"loss": [ON_PAIRS]}
+    return found
+
+
+def mean_of(cells: Cells, metric: str, seed: int, where: Where) -> float:
+    """The mean over some cells of one world."""
+    chosen = [c[metric] for c in cells if c["seed"] == seed and all(c[name] in some for name, some in where.items())]
+    return float(np.mean(chosen)) if chosen else float("nan")
+
+
+def contrast_table(cells: Cells) -> str:
+    """Differences in percentage points, paired by world, ± half of the 95 % interval over worlds."""
+    seeds = sorted({cell["seed"] for cell in cells})
+    lines = [f"| difference | {' | '.join(SHOWN.values())} |", f"|---|{'---:|' * len(SHOWN)}"]
+    for name, (one, other) in contrasts(of_cells(cells, "loss")).items():
+        shown = []
+        for metric in SHOWN:
+            found = over_seeds([mean_of(cells, metric, s, one) - mean_of(cells, metric, s, other) for s in seeds])
+            shown.append(f"{100 * found.value:+.1f} ± {100 * (found.high - found.value):.1f}")
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def draw(cells: Cells, path: Path) -> None:
+    """A row of panels per metric, a column per noise, a line per loss; a band shows the range of the worlds."""
+    shares, noises, losses = (of_cells(cells, name) for name in ("share", "noise", "loss"))
+    alt = "FPR at 0.5, FPR at TPR 90 and calibration error by share of right labels, for each label noise and loss"
+    with drawing("origin-map", alt, (8.4, 7.6), 1) as picture:
+        figure = picture.axes[0].figure
+        picture.axes[0].remove()
+        panels = figure.subplots(len(SHOWN), len(noises), sharex=True, sharey="row", squeeze=False)
+        for (i, metric), (j, noise) in itertools.product(enumerate(SHOWN), enumerate(noises)):
+            axes = panels[i, j]
+            for loss, look in looks(losses).items():
+                found = [values_of(cells, metric, noise=noise, loss=loss, share=share) for share in shares]
+                at = range(len(shares))
+                axes.plot(
+                    at, list(map(np.mean, found)), color=look.colour, ls=look.line, marker=look.marker, label=loss
+                )
+                axes.fill_between(at, list(map(min, found)), list(map(max, found)), color=look.colour, alpha=0.15, lw=0)
+            axes.set_xticks(range(len(shares)), [f"{100 * share:.0f}" for share in shares])
+            top = 1.05 * max(cell[metric] for cell in cells)
+            axes.set_ylim(0, top)
+            axes.set_yticks(np.arange(0, top, 0.2 if top > 0.6 else 0.1))
+            percent_axes(axes.yaxis)
+            if i == 0:
+                axes.set_title(f"noise: {noise}")
+            if j == 0:
+                axes.set_ylabel(f"{SHOWN[metric]} (%)")
+            if i == len(SHOWN) - 1:
+                axes.set_xlabel("right labels before noise (%)")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(losses))
+    write_text(path, picture.svgs[0])
+
+
+def map_tables(cells: Cells) -> str:
+    """A table per metric, differences over many cells, and the tokens that cells took."""
+    tokens = [cell["tokens"] for cell in cells]
+    spent = f"{len(cells)} cells, {min(tokens):,} to {max(tokens):,} tokens each"
+    return "\n\n".join([*(table(cells, metric) for metric in SHOWN), contrast_table(cells), spent])
+
+
+COLUMNS = {
+    "fpr": "FPR at 0.5", "fpr_at_tpr_90": "FPR at TPR 90", "fnr": "FNR at 0.5", "auroc": "AUROC",
+    "ece": "calibration error",
+}  # fmt: skip
+PAIRS = ("any", "sure", "consensus")
+DIFFERENCES = (
+    ("any of 8", "injected noise"), ("any of 32", "injected noise"), ("any of 8", "exact labels"),
+    *((f"pairs: {arm}", "any of 8") for arm in (*PAIRS, "exact")), ("continued", "any of 8"),
+    *((f"pairs: {arm}", "pairs: exact") for arm in PAIRS),
+)  # fmt: skip
+
+
+Numbers = Sequence[dict[str, dict[str, float]]]
+"""Per world, name → metric → value."""
+Counts = dict[str, list[dict[str, Any]]]
+"""Labels → per world how many steps are called right or wrong."""
+
+
+def natural_tables(results: Numbers, limit: Numbers, counts: Counts, varied: dict[str, Any]) -> str:
+    """All numbers of natural_origin.py: PRMs, differences, labels learned perfectly, and label noise."""
+    columns = list(COLUMNS)
+    prms = {name: [over([one[name][column] for one in results]) for column in columns] for name in results[0]}
+    for name, other in DIFFERENCES:
+        prms[f"{name} − {other}"] = [over([one[name][c] - one[other][c] for one in results], "+") for c in columns]
+    learned = {
+        name: [over([one[name][column] for one in limit]) for column in ("passing", "fpr", "fpr_at_tpr_90")]
+        for name in limit[0]
+    }
+    groups = sorted({group for found in counts.values() for one in found for group in one["wrong"]})
+    passing = {group: [over([_rate(one, group) for one in found]) for found in counts.values()] for group in groups}
+    passing["right steps called wrong"] = [over([one["failed"] / one["right"] for one in f]) for f in counts.values()]
+    passing["wrong steps"] = [str(sum(one["wrong"]["all"] for one in found)) for found in counts.values()]
+    passing["right steps"] = [str(sum(one["right"] for one in found)) for found in counts.values()]
+    by_policy = {
+        name: [f"{100 * _rate(one, 'all'):.1f}", str(one["wrong"]["all"]), f"{100 * one['failed'] / one['right']:.1f}"]
+        for name, one in varied.items()
+    }
+    return "\n\n".join(
+        [
+            markdown(["PRM", *COLUMNS.values()], prms),
+            markdown(["labels learned perfectly", "wrong steps called right", "FPR at 0.5", "FPR at TPR 90"], learned),
+            markdown(["wrong steps called right", *counts], passing),
+            markdown(["labels", "wrong called right", "of", "right called wrong"], by_policy),
+        ]
+    )
+
+
+def markdown(header: Sequence[str], rows: dict[str, list[str]]) -> str:
+    """A table with numbers to the right."""
+    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
+
+
+def over(values: Sequence[float], sign: str = "") -> str:
+    """Percent, ± half of the 95 % interval over worlds."""
+    found = over_seeds(values)
+    return f"{100 * found.value:{sign}.1f} ± {100 * (found.high - found.value):.1f}"
+
+
+def _rate(counts: dict[str, Any], group: str) -> float:
+    wrong = counts["wrong"].get(group, 0)
+    return counts["passed"].get(group, 0) / wrong if wrong else float("nan")

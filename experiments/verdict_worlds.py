@@ -1,0 +1,114 @@
+"""A generative verdict in the embedded world: a tiny language model asked for Yes or No, beside a PRM with a head.
+
+In each fresh world both families start from the same backbone: `qwen` (a new head) and `verdict` (log-odds of two of
+the model's own tokens). Both get the demo's base training on labels, and from there BCE (`pointwise`) and PRISM
+(`prism`) on the same pairs. The oracle judges P(right) of every test step. Interrupted, the same command goes on.
+
+Run: python experiments/verdict_worlds.py --first-seed 40 --seeds 3 --out runs/verdict-worlds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm import metrics
+from prism_prm.cli.ui import progress, say
+from prism_prm.demo.arms import ARMS, base_recipe
+from prism_prm.demo.presets import demo_settings
+from prism_prm.demo.stages import BASE, SeedRun, quietly
+from prism_prm.files import write_text
+from prism_prm.scorer import init_prm, load_prm
+from prism_prm.scorer.store import ScoreStore
+from prism_prm.world.build import World, build_world
+from prism_prm.world.tokens import PRM_SETTINGS
+
+FAMILIES: dict[str, dict[str, str]] = {
+    "qwen": dict(PRM_SETTINGS),
+    "verdict": {"instruction": "", "question": "", "yes": "1", "no": "0"},
+}
+"""Family → its settings; the world's tokenizer has numbers but no words, so numbers are the labels."""
+ARMS_RUN = ("pointwise", "prism")
+SHOWN = {"auroc": "AUROC ↑", "fpr_at_tpr_90": "FPR at TPR 90 ↓", "fpr": "FPR at 0.5 ↓", "fnr": "FNR at 0.5 ↓"}
+
+
+class FamilyRun(SeedRun):
+    """One world for one family, up to the scores of the test steps."""
+
+    def __init__(self, family: str, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.family = family
+        self.folder = self.folder / family
+
+    def _fresh(self, world: World) -> Path:
+        folder = self.folder / f"fresh-{world.backbone.parent.name}"
+        if not folder.exists():
+            init_prm(
+                world.backbone, family=self.family, settings=FAMILIES[self.family], seed=self.seed, device="cpu"
+            ).save(folder)
+        return folder
+
+    def measure(self) -> dict[str, dict[str, float]]:
+        """PRM → its metrics on the steps of all test sets, by the oracle's labels."""
+        settings = self.settings
+        world = build_world(replace(settings.world, seed=self.seed), self.cache, bars=self.bars)
+        base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
+        prms = {BASE: base}
+        for name in ARMS_RUN:
+            prms[name], _ = self._trained(name, self._recipe(ARMS[name], world, base))
+        found = {}
+        for name, place in prms.items():
+            store = ScoreStore(self.folder / "scores", load_prm(place, device="cpu"))
+            steps = self._score_trees(f"{self.family}, {name}", store, world, far=False)
+            right, scores = steps.right[steps.judged], steps.probability[steps.judged]
+            ranking = metrics.Ranking.of(right, scores).metrics()
+            good = scores > 0.5
+            found[name] = {
+                "auroc": ranking["auroc"], "fpr_at_tpr_90": ranking["fpr_at_tpr_90"],
+                "fpr": float(good[~right].mean()), "fnr": float((~good)[right].mean()),
+            }  # fmt: skip
+        return found
+
+
+def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
+    """Markdown: one row per family and PRM, the mean over worlds with every world's value."""
+    lines = [f"| family · PRM | {' | '.join(SHOWN.values())} |", "|---" * (1 + len(SHOWN)) + "|"]
+    for family in FAMILIES:
+        for name in (BASE, *ARMS_RUN):
+            cells = []
+            for metric in SHOWN:
+                values = [100 * world[family][name][metric] for world in results.values() if family in world]
+                cells.append(f"{np.mean(values):.1f} ({', '.join(f'{value:.1f}' for value in values)})")
+            lines.append(f"| {family} · {name} | {' | '.join(cells)} |")
+    return f"{len(results)} worlds, values in %: mean (each world)\n\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the worlds one after the other, and write the table after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first-seed", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="a much smaller world")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    settings = replace(demo_settings(quick=given.quick), rl=None)
+    results: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    with quietly():
+        for seed in range(given.first_seed, given.first_seed + given.seeds):
+            world = {}
+            for family in FAMILIES:
+                say(f"World {seed}, {family}")
+                world[family] = FamilyRun(family, settings, seed, given.out, bars=progress, say=say).measure()
+            results[str(seed)] = world
+            write_text(given.out / "results.json", json.dumps(results, indent=2) + "\n")
+            write_text(given.out / "table.md", table(results))
+    say(f"Table: {given.out / 'table.md'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""`Critic`: a scorer of steps that asks a model in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from prism_prm.chosen import DEFAULT_THRESHOLD, CardValues
+from prism_prm.critics.asking import Asker, Backend, StopError, Work, gathered
+from prism_prm.critics.conversation import Conversation, RunCode
+from prism_prm.critics.format import CriticFormat
+from prism_prm.critics.parse import Rows
+from prism_prm.critics.replies import Turn
+from prism_prm.critics.session import CriticSession
+from prism_prm.critics.settings import CriticSettings
+from prism_prm.critics.verdicts import Tally, Verdicts
+from prism_prm.protocol import Solution, TreeScores, as_trees
+from prism_prm.records import StepTree
+from prism_prm.types import Advance, bar_on_stderr, ignore
+
+SURE = 30.0
+"""The log-odds of a unanimous vote, whose probability is 0 or 1."""
+
+
+@dataclass(slots=True)
+class Judged:
+    """What the nodes of one tree got."""
+
+    log_odds_NO: np.ndarray
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all replies behind it, new and kept."""
+        return self.tally.tokens
+
+    def set(self, node: int, row: Sequence[float]) -> None:
+        """The probabilities of a node."""
+        self.log_odds_NO[node] = [_log_odds(value) for value in row]
+
+
+class Critic:
+    """Scores steps by a critic's verdicts; usable wherever a PRM is."""
+
+    context = 2**31
+    on_too_long = "skip"
+
+    def __init__(
+        self, backend: Backend, format: CriticFormat, settings: CriticSettings, run_code: RunCode | None = None
+    ) -> None:
+        self.backend, self.format, self.settings = backend, format, settings
+        self.outputs = format.outputs
+        self.card = CardValues(format.aggregator, DEFAULT_THRESHOLD)
+        self.reads_whole_solutions = format.granularity == "solution"
+        self.judges_every_step = format.judges_every_step
+        self.asker = Asker(backend, format.identity(), settings)
+        self.verdicts = Verdicts(self.asker, format, Conversation(format, backend.primes, run_code))
+
+    # --- what it is, and what it has cost ---
+
+    def identity(self) -> str:
+        """The format, the model, and every setting that changes a score."""
+        given, drawing = self.settings, self.verdicts.drawing
+        facts = {
+            "format": self.format.identity(), "model": self.asker.model, "votes": drawing.votes,
+            "temperature": drawing.temperature, "top_p": drawing.top_p, "max_tokens": given.max_tokens,
+            "on_missing": given.on_missing, "redraws": given.redraws, "primes": self.backend.primes,
+            "log_probabilities": drawing.by_log_probability, "code": self.verdicts.talk.run_code is not None,
+        }  # fmt: skip
+        return f"critic:{json.dumps(facts, sort_keys=True)}"
+
+    def described(self) -> str:
+        """How verdicts come about, in words."""
+        drawing = self.verdicts.drawing
+        how = "the labels' log-probabilities" if drawing.by_log_probability else "what it writes"
+        times = f", mean of {drawing.votes} answers" if drawing.votes > 1 else ""
+        primed = "begun for it" if self.backend.primes else "asked for in words, since the server continues no turn"
+        begins = any(stage.prime for stage in self.format.stages)
+        return f"{self.backend.name}: verdicts from {how}{times}" + (f"; its turn is {primed}" if begins else "")
+
+    def summary(self) -> dict[str, Any]:
+        """For metrics.json."""
+        return {
+            "model": self.backend.model, "format": self.settings.format, "votes": self.verdicts.drawing.votes,
+            "by_log_probability": self.verdicts.drawing.by_log_probability, "primed": self.backend.primes,
+            "on_missing": self.settings.on_missing, "retried_requests": self.backend.num_retries,
+            **self.asker.ledger.as_json(),
+        }  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """What was spent and what was missing, in lines."""
+        retried = [f"{self.backend.num_retries:,} requests had to be sent again"] * bool(self.backend.num_retries)
+        return [f"Critic: {line}" for line in [self.described(), *self.asker.ledger.lines(), *retried]]
+
+    def close(self) -> None:
+        """End connections."""
+        self.asker.replies.close()
+        self.backend.close()
+
+    # --- the protocol of a scorer ---
+
+    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """P(right) of each step of one solution; NaN where a step was not judged."""
+        return self.score_many([(problem, steps)])[0]
+
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
+        """P(right) of each step of each solution."""
+        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions), progress=progress)]
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        """The scores of all nodes of each tree, or only of the wanted ones; unjudged nodes are NaN."""
+        nodes = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+        with bar_on_stderr("asking the critic", len(trees), shown=progress) as more:
+
+            def both(done: int) -> None:
+                advance(done)
+                more(done)
+
+            judged = self.judge(trees, nodes, both)
+        found = []
+        for one, own in zip(judged, nodes, strict=True):
+            unjudged = tuple(node for node in own if math.isnan(one.log_odds_NO[node, 0]))
+            found.append(TreeScores(self.outputs, one.log_odds_NO, unjudged=unjudged))
+        return found
+
+    def session(self, problems: Sequence[str]) -> CriticSession:
+        """Growing trees of steps, one per problem."""
+        return CriticSession(self, problems)
+
+    def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
+        """Anything but a blank text can be asked about."""
+        return bool(step.strip())
+
+    def count_tokens(self, tree: StepTree) -> int:
+        """How many tokens were read and written to judge a tree, by the kept replies."""
+        work = Work(only_kept=True)
+        (found,) = self.asker.run(work, [self._tree(work, tree, range(len(tree.nodes)), ignore)])
+        return found.tokens
+
+    def judge(
+        self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], advance: Advance = ignore
+    ) -> list[Judged]:
+        """What the critic says about nodes of trees, with the tokens that it took."""
+        work, pairs = Work(), zip(trees, nodes, strict=True)
+        return self.asker.run(work, [self._tree(work, tree, own, advance) for tree, own in pairs])
+
+    # --- one tree ---
+
+    async def _tree(self, work: Work, tree: StepTree, wanted: Sequence[int], advance: Advance) -> Judged:
+        found = Judged(np.full((len(tree.nodes), len(self.outputs)), np.nan))
+        try:
+            if self.reads_whole_solutions:
+                await self._solutions(work, tree, wanted, found)
+            else:
+                await self._nodes(work, tree, wanted, found)
+        except StopError:
+            return found
+        advance(1)
+        return found
+
+    async def _solutions(self, work: Work, tree: StepTree, wanted: Sequence[int], found: Judged) -> None:
+        """Judge each solution (a path to a leaf) once; a step of several solutions takes the verdict of the first."""
+        inner, needed = set(tree.parents), set(wanted)
+        paths = [tree.path(node) for node in range(len(tree.nodes)) if node not in inner]
+        paths = [path for path in paths if needed & set(path)]
+        verdicts = await gathered([self._prefix(work, tree, path, found) for path in paths])
+        for path, (rows, _) in zip(paths, verdicts, strict=True):
+            for node, row in zip(path, rows, strict=True):
+                if node in needed:
+                    needed.remove(node)
+                    found.set(node, row)
+
+    async def _nodes(self, work: Work, tree: StepTree, wanted: Sequence[int], found: Judged) -> None:
+        """Judge steps one by one; in a conversation, a step after what was written about those before it."""
+        tasks: dict[int, asyncio.Task[tuple[Rows, str]]] = {}
+
+        def task(node: int) -> asyncio.Task[tuple[Rows, str]]:
+            if node not in tasks:
+                tasks[node] = asyncio.ensure_future(judge(node))
+            return tasks[node]
+
+        async def judge(node: int) -> tuple[Rows, str]:
+            path = tree.path(node)
+            if self.format.granularity == "prefix":
+                return await self._prefix(work, tree, path, found)
+            sees_replies = "{reply}" in self.format.history
+            replies = [(await task(one))[1] for one in path[:-1]] if sees_replies else [""] * (len(path) - 1)
+            return await self._step(work, tree, path, replies, found)
+
+        for node, (rows, _) in zip(wanted, await gathered([task(node) for node in wanted]), strict=True):
+            found.set(node, rows[0])
+
+    async def _prefix(self, work: Work, tree: StepTree, path: Sequence[int], found: Judged) -> tuple[Rows, str]:
+        """The verdict on all steps of a path at once."""
+        solution = self.format.solution(tree.texts(path))
+        user = self.format.filled(self.format.user, problem=tree.problem, solution=solution)
+        return await self._ask(work, tree, self._turns(tree, user), path, found)
+
+    async def _step(
+        self, work: Work, tree: StepTree, path: Sequence[int], replies: Sequence[str], found: Judged
+    ) -> tuple[Rows, str]:
+        """The verdict on the last step of a path, after the turns about the others."""
+        turns: tuple[Turn, ...] = ()
+        for at, node in enumerate(path):
+            text, step = self.format.later if at else self.format.first, tree.nodes[node].text
+            user = self.format.filled(text, problem=tree.problem, step=step, number=at + 1, index=at)
+            turns = (*turns, ("user", user)) if at else self._turns(tree, user)
+            if at < len(replies):
+                turns = (*turns, ("assistant", self.format.filled(self.format.history, reply=replies[at])))
+        return await self._ask(work, tree, turns, path, found)
+
+    def _turns(self, tree: StepTree, user: str) -> tuple[Turn, ...]:
+        system = self.format.filled(self.format.system, problem=tree.problem)
+        return (*([("system", system)] if system else []), ("user", user))
+
+    async def _ask(
+        self, work: Work, tree: StepTree, turns: tuple[Turn, ...], path: Sequence[int], found: Judged
+    ) -> tuple[Rows, str]:
+        where = f"solution {tree.name or tree.tree_id}, step {len(path)}"
+        return await self.verdicts.ask(work, turns, len(path), where, found.tally)
+
+
+def _log_odds(probability: float) -> float:
+    if math.isnan(probability):
+        return math.nan
+    if not 0 < probability < 1:
+        return SURE if probability >= 1 else -SURE
+    return float(np.clip(math.log(probability) - math.log1p(-probability), -SURE, SURE))

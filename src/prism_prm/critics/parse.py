@@ -1,0 +1,186 @@
+"""From a reply to a verdict: small total functions that never raise and never guess.
+
+A reading is one row of values per step (P of each output; NaN where a step was not judged), or the kind of what is
+missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prism_prm.critics.format import CriticFormat, Labels
+from prism_prm.critics.replies import Reply, TokenChoice
+
+MissingKind = Literal[
+    "no-verdict", "two-verdicts", "bad-json", "wrong-length", "out-of-range", "refusal", "cut-off", "empty"
+]
+Rows = tuple[tuple[float, ...], ...]
+"""One row per step, one probability per output."""
+_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_INDEX = re.compile(r"[-\u2212\u2013]?\d{1,6}", re.ASCII)
+_OPENING = re.compile(r"\s*[\W_]*")
+"""What may stand before the first word of an answer: spaces, quotes, markup."""
+MOST_BRACES = 10_000
+"""Places in one reply where a JSON object may begin; formulas have many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A reply without a usable verdict."""
+
+    kind: MissingKind
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a reply says: one row per step, one value per output."""
+
+    rows: Rows
+    by_log_probability: bool = False
+    notes: tuple[str, ...] = ()
+    """What is odd about it without making it useless, e.g. several verdicts of which the last counts."""
+
+
+def read_reply(reply: Reply, format: CriticFormat, num_steps: int) -> Reading | Missing:
+    """The verdict of a reply (of its last part); `num_steps` counts for formats that judge whole solutions."""
+    if reply.refused or reply.reason == "content_filter":
+        return Missing("refusal")
+    if format.reads == "label":
+        found = read_label(reply.text, format.label, reply.tokens)
+    elif format.reads == "index":
+        found = read_index(reply.text, num_steps)
+    else:
+        found = read_scores(reply.text, [format.scores[output] for output in format.outputs], num_steps)
+    if isinstance(found, Missing):
+        if reply.reason == "length" and found.kind in ("no-verdict", "bad-json", "empty"):
+            return Missing("cut-off")
+        if not reply.text.strip():
+            return Missing("empty")
+    return found
+
+
+def read_label(text: str, labels: Labels, tokens: Sequence[TokenChoice] | None) -> Reading | Missing:
+    """A word, or the log-probabilities of both words where it stands."""
+    if labels.at == "start":
+        if tokens is not None:
+            return _from_choices(tokens[:1], labels)
+        return _first_word(text, labels)
+    words = [word for word in map(_normal, _BOXED.findall(text)) if word in _both(labels)]
+    # A turn that was begun with `\boxed` continues with `{Yes}`.
+    if found := re.match(r"\s*\{([^{}]*)\}", text):
+        words = [word for word in [_normal(found[1])] if word in _both(labels)] + words
+    if not words:
+        return Missing("no-verdict")
+    notes = ("several verdicts, the last counts",) if len(set(words)) > 1 else ()
+    if tokens is not None:
+        places = [choice for choice in tokens if _normal(choice.token) == words[-1]]
+        read = _from_choices(places[-1:], labels)
+        if isinstance(read, Reading):
+            return Reading(read.rows, True, notes)
+    return Reading(((float(words[-1] == _normal(labels.yes)),),), notes=notes)
+
+
+def _first_word(text: str, labels: Labels) -> Reading | Missing:
+    opening = _OPENING.match(text)
+    rest = text[opening.end() if opening else 0 :]
+    word = re.match(r"\w+", rest)
+    first = _normal(word[0]) if word else ""
+    if first not in _both(labels):
+        return Missing("no-verdict")
+    others = {_normal(other) for other in re.findall(r"\w+", rest)} & _both(labels)
+    if len(others) > 1:
+        return Missing("two-verdicts")
+    return Reading(((float(first == _normal(labels.yes)),),))
+
+
+def _from_choices(places: Sequence[TokenChoice], labels: Labels) -> Reading | Missing:
+    """P(yes) / (P(yes) + P(no)) where the verdict is; a label that is not shown gets the smallest value shown."""
+    top = places[0].top if places else ()
+    shown = [_shown(label, top) for label in (labels.yes, labels.no)]
+    if shown == [None, None]:
+        return Missing("no-verdict")
+    least = min(value for _, value in top)
+    yes, no = (least if value is None else value for value in shown)
+    if yes == no == -math.inf:
+        return Missing("no-verdict")
+    highest = max(yes, no)
+    a, b = math.exp(yes - highest), math.exp(no - highest)
+    return Reading(((a / (a + b),),), by_log_probability=True)
+
+
+def _shown(label: str, top: Sequence[tuple[str, float]]) -> float | None:
+    """The log-probability of a label as it is written, else of its likeliest spelling (` yes`, `YES`); None: none."""
+    spelled = [value for token, value in top if token == label]
+    others = [value for token, value in top if _normal(token) == _normal(label)]
+    return max(spelled or others, default=None)
+
+
+def _normal(word: str) -> str:
+    return word.strip().lower()
+
+
+def _both(labels: Labels) -> set[str]:
+    return {_normal(labels.yes), _normal(labels.no)}
+
+
+def read_index(text: str, num_steps: int) -> Reading | Missing:
+    """The last `\\boxed{}` as the index of the earliest wrong step, or -1: it is wrong, earlier steps are right, later
+    ones are not judged.
+    """
+    boxed = [part.strip() for part in _BOXED.findall(text)]
+    if not boxed or not _INDEX.fullmatch(boxed[-1]):
+        return Missing("no-verdict")
+    index = int(boxed[-1].replace("\u2212", "-").replace("\u2013", "-"))
+    if not -1 <= index < num_steps:
+        return Missing("out-of-range")
+    notes = ("several verdicts, the last counts",) if len(set(boxed)) > 1 else ()
+    return Reading(rows_of_index(index, num_steps), notes=notes)
+
+
+def rows_of_index(index: int, num_steps: int, sure: float = 1.0) -> Rows:
+    """The rows that an index stands for, held by a share `sure` of the votes."""
+    right, wrong = 0.5 + sure / 2, 0.5 - sure / 2
+    if index < 0:
+        return ((right,),) * num_steps
+    return ((right,),) * index + ((wrong,),) + ((math.nan,),) * (num_steps - index - 1)
+
+
+def read_scores(text: str, keys: Sequence[str], num_steps: int) -> Reading | Missing:
+    """JSON lists with a number from -1 to 1 for each step; P is half of 1 + the number."""
+    found = [one for one in _objects(text) if all(key in one for key in keys)]
+    if not found:
+        return Missing("bad-json")
+    if any(one != found[0] for one in found):
+        return Missing("two-verdicts")
+    columns = [found[0][key] for key in keys]
+    if not all(isinstance(column, list) for column in columns):
+        return Missing("bad-json")
+    if any(len(column) != num_steps for column in columns):
+        return Missing("wrong-length")
+    values = [value for column in columns for value in column]
+    if not all(type(value) in (int, float) for value in values):
+        return Missing("bad-json")
+    if not all(-1 <= value <= 1 for value in values):
+        return Missing("out-of-range")
+    return Reading(tuple(tuple((1 + value) / 2 for value in row) for row in zip(*columns, strict=True)))
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects in a text, whatever stands around them."""
+    decoder, at = json.JSONDecoder(), 0
+    for _ in range(MOST_BRACES):
+        at = text.find("{", at)
+        if at < 0:
+            return
+        try:
+            found, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            at += 1
+            continue
+        if isinstance(found, dict):
+            yield found

@@ -1,0 +1,181 @@
+"""`critic:openai:<base url>`: a critic behind a server with OpenAI's chat API.
+
+A server is known by what its list of models says (`owned_by`). vLLM, SGLang and llama.cpp continue a last turn that is
+the assistant's; of others this is not known, so the format's words are then asked for in the user's turn.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from prism_prm.critics.replies import Ask, Reply, TokenChoice
+from prism_prm.critics.settings import CriticSettings
+from prism_prm.errors import ConfigError
+from prism_prm.http import Patience, Server, ServerError, server_address
+
+T = TypeVar("T")
+
+API_KEY = "OPENAI_API_KEY"
+MOST_TOKENS = 10**9
+TOP = 20
+"""Log-probabilities asked for at each token; the most that servers give."""
+CONTINUES = {"vllm": True, "sglang": True, "llamacpp": True}
+"""`owned_by` → whether the server continues a turn."""
+_REASONS = {"stop": "stop", "length": "length", "content_filter": "content_filter", "eos": "stop"}
+
+
+class ServedCritic:
+    """A model behind a server."""
+
+    def __init__(self, url: str, settings: CriticSettings) -> None:
+        patience = Patience(timeout=settings.timeout, retries=settings.retries)
+        self.server = Server(url, patience, settings.concurrency, key_variable=API_KEY)
+        try:
+            self.model, owner = self._served(settings.model)
+        except BaseException:
+            self.server.close()
+            raise
+        self.name = f"{self.model} at {self.server.shown}"
+        self.kind = owner or "unknown"
+        self.primes = CONTINUES.get(owner, False) if settings.priming == "auto" else settings.priming == "on"
+
+    def identity(self) -> str:
+        """The model's name; the server's weights cannot be seen from here."""
+        return f"openai:{self.model}"
+
+    def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of all, in order."""
+        return self.server.together(work)
+
+    def close(self) -> None:
+        """End all connections."""
+        self.server.close()
+
+    @property
+    def num_retries(self) -> int:
+        """Requests that had to be sent again."""
+        return self.server.num_retries
+
+    async def ask(self, ask: Ask) -> Reply:
+        """One reply."""
+        messages = [{"role": role, "content": content} for role, content in ask.turns]
+        body: dict[str, Any] = {"model": self.model, "max_tokens": ask.max_tokens, "temperature": ask.temperature}
+        if ask.begun:
+            messages.append({"role": "assistant", "content": ask.begun})
+            if self.kind != "llamacpp":
+                body |= {"continue_final_message": True, "add_generation_prompt": False}
+        body["messages"] = messages
+        if ask.temperature:
+            body |= {"top_p": ask.top_p, "seed": ask.seed}
+            if ask.top_k and self.kind in CONTINUES:  # OpenAI's own API has no such field
+                body["top_k"] = ask.top_k
+        if ask.stops:
+            body["stop"] = list(ask.stops)
+        if ask.log_probabilities:
+            body |= {"logprobs": True, "top_logprobs": TOP}
+        asked = sum(len(content) for _, content in ask.turns) + len(ask.begun)
+        start = time.monotonic()
+        reply = await self.server.ask("POST", "/chat/completions", lambda answer: read_answer(answer, asked), body)
+        text = reply.text
+        if ask.begun and text.startswith(ask.begun):  # some servers give the whole turn
+            text = text[len(ask.begun) :]
+        return Reply(
+            text, reply.reason, reply.prompt_tokens, reply.completion_tokens, reply.estimated, reply.refused,
+            reply.stopped_by, reply.tokens if ask.log_probabilities else None, round(time.monotonic() - start, 3),
+        )  # fmt: skip
+
+    def _served(self, wanted: str | None) -> tuple[str, str]:
+        """The model to ask, and what kind of server it is."""
+        try:
+            (found,) = self.server.together([self.server.ask("GET", "/models", _models)])
+        except ServerError:
+            if wanted is None:
+                raise
+            return wanted, ""
+        if wanted is None and len(found) != 1:
+            listed = ", ".join(list(found)[:8]) or "no model by name"
+            raise ConfigError(f"{self.server.shown} serves {listed}; choose one with --critic-model")
+        model = wanted or next(iter(found))
+        return model, found.get(model, "")
+
+
+def check_address(url: str) -> None:
+    """The address of a server; one with a password or a query is refused, since addresses are written down."""
+    if "@" in url or "?" in url:
+        raise ConfigError(
+            f"critic:openai: the address must not contain a password or a query; put the key into ${API_KEY}"
+        )
+    server_address(url)
+
+
+def _models(answer: dict[str, Any]) -> dict[str, str]:
+    entries = answer.get("data")
+    if not isinstance(entries, list):
+        raise ValueError(f"the answer is not a list of models; its fields: {sorted(answer)}")
+    named = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    return {entry["id"]: str(entry.get("owned_by", "")) for entry in named}
+
+
+def read_answer(answer: dict[str, Any], asked: int) -> Reply:
+    """The first choice of an answer to a question of `asked` characters; a ValueError where it makes no sense."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise ValueError(f"the answer has no choices[0].message; is this a chat API? Its fields: {sorted(answer)}")
+    content, refusal = message.get("content"), message.get("refusal")
+    if not isinstance(content, str | None) or (content is None and not refusal and not _thought(message)):
+        raise ValueError("the answer's message has no text")
+    reason = choice.get("finish_reason")
+    if not isinstance(reason, str) or reason not in _REASONS:
+        raise ValueError(f"the answer is incomplete: finish_reason is {reason!r}, not one of {', '.join(_REASONS)}")
+    text = _whole(content or "")
+    used = answer.get("usage")
+    counts = [used.get(name) if isinstance(used, dict) else None for name in ("prompt_tokens", "completion_tokens")]
+    known = [count for count in counts if type(count) is int]
+    estimated = len(known) < len(counts)
+    prompt, completion = (asked // 4, max(1, len(text) // 4)) if estimated else known
+    if not 0 <= prompt <= MOST_TOKENS or not 0 <= completion <= MOST_TOKENS:
+        raise ValueError(f"the answer claims to have {prompt} and {completion} tokens")
+    stopped = choice.get("stop_reason", choice.get("matched_stop"))
+    return Reply(
+        text, _REASONS[reason], prompt, completion, estimated, bool(refusal),  # type: ignore[arg-type]
+        _whole(stopped) if isinstance(stopped, str) else None, _choices(choice.get("logprobs")),
+    )  # fmt: skip
+
+
+def _thought(message: dict[str, Any]) -> bool:
+    """Whether a model has used up its tokens in a separate field before it wrote anything."""
+    return isinstance(message.get("reasoning_content"), str) or isinstance(message.get("reasoning"), str)
+
+
+def _choices(logged: Any) -> tuple[TokenChoice, ...] | None:
+    """Log-probabilities as `logprobs.content[].top_logprobs[]` has them; None where there are none."""
+    content = logged.get("content") if isinstance(logged, dict) else None
+    if not isinstance(content, list):
+        return None
+    found = []
+    for entry in content:
+        if not isinstance(entry, dict) or not isinstance(entry.get("top_logprobs"), list):
+            return None
+        own = [entry, *entry["top_logprobs"]]
+        if not all(isinstance(one, dict) and isinstance(one.get("token"), str) for one in own):
+            raise ValueError("the answer's log-probabilities have no tokens")
+        values = {_whole(one["token"]): _log_probability(one.get("logprob")) for one in entry["top_logprobs"]}
+        found.append(TokenChoice(_whole(entry["token"]), tuple(values.items())))
+    # A server that was not asked for alternatives, or ignores it, gives none.
+    return tuple(found) if any(choice.top for choice in found) else None
+
+
+def _log_probability(value: Any) -> float:
+    if type(value) not in (int, float) or math.isnan(value) or value > 1e-3:
+        raise ValueError(f"the log-probability {str(value)[:40]} is not a number of 0 or less")
+    return float(max(value, -10_000))
+
+
+def _whole(text: str) -> str:
+    """A text without half characters (lone surrogates, which JSON can hold): they could not be written down."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
