@@ -54,7 +54,8 @@ def test_a_term_signal_loses_no_accepted_request() -> None:
     for answer in answers:
         for item in answer["items"]:
             assert item["probabilities"] == pytest.approx(right, abs=1e-5)
-    assert {one for one in found if not isinstance(one, dict)} == {503}, "no connection was cut"
+    others = {one for one in found if not isinstance(one, dict)}
+    assert others <= {503, httpx.ConnectError}, "refused, or too late to connect; no connection was cut"
     assert answered >= len(found), "every request that it counts was answered"
 
 
