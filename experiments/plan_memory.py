@@ -132,7 +132,11 @@ def main() -> None:
     for name in sys.argv[1:] or CASES:
         found = run_case(name)
         numbers = (found["parameters"] / 1e6, found["tokens"], found["measured"] / 1e6, found["predicted"] / 1e6)
-        cells = ["{hidden}, {layers} layers".format(**CASES[name]), *(f"{one:,.0f}" for one in numbers)]
+        cells = [
+            "{hidden}, {layers} layers".format(**CASES[name]),
+            f"{numbers[0]:.1f}",
+            *(f"{one:,.0f}" for one in numbers[1:]),
+        ]
         print(f"| {name}: hidden {' | '.join(cells)} | {found['predicted'] / found['measured']:.2f} |", flush=True)
 
 

@@ -43,7 +43,8 @@ def bad_values(accepts: Any) -> Iterator[Any]:
         yield from ("x", 3)
         yield from ([value] * (1 if parts[1:] == (...,) else len(parts)) for value in bad_values(parts[0]))
     elif origin is dict:
-        yield from ("x", {"train": "x"}, {"train": -0.5}, {"train": math.nan}, {"train": 0.5}, {})
+        yield from ("x", {"train": "x"}, {"train": -0.5}, {"train": math.nan}, {"train": 0.5})
+        yield from [] if str in (parts[1], *typing.get_args(parts[1])) else [{}]  # texts by name: none is fine
     elif origin is None:
         yield from PLAIN.get(accepts, ())
     else:

@@ -201,7 +201,8 @@ def test_run_folder_holds_the_numbers(tmp_path: Path) -> None:
     stored = metrics["benchmarks"]["processbench"]["subsets"]["all"]
     assert stored["metrics"]["steps"]["fpr"]["value"] == found.subsets["all"].tables["steps"]["fpr"].value
     assert stored["counts"] == found.subsets["all"].counts
-    assert metrics["run"] == {"name": "my-prm", "source": "runs/my-prm", "model_hash": "abc"}
+    own = {"name": "my-prm", "source": "runs/my-prm", "model_hash": "abc"}
+    assert metrics["run"] == {**own, "tokens": None, "critic": None}
     assert metrics["benchmarks"]["processbench"]["files"] == list(benchmark.files)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "part of processbench: 40 items" in page

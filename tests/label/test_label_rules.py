@@ -86,7 +86,7 @@ def test_stopping_where_the_label_is_certain_changes_no_label(value: float, per_
     settings = LabelSettings(rollouts=8, rule="any", per_round=per_round)
     plain = expected(value, settings)
     for method in ("binary", "adaptive"):  # a positive share of rollouts is certain, and nothing else is ever decided
-        found = expected(value, LabelSettings(method=method, rollouts=8, rule="any", per_round=per_round))  # type: ignore[arg-type]
+        found = expected(value, LabelSettings(method=method, rollouts=8, rule="any", per_round=per_round))
         assert found.right == pytest.approx(plain.right) == pytest.approx(1 - (1 - value) ** 8)
         assert found.rollouts < 8
     if per_round == 1:  # the first success ends it: a geometric number, cut at 8

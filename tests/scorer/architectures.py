@@ -77,7 +77,9 @@ def backbone(kind: str) -> Any:
 
 @lru_cache
 def layout(family: str) -> Any:
-    return FAMILIES[family](_TOKENIZERS[family]())
+    # A window of 8 tokens must reach from where a step is read back to the step, so no question stands in between.
+    settings = {"question": "", "template": "none"} if family == "verdict" else None
+    return FAMILIES[family](_TOKENIZERS[family](), settings=settings)
 
 
 def random_prm(family: str, kind: str) -> PRM:

@@ -97,10 +97,10 @@ def reasoneval(prm: Any, problem: str, steps: Sequence[str]) -> Tensor:
 
 
 def verdict(prm: Any, problem: str, steps: Sequence[str]) -> Tensor:
-    tokenizer, weights = prm.tokenizer, _weights(prm)
-    is_chat = tokenizer.chat_template is not None
+    tokenizer, weights, chosen = prm.tokenizer, _weights(prm), prm.family.chosen
+    is_chat = tokenizer.chat_template is not None and chosen["template"] == "auto"
     instruction = "You check the steps of a solution to a math problem, one after the other."
-    question = "Is this step correct? Answer Yes or No."
+    question = "\n\nIs this step correct? Answer Yes or No." if chosen["question"] else ""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
@@ -111,11 +111,12 @@ def verdict(prm: Any, problem: str, steps: Sequence[str]) -> Tensor:
     ).split("@")[0] if is_chat else ""  # fmt: skip
     after = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n" if is_chat else "\n\n"
     yes = "Yes" if is_chat else " Yes"
-    ids = encode(opening) + encode(f"{instruction}\n\nProblem: {problem}\n\nStep")
+    begin = encode(opening) if is_chat else [tokenizer.bos_token_id]
+    ids = begin + encode(f"{instruction}\n\nProblem: {problem}\n\nStep")
     for i, step in enumerate(steps):
         if i:
             ids += encode(yes) + encode(after)
-        ids += encode(f"{'Step' if i else ''} {i + 1}: {step}\n\n{question}") + encode(turn)
+        ids += encode(f"{'Step' if i else ''} {i + 1}: {step}{question}") + encode(turn)
     space, (yes_id, *_), (no_id, *_) = encode(" ") * (not is_chat), encode("Yes"), encode("No")
     logits = weights["lm_head.weight"] @ hidden_states(prm, ids + space)[0, -1]
     return _two_way(logits, yes_id, no_id)

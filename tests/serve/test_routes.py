@@ -164,7 +164,7 @@ def test_the_page_of_the_api_needs_no_network(server: Running) -> None:
         assert server.client.get(f"/docs/files/{name}").status_code == 200
     schema = server.client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
-        "/health", "/ready", "/version", "/metrics", "/v1/models", "/pooling", "/v1/steps", "/get_reward",
+        "/health", "/ready", "/version", "/metrics", "/v1/models", "/pooling", "/v1/steps", "/v1/tokens", "/get_reward",
     }  # fmt: skip
     assert sorted(schema["paths"]["/v1/steps"]["post"]["responses"]) == ["200", "400", "413", "429", "503", "504"]
 

@@ -46,7 +46,7 @@ def test_a_term_signal_loses_no_accepted_request() -> None:
             while len(found) < 20:
                 time.sleep(0.01)
             process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
         assert process.stdout is not None
         answered = int(process.stdout.read().split()[0].replace(",", ""))
     right = example_prm("prism").score(PROBLEM, STEPS)
@@ -54,7 +54,8 @@ def test_a_term_signal_loses_no_accepted_request() -> None:
     for answer in answers:
         for item in answer["items"]:
             assert item["probabilities"] == pytest.approx(right, abs=1e-5)
-    assert {one for one in found if not isinstance(one, dict)} == {503}, "no connection was cut"
+    others = {one for one in found if not isinstance(one, dict)}
+    assert others <= {503, httpx.ConnectError}, "refused, or too late to connect; no connection was cut"
     assert answered >= len(found), "every request that it counts was answered"
 
 

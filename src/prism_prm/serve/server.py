@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ def make_server(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=math.ceil(settings.deadline),  # whoever has not read an answer by then never will
         limit_concurrency=_most_connections(),
     )
     return DrainingServer(config, engine, say)
