@@ -165,7 +165,7 @@ class OnlyScorer:
         self.used: set[str] = set()
 
     def __getattr__(self, name: str) -> object:
-        if name == "card":  # which a scorer may have, and need not
+        if name in ("card", "judges_every_step", "notes", "reads_whole_solutions", "summary"):  # which it may lack
             raise AttributeError(name)
         assert name in self.NAMES, f"{name} is not of a Scorer"
         self.used.add(name)
