@@ -111,7 +111,7 @@ def verdict(prm: Any, problem: str, steps: Sequence[str]) -> Tensor:
     ).split("@")[0] if is_chat else ""  # fmt: skip
     after = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n" if is_chat else "\n\n"
     yes = "Yes" if is_chat else " Yes"
-    begin = encode(opening) if is_chat else [tokenizer.bos_token_id]
+    begin = encode(opening) if is_chat else [i for i in [tokenizer.bos_token_id] if i is not None]
     ids = begin + encode(f"{instruction}\n\nProblem: {problem}\n\nStep")
     for i, step in enumerate(steps):
         if i:
