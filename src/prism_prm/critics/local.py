@@ -70,7 +70,7 @@ class LocalCritic:
         for some in groups.values():
             try:
                 replies = self._write([ask for ask, _ in some])
-            except BaseException as error:
+            except Exception as error:  # whatever it is, it is for those who asked; Ctrl-C ends the loop itself
                 for _, future in some:
                     if not future.done():
                         future.set_exception(error)

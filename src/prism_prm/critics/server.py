@@ -35,7 +35,7 @@ class ServedCritic:
         self.server = Server(url, patience, settings.concurrency, key_variable=API_KEY)
         try:
             self.model, owner = self._served(settings.model)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: no connection stays open
             self.server.close()
             raise
         self.name = f"{self.model} at {self.server.shown}"

@@ -32,7 +32,7 @@ def main(job: dict[str, Any]) -> None:
         _limit(job["limits"])
         if job["filter"]:
             _filter_calls(job["filter"])
-    except BaseException as error:
+    except BaseException as error:  # whatever it is, the program must not run unconfined
         os.write(2, f"the sandbox could not be set up: {error!r}\n".encode())
         os._exit(1)
     from _sitebuiltins import Quitter  # what `site` would have added, which is not loaded to save time
