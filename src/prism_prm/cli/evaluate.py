@@ -92,7 +92,9 @@ def evaluate(
     out: Annotated[Path, out_folder("Folder for report.html, report.md, metrics.json and scores.")],
     prm: Annotated[
         str | None,
-        typer.Option(help=f"The PRM to measure: a folder, a hub id, the folder of a training run, or {A_CRITIC}."),
+        typer.Option(
+            help=f"The PRM to measure: a folder, a hub id, a training run, prism:URL, vllm:URL, or {A_CRITIC}."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,

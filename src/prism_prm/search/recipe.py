@@ -46,7 +46,8 @@ class SearchRecipe:
     """How solutions become one answer. By default weighted with a PRM and majority without. public-tests is for code
     tasks: programs that pass the samples first, then the best-scored."""
     prm: tuple[str, ...] = ()
-    """A PRM: a folder, a hub id, critic:openai:URL or critic:hf:FOLDER, or NAME=place. Repeat to compare several."""
+    """A PRM: a folder, a hub id, a server (prism:URL, vllm:URL), a critic (critic:openai:URL, critic:hf:FOLDER), or
+    NAME=place. Repeat to compare several."""
     at_once: Count = AT_ONCE
     """The number of problems searched at the same time."""
     policy: PolicySettings = field(default_factory=PolicySettings)
