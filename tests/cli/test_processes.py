@@ -1,64 +1,27 @@
-"""Several processes of one launcher share a command's work, or are told that it has none to share."""
+"""Several processes of one launcher train together; other commands say that they use Ray for this."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from launching import launch
-from prism_prm import Step, StepPair, StepTree, init_prm
 from prism_prm.cli import app
-from prism_prm.cli.processes import SHARING, share_of_work
+from prism_prm.cli.processes import ON_RAY, SHARING, join_processes
 from prism_prm.errors import ConfigError
-from prism_prm.tables import write_pairs, write_trees
-
-NUM_TREES = 130
-"""Two whole parts of 64, and two more."""
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PRM, and trees with a pair each."""
-    root = tmp_path_factory.mktemp("shared")
-    init_prm(tiny_lm("qwen2"), family="qwen").save(root / "prm")
-    trees = [
-        StepTree(i, f"What is {i} + 1?", (Step(f"x = {i}", 1.0), Step("x = 7", 0.0)), (-1, -1), (0,))
-        for i in range(NUM_TREES)
-    ]
-    (root / "pairs").mkdir()
-    write_trees(root / "pairs" / "trees.parquet", trees, split="train")
-    pairs = [StepPair(i, i, 0, 0, 1, i, "annotated") for i in range(NUM_TREES)]
-    write_pairs(root / "pairs" / "pairs.parquet", pairs, split="train")
-    return root
-
-
-@pytest.mark.parametrize(("command", "said"), [("score", "130 of 130 trees"), ("margins", "130 of 130 trees")])
-def test_processes_on_cpus_share_the_work(folder: Path, tmp_path: Path, command: str, said: str) -> None:
-    """The first process has the first and third of three parts; margins report them all."""
-    common = (command, folder / "pairs", "--prm", folder / "prm", "--out")
-    alone = CliRunner().invoke(app, [*map(str, common), str(tmp_path / "one.parquet")])
-    assert alone.exit_code == 0, alone.output
-    shared = launch(*common, tmp_path / "two.parquet")
-    assert shared.returncode == 0, shared.stderr
-    assert shared.stderr.count(said) == 1, "one process speaks for both"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.parquet", "two.parquet"], "no parts are left"
-    assert pq.read_table(tmp_path / "two.parquet").equals(pq.read_table(tmp_path / "one.parquet"))
-
 
 RANKS = """
 import sys
-from prism_prm.cli.processes import share_of_work
-with share_of_work(None) as (share, device):
-    share.wait()
-    open(f"{sys.argv[1]}/{share.rank}-of-{share.world}-on-{device}", "x").close()
+from prism_prm.cli.processes import join_processes
+state = join_processes()
+state.wait_for_everyone()
+open(f"{sys.argv[1]}/{state.process_index}-of-{state.num_processes}-on-{state.device.type}", "x").close()
+state.destroy_process_group()
 """
 
 
@@ -78,8 +41,8 @@ def test_processes_that_do_not_find_each_other(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(PartialState, "_shared_state", {})
     PartialState(cpu=True)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="4 processes were started, but accelerate sees 1"), share_of_work("cpu"):
-        pass
+    with pytest.raises(ConfigError, match="4 processes were started, but accelerate sees 1"):
+        join_processes()
 
 
 @pytest.mark.parametrize("name", sorted(set(get_command(app).commands) - set(SHARING)))  # type: ignore[attr-defined]
@@ -89,3 +52,4 @@ def test_other_commands_run_in_one_process(monkeypatch: pytest.MonkeyPatch, name
     result: Any = CliRunner().invoke(app, [name])
     assert isinstance(result.exception, ConfigError), result.output
     assert f"`prism {name}` runs in one process, but a launcher started 2" in str(result.exception)
+    assert ("--ray" in str(result.exception)) == (name in ON_RAY), str(result.exception)

@@ -137,6 +137,22 @@ def test_batch_composition_changes_nothing(policy: HfPolicy) -> None:
     assert [w.text for w in together] == [w.text for w in in_small_batches]
 
 
+def test_what_is_kept_between_calls_is_bounded(policy: HfPolicy) -> None:
+    """However many solutions are under way: without a state a text is read again, and says the same."""
+    asks = [Ask(f"{text}{i}", node_key(0, text, [i]), 6) for i in range(10) for text in TEXTS]
+    texts = [one.text for one in policy.write(asks, SAMPLING)]
+    policy.token_budget = 60
+    found = policy.write(asks, SAMPLING)
+    states = {piece for one in found if one.state for piece in one.state.lineage()}
+    assert 60 <= sum(state.keys_values.shape[-2] for state in states) <= 2 * 60, "all there is room for, and one batch"
+    assert [one.text for one in found] == texts
+    further = [replace(a, text=a.text + w.text, state=w.state) for a, w in zip(asks, found, strict=True)]
+    fresh = [replace(ask, state=None) for ask in further]
+    assert [w.text for w in policy.write(further, SAMPLING)] == [w.text for w in policy.write(fresh, SAMPLING)]
+    del found, further, states
+    assert policy.write(asks[:1], SAMPLING)[0].state is not None, "there is room again"
+
+
 def test_a_batch_too_big_for_memory_is_halved(policy: HfPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = [Ask(text, node_key(0, text, [k]), 4) for k in range(3) for text in TEXTS]
     expected = [one.text for one in policy.write(asks, SAMPLING)]

@@ -67,15 +67,16 @@ def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
     command = [
         "search", "--policy", f"openai:{served.url}", "--model", str(served.model), "--task", str(task), "--method",
         "greedy", "--out", str(tmp_path / "out"), "--at-once", "1", "--concurrency", "2", "--retries", "1",
-        "--set", "policy.patience.backoff=0.1", "--workers", "1",
+        "--set", "policy.patience.backoff=0.1", "--judges", "1",
     ]  # fmt: skip
     journal = tmp_path / "out" / "journal" / "n1.jsonl"
-    run = Engine.run
+    run, found_before = Engine.run, []
 
     def killing(self: Engine, problems: Any, keys: Any = None) -> Any:
-        for count, found in enumerate(run(self, problems, keys)):
+        for found in run(self, problems, keys):
             yield found
-            if count == 4:
+            found_before.append(found)
+            if len(found_before) == 5:
                 served.kill()
 
     with pytest.MonkeyPatch.context() as patch:

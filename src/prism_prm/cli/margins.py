@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_file, with_settings
-from prism_prm.cli.processes import share_of_work
+from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_file, ray_options, with_settings
 from prism_prm.cli.ui import conclude, print_table, progress, say, tell
 from prism_prm.resume import locked_file
 
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.workers.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -26,9 +25,9 @@ EXAMPLES = """
 
   `prism margins pairs/ --prm Qwen/Qwen2.5-Math-PRM-7B --out margins.parquet`
 
-- In eight processes:
+- On all cores or GPUs of this machine:
 
-  `accelerate launch --num_processes 8 -m prism_prm margins pairs/ --prm runs/base --out margins.parquet`
+  `prism margins pairs/ --prm runs/base --out margins.parquet --ray`
 """
 
 
@@ -36,7 +35,8 @@ LOADED = ("family", "dtype", "device", "token_budget", "on_too_long", "cache", "
 
 
 @with_settings(
-    loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}, helps={"on_too_long": FITTING_HELP})
+    loading=Options(LOADING, {"PRM": LOADED}, narrowed={"on_too_long": FITTING}, helps={"on_too_long": FITTING_HELP}),
+    cluster=ray_options(),
 )
 def margins(
     *,
@@ -46,26 +46,24 @@ def margins(
     split: Annotated[str | None, typer.Option(help="Use only pairs of this split. By default all.")] = None,
     loading: LoadSettings,
     store: Store = None,
+    cluster: RaySettings,
 ) -> None:
     """Score all pairs with a PRM: the margin r⁺ − r⁻ of each, a histogram, and the paper's curriculum bins.
 
-    All candidates of a tree are scored in one packed pass. Rerun the same command to resume; under `accelerate launch`
-    the work is divided among the processes. `prism train` does this as its second stage.
+    All candidates of a tree are scored in one packed pass. Rerun the same command to resume. With --ray the work is
+    spread over cores, GPUs and machines. `prism train` does this as its second stage.
     """
     from prism_prm.scorer.place import check_scorer
     from prism_prm.tables import check_pairs_folder
 
-    check_scorer(prm, asdict(loading))
+    how = asdict(loading) | {"ray": cluster.given}
+    check_scorer(prm, how)
     check_pairs_folder(pairs, split)
     from prism_prm.training.margins import measure_margins
 
-    with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():
-        found = measure_margins(
-            prm, pairs, out, split=split, store=store, share=share, loading=asdict(replace(loading, device=own)),
-            bars=progress, say=say,
-        )  # fmt: skip
-    if share.rank == 0:
-        _show(found.margin_N, found.kind_N, out)
+    with locked_file(out):
+        found = measure_margins(prm, pairs, out, split=split, store=store, loading=how, bars=progress, say=say)
+    _show(found.margin_N, found.kind_N, out)
 
 
 def _show(margins: np.ndarray, kinds: np.ndarray, out: Path) -> None:

@@ -154,6 +154,23 @@ def critic_options() -> Options:
     return Options(CRITIC, CRITIC_PANELS, names=CRITIC_NAMES)
 
 
+def ray_options() -> Options:
+    """The options of a command whose work a Ray cluster can do."""
+    return Options(
+        "prism_prm.workers.settings:RaySettings", {"Ray": ("ray", "workers", "gpus_per_worker", "cpus_per_worker")}
+    )
+
+
+def with_address(words: Sequence[str]) -> list[str]:
+    """The words of a command, in which --ray without an address means a cluster on this machine."""
+    from prism_prm.workers.settings import LOCAL, is_address
+
+    found: list[str] = []
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        found += [word, LOCAL] if word == "--ray" and not is_address(after) else [word]
+    return found
+
+
 def _place(prefix: str, name: str) -> str:
     """The parameter of a setting, beside those of other classes."""
     return f"{prefix}__{name.replace('.', '__')}"
@@ -276,6 +293,7 @@ class SettingsCommand(Command):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments, with all options of the command."""
         command = vars(self.callback)["__wrapped__"]
+        args = with_address(args)
 
         @functools.wraps(command)
         def whole(**values: Any) -> None:

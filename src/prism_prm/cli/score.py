@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import A_CRITIC, LOADING, REMOTE, Options, Store, critic_options, out_file, with_settings
-from prism_prm.cli.processes import share_of_work
+from prism_prm.cli.options import (
+    A_CRITIC,
+    LOADING,
+    REMOTE,
+    Options,
+    Store,
+    critic_options,
+    out_file,
+    ray_options,
+    with_settings,
+)
 from prism_prm.cli.ui import conclude, progress, say, tell
 from prism_prm.resume import locked_file
 
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
     from prism_prm.data import ReadOptions
     from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.workers.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -30,9 +39,13 @@ EXAMPLES = """
 
   `prism score trees/ --prm runs/my-prm --out scores.parquet --dtype bfloat16`
 
-- In eight processes:
+- On all cores or GPUs of this machine:
 
-  `accelerate launch --num_processes 8 -m prism_prm score trees/ --prm runs/my-prm --out scores.parquet`
+  `prism score trees/ --prm runs/my-prm --out scores.parquet --ray`
+
+- On 64 GPUs of the Ray cluster that this machine belongs to:
+
+  `prism score trees/ --prm runs/my-prm --out scores.parquet --ray auto --workers 64`
 
 **A line of input:** `{"problem": "What is 1 + 2?", "steps": ["Add them.", "1 + 2 = 3"]}`
 """
@@ -47,6 +60,7 @@ ALL_OF_LOADING = (
 @with_settings(
     loading=Options(LOADING, {"PRM": ALL_OF_LOADING, "Remote PRM": REMOTE}),
     critic=critic_options(),
+    cluster=ray_options(),
     reading=Options("prism_prm.data.read_options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def score(
@@ -80,26 +94,26 @@ def score(
         ),
     ] = 64,
     reading: ReadOptions,
+    cluster: RaySettings,
 ) -> None:
     """Score every step of solutions or trees with a PRM.
 
     Writes one row per step: its ids, the family's named log-odds, the probability that it is right, and the hash of the
-    model. Rerun the same command to resume. Under `accelerate launch` the work is divided among the processes.
+    model. Rerun the same command to resume. With --ray the work is spread over cores, GPUs and machines.
     """
     from prism_prm.data.inputs import find_sources
     from prism_prm.scorer.place import check_scorer
 
-    check_scorer(prm, asdict(loading) | {"critic": critic})
+    how = asdict(loading) | {"critic": critic, "ray": cluster.given}
+    check_scorer(prm, how)
     find_sources(inputs)
     from prism_prm.scorer.table import score_files
 
-    with share_of_work(loading.device) as (share, own), locked_file(out) if share.rank == 0 else nullcontext():
-        own_loading = asdict(replace(loading, device=None if loading.device_map else own)) | {"critic": critic}
+    with locked_file(out):
         report = score_files(
-            prm, inputs, out, format=format, options=reading, store=store, portion=chunk, share=share,
-            loading=own_loading, bars=progress, say=say,
+            prm, inputs, out, format=format, options=reading, store=store, portion=chunk, loading=how, bars=progress,
+            say=say,
         )  # fmt: skip
-    if share.rank == 0:
-        facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}
-        facts |= {"unjudged": report.unjudged} if report.unjudged else {}
-        conclude(lambda: facts, lambda: tell(f"{report.steps:,} steps of {report.trees:,} trees → {out}"))
+    facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}
+    facts |= {"unjudged": report.unjudged} if report.unjudged else {}
+    conclude(lambda: facts, lambda: tell(f"{report.steps:,} steps of {report.trees:,} trees → {out}"))

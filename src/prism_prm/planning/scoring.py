@@ -15,7 +15,7 @@ from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import load_skeleton
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.scorer.store import Request
-from prism_prm.scorer.table import trees_to_score
+from prism_prm.scorer.to_score import TreesToScore
 from prism_prm.types import Bars, no_bars
 
 
@@ -28,7 +28,7 @@ def plan_scoring(
         token_budget=loading.token_budget, context=loading.context,
     )  # fmt: skip
     skeleton.on_too_long = loading.on_too_long
-    trees = trees_to_score(inputs)
+    trees = list(TreesToScore(inputs))
     requests = [Request.all_of(tree) for tree in trees]
     counter = CountingScorer(skeleton)
     with tempfile.TemporaryDirectory() as folder, bars("trees", len(trees)) as advance:

@@ -19,7 +19,7 @@ from prism_prm.lm.place import local_folder
 from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
 from prism_prm.policies.check_decoding import check_decoding
 from prism_prm.policies.decode import Context, Decoder, DecodeRow
-from prism_prm.policies.kv_cache import Kept, common_prefix
+from prism_prm.policies.kv_cache import Holdings, Kept, common_prefix
 from prism_prm.policies.prompts import Prompting, render
 
 SHARE_OF_MEMORY = 0.25
@@ -50,12 +50,14 @@ class HfPolicy:
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
         self.token_budget = token_budget or max(1, _memory_to_use(model.device) // _bytes_per_token(model))
-        """Tokens of one batch (context and new ones, padding included); by default what memory allows."""
+        """Tokens of one batch (context and new ones, padding included); by default what memory allows. While more than
+        these are kept for callers, nothing further is: their texts are read again."""
         self.windows = attention_windows(model.base_model)
         self.context: int = model.config.max_position_embeddings
         self.end_ids = _end_ids(model, tokenizer)
         self.num_read = 0
         """Tokens of contexts that went through the model: what was not kept."""
+        self._holdings = Holdings()
         self._may_stop: dict[tuple[int, str], bool] = {}
 
     def identity(self) -> str:
@@ -113,10 +115,12 @@ class HfPolicy:
     def _run(self, asks: Sequence[Ask], contexts: dict[str, Context], sampling: Sampling) -> list[DecodeRow]:
         """One continuation per ask, all together."""
         rows = []
+        has_room = self._holdings.num_tokens() < self.token_budget
         for ask in asks:
             context = contexts[ask.text]
             key = None if ask.greedy or sampling.temperature == 0 else ask.key
-            rows.append(DecodeRow(context, key, min(ask.max_tokens, self.context - len(context.ids)), ask.keep))
+            most = min(ask.max_tokens, self.context - len(context.ids))
+            rows.append(DecodeRow(context, key, most, ask.keep and has_room))
         stops = {row: _stop(ask, sampling) for row, ask in zip(rows, asks, strict=True)}
         distinct = list(dict.fromkeys(row.context for row in rows))
         Decoder(self.model, self.windows).run(
@@ -124,6 +128,8 @@ class HfPolicy:
             temperature=sampling.temperature, top_p=sampling.top_p,
         )  # fmt: skip
         self.num_read += sum(len(context.ids) - context.shared for context in distinct)
+        for kept in filter(None, (row.kept for row in rows)):
+            self._holdings.add(kept)
         return rows
 
     def _is_over(self, row: DecodeRow, stop: str) -> bool:

@@ -28,7 +28,8 @@ class PolicySettings:
     device: str | None = None
     """Where a local model runs. By default a GPU if there is one."""
     token_budget: Count | None = None
-    """Tokens per batch of a local model."""
+    """Tokens per batch of a local model, prefixes and padding included. As many are kept from batch to batch at most.
+    By default what 2 GB, or a quarter of the GPU's free memory, hold."""
     model: str | None = None
     """Which of the server's models to use. Not needed if it has only one."""
     tokenizer: str | None = None
@@ -102,11 +103,12 @@ def open_policy(settings: PolicySettings | str) -> Policy:
         >>> policy.close()
     """
     settings = PolicySettings(settings) if isinstance(settings, str) else settings
-    kind, place = _kind_and_place(settings)
+    kind, place = kind_and_place(settings)
     return POLICIES[kind](place, settings)
 
 
-def _kind_and_place(settings: PolicySettings) -> tuple[str, str]:
+def kind_and_place(settings: PolicySettings) -> tuple[str, str]:
+    """What stands before the colon of a policy's name, and behind it."""
     kind, colon, place = settings.name.partition(":")
     if not colon or kind not in POLICIES or not place:
         known = ", ".join(f"{kind}:…" for kind in POLICIES)
@@ -118,7 +120,7 @@ def _kind_and_place(settings: PolicySettings) -> tuple[str, str]:
 
 def check_policy(settings: PolicySettings) -> None:
     """Refuse at once what can be no policy: an unknown kind, a folder without a model, no address. Nothing is asked."""
-    kind, place = _kind_and_place(settings)
+    kind, place = kind_and_place(settings)
     if kind == "hf":
         check_model(place)
     elif kind == "openai":

@@ -8,7 +8,8 @@ A key is scored once and has one value: equal steps of one piece of work are sco
 other work has filed is not scored again.
 
 Work is done in portions of trees. What a portion adds becomes one file, named by its keys: it is complete or absent,
-and a killed run repeats at most one portion per process, bit for bit. Several processes may fill one store.
+and a killed run repeats at most the portions in flight, bit for bit. The workers that hold the scorer may be many (see
+`workers`); this process alone writes. In training, several processes fill one store, each its `Share`.
 """
 
 from __future__ import annotations
@@ -17,31 +18,30 @@ import contextlib
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from prism_prm.errors import DataError
-from prism_prm.files import whole_file
-from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import ROOT, StepTree
 from prism_prm.resume import stoppable
+from prism_prm.scorer.filed import read_filed, row_of, write_filed
+from prism_prm.scorer.index import KEY_BYTES, KEYS, KeyIndex
 from prism_prm.types import Advance, Say, ignore, silent
+from prism_prm.workers import Here, Portion, Workers
 
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""
-_KEY_BYTES = 16
-_KEYS = np.dtype(f"S{_KEY_BYTES}")
+AHEAD = 64
+"""Finished portions that wait for an earlier one; then no more is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of several processes this is, and how to wait for the others."""
+    """Which of several processes of a training run this is, and how to wait for the others."""
 
     rank: int = 0
     world: int = 1
@@ -58,6 +58,10 @@ class Request:
     @classmethod
     def all_of(cls, tree: StepTree) -> Request:
         return cls(tree, range(len(tree.nodes)))
+
+
+Each = Callable[[Sequence[Request], list[TreeScores]], None]
+"""Hears requests and their scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def keys_of(identity: str, request: Request, *, whole: bool = False) -> list[byt
 
 
 def _digest(before: bytes, text: str) -> bytes:
-    return hashlib.blake2b(before + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+    return hashlib.blake2b(before + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
 
 
 @contextlib.contextmanager
@@ -93,7 +97,6 @@ def store_for(
     scorer: Scorer,
     folder: str | Path | None,
     *,
-    share: Share | None = None,
     portion: int = PORTION,
     say: Say = silent,
 ) -> Iterator[ScoreStore]:
@@ -101,13 +104,10 @@ def store_for(
 
     If the block ends with an error, the store beside stays, and the same work is resumed from it.
     """
-    share = share or Share()
     out = Path(out)
     own = out.with_name(f".{out.name}.scores")
     yield ScoreStore(folder or own, scorer, portion=portion, say=say)
-    share.wait()
-    if share.rank == 0:
-        shutil.rmtree(own, ignore_errors=True)
+    shutil.rmtree(own, ignore_errors=True)
 
 
 class ScoreStore:
@@ -122,8 +122,8 @@ class ScoreStore:
         """Whether a step's score depends on all of its solution."""
         self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
         self._files: set[str] = set()
-        self._filed = _FiledScores.none(len(scorer.outputs))
-        """Everything in the folder, sorted by key."""
+        self._filed = KeyIndex(row_of(scorer.outputs))
+        """Everything in the folder."""
         self._look()
 
     def score(
@@ -139,94 +139,151 @@ class ScoreStore:
 
     def fill(
         self,
-        requests: Sequence[Request],
+        requests: Iterable[Request],
         *,
         share: Share | None = None,
         advance: Advance = ignore,
+        each: Each | None = None,
     ) -> Filled:
-        """Score and file what is missing; `advance` is called with finished requests.
+        """Score and file what is missing. Requests are read as they are scored, a portion at a time, and not held.
 
         Every process of a `Share` calls this with the same requests, scores its share, and returns when all is there.
+
+        Args:
+            requests: what is wanted, read once.
+            share: this process's share of the work.
+            advance: called with finished requests.
+            each: called with every portion's requests and their scores, in order; for one process only.
         """
         share = share or Share()
+        assert each is None or share.world == 1, "one process does not know the scores that others make"
         self._look()
-        portions = list(self._portions(requests))
-        is_there = [self._has(one) for one in portions]
-        missing = self._missing(portions)
         share.wait()  # or a fast process's new portions would look like an earlier run's to a slow one
-        total = sum(len(one.keys_N) for one in portions)
-        filed = total - sum(len(rest.keys_N) for rest in missing)
-        if filed:
-            self.say(f"Reusing {filed:,} of {total:,} scores")
-        with stoppable(lambda: f"with {filed:,} of {total:,} scores done" if filed else ""):
-            for number, (one, rest) in enumerate(zip(portions, missing, strict=True)):
-                if len(rest.keys_N) and number % share.world == share.rank:
-                    some = [request for request in rest.requests if request.nodes]
-                    found = self.scorer.score_trees([one.tree for one in some], [one.nodes for one in some])
-                    self._write(_Portion(some, rest.keys_N), found)
-                    filed += len(rest.keys_N)
-                advance(len(one.requests))
+        filling = _Filling(self, share, advance, each)
+        with stoppable(lambda: f"with {len(self._filed):,} scores done" if len(self._filed) else ""):
+            filling.run(requests)
+        if filling.num_steps > filling.num_missing:
+            self.say(f"Reused {filling.num_steps - filling.num_missing:,} of {filling.num_steps:,} scores")
         share.wait()
         self._look()
-        return Filled(len(portions), sum(is_there))
+        return Filled(filling.num_portions, filling.num_found)
 
     def read(self, requests: Sequence[Request]) -> Iterator[TreeScores]:
         """The scores of requests that were filled."""
         for one in self._portions(requests):
-            yield from self._read(one)
+            yield from self.scores_of(one)
 
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
         """File scores that were made elsewhere, e.g. in a session; existing ones are kept."""
         self._look()
-        [rest] = self._missing([_Portion.of(self.identity, requests, self.whole)])
+        rest = self.missing(_Portion.of(self.identity, requests, self.whole), ())
         if len(rest.keys_N):
-            self._write(rest, scores)
-            self._look()
+            self.file(rest, scores)
 
-    def _portions(self, requests: Sequence[Request]) -> Iterator[_Portion]:
-        for start in range(0, len(requests), self.portion):
-            yield _Portion.of(self.identity, requests[start : start + self.portion], self.whole)
+    def _portions(self, requests: Iterable[Request]) -> Iterator[_Portion]:
+        left = iter(requests)
+        while some := list(itertools.islice(left, self.portion)):
+            yield _Portion.of(self.identity, some, self.whole)
 
-    def _has(self, portion: _Portion) -> bool:
-        return bool((self._filed.places(portion.keys_N) >= 0).all())
-
-    def _missing(self, portions: Sequence[_Portion]) -> list[_Portion]:
-        """What each portion adds: its keys that are neither filed nor in an earlier place of the same work."""
-        keys_N = np.concatenate([np.empty(0, _KEYS), *(one.keys_N for one in portions)])
-        first_N = np.zeros(len(keys_N), bool)
-        first_N[np.unique(keys_N, return_index=True)[1]] = True
-        wanted_N = first_N & (self._filed.places(keys_N) < 0)
-        parts = _parts(wanted_N, [len(one.keys_N) for one in portions])
-        return [one.only(part_N) for one, part_N in zip(portions, parts, strict=True)]
+    def missing(self, portion: _Portion, others: Collection[bytes]) -> _Portion:
+        """What a portion adds: its keys that are neither filed nor among `others`, each where it comes first."""
+        wanted_N = np.zeros(len(portion.keys_N), bool)
+        wanted_N[np.unique(portion.keys_N, return_index=True)[1]] = True
+        wanted_N &= ~self._filed.find(portion.keys_N)[0]
+        if others:
+            wanted_N &= [key not in others for key in portion.keys_N.tolist()]
+        return portion.only(wanted_N)
 
     def _look(self) -> None:
         """Take in the files that are new, ours and those of other processes; of equal keys the first stays."""
-        new = [path for path in sorted(self.folder.glob("*.parquet")) if path.name not in self._files]
-        if new:
-            self._filed = _FiledScores.joined(
-                [self._filed, *(_FiledScores.in_file(path, self.scorer.outputs) for path in new)]
-            )
-            self._files.update(path.name for path in new)
+        for path in sorted(self.folder.glob("*.parquet")):
+            if path.name not in self._files:
+                self._filed.add(*read_filed(path, self.scorer.outputs))
+                self._files.add(path.name)
 
-    def _write(self, portion: _Portion, scores: Sequence[TreeScores]) -> None:
+    def file(self, portion: _Portion, scores: Sequence[TreeScores]) -> None:
+        """File the scores of keys that are not filed yet."""
         rows = [(found, list(request.nodes)) for request, found in zip(portion.requests, scores, strict=True)]
-        log_odds_NO = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
-        too_long_N = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows]).astype(bool)
-        unjudged_N = np.concatenate([np.isin(nodes, found.unjudged) for found, nodes in rows]).astype(bool)
-        assert np.isfinite(log_odds_NO[~too_long_N & ~unjudged_N]).all(), "a score is a number, unless it says why not"
-        filed = _FiledScores(portion.keys_N, log_odds_NO, too_long_N, unjudged_N)
-        filed.write(self.folder / portion.name, self.scorer.outputs)
+        rows_N = np.zeros(len(portion.keys_N), row_of(self.scorer.outputs))
+        rows_N["log_odds"] = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
+        rows_N["too_long"] = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows])
+        rows_N["unjudged"] = np.concatenate([np.isin(nodes, found.unjudged) for found, nodes in rows])
+        write_filed(self.folder / portion.name, portion.keys_N, rows_N, self.scorer.outputs)
+        self._files.add(portion.name)
+        self._filed.add_new(portion.keys_N, rows_N)
 
-    def _read(self, portion: _Portion) -> Iterator[TreeScores]:
-        found = self._filed.take(self._filed.places(portion.keys_N))
+    def scores_of(self, portion: _Portion) -> Iterator[TreeScores]:
+        """The scores of a portion all of whose keys are filed."""
+        is_there_N, rows_N = self._filed.find(portion.keys_N)
+        assert is_there_N.all(), "requests are filled before they are read"
         start = 0
         for request in portion.requests:
             nodes, here = np.array(request.nodes, np.int64), slice(start, start + len(request.nodes))
             start += len(nodes)
             log_odds_NO = np.full((len(request.tree.nodes), len(self.scorer.outputs)), np.nan)
-            log_odds_NO[nodes] = found.log_odds_NO[here]
-            too_long, unjudged = (tuple(nodes[flags[here]].tolist()) for flags in (found.too_long_N, found.unjudged_N))
+            log_odds_NO[nodes] = rows_N["log_odds"][here]
+            too_long, unjudged = (tuple(nodes[rows_N[why][here]].tolist()) for why in ("too_long", "unjudged"))
             yield TreeScores(self.scorer.outputs, log_odds_NO, too_long, unjudged)
+
+
+class _Filling:
+    """Work that is being filled: portions are read, scored in any order, and passed on in their own."""
+
+    def __init__(self, store: ScoreStore, share: Share, advance: Advance, each: Each | None) -> None:
+        self.store, self.share, self.advance, self.each = store, share, advance, each
+        self.workers = workers_of(store.scorer)
+        self.num_portions = self.num_found = self.num_steps = self.num_missing = 0
+        self._waiting: deque[_Portion] = deque()
+        """What is read and not passed on, in order."""
+        self._in_work: set[int] = set()
+        """The numbers of those that are not scored yet."""
+        self._taken: set[bytes] = set()
+        """Keys that are in work, or another process's."""
+
+    def run(self, requests: Iterable[Request]) -> None:
+        for portion, found in self.workers.run(_score, self._to_score(requests)):
+            self.store.file(portion.work, found)
+            self._in_work.remove(portion.number)
+            self._taken.difference_update(portion.work.keys_N.tolist())
+            self._pass_on()
+        assert not self._waiting, "all that is read is passed on"
+
+    def _to_score(self, requests: Iterable[Request]) -> Iterator[Portion[_Portion] | None]:
+        for one in self.store._portions(requests):
+            while len(self._waiting) - len(self._in_work) > AHEAD and self._in_work:
+                yield None
+            number = self.num_portions
+            rest = self.store.missing(one, self._taken)
+            self.num_portions += 1
+            self.num_steps += len(one.keys_N)
+            self.num_missing += len(rest.keys_N)
+            self.num_found += not len(rest.keys_N)
+            self._waiting.append(one)
+            self._taken.update(rest.keys_N.tolist())
+            if len(rest.keys_N) and number % self.share.world == self.share.rank:
+                self._in_work.add(number)
+                yield rest.as_work(number)
+            else:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Hand over all that is done up to the first portion in work."""
+        while self._waiting and self.num_portions - len(self._waiting) not in self._in_work:
+            one = self._waiting.popleft()
+            if self.each is not None:
+                self.each(one.requests, list(self.store.scores_of(one)))
+            rates = self.workers.rates()
+            self.advance(len(one.requests), rates) if rates else self.advance(len(one.requests))
+
+
+def workers_of(scorer: Scorer) -> Workers[Scorer]:
+    """Who holds the scorer: this process, unless it says otherwise."""
+    held: Workers[Scorer] | None = getattr(scorer, "workers", None)
+    return held or Here(scorer)
+
+
+def _score(scorer: Scorer, work: _Portion) -> list[TreeScores]:
+    return scorer.score_trees([one.tree for one in work.requests], [one.nodes for one in work.requests])
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +296,7 @@ class _Portion:
     @classmethod
     def of(cls, identity: str, requests: Sequence[Request], whole: bool = False) -> _Portion:
         keys = b"".join(key for request in requests for key in keys_of(identity, request, whole=whole))
-        return cls(requests, np.frombuffer(keys, _KEYS))
+        return cls(requests, np.frombuffer(keys, KEYS))
 
     def only(self, wanted_N: np.ndarray) -> _Portion:
         """The same requests for some of their nodes, perhaps for none."""
@@ -250,6 +307,12 @@ class _Portion:
         ]
         return _Portion(requests, self.keys_N[wanted_N])
 
+    def as_work(self, number: int) -> Portion[_Portion]:
+        """What is to be scored, for a worker: requests for nothing are left out."""
+        some = [request for request in self.requests if request.nodes]
+        first, last = (f"{tree.where or tree.name or tree.tree_id}" for tree in (some[0].tree, some[-1].tree))
+        return Portion(number, f"{len(some)} trees from {first} to {last}", _Portion(some, self.keys_N), len(some))
+
     @property
     def name(self) -> str:
         return f"{hashlib.blake2b(self.keys_N.tobytes(), digest_size=16).hexdigest()}.parquet"
@@ -258,67 +321,3 @@ class _Portion:
 def _parts(values_N: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
     """The values cut into parts of these sizes."""
     return [values_N[start:end] for start, end in itertools.pairwise(itertools.accumulate(sizes, initial=0))]
-
-
-@dataclass(frozen=True, slots=True)
-class _FiledScores:
-    """Scores by key, as columns."""
-
-    keys_N: np.ndarray
-    log_odds_NO: np.ndarray
-    too_long_N: np.ndarray
-    unjudged_N: np.ndarray
-    """Where a critic gave no verdict; files have this column only if there are any."""
-
-    @classmethod
-    def none(cls, outputs: int) -> _FiledScores:
-        return cls(np.empty(0, _KEYS), np.empty((0, outputs)), np.empty(0, bool), np.empty(0, bool))
-
-    @classmethod
-    def joined(cls, parts: Sequence[_FiledScores]) -> _FiledScores:
-        """All of them sorted by key."""
-        keys_N, first_N = np.unique(np.concatenate([part.keys_N for part in parts]), return_index=True)
-        columns = ([getattr(part, name) for part in parts] for name in ("log_odds_NO", "too_long_N", "unjudged_N"))
-        return cls(keys_N, *(np.concatenate(column)[first_N] for column in columns))
-
-    def places(self, keys_N: np.ndarray) -> np.ndarray:
-        """Where keys stand among these sorted ones; −1 where they do not."""
-        if not len(self.keys_N):
-            return np.full(len(keys_N), -1)
-        at_N = np.minimum(np.searchsorted(self.keys_N, keys_N), len(self.keys_N) - 1)
-        return np.where(self.keys_N[at_N] == keys_N, at_N, -1)
-
-    def take(self, places_N: np.ndarray) -> _FiledScores:
-        assert (places_N >= 0).all(), "requests are filled before they are read"
-        columns = (self.keys_N, self.log_odds_NO, self.too_long_N, self.unjudged_N)
-        return _FiledScores(*(column[places_N] for column in columns))
-
-    @classmethod
-    def in_file(cls, path: Path, outputs: Sequence[str]) -> _FiledScores:
-        remedy = "not a file of the score store; remove it to score it again"
-        fields = [("key", pa.binary(_KEY_BYTES)), *((name, pa.float64()) for name in outputs), ("too_long", pa.bool_())]
-        try:
-            with reading_parquet(path, remedy):
-                found = pq.read_table(path)
-                fields += [("unjudged", pa.bool_())] * ("unjudged" in found.column_names)
-                schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
-                table = fitted(path, found, schema)
-        except DataError as error:
-            raise error if remedy in str(error) else DataError(f"{error}; {remedy}", reason=error.reason) from None
-        keys_N = np.frombuffer(b"".join(table["key"].to_pylist()), _KEYS)
-        log_odds_NO = np.stack([table[name].to_numpy() for name in outputs], axis=1)
-        too_long_N = table["too_long"].to_numpy()
-        unjudged_N = table["unjudged"].to_numpy() if "unjudged" in table.column_names else np.zeros(len(keys_N), bool)
-        if not np.isfinite(log_odds_NO[~too_long_N & ~unjudged_N]).all():
-            raise DataError(f"{path}: a score is not a finite number; {remedy}", reason="out-of-range")
-        return cls(keys_N, log_odds_NO, too_long_N, unjudged_N)
-
-    def write(self, path: Path, outputs: Sequence[str]) -> None:
-        data = pa.py_buffer(self.keys_N.tobytes())
-        keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_KEY_BYTES), len(self.keys_N), [None, data])
-        log_odds = {name: pa.array(self.log_odds_NO[:, i]) for i, name in enumerate(outputs)}
-        columns = {"key": keys, **log_odds, "too_long": pa.array(self.too_long_N)}
-        if self.unjudged_N.any():
-            columns["unjudged"] = pa.array(self.unjudged_N)
-        with whole_file(path) as aside:
-            pq.write_table(pa.table(columns), aside)

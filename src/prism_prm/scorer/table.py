@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -14,26 +16,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prism_prm.chosen import CardValues, card_values
-from prism_prm.data import Reader, ReadOptions
-from prism_prm.data.inputs import TREE_TABLE, as_places
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.data import ReadOptions
+from prism_prm.data.inputs import as_places
+from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
-from prism_prm.pools import holds_pool, read_pool
 from prism_prm.protocol import Scorer, TreeScores, notes_of, sigmoid
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
-from prism_prm.scorer.load import open_prm
+from prism_prm.scorer.opened import opened_prm
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.store import PORTION, Request, ScoreStore, Share, store_for
+from prism_prm.scorer.store import PORTION, Filled, Request, ScoreStore, store_for
+from prism_prm.scorer.to_score import TreesToScore
 from prism_prm.scorer.whole_trees import memory_estimate
-from prism_prm.tables import iter_trees, scores_schema
-from prism_prm.types import Bars, Say, no_bars, silent
+from prism_prm.tables import scores_schema
+from prism_prm.types import Advance, Bars, Say, ignore, no_bars, silent
 
 _TOO_LONG = b"prism_prm.too_long"
 _UNJUDGED = b"prism_prm.unjudged"
 _STOPS = b"prism_prm.stops_at_error"
 _CARD = b"prism_prm.card"
+_ROWS = 2**16
+"""Rows that are written together: each such group costs some memory until the table is whole."""
+_INPUTS = b"prism_prm.inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class ScoreReport:
     """Portions that an earlier run had scored."""
     unjudged: int = 0
     """Steps on which a critic gave no verdict; left out."""
+    given: int = 0
+    """Steps in the input."""
 
 
 def scores_table(
@@ -109,6 +116,12 @@ def card_of_scores(path: str | Path) -> CardValues | None:
         raise DataError(f"{path}: its copy of the PRM's card cannot be read ({error}); score again") from error
 
 
+def inputs_of_scores(path: str | Path) -> list[str]:
+    """Where the trees of a scores table were read, as the user named it; empty where the table does not know."""
+    found = (pq.read_metadata(path).metadata or {}).get(_INPUTS)
+    return [] if found is None else [str(one) for one in json.loads(found)]
+
+
 def unjudged_in_scores(path: str | Path) -> tuple[int, bool]:
     """How many steps of a scores table a critic gave no verdict on, and whether it stops at the first wrong step."""
     about = pq.read_metadata(path).metadata or {}
@@ -117,40 +130,39 @@ def unjudged_in_scores(path: str | Path) -> tuple[int, bool]:
 
 def write_scores(
     scorer: Scorer,
-    trees: Sequence[StepTree],
+    trees: Iterable[StepTree],
     out: str | Path,
     *,
     store: str | Path | None = None,
     portion: int = PORTION,
-    share: Share | None = None,
-    advance: Callable[[int], None] = lambda _: None,
+    inputs: Sequence[str | Path] = (),
+    advance: Advance = ignore,
     say: Say = silent,
 ) -> ScoreReport:
-    """Score trees into one table; work that was stopped is resumed.
+    """Score trees into one table, a portion at a time; work that was stopped is resumed.
 
     Scores are filed in the score store `store`, which other work may share; by default one beside `out`, which is
-    removed when the table is written. Every process of a `Share` calls this with the same arguments.
+    removed when the table is written. `trees` are not held; they are read once, or twice where `out` exists. `inputs`
+    says where they were read, for those who look for their texts.
     """
-    share = share or Share()
+    assert iter(trees) is not trees, "trees may be read twice, so they are not a generator"
     out = Path(out)
-    requests = [Request.all_of(tree) for tree in trees]
-    with store_for(out, scorer, store, share=share, portion=portion, say=say) as filed:
-        job = _job(filed.identity, trees)
-        is_done = is_made_for(out, job)
-        share.wait()  # every process looks before any of them writes
-        if is_done:
+    with store_for(out, scorer, store, portion=portion, say=say) as filed:
+        job = _Job(filed.identity)
+        if out.exists():
+            job.read(trees)
+        if is_made_for(out, job.key()):
             say(f"Reusing all scores: {out} is complete")
-            advance(len(trees))
-            found = -(-len(trees) // portion)
+            advance(job.num_trees)
+            found = -(-job.num_trees // portion)
         else:
-            found = filed.fill(requests, share=share, advance=advance).found
-            if share.rank == 0:
-                _write(out, filed, requests, job)
+            job = _Job(filed.identity)
+            found = _write(out, filed, trees, job, inputs, advance).found
     about = pq.read_metadata(out)
     for note in notes_of(scorer):
         say(note)
     too_long, unjudged = (int(about.metadata.get(name, 0)) for name in (_TOO_LONG, _UNJUDGED))
-    return ScoreReport(len(trees), about.num_rows, too_long, found, unjudged)
+    return ScoreReport(job.num_trees, about.num_rows, too_long, found, unjudged, job.num_steps)
 
 
 def score_files(
@@ -162,7 +174,6 @@ def score_files(
     options: ReadOptions | None = None,
     store: str | Path | None = None,
     portion: int = PORTION,
-    share: Share | None = None,
     loading: Mapping[str, Any] | None = None,
     bars: Bars = no_bars,
     say: Say = silent,
@@ -177,7 +188,6 @@ def score_files(
         options: how records are read, and what is done with bad ones.
         store: a folder of scores to reuse and extend; default: a temporary one beside `out`.
         portion: how many trees are scored and saved together; a stopped call loses at most this many.
-        share: this process's share of the work; all processes call this with the same arguments.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
         bars: makes progress bars; by default none are shown.
         say: called with each status message, e.g. `print`.
@@ -187,69 +197,105 @@ def score_files(
         >>> report.trees, report.steps
         (2, 4)
     """
-    share = share or Share()
-    if share.rank:
-        bars, say = no_bars, silent
-    trees = trees_to_score(as_places(inputs), format, options, say)
-    scorer = open_prm(prm, loading)
-    if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
-        say(f"needs about {size / 1e9:.1f} GB of memory per process (an estimate)")
-    with bars("scoring", len(trees), unit="trees") as advance:
-        report = write_scores(scorer, trees, out, store=store, portion=portion, share=share, advance=advance, say=say)
+    trees = TreesToScore(as_places(inputs), format, options)
+    trees.check()
+    with opened_prm(prm, loading, say=say) as scorer:
+        if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
+            say(f"needs about {size / 1e9:.1f} GB of memory (an estimate)")
+        with bars("scoring", trees.size(), unit="bytes") as bar:
+            report = write_scores(
+                scorer, trees, out, store=store, portion=portion, inputs=as_places(inputs), say=say,
+                advance=lambda done, rates="": bar(trees.newly_read(done), trees.described(rates)),
+            )  # fmt: skip
+    if trees.left_out:
+        say(f"left out: {', '.join(f'{n} {reason}' for reason, n in trees.left_out.items())}")
     if report.unjudged:
         say(f"{report.unjudged:,} steps were not judged by the critic and were left out")
     if report.too_long:
-        all_scored = report.steps == sum(len(tree.nodes) for tree in trees)
-        done = "scored without their earliest steps" if all_scored else "left out"
+        done = "scored without their earliest steps" if report.steps == report.given else "left out"
         say(f"{report.too_long} steps exceeded the context of {scorer.context} tokens and were {done}")
     return report
 
 
-def trees_to_score(
-    inputs: Sequence[str | Path], format: str = "auto", options: ReadOptions | None = None, say: Say = silent
-) -> list[StepTree]:
-    """All trees; a table of ours keeps the ids it was written with."""
-    if len(inputs) == 1 and ((path := Path(inputs[0])).name == TREE_TABLE or (path / TREE_TABLE).is_file()):
-        trees = list(iter_trees(path))
-    elif format == "pool" or (format == "auto" and holds_pool(inputs)):
-        trees = read_pool(inputs).trees()
-    else:
-        reader = Reader(inputs, format=format, options=options or ReadOptions(), unlabelled=True)
-        trees = [draft.tree(i) for i, (_, draft) in enumerate(reader.drafts())]
-        if left_out := reader.report.dropped + reader.report.bad:
-            say(f"left out: {', '.join(f'{n} {reason}' for reason, n in left_out.items())}")
-    if not trees:
-        raise ConfigError(f"{', '.join(map(str, inputs))}: there is nothing to score")
-    return trees
+class _Job:
+    """What decides the table's content, taken in as it streams by."""
+
+    def __init__(self, identity: str) -> None:
+        self.num_trees = self.num_steps = 0
+        self._digest = hashlib.blake2b(identity.encode(), digest_size=16)
+
+    def requests(self, trees: Iterable[StepTree]) -> Iterator[Request]:
+        """All steps of the trees."""
+        for tree in trees:
+            self._digest.update(repr((tree.tree_id, tree.name, tree.content_hash())).encode())
+            self.num_trees += 1
+            self.num_steps += len(tree.nodes)
+            yield Request.all_of(tree)
+
+    def read(self, trees: Iterable[StepTree]) -> None:
+        """Take in all of them at once."""
+        for _ in self.requests(trees):
+            pass
+
+    def key(self) -> str:
+        """A hash of what was taken in."""
+        return self._digest.hexdigest()
 
 
-def _job(identity: str, trees: Sequence[StepTree]) -> str:
-    """A hash of what decides the table's content."""
-    digest = hashlib.blake2b(identity.encode(), digest_size=16)
-    for tree in trees:
-        digest.update(repr((tree.tree_id, tree.name, tree.content_hash())).encode())
-    return digest.hexdigest()
+def _write(
+    out: Path, store: ScoreStore, trees: Iterable[StepTree], job: _Job, inputs: Sequence[str | Path], advance: Advance
+) -> Filled:
+    with whole_file(out) as aside, _TableFile(aside, store) as file:
+        filled = store.fill(job.requests(trees), advance=advance, each=file.add)
+        file.finish(job.key(), inputs)
+    return filled
 
 
-def _write(out: Path, store: ScoreStore, requests: Sequence[Request], job: str) -> None:
-    outputs = store.scorer.outputs
-    too_long = unjudged = 0
-    with whole_file(out) as aside, pq.ParquetWriter(aside, scores_schema(outputs)) as writer:
-        for start in range(0, len(requests), store.portion):
-            some = requests[start : start + store.portion]
-            scores = list(store.read(some))
-            writer.write_table(table_of_trees([request.tree for request in some], scores, outputs, store.identity))
-            too_long += sum(len(found.too_long) for found in scores)
-            unjudged += sum(len(found.unjudged) for found in scores)
-        card = card_values(store.scorer)
-        about: dict[str | bytes, str | bytes] = {KEY: job, _TOO_LONG: str(too_long)}
-        if unjudged:
-            about[_UNJUDGED] = str(unjudged)
-        if not getattr(store.scorer, "judges_every_step", True):
+class _TableFile:
+    """A scores table that is being written, many rows at a time."""
+
+    def __init__(self, path: Path, store: ScoreStore) -> None:
+        self.store = store
+        self.outputs = store.scorer.outputs
+        self._writer = pq.ParquetWriter(path, scores_schema(self.outputs))
+        self._rows: list[pa.Table] = []
+        self._too_long = self._unjudged = 0
+
+    def __enter__(self) -> _TableFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+
+    def add(self, some: Sequence[Request], scores: Sequence[TreeScores]) -> None:
+        """Add the rows of some trees."""
+        self._rows.append(table_of_trees([request.tree for request in some], scores, self.outputs, self.store.identity))
+        self._too_long += sum(len(found.too_long) for found in scores)
+        self._unjudged += sum(len(found.unjudged) for found in scores)
+        if sum(table.num_rows for table in self._rows) >= _ROWS:
+            self._write()
+
+    def finish(self, job: str, inputs: Sequence[str | Path]) -> None:
+        """Write the last rows, and what the table says about itself."""
+        self._write()
+        card = card_values(self.store.scorer)
+        about: dict[str | bytes, str | bytes] = {KEY: job, _TOO_LONG: str(self._too_long)}
+        if self._unjudged:
+            about[_UNJUDGED] = str(self._unjudged)
+        if not getattr(self.store.scorer, "judges_every_step", True):
             about[_STOPS] = "1"
+        if inputs:
+            about[_INPUTS] = json.dumps(list(map(str, inputs)))  # which may be no UTF-8
         if card is not None:
             about[_CARD] = msgspec.json.encode(card)
-        writer.add_key_value_metadata(about)
+        self._writer.add_key_value_metadata(about)
+
+    def _write(self) -> None:
+        if self._rows:
+            self._writer.write_table(pa.concat_tables(self._rows))
+            self._rows = []
 
 
 def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 from prism_prm.files import whole_file
 from prism_prm.pairs.examples import Examples, Split, as_one_tree
 from prism_prm.protocol import sigmoid
-from prism_prm.scorer import PRM, load_prm
+from prism_prm.scorer import PRM
+from prism_prm.scorer.opened import opened_prm
 from prism_prm.scorer.store import Request, ScoreStore, Share, store_for
-from prism_prm.types import Bars, Floats, Say, no_bars, silent
+from prism_prm.types import Advance, Bars, Floats, Say, ignore, no_bars, silent
 
 MARGINS = pa.schema(
     [
@@ -32,9 +33,7 @@ MARGINS = pa.schema(
 TREES_PER_FILL = 16
 
 
-def fill_cache(
-    prm: PRM, examples: Examples, *, share: Share | None = None, advance: Callable[[int], None] = lambda _: None
-) -> None:
+def fill_cache(prm: PRM, examples: Examples, *, share: Share | None = None, advance: Advance = ignore) -> None:
     """Cache the frozen layers' activations of the examples; `advance` is called with finished examples."""
     share = share or Share()
     by_tree = examples.by_tree()
@@ -56,7 +55,7 @@ def score_examples(
     examples: Examples,
     *,
     share: Share | None = None,
-    advance: Callable[[int], None] = lambda _: None,
+    advance: Advance = ignore,
 ) -> Floats:
     """log-odds_NK of the nodes of each example: chosen and rejected, or the labelled step alone.
 
@@ -95,7 +94,6 @@ def measure_margins(
     *,
     split: str | None = None,
     store: str | Path | None = None,
-    share: Share | None = None,
     loading: Mapping[str, Any] | None = None,
     bars: Bars = no_bars,
     say: Say = silent,
@@ -108,7 +106,6 @@ def measure_margins(
         out: the table to write (Parquet), keyed by pair id and model hash.
         split: use only pairs of this split; default: all.
         store: a folder of scores to reuse and extend.
-        share: this process's share of the work; all processes call this with the same arguments.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
         bars: makes progress bars; by default none are shown.
         say: called with each status message, e.g. `print`.
@@ -119,18 +116,15 @@ def measure_margins(
         >>> len(found.margin_N) == summary["pairs"]["total"]
         True
     """
-    share = share or Share()
     data = Split.read(Path(pairs), split)
     examples = data.examples("pairs")
-    model = load_prm(prm, **(loading or {})) if isinstance(prm, str | Path) else prm
-    bars = no_bars if share.rank else bars
     with (
-        store_for(out, model, store, share=share, say=silent if share.rank else say) as filed,
+        opened_prm(prm, loading, say=say) as model,
+        store_for(out, model, store, say=say) as filed,
         bars("margins", len(examples.by_tree()), unit="trees") as advance,
     ):
-        log_odds_N2 = score_examples(filed, examples, share=share, advance=advance)
-        if share.rank == 0:
-            write_margins(out, examples, log_odds_N2, model.model_hash())
+        log_odds_N2 = score_examples(filed, examples, advance=advance)
+        write_margins(out, examples, log_odds_N2, model.model_hash())
     return Margins(margins_of(log_odds_N2), data.kinds)
 
 

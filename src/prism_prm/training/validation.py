@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import too_long
 from prism_prm.training.margins import score_examples
 from prism_prm.training.recipe import CRITERIA, ValidationSettings
-from prism_prm.types import Floats
+from prism_prm.types import Advance, Floats
 
 if TYPE_CHECKING:
     from prism_prm.scorer import PRM
@@ -73,7 +73,7 @@ class Validation:
         return len(np.unique(self.steps.tree)) + len(np.unique(self.pairs.tree))
 
     def measure(
-        self, store: ScoreStore, settings: ValidationSettings, share: Share, advance: Callable[[int], None]
+        self, store: ScoreStore, settings: ValidationSettings, share: Share, advance: Advance
     ) -> dict[str, Any]:
         """The metrics of the store's PRM, and the threshold they give."""
         right = self.steps.right()

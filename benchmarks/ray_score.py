@@ -1,0 +1,82 @@
+"""Score solutions on Ray: two workers of one thread each against one, and one against this process.
+
+All three fill a fresh score store, portion by portion, as `prism score` does. Workers are started before the clock is:
+what is measured is the work, the portions' way to the workers and back, and the filing. The goals are 1.7 times for two
+workers on two free cores, and an overhead below 10 % for one.
+
+Run: python benchmarks/ray_score.py [--solutions 1000] [--hidden 256] [--layers 6]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from pathlib import Path
+
+import torch
+
+from _real_trees import small_prm
+from _side_by_side import conclude, median, options, print_ratios, side_by_side
+from prism_prm import Scorer, load_prm
+from prism_prm.records import StepTree
+from prism_prm.scorer.opened import opened_prm
+from prism_prm.scorer.store import PORTION, Request, ScoreStore
+from prism_prm.workers.settings import RaySettings
+
+
+def solutions(count: int) -> list[StepTree]:
+    """Made-up solutions of three to eight steps."""
+    return [
+        StepTree.chain(
+            f"What is {i} + {i % 7}?", [f"Step {k}: {i} + {k} = {i + k}, so we add." for k in range(3 + i % 6)]
+        )
+        for i in range(count)
+    ]
+
+
+def fill(prm: Scorer, trees: list[StepTree], portion: int) -> None:
+    """Score all trees into a store of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        ScoreStore(folder, prm, portion=portion).fill([Request.all_of(tree) for tree in trees])
+
+
+def main() -> None:
+    import ray
+
+    parser = options(__doc__, repeats=5)
+    parser.add_argument("--solutions", type=int, default=1000)
+    parser.add_argument("--portion", type=int, default=PORTION)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    trees = solutions(arguments.solutions)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "prm"
+        texts = [node.text for tree in trees for node in tree.nodes]
+        small_prm(texts, hidden=arguments.hidden, layers=arguments.layers).save(folder)
+        # Cores for all workers of both pools: those of one wait while the other's work.
+        ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        stack.callback(ray.shutdown)
+        here, one, two = "this process, one thread", "one worker", "two workers"
+        prms = {here: load_prm(folder)} | {
+            name: stack.enter_context(opened_prm(folder, {"ray": RaySettings(ray="local", workers=count)}))
+            for name, count in {one: 1, two: 2}.items()
+        }
+        for prm in prms.values():
+            fill(prm, trees[: 8 * arguments.portion], arguments.portion)  # until all workers have begun
+        seconds = side_by_side(
+            {name: lambda prm=prm: fill(prm, trees, arguments.portion) for name, prm in prms.items()},  # type: ignore[misc]
+            repeats=arguments.repeats,
+            beside=arguments.busy,
+        )
+    print_ratios(seconds, peer=one)
+    for name in seconds:
+        print(f"{name}: {arguments.solutions / median(seconds, name):,.0f} solutions/s")
+    print(f"overhead of one worker: {median(seconds, one) / median(seconds, here) - 1:.1%}")
+    conclude(seconds[two], seconds[one], peer=one)
+
+
+if __name__ == "__main__":
+    main()

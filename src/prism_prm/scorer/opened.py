@@ -1,0 +1,195 @@
+"""A PRM to score with, held by this process, or by the workers of a Ray cluster (`loading["ray"]`)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.critics.load import is_critic
+from prism_prm.errors import ConfigError
+from prism_prm.lm.place import base_of, is_adapter
+from prism_prm.prms.place import prm_folder
+from prism_prm.protocol import Scorer, Solution, StepSession, TreeScores, as_trees, can_score_all
+from prism_prm.records import StepTree
+from prism_prm.scorer.load import open_prm
+from prism_prm.scorer.place import remote_place
+from prism_prm.types import Advance, Say, bar_on_stderr, ignore, silent
+from prism_prm.workers import Portion, Workers, open_workers
+
+if TYPE_CHECKING:
+    from prism_prm.prms.card import Card
+
+TREES_AT_ONCE = 64
+"""Trees that a worker is sent together, by calls that do not say."""
+
+
+@contextlib.contextmanager
+def opened_prm(
+    prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "", *, say: Say = silent
+) -> Iterator[Any]:
+    """The scorer of `open_prm`; with `loading["ray"]`, one that the workers of a cluster hold until the block ends."""
+    loading = dict(loading or {})
+    ray = loading.pop("ray", None)
+    if ray is None:
+        yield open_prm(prm, loading, name)
+        return
+    make, folders = prm_for_workers(prm, loading, name)
+    with open_workers(make, ray, folders=folders, alike=_identity, say=say) as workers:
+        yield SpreadPRM(workers)
+
+
+def prm_for_workers(
+    prm: Scorer | str | Path, loading: Mapping[str, Any], name: str = ""
+) -> tuple[Callable[[Mapping[str, str]], Scorer], list[str]]:
+    """What opens the PRM where its folders are found, and these folders."""
+    if not isinstance(prm, str | Path):
+        raise ConfigError("workers of a Ray cluster load a PRM themselves: give its folder or hub id, not the PRM")
+    if is_critic(prm):
+        raise ConfigError(
+            f"--ray: {prm} is a critic, and critics do not run on Ray. Serve its model on the cluster, e.g. with vLLM, "
+            "and give critic:openai:URL with more --critic-concurrency"
+        )
+    place, options, folders = _for_workers(prm, loading, name)
+    return functools.partial(_make, place=place, options=options), folders
+
+
+def _for_workers(prm: str | Path, loading: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any], list[str]]:
+    """What a worker loads, and with which options and folders: no path in it depends on where this process runs."""
+    options = {key: value for key, value in loading.items() if value is not None and key != "critic"}
+    if isinstance(families := options.get("family"), Mapping):
+        options["family"] = families.get(name)
+    place = str(prm)
+    if remote_place(prm) is None:
+        place = _absolute(prm_folder(prm))
+        if is_adapter(place) and "adapter" not in options:
+            place, options["adapter"] = _absolute(base_of(Path(place))), place
+    options |= {key: _absolute(options[key]) for key in ("adapter", "local", "cache") if key in options}
+    if family := options.get("family"):
+        file, colon, kind = str(family).rpartition(":")
+        options["family"] = f"{_absolute(file)}{colon}{kind}"
+    named = [place, options.get("adapter"), options.get("local")]
+    return place, options, [folder for folder in named if folder is not None and os.path.isdir(folder)]
+
+
+def _absolute(place: str | Path) -> str:
+    """A path that other processes understand; a hub id stays as it is."""
+    return os.path.abspath(place) if os.path.exists(place) else str(place)
+
+
+def _make(found: Mapping[str, str], *, place: str, options: Mapping[str, Any]) -> Scorer:
+    own = {key: found.get(value, value) if key in ("adapter", "local") else value for key, value in options.items()}
+    return open_prm(found.get(place, place), own)
+
+
+def _identity(scorer: Scorer) -> str:
+    return scorer.identity()
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the driver must know of a PRM that it does not hold."""
+
+    outputs: tuple[str, ...]
+    context: int
+    card: Card | None
+    identity: str
+    model_hash: str
+
+    @classmethod
+    def of(cls, scorer: Any) -> _Facts:
+        return cls(
+            scorer.outputs, scorer.context, getattr(scorer, "card", None), scorer.identity(), scorer.model_hash()
+        )
+
+
+class SpreadPRM:
+    """A PRM that workers hold: a `Scorer` whose work they share."""
+
+    def __init__(self, workers: Workers[Scorer]) -> None:
+        self.workers = workers
+        self._facts = workers.ask(_Facts.of)
+        self.outputs, self.context, self.card = self._facts.outputs, self._facts.context, self._facts.card
+
+    def identity(self) -> str:
+        """That of the PRM which each worker holds."""
+        return self._facts.identity
+
+    def model_hash(self) -> str:
+        """That of the PRM which each worker holds."""
+        return self._facts.model_hash
+
+    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """P(right) of each step of one solution."""
+        return self.score_many([(problem, steps)])[0]
+
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
+        """P(right) of each step of each solution."""
+        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions), progress=progress)]
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        """The scores of all nodes of each tree, or only of the wanted ones."""
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+        results: dict[int, list[TreeScores]] = {}
+        with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
+            for portion, found in self.workers.run(_score, self._portions(list(zip(trees, wanted, strict=True)))):
+                results[portion.number] = found
+                bar(portion.size)
+                advance(portion.size)
+        return [scores for number in sorted(results) for scores in results[number]]
+
+    def count_tokens(self, tree: StepTree) -> int:
+        """How many tokens the tree is."""
+        return self.count_all([tree])
+
+    def count_all(self, trees: Sequence[StepTree]) -> int:
+        """How many tokens all of them are."""
+        return sum(count for _, count in self.workers.run(_count, self._portions(trees)))
+
+    def can_score_all(self, trees: Sequence[StepTree]) -> list[bool]:
+        """Of each tree whether all its steps fit the family's layout."""
+        found = {portion.number: fits for portion, fits in self.workers.run(_can_score_all, self._portions(trees))}
+        return [fits for number in sorted(found) for fits in found[number]]
+
+    def can_score(self, step: str, depth: int) -> bool:
+        """Whether a step after this many others fits the family's layout."""
+        return self.workers.ask(functools.partial(_can_score, step=step, depth=depth))
+
+    def session(self, problems: Sequence[str]) -> StepSession[Any]:
+        """Refused: a session lives in one process, so whoever needs one works there as a whole."""
+        raise ConfigError(
+            f"a session on {len(problems)} problems: a PRM that workers hold has none; open it where the PRM is loaded"
+        )
+
+    @staticmethod
+    def _portions(items: Sequence[Any]) -> Iterator[Portion[Any]]:
+        for start in range(0, len(items), TREES_AT_ONCE):
+            some = items[start : start + TREES_AT_ONCE]
+            yield Portion(start, f"trees {start + 1} to {start + len(some)}", some, len(some))
+
+
+def _score(scorer: Scorer, work: Sequence[tuple[StepTree, Sequence[int]]]) -> list[TreeScores]:
+    return scorer.score_trees([tree for tree, _ in work], [nodes for _, nodes in work])
+
+
+def _count(scorer: Scorer, trees: Sequence[StepTree]) -> int:
+    return sum(map(scorer.count_tokens, trees))
+
+
+def _can_score(scorer: Scorer, *, step: str, depth: int) -> bool:
+    return scorer.can_score(step, depth)
+
+
+def _can_score_all(scorer: Scorer, trees: Sequence[StepTree]) -> list[bool]:
+    return [can_score_all(scorer, tree) for tree in trees]

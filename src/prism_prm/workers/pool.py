@@ -1,0 +1,237 @@
+"""A pool of Ray actors that is fed portions: a few in flight each, and a lost worker costs only those.
+
+The driver starts a new worker in place of a lost one, checks that it holds what the first one held, and gives the lost
+portions to whoever is free. A portion that was first in line at a worker that died is suspected of having killed it;
+after `TRIES` such deaths the run ends and names it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from prism_prm import __version__
+from prism_prm.errors import ConfigError, ModelError, PrismError
+from prism_prm.types import Say, silent
+from prism_prm.workers import Done, Held, Make, Portion, Result, Work
+from prism_prm.workers.cluster import Cluster
+from prism_prm.workers.copies import FolderCopy, pack
+from prism_prm.workers.worker import Finished, Lacks, OutOfMemory, Ready, Refusal, Worker
+
+IN_FLIGHT = 2
+"""Portions at a worker: one that it works on, and one that waits there, so that it never waits itself."""
+TRIES = 4
+"""How many workers may die of a portion, or in a row while they start."""
+PATIENCE = 30.0
+"""Seconds without any worker after which it is said what is waited for."""
+
+SHOWN = 8
+"""Workers whose rates are shown one by one."""
+
+
+@dataclass(slots=True)
+class _Task:
+    """A portion on its way."""
+
+    portion: Portion[Any]
+    deaths: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """The place of a worker, which several may hold one after the other."""
+
+    number: int
+    actor: Any = None
+    starting: Any = None
+    """What `prepare` will answer, until it has."""
+    node: str = ""
+    process: int = 0
+    deaths: int = 0
+    """Of workers that did not come up, in a row."""
+    queue: deque[tuple[Any, _Task]] = field(default_factory=deque)
+    """What will be answered, and the tasks, in the order in which the worker does them."""
+    items: int = 0
+    seconds: float = 0.0
+
+
+class Pool(Generic[Held]):
+    """Workers of a cluster; see `Workers`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        make: Make[Held],
+        folders: Sequence[str],
+        alike: Callable[[Held], str] | None,
+        say: Say = silent,
+    ) -> None:
+        self.cluster, self.folders, self.say = cluster, tuple(folders), say
+        self._ray = cluster.ray
+        self._made_by = self._ray.put((make, alike))
+        self._copies: dict[str, FolderCopy] = {}
+        self._first: Ready | None = None
+        self._actor = self._ray.remote(
+            num_cpus=cluster.cpus, num_gpus=cluster.gpus, scheduling_strategy="SPREAD", max_restarts=0
+        )(Worker)
+        say(f"Ray: {cluster.described()}")
+        self._slots = [_Slot(number) for number in range(1, cluster.workers + 1)]
+        for slot in self._slots:
+            self._start(slot)
+
+    def close(self) -> None:
+        """End all workers."""
+        for slot in self._slots:
+            self._ray.kill(slot.actor)
+        self._slots = []
+
+    def ask(self, act: Callable[[Held], Result]) -> Result:
+        """What one of the workers says."""
+        [(_, said)] = self.run(lambda held, _: act(held), [Portion(0, "a question to a worker", None, 0)])
+        return said
+
+    def rates(self) -> str:
+        """Items per second of each worker while it works."""
+        known = {slot.number: slot.items / slot.seconds for slot in self._slots if slot.seconds}
+        if len(known) > SHOWN:
+            return f"{len(known)} workers: {min(known.values()):,.1f} to {max(known.values()):,.1f}/s each"
+        return ", ".join(f"worker {number}: {rate:,.1f}/s" for number, rate in known.items())
+
+    def run(
+        self, act: Callable[[Held, Work], Done], portions: Iterable[Portion[Work] | None]
+    ) -> Iterator[tuple[Portion[Work], Done]]:
+        """Do `act` on every portion."""
+        new = iter(portions)
+        again: deque[_Task] = deque()
+        by = self._ray.put(act)
+        try:
+            while True:
+                has_more = self._feed(by, new, again)
+                if not has_more and not any(slot.queue for slot in self._slots):
+                    return
+                for slot in self._answering():
+                    if slot.starting is not None:
+                        self._started(slot)
+                    else:
+                        yield from self._answer(slot, again)
+        finally:
+            for slot in self._slots:  # what nobody waits for any more; workers still finish it first
+                slot.queue.clear()
+
+    def _feed(self, by: Any, new: Iterator[Portion[Any] | None], again: deque[_Task]) -> bool:
+        """Give work to all who have room, the least busy first; whether there may be more."""
+        for room in range(IN_FLIGHT):
+            for slot in self._slots:
+                if slot.starting is None and len(slot.queue) <= room:
+                    try:
+                        portion = again[0].portion if again else next(new)
+                    except StopIteration:
+                        return False
+                    if portion is None:
+                        return True
+                    task = again.popleft() if again else _Task(portion)
+                    slot.queue.append((slot.actor.act.remote(by, task.portion.work), task))
+        return True
+
+    def _answering(self) -> list[_Slot]:
+        """Wait until some workers have answered."""
+        waited = 0.0
+        while True:
+            heads = {slot.starting or slot.queue[0][0]: slot for slot in self._slots if slot.starting or slot.queue}
+            ready, _ = self._ray.wait(list(heads), num_returns=len(heads), timeout=0)
+            if not ready:
+                ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=PATIENCE)
+            if ready:
+                return [heads[ref] for ref in ready]
+            waited += PATIENCE
+            if all(slot.starting is not None for slot in self._slots):
+                self.say(
+                    f"Ray: no worker for {waited:.0f} s; the cluster has no room yet, or they are loading the model"
+                )
+
+    def _start(self, slot: _Slot) -> None:
+        slot.actor = self._actor.remote()
+        self._prepare(slot)
+
+    def _prepare(self, slot: _Slot) -> None:
+        slot.starting = slot.actor.prepare.remote(self._made_by, self.folders, self._copies, self.cluster.cpus)
+
+    def _started(self, slot: _Slot) -> None:
+        """Take in what a new worker says."""
+        said, lost = self._got(slot.starting, "a worker that starts")
+        slot.starting = None
+        match said:
+            case Ready():
+                self._check(said)
+                slot.deaths, slot.node, slot.process = 0, said.node, said.process
+            case Lacks():
+                for folder in said.folders:
+                    if folder not in self._copies:
+                        self.say(f"Ray: copying {folder} to nodes that do not see it")
+                        self._copies[folder] = pack(self._ray, folder)
+                self._prepare(slot)
+            case Refusal():
+                raise said.error()
+            case _:
+                slot.deaths += 1
+                if slot.deaths >= TRIES:
+                    raise PrismError(f"{TRIES} workers in a row died while they started; the last one: {lost}")
+                self._replace(slot)
+
+    def _check(self, new: Ready) -> None:
+        """All workers must hold the same, or results would depend on who did what."""
+        first = self._first = self._first or new
+        if new.version != __version__:
+            raise ConfigError(
+                f"node {new.node} has prism-prm {new.version}, but this is {__version__}; install the same on all nodes"
+            )
+        if new.holds != first.holds:
+            raise ModelError(
+                f"{', '.join(self.folders) or 'the model'} on node {new.node} is not the same as on node "
+                f"{first.node}: other weights, settings or precision. Give all nodes the same files and devices."
+            )
+
+    def _answer(self, slot: _Slot, again: deque[_Task]) -> Iterator[tuple[Portion[Any], Any]]:
+        """What a worker has to say to its first task."""
+        ref, task = slot.queue.popleft()
+        said, lost = self._got(ref, f"{task.portion.name}, on node {slot.node}")
+        match said:
+            case Finished():
+                slot.items += task.portion.size
+                slot.seconds += said.seconds
+                yield task.portion, said.result
+            case Refusal():
+                raise said.error()
+            case _:
+                task.deaths += 1
+                if task.deaths >= TRIES:
+                    raise PrismError(
+                        f"{task.portion.name}: {TRIES} workers died of it, the last on node {slot.node}: {lost}. "
+                        "If memory is short, use fewer workers per node, or smaller portions."
+                    )
+                self.say(f"Ray: worker {slot.number} on node {slot.node} was lost; a new one repeats its portions")
+                again.extend([*(waiting for _, waiting in slot.queue), task])  # the suspect last
+                self._replace(slot)
+
+    def _replace(self, slot: _Slot) -> None:
+        slot.queue.clear()
+        self._ray.kill(slot.actor)  # it may be out of memory, or out of reach, rather than dead
+        self._start(slot)
+
+    def _got(self, ref: Any, what: str) -> tuple[Any, str]:
+        """What was answered; or None, and how the worker was lost."""
+        errors = self._ray.exceptions
+        try:
+            said = self._ray.get(ref)
+        except errors.RayError as error:
+            if "No module named 'prism_prm'" in str(error):
+                raise ConfigError(
+                    "a node of the cluster has no prism-prm; install it on all of them: pip install 'prism-prm[ray]'"
+                ) from None
+            if isinstance(error, errors.RayTaskError):  # our own mistake; its text has the worker's traceback
+                error.add_note(what)
+                raise
+            return None, str(error).strip().splitlines()[0]
+        return (None, f"out of memory: {said.text}") if isinstance(said, OutOfMemory) else (said, "")

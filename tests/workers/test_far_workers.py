@@ -1,0 +1,135 @@
+"""`prism search` and `prism label` by workers elsewhere: what travels is pickled; the files are those of one process.
+
+No cluster is needed: two copies of what workers hold answer in any order, one of them twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism_prm import init_prm
+from prism_prm.label import portions as label_portions
+from prism_prm.label.pipeline import label_task
+from prism_prm.label.recipe import LabelRecipe
+from prism_prm.label.settings import LabelSettings
+from prism_prm.policies import PolicySettings, Sampling
+from prism_prm.scorer import opened
+from prism_prm.search import SearchSettings
+from prism_prm.search import portions as search_portions
+from prism_prm.search.pipeline import search_task
+from prism_prm.search.recipe import SearchRecipe
+from prism_prm.workers import Portion
+from prism_prm.workers.settings import RaySettings
+
+cloudpickle = pytest.importorskip("cloudpickle")
+NUM_PROBLEMS = 7
+SAMPLING = Sampling(temperature=1.0, max_step_tokens=4, max_tokens=12, stop=" ")
+RAY = RaySettings(ray="auto", workers=2)
+
+
+def sent(thing: Any) -> Any:
+    """As it arrives in another process."""
+    return cloudpickle.loads(cloudpickle.dumps(thing))
+
+
+class Far:
+    """Workers in other processes, as far as one can tell."""
+
+    def __init__(self, make: Any, folders: Sequence[str]) -> None:
+        self.held = [sent(make)({folder: folder for folder in folders}) for _ in range(2)]
+        self.rng = random.Random(0)
+
+    def run(self, act: Any, portions: Iterable[Portion[Any] | None]) -> Iterator[tuple[Portion[Any], Any]]:
+        waiting = [portion for portion in portions if portion is not None]
+        self.rng.shuffle(waiting)
+        for number, portion in enumerate(waiting):
+            worker = self.rng.choice(self.held)
+            for _ in range(2 if number == 1 else 1):  # the second one is lost once, after it was done
+                done = sent(sent(act)(worker, sent(portion.work)))
+            yield portion, done
+
+    def ask(self, act: Callable[[Any], Any]) -> Any:
+        return sent(sent(act)(self.held[0]))
+
+    def rates(self) -> str:
+        return "worker 1: 2.0/s, worker 2: 1.0/s"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What workers were asked to hold the same of."""
+    names: list[str] = []
+
+    @contextlib.contextmanager
+    def open_far(make: Any, settings: Any, *, folders: Sequence[str], alike: Any, say: Any) -> Iterator[Far]:  # noqa: ARG001
+        assert settings is RAY
+        far = Far(make, folders)
+        assert len({alike(one) for one in far.held}) == 1
+        names.extend(folders)
+        yield far
+
+    for module in (search_portions, label_portions, opened):
+        monkeypatch.setattr(module, "open_workers", open_far)
+    return names
+
+
+@pytest.fixture(scope="module")
+def place(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("far")
+    init_prm(tiny_lm("qwen2"), family="qwen").save(root / "prm")
+    (root / "policy").symlink_to(tiny_lm("qwen2"))
+    lines = [json.dumps({"problem": f"What is {i} + 2?", "answer": "3"}) + "\n" for i in range(NUM_PROBLEMS)]
+    (root / "task.jsonl").write_text("".join(lines))
+    return root
+
+
+def search(place: Path, out: Path, ray: RaySettings | None, method: str) -> None:
+    recipe = SearchRecipe(
+        task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), prm=(str(place / "prm"),),
+        n=(4,), at_once=2, search=SearchSettings(method, max_steps=3, sampling=SAMPLING),
+    )  # fmt: skip
+    search_task(recipe, out, loading={"ray": ray}, judges=1)
+
+
+def label(place: Path, out: Path, ray: RaySettings | None, method: str) -> None:
+    recipe = LabelRecipe(
+        task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), at_once=3,
+        label=LabelSettings(method, rollouts=2, solutions=2, max_policy_tokens=100, sampling=SAMPLING),
+    )  # fmt: skip
+    label_task(recipe, out, judges=1, ray=ray)
+
+
+@pytest.mark.parametrize(
+    ("work", "method", "folders"),
+    [(search, "beam", ["policy", "prm"]), (search, "best-of-n", ["policy", "prm"]), (label, "monte-carlo", ["policy"])],
+)
+def test_files_are_those_of_one_process(
+    place: Path, tmp_path: Path, asked: list[str], work: Callable[..., None], method: str, folders: list[str]
+) -> None:
+    work(place, tmp_path / "one", None, method)
+    work(place, tmp_path / "two", RAY, method)
+    assert [Path(name).name for name in asked] == folders
+    for name in ["metrics.json", *(("trees.parquet",) if work is label else ("pools",))]:
+        files = [tmp_path / "one" / name]
+        files = sorted(files[0].iterdir()) if files[0].is_dir() else files
+        for one in files:
+            two = tmp_path / "two" / one.relative_to(tmp_path / "one")
+            if name == "metrics.json":
+                assert without_times(two) == without_times(one)
+            else:
+                assert two.read_bytes() == one.read_bytes()
+    work(place, tmp_path / "two", RAY, method)  # finds all of it done
+
+
+def without_times(path: Path) -> Any:
+    metrics = json.loads(path.read_text())
+    for point in metrics.get("points", []):
+        del point["seconds"]
+    return metrics

@@ -1,0 +1,407 @@
+"""The pool's decisions, on a cluster without processes: who gets what, and what is said when workers are lost."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prism_prm.cli.options import with_address
+from prism_prm.errors import ConfigError, DataError, MissingExtraError, ModelError, PrismError
+from prism_prm.workers import Here, Portion, copies, open_workers, pool
+from prism_prm.workers.cluster import Cluster, connected
+from prism_prm.workers.copies import FolderCopy
+from prism_prm.workers.pool import IN_FLIGHT, TRIES, Pool
+from prism_prm.workers.settings import RaySettings, is_address
+
+
+class LostError(Exception):
+    """What Ray says of a worker that is gone."""
+
+
+class TaskError(LostError):
+    """What Ray says of a mistake in a task."""
+
+
+class Ref:
+    """What a worker will answer."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+        self.answer: Any = None
+        self.done = False
+
+
+class Actor:
+    """A worker that does one call whenever the cluster lets it."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker, self.queue, self.alive = worker, deque[Ref](), True
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Ref:
+            ref = Ref(functools.partial(getattr(self.worker, name), *arguments))
+            self.queue.append(ref)
+            if not self.alive:
+                self.die()
+            return ref
+
+        return SimpleNamespace(remote=call)
+
+    def step(self) -> None:
+        ref = self.queue[0]
+        try:
+            ref.answer = ref.call()
+        except LostError:
+            self.die()
+            return
+        except Exception as error:  # as Ray does with any error
+            ref.answer = TaskError(f"{error}")
+        ref.done = True
+        self.queue.popleft()
+
+    def die(self) -> None:
+        self.alive = False
+        while self.queue:
+            ref = self.queue.popleft()
+            ref.answer, ref.done = LostError("The actor died\nfor a reason"), True
+
+
+class Ray:
+    """The few functions of Ray that the pool uses; workers take turns at random."""
+
+    exceptions = SimpleNamespace(RayError=LostError, RayTaskError=TaskError)
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.actors: list[Actor] = []
+        self.options: dict[str, Any] = {}
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, **options: Any) -> Any:
+        self.options = options
+
+        def make(kind: type) -> Any:
+            def start() -> Actor:
+                self.actors.append(Actor(kind()))
+                return self.actors[-1]
+
+            return SimpleNamespace(remote=start)
+
+        return make
+
+    def wait(self, refs: list[Ref], *, num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
+        assert len(refs) == len(set(refs)) >= num_returns
+        while timeout and not any(ref.done for ref in refs):
+            self.random.choice([actor for actor in self.actors if actor.queue]).step()
+        return [ref for ref in refs if ref.done], []
+
+    def get(self, ref: Ref) -> Any:
+        assert ref.done
+        if isinstance(ref.answer, LostError):
+            raise ref.answer
+        return ref.answer
+
+    def kill(self, actor: Actor) -> None:
+        actor.die()
+
+
+@pytest.fixture(autouse=True)
+def _names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism_prm.workers.worker.node_name", lambda: "box/1")
+
+
+def make_ten(_found: Mapping[str, str]) -> int:
+    return 10
+
+
+def add(held: int, work: int) -> int:
+    return held + work
+
+
+def portions(numbers: range) -> Iterator[Portion[int]]:
+    return (Portion(i, f"item {i}", i) for i in numbers)
+
+
+def opened(ray: Ray, workers: int = 3, **more: Any) -> Pool[int]:
+    given: dict[str, Any] = {"make": make_ten, "folders": (), "alike": str} | more
+    return Pool(Cluster(ray, workers, 1, 0.0), **given)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_portion_comes_once_whoever_dies(seed: int) -> None:
+    """Workers die of some calls at random; each portion is yielded once, with what one process would give."""
+    ray = Ray(seed)
+    chance = random.Random(seed)
+    calls: Counter[int] = Counter()
+
+    def fragile(held: int, work: int) -> int:
+        calls[work] += 1
+        if calls[work] == 1 and chance.random() < 0.2:
+            raise LostError
+        return held + work
+
+    said: list[str] = []
+    found = list(opened(ray, say=said.append).run(fragile, portions(range(100))))
+    assert sorted((portion.number, result) for portion, result in found) == [(i, i + 10) for i in range(100)]
+    lost = sum("was lost" in line for line in said)
+    assert lost > 5, "some did die"
+    assert len(ray.actors) == 3 + lost, "and were replaced"
+    assert max(calls.values()) > 1, "their portions were done again"
+
+
+def test_portions_are_read_only_as_workers_have_room() -> None:
+    read: list[int] = []
+
+    def source() -> Iterator[Portion[int]]:
+        for portion in portions(range(1000)):
+            read.append(portion.number)
+            yield portion
+
+    for done, _ in enumerate(opened(Ray(), workers=4).run(add, source()), start=1):
+        assert len(read) <= done + 4 * IN_FLIGHT
+    assert len(read) == 1000
+
+
+def test_the_portion_that_kills_workers_is_named_and_not_its_neighbour() -> None:
+    def poisoned(held: int, work: int) -> int:
+        if work == 13:
+            raise LostError
+        return held + work
+
+    ray = Ray()
+    found = []
+    with pytest.raises(
+        PrismError, match=rf"^item 13: {TRIES} workers died of it, the last on node box/1: The actor died"
+    ):
+        found.extend(result for _, result in opened(ray, workers=1).run(poisoned, portions(range(12, 16))))
+    assert found == [22, 24, 25], "those that waited behind it at its worker were done"
+
+
+def test_out_of_memory_is_a_death() -> None:
+    def heavy(_held: int, _work: int) -> int:
+        raise MemoryError("no more")
+
+    with pytest.raises(
+        PrismError, match=rf"^item 0: {TRIES} workers died .*: out of memory: no more\. If memory is short"
+    ):
+        list(opened(Ray()).run(heavy, portions(range(1))))
+
+
+def test_an_error_of_an_item_is_the_users_with_its_node() -> None:
+    def reads(_held: int, work: int) -> int:
+        raise DataError(f"data.jsonl:{work}: no steps")
+
+    with pytest.raises(DataError, match=r"^data\.jsonl:\d+: no steps \(on node box/1\)$"):
+        list(opened(Ray()).run(reads, portions(range(7))))
+
+
+def test_our_own_mistakes_name_the_portion() -> None:
+    with pytest.raises(TaskError) as raised:
+        list(opened(Ray()).run(lambda held, work: held // work, portions(range(1))))
+    assert raised.value.__notes__ == ["item 0, on node box/1"]
+
+
+def test_what_was_left_behind_is_not_mistaken_for_new_work() -> None:
+    workers = opened(Ray())
+    for _ in workers.run(add, portions(range(50))):
+        break
+    assert sorted(result for _, result in workers.run(lambda _, work: -work, portions(range(4)))) == [-3, -2, -1, 0]
+    assert workers.ask(lambda held: held + 1) == 11
+
+
+def test_a_worker_that_holds_something_else_is_refused() -> None:
+    holds = itertools.count()
+    with pytest.raises(ModelError, match=r"^/ on node box/1 is not the same as on node box/1: other weights"):
+        list(opened(Ray(), make=lambda _: next(holds), folders=["/"]).run(add, portions(range(9))))
+
+
+def test_a_worker_started_later_is_checked_too() -> None:
+    """The first three agree; the one in the place of a lost one does not."""
+    holds = iter([1, 1, 1, 2])
+    calls = itertools.count()
+
+    def once(_held: int, work: int) -> int:
+        if next(calls) == 20:
+            raise LostError
+        return work
+
+    with pytest.raises(ModelError, match="is not the same as on node"):
+        list(opened(Ray(), make=lambda _: next(holds)).run(once, portions(range(100))))
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism_prm.workers.worker.__version__", "0.0.1")
+    with pytest.raises(ConfigError, match=r"^node box/1 has prism-prm 0\.0\.1, but this is .*; install the same"):
+        opened(Ray()).ask(str)
+
+
+def test_workers_that_never_start() -> None:
+    def dies(_found: Mapping[str, str]) -> int:
+        raise LostError
+
+    ray = Ray()
+    with pytest.raises(PrismError, match=f"^{TRIES} workers in a row died while they started; the last one: The actor"):
+        opened(ray, workers=1, make=dies).ask(str)
+    assert len(ray.actors) == TRIES
+
+
+def test_what_cannot_be_loaded_is_the_users_error() -> None:
+    def refuses(_found: Mapping[str, str]) -> int:
+        raise ModelError("prm: no weights")
+
+    with pytest.raises(ModelError, match=r"^prm: no weights \(on node box/1\)$"):
+        opened(Ray(), make=refuses).ask(str)
+
+
+def test_a_folder_that_nodes_do_not_see_is_packed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    packed: list[str] = []
+
+    def pack(_ray: Any, folder: str) -> FolderCopy:
+        packed.append(folder)
+        return FolderCopy("content", ())
+
+    monkeypatch.setattr(pool, "pack", pack)
+    monkeypatch.setattr("prism_prm.workers.worker.unpack", lambda copy: f"copy of {copy.content}")
+    made: list[Mapping[str, str]] = []
+    workers = opened(
+        Ray(), folders=[str(tmp_path), "/not/here"], make=lambda found: made.append(found) or 10, alike=None
+    )
+    assert len(list(workers.run(add, portions(range(50))))) == 50
+    assert packed == ["/not/here"]
+    assert made == [{str(tmp_path): str(tmp_path), "/not/here": "copy of content"}] * 3
+
+
+def test_actors_get_the_resources_asked_for() -> None:
+    ray = Ray()
+    Pool(Cluster(ray, 2, 4, 0.5), make_ten, (), None)
+    assert ray.options == {"num_cpus": 4, "num_gpus": 0.5, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+
+
+def test_rates_are_those_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=0.5)
+    monkeypatch.setattr("prism_prm.workers.worker.time.perf_counter", lambda: next(clock))
+    workers = opened(Ray(), workers=2)
+    list(workers.run(add, (Portion(i, "", i, size=10) for i in range(20))))
+    assert workers.rates() == "worker 1: 20.0/s, worker 2: 20.0/s"
+
+
+def test_many_rates_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=0.5)
+    monkeypatch.setattr("prism_prm.workers.worker.time.perf_counter", lambda: next(clock))
+    workers = opened(Ray(), workers=9)
+    list(workers.run(add, (Portion(i, "", i, size=10) for i in range(200))))
+    assert workers.rates() == "9 workers: 20.0 to 20.0/s each"
+
+
+def test_a_node_without_the_package() -> None:
+    def bare(_found: Mapping[str, str]) -> int:
+        raise ModuleNotFoundError("No module named 'prism_prm'")
+
+    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install it on all of them: pip"):
+        opened(Ray(), make=bare).ask(str)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("127.0.0.1:1", r"^--ray 127\.0\.0\.1:1: no Ray cluster answers there \(no such\)\. Start one with `ray start"),
+     ("local", r"^--ray: Ray did not start on this machine \(no such\)\. Rerun the same command\.$")],
+)  # fmt: skip
+def test_a_cluster_that_does_not_answer(address: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray: Any = SimpleNamespace(is_initialized=lambda: False, init=raises(ConnectionError("no such\nplace")))
+    monkeypatch.setattr("prism_prm.workers.cluster._ray", lambda: ray)
+    with pytest.raises(PrismError, match=said), connected(RaySettings(ray=address)):
+        pass
+
+
+def test_a_folder_is_packed_and_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prm" / "deep").mkdir(parents=True)
+    (tmp_path / "prm" / "weights").write_bytes(bytes(range(100)))
+    (tmp_path / "prm" / "deep" / "empty").touch()
+    monkeypatch.setattr("prism_prm.workers.copies.CHUNK", 30)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    got: list[bytes] = []
+    ray: Any = SimpleNamespace(put=lambda chunk: chunk, get=lambda chunk: got.append(chunk) or chunk)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    copy = copies.pack(ray, str(tmp_path / "prm"))
+    assert [(name, len(chunks)) for name, chunks in copy.files] == [("deep/empty", 0), ("weights", 4)]
+    folder = Path(copies.unpack(copy))
+    assert (folder / "weights").read_bytes() == bytes(range(100))
+    assert (folder / "deep" / "empty").read_bytes() == b""
+    assert copies.unpack(copy) == str(folder)
+    assert len(got) == 4, "the second worker of a node finds it"
+    (tmp_path / "prm" / "weights").write_bytes(bytes(100))
+    assert copies.pack(ray, str(tmp_path / "prm")).content != copy.content
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def call(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return call
+
+
+def test_without_settings_the_work_is_done_here() -> None:
+    with open_workers(make_ten, None) as workers:
+        assert isinstance(workers, Here)
+        assert [(portion.number, result) for portion, result in workers.run(add, portions(range(3)))] == [
+            (0, 10), (1, 11), (2, 12),
+        ]  # fmt: skip
+        assert workers.ask(str) == "10"
+        assert workers.rates() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [("auto", True), ("local", True), ("10.0.0.1:6379", True), ("head.svc:6379", True), ("ray://head:10001", True),
+     ("[::1]:6379", True), ("trees.jsonl", False), ("head", False), ("", False), ("--json", False)],
+)  # fmt: skip
+def test_addresses(text: str, is_one: bool) -> None:
+    assert is_address(text) == is_one
+
+
+def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert RaySettings().given is None
+    with pytest.raises(MissingExtraError, match=r"^This needs Ray\. Install it with: pip install 'prism-prm\[ray\]'$"):
+        RaySettings(ray="local").given  # noqa: B018
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match="prism-prm"), open_workers(make_ten, RaySettings(ray="local")):
+        pass
+
+
+def test_the_command_line_imports_ray_only_to_use_it() -> None:
+    code = "import sys; from prism_prm.cli import app; import prism_prm.scorer.opened; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("score a --ray", "score a --ray local"), ("score --ray a.jsonl", "score --ray local a.jsonl"),
+     ("score --ray auto a", "score --ray auto a"), ("score a --ray h:1 --json", "score a --ray h:1 --json"),
+     ("score a --ray --workers 2", "score a --ray local --workers 2"), ("score a", "score a"), ("", "")],
+)  # fmt: skip
+def test_ray_without_an_address_is_this_machine(words: str, meant: str) -> None:
+    assert with_address(words.split()) == meant.split()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"ray": "trees.jsonl"}, "must be HOST:PORT, auto"), ({"workers": 2}, "needs --ray"),
+     ({"gpus_per_worker": 1.0}, "needs --ray"), ({"cpus_per_worker": 2}, "needs --ray"),
+     ({"ray": "auto", "workers": 0}, "must be 1 or more"), ({"ray": "auto", "gpus_per_worker": -1.0}, "0 or more")],
+)  # fmt: skip
+def test_settings_that_make_no_sense(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        RaySettings(**settings)

@@ -1,0 +1,264 @@
+"""On a Ray cluster of three nodes: the same numbers as in one process, also when workers, nodes and drivers are killed.
+
+`kill -9` comes at random moments, and only where work is in flight. What is filed afterwards is complete, and nothing
+is filed twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from prism_prm import RerankSettings, evaluate_prm, init_prm, load_prm, measure_margins, rerank_pool, score_files
+from prism_prm.errors import DataError
+from prism_prm.evaluation.evaluate import EvalSettings
+from prism_prm.protocol import tokens_of
+from prism_prm.records import Step, StepPair, StepTree
+from prism_prm.scorer.opened import SpreadPRM, _identity, _make, opened_prm
+from prism_prm.scorer.store import Request, ScoreStore
+from prism_prm.tables import write_pairs, write_trees
+from prism_prm.workers import open_workers, pool
+from prism_prm.workers.settings import RaySettings
+from ray_cluster import RayCluster
+
+pytest.importorskip("ray")
+NUM_TREES = 150
+"""Two whole portions of 64, and a part."""
+
+
+@pytest.fixture(scope="module")
+def place(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PRM; solutions, pairs, a pool and labelled solutions."""
+    root = tmp_path_factory.mktemp("ray")
+    init_prm(tiny_lm("qwen2"), family="qwen").save(root / "prm")
+    steps = [[f"{i} + {k} = {i + k}" for k in range(1 + i % 5)] for i in range(NUM_TREES)]
+    rows = [{"problem": f"What is {i} + 1?", "steps": some, "id": str(i)} for i, some in enumerate(steps)]
+    _lines(root / "solutions.jsonl", rows)
+    labels = [[k != 1 for k in range(len(some))] for some in steps]
+    records = [{"prompt": f"{i}?", "completions": steps[i], "labels": labels[i]} for i in range(NUM_TREES)]
+    _lines(root / "labelled.jsonl", records)
+    _lines(root / "pool.jsonl", [{"problem": f"{i}?", "answer": "1", "solutions": steps[i : i + 5]} for i in range(40)])
+    trees = [
+        StepTree(i, f"What is {i} + 1?", (Step(f"x = {i}", 1.0), Step("x = 7", 0.0)), (-1, -1), (0,))
+        for i in range(NUM_TREES)
+    ]
+    (root / "pairs").mkdir()
+    write_trees(root / "pairs" / "trees.parquet", trees, split="train")
+    pairs = [StepPair(i, i, 0, 0, 1, i, "annotated") for i in range(NUM_TREES)]
+    write_pairs(root / "pairs" / "pairs.parquet", pairs, split="train")
+    return root
+
+
+def _lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@dataclass
+class Spread:
+    """A PRM that three workers hold, one on each node, and what was said about them."""
+
+    prm: SpreadPRM
+    said: list[str]
+
+    @property
+    def slots(self) -> list[Any]:
+        workers: Any = self.prm.workers
+        return list(workers._slots)
+
+    def in_flight(self) -> Any:
+        """A worker that is at work: what it was given last is not answered."""
+        import ray
+
+        busy = [slot for slot in self.slots if slot.queue and not ray.wait([slot.queue[-1][0]], timeout=0)[0]]
+        return busy[0] if busy else None
+
+
+@pytest.fixture(scope="module")
+def spread(cluster: RayCluster, place: Path) -> Iterator[Spread]:
+    said: list[str] = []
+    settings = RaySettings(ray=cluster.address, workers=3)
+    with opened_prm(place / "prm", {"ray": settings}, say=said.append) as prm:
+        found = Spread(prm, said)
+        while not all(slot.process for slot in found.slots):
+            prm.workers.ask(_identity)
+            time.sleep(0.05)
+        yield found
+
+
+def score(prm: Any, place: Path, out: Path) -> None:
+    score_files(prm, place / "solutions.jsonl", out / "table.parquet", portion=16)
+
+
+def margins(prm: Any, place: Path, out: Path) -> None:
+    measure_margins(prm, place / "pairs", out / "table.parquet")
+
+
+def rerank(prm: Any, place: Path, out: Path) -> None:
+    settings = RerankSettings(judges=1, num_draws=10)
+    rerank_pool(place / "pool.jsonl", out, prms={"mine": prm}, settings=settings)
+
+
+def evaluate(prm: Any, place: Path, out: Path) -> None:
+    evaluate_prm(prm, "labelled", out, data=place / "labelled.jsonl", name="mine", settings=EvalSettings(num_draws=100))
+
+
+@pytest.mark.parametrize("work", [score, margins, rerank, evaluate])
+def test_tables_are_those_of_one_process(
+    spread: Spread, place: Path, tmp_path: Path, work: Callable[..., None]
+) -> None:
+    for folder, prm in {"one": load_prm(place / "prm"), "three": spread.prm}.items():
+        (tmp_path / folder).mkdir()
+        work(prm, place, tmp_path / folder)
+    names = {path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.parquet")}
+    assert names == {path.relative_to(tmp_path / "three") for path in (tmp_path / "three").rglob("*.parquet")}
+    assert names
+    for name in names:
+        one, three = (pq.read_table(tmp_path / folder / name) for folder in ("one", "three"))
+        assert three.schema.equals(one.schema), name
+        assert repr(three.to_pydict()) == repr(one.to_pydict()), name  # bit for bit, and NaN is NaN
+    assert len({slot.node for slot in spread.slots if slot.items}) == 3, "all nodes took part"
+
+
+def test_a_spread_prm_is_a_scorer(spread: Spread, place: Path) -> None:
+    own = load_prm(place / "prm")
+    trees = [StepTree.chain(f"{i}?", ["a", "b"]) for i in range(70)]
+    assert (spread.prm.identity(), spread.prm.model_hash()) == (own.identity(), own.model_hash())
+    assert (spread.prm.outputs, spread.prm.context, spread.prm.card) == (own.outputs, own.context, own.card)
+    assert spread.prm.score_many(trees) == own.score_many(trees)
+    assert spread.prm.score("1 + 1?", ["2"]) == own.score("1 + 1?", ["2"])
+    assert tokens_of(spread.prm, trees) == tokens_of(own, trees)
+    assert spread.prm.can_score("a", 0) == own.can_score("a", 0)
+
+
+def test_an_error_of_a_worker_names_the_item(spread: Spread) -> None:
+    long = replace(StepTree.chain("long?", ["word " * 2000]), name="long-one", where="file.jsonl:7")
+    said = r"^file\.jsonl:7: tree 0 \(long-one\), node 0: .* the model's context is .* \(on node .+/[0-9a-f]{6}\)$"
+    with pytest.raises(DataError, match=said):
+        spread.prm.score_trees([StepTree.chain("short?", ["a"]), long])
+
+
+def test_a_node_without_the_folder_gets_one_copy(
+    cluster: RayCluster, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes are on this machine, so the folder has a name under which none of them sees it."""
+    monkeypatch.setattr(pool, "pack", lambda ray, _folder: pack(ray, str(place / "prm")))
+    from prism_prm.workers.copies import pack
+
+    make = partial(_make, place="/elsewhere/prm", options={})
+    settings = RaySettings(ray=cluster.address, workers=1)
+    said: list[str] = []
+    with open_workers(make, settings, folders=["/elsewhere/prm"], alike=_identity, say=said.append) as workers:
+        assert workers.ask(_identity) == load_prm(place / "prm").identity()
+    assert sum("copying /elsewhere/prm" in line for line in said) == 1
+
+
+def kill_while_scoring(spread: Spread, place: Path, folder: Path, kill: Callable[[Any], None], after: int) -> None:
+    """Fill a store; after so many portions `kill` gets a worker that is at work. Then look at all that was filed."""
+    trees = [StepTree.chain(f"{i} + 1?", [f"{i} + {k}" for k in range(2 + i % 5)]) for i in range(300)]
+    requests = [Request.all_of(tree) for tree in trees]
+    killed: list[Any] = []
+    portions = []
+
+    def advance(done: int, _more: str = "") -> None:
+        portions.append(done)
+        if len(portions) > after and not killed and (slot := spread.in_flight()) is not None:
+            killed.append(slot)
+            kill(slot)
+
+    before = len(spread.said)
+    found = ScoreStore(folder, spread.prm, portion=3).score(requests, advance=advance)
+    assert killed, "work was in flight"
+    assert any("was lost" in line for line in spread.said[before:])
+    assert sum(portions) == 300
+    _check_filed(folder, requests)
+    expected = ScoreStore(folder.with_name("one"), load_prm(place / "prm"), portion=3).score(requests)
+    assert all(
+        np.array_equal(a.log_odds_NO, b.log_odds_NO, equal_nan=True) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def _check_filed(folder: Path, requests: list[Request]) -> None:
+    keys = [key for path in folder.rglob("*.parquet") for key in pq.read_table(path)["key"].to_pylist()]
+    assert len(keys) == len(set(keys)) == sum(len(request.nodes) for request in requests), "nothing lost, nothing twice"
+
+
+def kill_worker(spread: Spread, place: Path, folder: Path, seed: int) -> None:
+    after = random.Random(seed).randrange(60)
+    kill_while_scoring(spread, place, folder, lambda slot: os.kill(slot.process, signal.SIGKILL), after)
+
+
+def kill_node(cluster: RayCluster, spread: Spread, place: Path, folder: Path, seed: int) -> None:
+    after = random.Random(seed).randrange(60)
+    kill_while_scoring(spread, place, folder, lambda slot: cluster.kill_node(slot.node.split("/")[1]), after)
+    cluster.add_node()
+
+
+def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int) -> None:
+    """`prism score --ray` is killed when some of its portions are filed, and run again."""
+    words = [sys.executable, "-m", "prism_prm", "score", place / "solutions.jsonl", "--prm", place / "prm"]
+    words += ["--store", folder / "store", "--out", folder / "table.parquet", "--ray", cluster.address]
+    command = [*map(str, words), "--chunk", "1", "--workers", "2", "--json"]
+    enough = 1 + random.Random(seed).randrange(NUM_TREES // 2)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        until = time.monotonic() + 300
+        while _num_filed(folder) < enough and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.002)
+        run.kill()
+        out, err = run.communicate()
+    assert not out, "it was not finished"
+    filed = _num_filed(folder)
+    assert enough <= filed < NUM_TREES, err
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["trees"] == NUM_TREES, "and nothing else is on standard output"
+    assert f"Reused {_rows(folder, filed)} of" in again.stderr
+    score_files(load_prm(place / "prm"), place / "solutions.jsonl", folder / "one.parquet", portion=1)
+    assert pq.read_table(folder / "table.parquet").equals(pq.read_table(folder / "one.parquet"))
+    keys = [key for path in folder.rglob("store/**/*.parquet") for key in pq.read_table(path)["key"].to_pylist()]
+    assert len(keys) == len(set(keys)), "nothing twice"
+
+
+def _num_filed(folder: Path) -> int:
+    return len(list((folder / "store").rglob("*.parquet")))
+
+
+def _rows(folder: Path, filed: int) -> str:
+    """How many scores the oldest files have."""
+    oldest = sorted((folder / "store").rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)[:filed]
+    return f"{sum(pq.read_metadata(path).num_rows for path in oldest):,}"
+
+
+def test_a_killed_worker_costs_what_it_had_in_flight(spread: Spread, place: Path, tmp_path: Path) -> None:
+    kill_worker(spread, place, tmp_path / "store", seed=0)
+
+
+def test_a_killed_node_costs_what_it_had_in_flight(
+    cluster: RayCluster, spread: Spread, place: Path, tmp_path: Path
+) -> None:
+    kill_node(cluster, spread, place, tmp_path / "store", seed=0)
+
+
+def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Path) -> None:
+    kill_driver(cluster, place, tmp_path, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_kills_at_random_moments(cluster: RayCluster, spread: Spread, place: Path, tmp_path: Path, seed: int) -> None:
+    kill_worker(spread, place, tmp_path / "worker" / "store", seed)
+    kill_node(cluster, spread, place, tmp_path / "node" / "store", seed)
+    kill_driver(cluster, place, tmp_path / "driver", seed)

@@ -1,0 +1,168 @@
+"""`prism search` and `prism label` on a Ray cluster: the files of one process, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prism_prm import init_prm
+from prism_prm.label.pipeline import label_task
+from prism_prm.label.recipe import LabelRecipe
+from prism_prm.label.settings import LabelSettings
+from prism_prm.policies import PolicySettings, Sampling
+from prism_prm.resume import Journal
+from prism_prm.search import SearchSettings
+from prism_prm.search.pipeline import search_task
+from prism_prm.search.recipe import SearchRecipe
+from prism_prm.workers.pool import Pool
+from prism_prm.workers.settings import RaySettings
+from prism_prm.world.problems import draw_problems
+from prism_prm.world.settings import world_settings
+from prism_prm.world.tokens import PRM_SETTINGS
+from ray_cluster import RayCluster
+
+NUM_PROBLEMS = 11
+AT_ONCE = 2
+SAMPLING = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=40)
+pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def place(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Problems and a PRM, beside the policy."""
+    root = tmp_path_factory.mktemp("problems")
+    init_prm(world_policy, family="qwen", settings=PRM_SETTINGS).save(root / "prm")
+    (root / "policy").symlink_to(world_policy)
+    problems = draw_problems(world_settings("quick").problems, NUM_PROBLEMS, np.random.default_rng(1))
+    lines = [json.dumps({"problem": one.text, "answer": one.answer}) + "\n" for one in problems]
+    (root / "task.jsonl").write_text("".join(lines))
+    return root
+
+
+def search(place: Path, out: Path, ray: RaySettings | None = None, method: str = "beam", **more: Any) -> None:
+    recipe = SearchRecipe(
+        task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), prm=(str(place / "prm"),),
+        n=(4,), at_once=AT_ONCE, search=SearchSettings(method, max_steps=6, sampling=SAMPLING),
+    )  # fmt: skip
+    search_task(recipe, out, loading={"ray": ray}, judges=1, **more)
+
+
+def sample(place: Path, out: Path, ray: RaySettings | None = None, **more: Any) -> None:
+    search(place, out, ray, "best-of-n", **more)
+
+
+def label(place: Path, out: Path, ray: RaySettings | None = None, **more: Any) -> None:
+    recipe = LabelRecipe(
+        task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), at_once=AT_ONCE,
+        label=LabelSettings(rollouts=4, solutions=2, max_policy_tokens=400, sampling=SAMPLING),
+    )  # fmt: skip
+    label_task(recipe, out, judges=1, ray=ray, **more)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """All that a run found: pools or trees, and numbers that are not times."""
+    found: dict[str, Any] = {
+        path.name: path.read_bytes() for path in [*folder.glob("pools/*.jsonl"), *folder.glob("trees.parquet")]
+    }
+    assert found
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for point in metrics.get("points", []):
+        del point["seconds"]
+    return found | {"metrics": metrics}
+
+
+def num_done(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") - 1 for path in folder.glob("journal/*.jsonl"))
+
+
+@pytest.mark.parametrize("work", [search, sample, label])
+def test_files_are_those_of_one_process(
+    cluster: RayCluster, place: Path, tmp_path: Path, work: Callable[..., None]
+) -> None:
+    work(place, tmp_path / "one")
+    work(place, tmp_path / "two", RaySettings(ray=cluster.address, workers=2))
+    assert results(tmp_path / "two") == results(tmp_path / "one")
+
+
+def kill_worker(
+    cluster: RayCluster, place: Path, folder: Path, work: Callable[..., None], seed: int, patch: pytest.MonkeyPatch
+) -> None:
+    """When so many problems are done, a worker that is at work is killed."""
+    pools: list[Any] = []
+    enough, killed = random.Random(seed).randrange(1, NUM_PROBLEMS - 4), list[int]()
+    start, append = Pool._start, Journal.append
+
+    def noted(self: Any, slot: Any) -> None:
+        pools.append(self)
+        start(self, slot)
+
+    def kills(self: Any, key: str, record: Any) -> None:
+        append(self, key, record)
+        busy = [slot for slot in pools[-1]._slots if slot.queue and slot.process]
+        if len(self.done) >= enough and not killed and busy:
+            killed.append(busy[0].process)
+            os.kill(busy[0].process, signal.SIGKILL)
+
+    said: list[str] = []
+    with patch.context() as patched:
+        patched.setattr(Pool, "_start", noted)
+        patched.setattr(Journal, "append", kills)
+        work(place, folder / "killed", RaySettings(ray=cluster.address, workers=2), say=said.append)
+    assert killed
+    work(place, folder / "one")
+    assert results(folder / "killed") == results(folder / "one")
+    assert num_done(folder / "killed") == NUM_PROBLEMS, "nothing twice"
+
+
+def kill_driver(cluster: RayCluster, place: Path, folder: Path, name: str, seed: int) -> None:
+    """The driver is killed when so many problems are done, and run again."""
+    script = f"import sys; sys.path[:0] = {sys.path!r}; import test_ray_problems as t; from pathlib import Path\n"
+    script += f"ray = t.RaySettings(ray={cluster.address!r}, workers=2)\n"
+    script += f"t.{name}(Path({str(place)!r}), Path({str(folder / 'killed')!r}), ray, say=print)"
+    enough = random.Random(seed).randrange(1, NUM_PROBLEMS - 2)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as run:
+        until = time.monotonic() + 300
+        while num_done(folder / "killed") < enough and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.002)
+        run.kill()
+        _, errors = run.communicate()
+    assert enough <= num_done(folder / "killed") < NUM_PROBLEMS, errors
+    again = subprocess.run(command, capture_output=True, env=environment, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr
+    one = {"search": search, "label": label}[name]
+    one(place, folder / "one")
+    assert results(folder / "killed") == results(folder / "one")
+    assert num_done(folder / "killed") == NUM_PROBLEMS, "nothing twice"
+
+
+def test_a_killed_worker_costs_its_portions(
+    cluster: RayCluster, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_worker(cluster, place, tmp_path, label, 0, monkeypatch)
+
+
+def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Path) -> None:
+    kill_driver(cluster, place, tmp_path, "search", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_kills_at_random_moments(
+    cluster: RayCluster, place: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, work in (("search", search), ("label", label)):
+        kill_worker(cluster, place, tmp_path / name / "worker", work, seed, monkeypatch)
+        kill_driver(cluster, place, tmp_path / name / "driver", name, seed)
