@@ -48,7 +48,7 @@ def pool_file(folder: Path, programs: Sequence[str]) -> Path:
 def test_reranking_a_code_pool(tmp_path: Path, task: Path) -> None:
     programs = [WRONG, LUCKY, CRASH, RIGHT, "print(2 * int(input()) )"]
     SCORES[programs[-1]] = 0.5
-    settings = RerankSettings(aggregators=("min",), num_draws=50, workers=1)
+    settings = RerankSettings(aggregators=("min",), num_draws=50, judges=1)
     results = rerank_pool(pool_file(tmp_path, programs), tmp_path / "out", task=str(task), settings=settings)
     (grades,) = results.graded.grades
     assert [grade.correct for grade in grades] == [False, False, False, True, True]
@@ -77,7 +77,7 @@ def test_right_programs_that_crash_on_a_public_test(tmp_path: Path) -> None:
     assert tests is not None
     problem = replace(DOUBLE, tests=replace(tests, judged_on_public=False))
     pool = Pool((PoolProblem(problem, (Solution((fenced(RIGHT),), fenced(RIGHT)),) * 2),))
-    results = rerank_pool(pool, tmp_path / "out", settings=RerankSettings(num_draws=10, workers=1))
+    results = rerank_pool(pool, tmp_path / "out", settings=RerankSettings(num_draws=10, judges=1))
     assert [(grade.correct, grade.group) for grade in results.graded.grades[0]] == [(True, -1)] * 2
     assert [point.value for point in results.curve("majority").points] == [0.0, 0.0]
     assert [point.value for point in results.curve("public-tests").points] == [1.0, 1.0]
@@ -93,7 +93,7 @@ def test_no_selector_sees_a_hidden_test(tmp_path: Path) -> None:
     ):
         path = tmp_path / f"{name}.jsonl"
         path.write_text(json.dumps({**OWN, "tests": tests}) + "\n")
-        settings = RerankSettings(aggregators=("min",), num_draws=20, workers=1)
+        settings = RerankSettings(aggregators=("min",), num_draws=20, judges=1)
         found.append(rerank_pool(pool_file(tmp_path, programs), tmp_path / name, task=str(path), settings=settings))
     correct = [[grade.correct for grade in results.graded.grades[0]] for results in found]
     assert correct == [[False, False, False, True], [False, True, False, False]]
@@ -120,7 +120,7 @@ class ByText:
 
 
 def test_programs_without_a_sandbox_are_warned_of(task: Path, tmp_path: Path) -> None:
-    settings = RerankSettings(workers=1, sandbox="none", num_draws=10)
+    settings = RerankSettings(judges=1, sandbox="none", num_draws=10)
     rerank_pool(pool_file(tmp_path, [RIGHT]), tmp_path / "out", task=str(task), settings=settings)
     assert "WITHOUT a sandbox" in (tmp_path / "out" / "report.md").read_text()
 

@@ -11,8 +11,10 @@ from payloads import HUMANEVAL, MBPP, OWN, fenced, function_record, stdin_record
 from prism_prm.data.problem_records import TaskProblem, problem_of
 from prism_prm.errors import PrismError
 from prism_prm.graders import TaskGrader, right_ones
+from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.programs import cases, judge
 from prism_prm.programs.quirks import count_quirks
+from prism_prm.rerank.grading import grade_pool
 from prism_prm.sandbox import Call, Program, Run, Sandbox
 
 SUM = problem_of(stdin_record())
@@ -71,6 +73,30 @@ def test_programs_that_define_a_function(grader: TaskGrader) -> None:
         "def join(a, b):\n    return [*a, *b]": (False, "ok"),  # a list is not a tuple in MBPP
     }
     assert outcomes(grader, JOIN, list(joined)) == list(joined.values())
+
+
+def test_the_verdict_on_every_test_is_kept(grader: TaskGrader) -> None:
+    doubling = problem_of(
+        {"problem": "Double it.", "public_tests": [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}],
+         "tests": [{"input": str(i), "output": str(2 * i)} for i in (3, 4, 5, 6)]}
+    )  # fmt: skip
+    programs = {
+        "print(2 * int(input()))": (["passed"] * 2, ["passed"] * 4),
+        "x = int(input())\nprint(2 * x if x < 4 else 0)": (["passed"] * 2, ["passed", "failed", "not run", "not run"]),
+        "x = int(input())\nprint(2 * x / (5 - x))": (["failed", "failed"], ["not run"] * 4),
+        "print(12 // (int(input()) - 1) - 8)": (["error", "passed"], ["not run"] * 4),
+        None: ([], []),
+    }
+    pool = Pool(
+        (PoolProblem(doubling, tuple(Solution(("s",), "" if one is None else fenced(one)) for one in programs)),)
+    )
+    graded = grade_pool(pool, grader).grades[0]
+    for grade, (public, hidden) in zip(graded, programs.values(), strict=True):
+        assert (grade.public_tests, grade.hidden_tests) == (tuple(public), tuple(hidden))
+    (alone,) = grade_pool(Pool((PoolProblem(TaskProblem("1?", "1"), (Solution(("1",), "1"),)),)), grader).grades[0]
+    assert (alone.public_tests, alone.hidden_tests) == (None, None)
+    calls = grader.judge([(HALF, "def half(x):\n    return 1.0"), (HALF, "def half(x):\n    return 0.5")])
+    assert [verdict.tests for verdict in calls] == [("passed", "failed"), ("failed", "not run")]
 
 
 def test_limits_are_the_problems_own(grader: TaskGrader) -> None:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from launching import launch
+from loopback import Answer, serve
 from prism_prm import init_prm, open_policy
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError
@@ -161,3 +162,40 @@ def test_two_processes_train_one_policy(folder: Path) -> None:
     assert (out / "policy" / "model.safetensors").exists()
     assert (out / "report.html").exists()
     assert (found.stdout + found.stderr).count("Policy:") == 1, "one process speaks"
+
+
+def test_a_critic_can_be_the_reward(folder: Path) -> None:
+    """It calls a step with an even last digit right, and has no verdict on steps that end with 3."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        step = body["messages"][-1]["content"].split("\n\n")[-2].strip()
+        said = "Perhaps" if step.endswith("3") else "Yes" if step[-1:] in "02468" else "No"
+        choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}}
+
+    out = folder / "critic"
+    with serve(answer) as (url, asked):
+        settings = [
+            f"prm=critic:openai:{url}", f"loading.critic.replies={folder / 'replies'}", "loading.critic.votes=1",
+            "loading.critic.redraws=0", "loading.critic.log_probabilities=off", "loading.critic.on_missing=wrong",
+            "loading.critic.price_prompt=100000", "evaluation.tasks=[]", "monitor.votes=0", "reward.gate=false",
+        ]  # fmt: skip
+        command = ["grpo", str(folder / "recipe.toml"), "--out", str(out), *(f"--set={one}" for one in settings)]
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        num_asked = len(asked)
+        assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+        assert len(asked) == num_asked, "a finished run asks nothing"
+    assert [look.update for look in read_looks(out / "looks.parquet")] == [0, 1, 2]
+    (costs,) = json.loads((out / "metrics.json").read_text())["critic"]
+    assert (costs["requests"], costs["prompt_tokens"], costs["completion_tokens"]) == (
+        num_asked, 10 * num_asked, 5 * num_asked,
+    )  # fmt: skip
+    assert costs["reused"] > 0, "equal steps of equal prefixes are asked about once"
+    assert costs["cost"] == pytest.approx(num_asked)
+    assert costs["missing"]["no-verdict"] > 0
+    page = (out / "report.md").read_text()
+    assert f"| requests | {num_asked:,} |" in page
+    count = costs["missing"]["no-verdict"]
+    assert f"| answers without a verdict: no-verdict (its step counts as wrong) | {count:,} |" in page
+    assert "answers without a verdict after all redraws: no-verdict: " in " ".join(result.output.split())

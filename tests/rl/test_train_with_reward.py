@@ -15,6 +15,7 @@ from prism_prm.errors import ConfigError, PrismError
 from prism_prm.rl.grpo import Curve, train_with_reward
 from prism_prm.rl.looks import PROXY, VOTE, MonitorSettings
 from prism_prm.rl.reward import PRMReward
+from prism_prm.rl.samples import read_samples
 from prism_prm.world.problems import draw_problems
 from prism_prm.world.scorer import OracleScorer
 from prism_prm.world.settings import world_settings
@@ -68,6 +69,22 @@ def test_it_is_looked_at_before_between_and_after(done: tuple[Path, Curve]) -> N
     assert not (out / "checkpoints").exists()
 
 
+def test_a_few_solutions_of_every_look_are_kept(done: tuple[Path, Curve]) -> None:
+    out, curve = done
+    kept = read_samples(out)
+    assert kept.problems == [row["problem"] for row in rows(20, 2)[:8]]
+    assert [look["update"] for look in kept.looks] == [0, 2, 4]
+    for look, samples in zip(curve.looks, kept.looks, strict=True):
+        for at, solutions in enumerate(samples["solutions"]):
+            *sampled, greedy = solutions
+            assert len(sampled) == 2
+            assert np.mean([one["reward"] for one in sampled]) == pytest.approx(look.by_problem[PROXY][at])
+            assert np.mean([one["right"] for one in sampled]) == look.by_problem["answer"][at]
+            assert greedy["right"] == look.by_problem["greedy/answer"][at]
+            assert "reward" not in greedy
+            assert all(isinstance(one["text"], str) for one in solutions)
+
+
 def test_a_finished_run_is_read_and_other_settings_are_refused(done: tuple[Path, Curve], world_policy: Path) -> None:
     out, curve = done
     before = (out / "policy" / "model.safetensors").stat().st_mtime_ns
@@ -105,6 +122,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(world_policy: Path, tmp_pat
     assert [look.update for look in resumed.looks] == [0, 2, 4]
     for ours, theirs in zip(resumed.looks, whole.looks, strict=True):
         assert ours.by_problem == theirs.by_problem
+    assert read_samples(tmp_path / "killed") == read_samples(tmp_path / "whole")
 
 
 def test_a_run_killed_before_its_first_checkpoint_keeps_its_first_look(world_policy: Path, tmp_path: Path) -> None:

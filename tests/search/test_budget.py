@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import FakePolicy, FakePrm
 
 from prism_prm import PrismError
 from prism_prm.policies import Ask, Sampling, Written
 from prism_prm.search import METHODS, Found, SearchSettings, search_problems
+from worlds import FakePolicy, FakePrm
 
 KINDS = [(method, 0) for method in METHODS] + [(method, ahead) for method in ("beam", "dvts") for ahead in (1, 2, 3)]
 

@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
-from worlds import FakePrm
 
 from payloads import OWN
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError
+from prism_prm.page.document import Results
+from prism_prm.page.documents import find_documents
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
 from prism_prm.policies.next_token import noise
 from prism_prm.programs import judge
@@ -23,6 +24,7 @@ from prism_prm.search.experiment import Point
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
+from worlds import FakePrm
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def searched(task: Path, out: Path, method: Any, select: Any = None, *, prm: boo
         search=SearchSettings(method, aggregator="min"),
     )  # fmt: skip
     prms: dict[str, Any] = {"p": FakePrm(right)} if prm else {}
-    (point,) = search_task(recipe, out, prms=prms, policy=CodePolicy(), workers=1)
+    (point,) = search_task(recipe, out, prms=prms, policy=CodePolicy(), judges=1)
     return point
 
 
@@ -92,14 +94,23 @@ def test_sampling_programs_without_a_prm(task: Path, tmp_path: Path) -> None:
     assert 0 < one.accuracy.value <= one.oracle.value == 1
     two = searched(task, tmp_path / "tests", "sample", "public-tests", prm=False)
     assert 0 < two.accuracy.value < 1, "a lucky program passes, too"
+    shown = find_documents(Results.named([tmp_path / "tests"]))
+    assert [one.kind for one in shown.values()] == ["search", "tree", "programs", "program"]
+    programs = shown["0-n8-program-0"].body()["solutions"]
+    assert [one["selected"] for one in programs].count(["the search"]) == 1
+    for one in programs:
+        passed = {"2": ["passed"], "4": ["passed"], "y": ["error"]}[one["program"].partition("print(")[2][0]]
+        assert one["public"] == passed
+        failed = ["not run" if passed == ["error"] else "failed", "not run"]
+        assert one["hidden"] == (["passed"] * 2 if one["correct"] else failed)
     pool = tmp_path / "tests" / "pools" / "n8.jsonl"
-    words = ["rerank", str(pool), "--task", str(task), "--out", str(tmp_path / "again"), "--workers", "1", "--json"]
+    words = ["rerank", str(pool), "--task", str(task), "--out", str(tmp_path / "again"), "--judges", "1", "--json"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     metrics = json.loads((tmp_path / "again" / "metrics.json").read_text())
     (curve,) = [row for row in metrics["curves"] if row["method"] == "public-tests" and row["n"] == 8]
     assert curve["value"] == pytest.approx(two.accuracy.value)
-    bare = rerank_pool(pool, tmp_path / "bare", settings=RerankSettings(workers=1))
+    bare = rerank_pool(pool, tmp_path / "bare", settings=RerankSettings(judges=1))
     assert not bare.curves, "without the task nothing is measured"
     assert {one.rule for one in bare.selections} == {"majority", "public-tests"}
 

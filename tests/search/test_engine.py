@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import FakePrm
 
 from prism_prm import init_prm
 from prism_prm.policies import Sampling, open_policy
@@ -19,6 +18,7 @@ from prism_prm.search import Engine, SearchSettings, search_problems
 from prism_prm.world.problems import Problem, draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS
+from worlds import FakePrm
 
 SETTINGS = SearchSettings(n=8, expand=4, max_steps=6, sampling=Sampling(temperature=1.0, max_step_tokens=8))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import FakePolicy, FakePrm
 
 from prism_prm import PrismError
 from prism_prm.aggregate import AGGREGATORS, log_score
@@ -18,6 +17,7 @@ from prism_prm.chosen import CardValues
 from prism_prm.policies import Sampling
 from prism_prm.search import METHODS, Found, SearchSettings, search_problems
 from prism_prm.search.methods import resample, resampling_weights
+from worlds import FakePolicy, FakePrm
 
 DEPTH = 3
 LETTERS = "abc"

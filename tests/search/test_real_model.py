@@ -25,7 +25,7 @@ def test_smollm2_on_five_problems_of_gsm8k(real_data: Path, tmp_path: Path) -> N
     command = [
         "search", "--policy", f"hf:{smollm2}", "--prm", str(tmp_path / "prm"), "--task", "gsm8k", "--task-data",
         str(real_data / "gsm8k" / "test.jsonl"), "--limit", "5", "--method", "beam", "-n", "4", "--max-tokens", "256",
-        "--max-steps", "8", "--out", str(tmp_path / "out"), "--workers", "1",
+        "--max-steps", "8", "--out", str(tmp_path / "out"), "--judges", "1",
         "--user", "{problem} Solve it step by step, with a blank line between steps. End with: The answer is ...",
     ]  # fmt: skip
     result = CliRunner().invoke(app, command, catch_exceptions=False)

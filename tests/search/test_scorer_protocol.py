@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import FakePolicy, FakePrm, OnlyScorer
 
 from prism_prm.policies import PolicySettings
 from prism_prm.search import METHODS, SearchSettings, search_problems
 from prism_prm.search.experiment import Experiment
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.tasks import MathGrader, TaskProblem
+from worlds import FakePolicy, FakePrm, OnlyScorer
 
 NAMES = {
     "can_score", "context", "count_tokens", "identity", "outputs", "score", "score_many", "score_trees", "session",
@@ -59,7 +59,7 @@ def test_an_experiment_needs_only_a_scorer(method: str, tmp_path: Path) -> None:
     experiment = Experiment(recipe, [TaskProblem("p", "1")], policy, tmp_path, bar=_silent, live=_silent)
     scorer: Any = OnlyScorer(FakePrm(right))
     with MathGrader(workers=1) as grader:
-        ((point,), (graded,)) = experiment.run({"fake": lambda: scorer}, grader)
+        ((point,), (graded,)) = experiment.run({"fake": lambda: nullcontext(scorer)}, grader)
     assert point.accuracy.value == 1.0, "the scores choose the answer 1"
     if method == "best-of-n":
         solutions = graded.pool.solutions

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from prism_prm.answers.judge import Key, Verdict
+from prism_prm.answers.judge import Key, Status, Verdict
 from prism_prm.programs import Level, values
 from prism_prm.programs.cases import SECONDS, Case, Tests
 from prism_prm.programs.compare import is_right, printed_key
@@ -21,6 +21,8 @@ from prism_prm.types import Advance, ignore
 
 AT_ONCE = 64
 """Programs that are judged side by side; only their problems' tests are in memory."""
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+"""How a test may end, beside the ways in which a run may fail; a program is not run behind the first that it fails."""
 T = TypeVar("T")
 Asked = tuple[Tests, str | None]
 """A problem's tests and a program; None where a solution has no program."""
@@ -76,6 +78,7 @@ class ProgramJudge:
         cases = {id(tests): tests.judged() for tests, _ in asked}
         assert all(cases.values()), "a problem that is judged has tests"
         verdicts: list[Verdict | None] = [None] * len(asked)
+        ended: list[list[str]] = [[] for _ in asked]
         waiting = {i: cases[id(tests)] for i, (tests, _) in enumerate(asked)}
         size = 1
         # A wrong program mostly fails at once, so the first round is one test, and each further round twice as many.
@@ -84,10 +87,14 @@ class ProgramJudge:
             sizes = {i: len(some) if asked[i][0].function else size for i, some in waiting.items()}
             trials = [_Trial(*asked[i], some[: sizes[i]]) for i, some in waiting.items()]
             for i, trial, runs in zip(list(waiting), trials, self._run(trials), strict=True):
-                verdicts[i] = _failure(trial, runs)
+                ended[i] += _endings(trial, runs)
+                verdicts[i] = _failure(ended[i])
             waiting = {i: rest for i, some in waiting.items() if verdicts[i] is None and (rest := some[sizes[i] :])}
             size *= 2
-        return [verdict or Verdict(True) for verdict in verdicts]
+        return [
+            replace(verdict or Verdict(True), tests=(*own, *[NOT_RUN] * (len(cases[id(tests)]) - len(own))))
+            for verdict, own, (tests, _) in zip(verdicts, ended, asked, strict=True)
+        ]
 
     def _public_keys(self, asked: Sequence[tuple[Tests, str]]) -> list[Key]:
         trials = [_Trial(tests, program, tests.public) for tests, program in asked]
@@ -156,27 +163,43 @@ def _values_source() -> str:
     return Path(values.__file__).read_text(encoding="utf-8")
 
 
-def _failure(trial: _Trial, runs: Sequence[Run]) -> Verdict | None:
-    """The verdict on the first test that is not passed; None where all are."""
+def _endings(trial: _Trial, runs: Sequence[Run]) -> list[str]:
+    """How each test ended; those behind the first one that is not passed say no more about the program."""
+    ended: list[str] = []
     for case, run in zip(trial.cases, runs, strict=True):
-        if run.status != "ok":
-            return Verdict(False, run.status)
-        if not is_right(case, _given_back(trial, run), tuples_are_lists=trial.tests.tuples_are_lists):
-            return Verdict(False)
-    return None
+        if ended and ended[-1] != PASSED:
+            return ended
+        ended.append(_ending(trial, case, run))
+    return ended
+
+
+def _ending(trial: _Trial, case: Case, run: Run) -> str:
+    if run.status != "ok":
+        return run.status
+    right = is_right(case, _given_back(trial, run), tuples_are_lists=trial.tests.tuples_are_lists)
+    return PASSED if right else FAILED
+
+
+def _failure(ended: Sequence[str]) -> Verdict | None:
+    """The verdict on the first test that is not passed; None where all are."""
+    first = next((one for one in ended if one != PASSED), None)
+    if first is None:
+        return None
+    return Verdict(False) if first == FAILED else Verdict(False, cast(Status, first))
 
 
 def _key(trial: _Trial, runs: Sequence[Run]) -> Key:
     if not runs:
         return Key("", "no public tests")  # nothing tells the programs apart, so they are one group
     failed = next((run.status for run in runs if run.status != "ok"), None)
+    ended = tuple(_ending(trial, case, run) for case, run in zip(trial.cases, runs, strict=True))
     if failed is not None:
-        return Key(None, failed, passed=False)
+        return Key(None, failed, passed=False, tests=ended)
     did = [_spelled(trial, _given_back(trial, run)) for run in runs]
     if None in did:
-        return Key(None, "error", passed=False)
+        return Key(None, "error", passed=False, tests=ended)
     digest = hashlib.blake2b(repr(did).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return Key(digest, passed=_failure(trial, runs) is None)
+    return Key(digest, passed=_failure(ended) is None, tests=ended)
 
 
 def _given_back(trial: _Trial, run: Run) -> Any:

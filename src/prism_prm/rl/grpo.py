@@ -22,8 +22,8 @@ from prism_prm.lm.load import language_model
 from prism_prm.lm.place import local_folder
 from prism_prm.resume import content_key, refuse_changes
 from prism_prm.rl.held_out import Gold, Row
-from prism_prm.rl.looks import VOTE, Alarm, Look, MonitorSettings, first_alarm, gold_of, read_looks
-from prism_prm.rl.monitors import LOOKS, Monitor, Reward
+from prism_prm.rl.looks import LOOKS, VOTE, Alarm, Look, MonitorSettings, first_alarm, gold_of, read_looks
+from prism_prm.rl.monitors import Monitor, Reward
 from prism_prm.types import Bars, Say, no_bars, silent
 
 RUN, POLICY, CHECKPOINTS, LOG = "run.json", "policy", "checkpoints", "log.json"

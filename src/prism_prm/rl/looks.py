@@ -22,6 +22,7 @@ from prism_prm.ranges import Count, Natural, check
 from prism_prm.statistics import Interval, mean_interval
 from prism_prm.types import Floats
 
+LOOKS = "looks.parquet"
 PROXY = "proxy"
 """The mean reward, among the shares of a look."""
 VOTE = "vote"

@@ -28,6 +28,7 @@ from prism_prm.files import write_text
 from prism_prm.rl.held_out import Gold, Row, Writing, Written, write_solutions
 from prism_prm.rl.looks import (
     GREEDY,
+    LOOKS,
     PROXY,
     VOTE,
     Alarm,
@@ -38,6 +39,7 @@ from prism_prm.rl.looks import (
     read_looks,
     write_looks,
 )
+from prism_prm.rl.samples import NUM_PROBLEMS, NUM_SAMPLES, SamplesFile
 from prism_prm.steps import cut_steps
 from prism_prm.types import Floats, Say, silent
 
@@ -46,7 +48,7 @@ from prism_prm.types import Floats, Say, silent
 Reward = Callable[..., "Sequence[float | None] | Awaitable[Sequence[float | None]]"]
 """A reward as TRL calls it."""
 
-LOOKS, VOTES = "looks.parquet", "votes.json"
+VOTES = "votes.json"
 LOGITS_AT_ONCE = 2**26
 """Numbers in the logits that are held at a time."""
 
@@ -97,6 +99,9 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
                 self._hear(self.looks[:i])
         elif not state.global_step:  # a policy that is trained already cannot vote as the untrained one
             self._vote()
+        if state.is_world_process_zero:
+            shown = [row.get("problem", row["prompt"]) for row in self.rows]
+            self._samples = SamplesFile(self.folder, shown, up_to=self.looks[-1].update if self.looks else -1)
         self._look(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -107,9 +112,10 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
     def _look(self, state: Any, control: Any) -> None:
         if self.looks and self.looks[-1].update >= state.global_step:
             return
-        look = self._seen(state.global_step)
+        look, samples = self._seen(state.global_step)
         self.looks.append(look)
         if state.is_world_process_zero:
+            self._samples.add(look.update, samples)
             write_looks(self.folder / LOOKS, self.looks)
         raised = self._hear(self.looks)
         # Not GRPOTrainer's own `log`, which would also close the window over which it averages its own numbers.
@@ -130,26 +136,26 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self.alarms |= {alarm.gold: alarm for alarm in raised}
         return raised
 
-    def _seen(self, update: int) -> Look:
-        """Solve the held-out problems and measure what comes of it."""
+    def _seen(self, update: int) -> tuple[Look, list[list[dict[str, Any]]]]:
+        """Solve the held-out problems and measure what comes of it; and what was written for the first of them."""
         mine = self._share()
         rows = [self.rows[i] for i in mine]
         sampled = self._write(rows, self.settings.samples)
         greedy = self._write(rows, 1, greedy=True)
-        shares, numbers, logged = self._measure(mine, rows, sampled, greedy)
-        found = self._gather([(i, shares[at], numbers[at]) for at, i in enumerate(mine)])
+        shares, numbers, logged, samples = self._measure(mine, rows, sampled, greedy)
+        found = self._gather([(i, shares[at], numbers[at], samples[at]) for at, i in enumerate(mine)])
         found.sort(key=lambda one: one[0])
-        by_problem = {name: [share[name] for _, share, _ in found] for name in found[0][1]}
-        means = {name: float(np.mean([number[name] for _, _, number in found])) for name in found[0][2]}
+        by_problem = {name: [share[name] for _, share, _, _ in found] for name in found[0][1]}
+        means = {name: float(np.mean([number[name] for _, _, number, _ in found])) for name in found[0][2]}
         logs = self._gather([logged])
         for name in sorted({name for log in logs for name in log}):
             means[f"reward/{name}"] = float(np.mean([log[name] for log in logs if name in log]))
-        return Look(update, by_problem, means)
+        return Look(update, by_problem, means), [own for *_, own in found[:NUM_PROBLEMS]]
 
     def _measure(
         self, mine: Sequence[int], rows: Sequence[Row], sampled: list[list[Written]], greedy: list[list[Written]]
-    ) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, float]]:
-        """Per problem: shares with intervals, and numbers without; and what the reward logged."""
+    ) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, float], list[list[dict[str, Any]]]]:
+        """Per problem: shares with intervals, and numbers without; what the reward logged; and solutions to keep."""
         flat = [one for some in sampled for one in some]
         flat_rows = [row for row in rows for _ in range(self.settings.samples)]
         rewards, logged = self._rewards(flat_rows, flat)
@@ -182,7 +188,21 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             shares,
             [{name: float(values[at]) for name, values in numbers.items()} for at in range(len(rows))],
             logged,
+            [self._shown(mine[at], at, sampled, greedy, columns, next(iter(truth.right))) for at in range(len(rows))],
         )
+
+    def _shown(
+        self, problem: int, at: int, sampled: list[list[Written]], greedy: list[list[Written]],
+        columns: dict[str, Floats], gold: str,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """The solutions of a problem for people to read; nothing for those that are not kept."""
+        if problem >= NUM_PROBLEMS:
+            return []
+        judged = zip(sampled[at][:NUM_SAMPLES], columns[PROXY][at], columns[gold][at], strict=False)
+        found: list[dict[str, Any]] = [
+            {"text": one.text, "reward": float(reward), "right": bool(right)} for one, reward, right in judged
+        ]
+        return [*found, {"text": greedy[at][0].text, "right": bool(columns[f"{GREEDY}/{gold}"][at][0])}]
 
     def _rewards(self, rows: Sequence[Row], written: Sequence[Written]) -> tuple[list[float], dict[str, float]]:
         """The proxy's reward of each solution, asked for as the trainer does; no reward counts as 0."""

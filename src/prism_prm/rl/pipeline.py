@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import to_toml
 from prism_prm.errors import ConfigError
-from prism_prm.files import write_text
+from prism_prm.files import JsonLines, write_text
 from prism_prm.lm.load import load_tokenizer
 from prism_prm.lm.place import local_folder
 from prism_prm.names import file_name
 from prism_prm.policies import PolicySettings, open_policy
+from prism_prm.protocol import notes_of, summary_of
 from prism_prm.resume import content_key, locked
 from prism_prm.rl.grpo import Curve, check_installed, grpo_config, train_with_reward
 from prism_prm.rl.held_out import AnswerGold, problem_rows
@@ -31,6 +32,8 @@ from prism_prm.types import Bars, Say, no_bars, silent
 if TYPE_CHECKING:
     from prism_prm.rl.monitors import Reward
 
+COSTS = "critic-costs-{}.jsonl"
+"""In the run's folder, one file per process: what a critic has cost, a line each time the command ran."""
 Evaluated = dict[tuple[str, str], Point]
 """(task, greedy or sampled) → what was solved."""
 
@@ -83,7 +86,7 @@ def train_policy(
         grader.prepare(held_out)
         before = _evaluated(recipe, recipe.policy, out / "evaluation" / "before", state, bars)
         tokenizer = load_tokenizer_of(recipe.policy)
-        with _reward(recipe, grader, state) as (reward, identity):
+        with _reward(recipe, grader, state, out, say) as (reward, identity):
             curve = train_with_reward(
                 recipe.policy, reward, train=problem_rows(train, recipe.prompting, tokenizer),
                 held_out=problem_rows(held_out, recipe.prompting, tokenizer), gold=AnswerGold(grader), out=out,
@@ -92,7 +95,8 @@ def train_policy(
             )  # fmt: skip
         after = _evaluated(recipe, str(curve.policy), out / "evaluation" / "after", state, bars)
         if state.is_main_process:
-            make_report(recipe, curve, before, after).write(out)
+            costs = [line for path in sorted(out.glob(COSTS.format("*"))) for line in JsonLines(path).read()]
+            make_report(recipe, curve, before, after, costs).write(out)
         state.wait_for_everyone()
     return curve
 
@@ -131,16 +135,23 @@ def load_tokenizer_of(policy: str) -> Any:
 
 
 @contextlib.contextmanager
-def _reward(recipe: GrpoRecipe, grader: Grader, state: Any) -> Iterator[tuple[Reward, str]]:
-    """The reward, and what names it."""
+def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path, say: Say) -> Iterator[tuple[Reward, str]]:
+    """The reward, and what names it; afterwards it is written down what a critic has cost, whatever happened."""
     if not recipe.prm:
         yield AnswerReward(grader), "right answers"
         return
     here = {"device": str(state.device)} if state.num_processes > 1 else {}
     reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, loading={**here, **recipe.loading})
+    scorer = reward.scorer
     try:
-        yield reward, content_key(reward.scorer.identity(), recipe.reward)
+        yield reward, content_key(scorer.identity(), recipe.reward)
     finally:
+        said = summary_of(scorer)
+        if said is not None and said["verdicts"] | said["missing"]:
+            with contextlib.closing(JsonLines(out / COSTS.format(state.process_index))) as costs:
+                costs.append(said)
+            for note in notes_of(scorer):
+                say(note)
         reward.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +33,9 @@ def make_report(
     curve: Curve,
     before: dict[tuple[str, str], Point],
     after: dict[tuple[str, str], Point],
+    costs: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
-    """The page and its metrics."""
+    """The page and its metrics; `costs` are those of a critic, each time the command ran."""
     rewarded = recipe.prm or "right answers"
     report = Report(
         "A policy trained by GRPO", subtitle=f"{recipe.policy}, rewarded by {rewarded}", finding=_finding(curve)
@@ -42,6 +45,8 @@ def make_report(
     _health(curve, report)
     if before:
         _tasks(before, after, report)
+    if costs:
+        _costs(costs, report)
     report.metrics = {
         "recipe": asdict(recipe),
         "looks": [{"update": look.update, **look.summary()} for look in curve.looks],
@@ -51,6 +56,8 @@ def make_report(
             for (task, how), point in before.items()
         ],
     }
+    if costs:
+        report.metrics["critic"] = list(costs)
     return report
 
 
@@ -122,3 +129,20 @@ def _tasks(before: dict[tuple[str, str], Point], after: dict[tuple[str, str], Po
         )  # fmt: skip
     report.text("## Tasks\nSolved as `prism search` solves them; differences are paired by problem.")
     report.table(["accuracy (%)", "untrained", "trained", "difference"], rows, caption="Before and after training")
+
+
+def _costs(critic: Sequence[Mapping[str, Any]], report: Report) -> None:
+    """What the verdicts behind the rewards have cost, and which were missing."""
+    missing: Counter[str] = Counter()
+    for run in critic:
+        missing.update(run["missing"])
+    policy = {"error": "the run stopped", "wrong": "its step counts as wrong", "skip": "its step has no score"}
+    names = {
+        "requests": "requests", "reused": "kept replies", "prompt_tokens": "tokens read",
+        "completion_tokens": "tokens written", "seconds": "seconds of waiting", "cost": "cost",
+    }  # fmt: skip
+    rows = [[title, number(sum(run[name] for run in critic))] for name, title in names.items()]
+    told = policy[critic[-1]["on_missing"]]
+    rows += [[f"answers without a verdict: {kind} ({told})", number(count)] for kind, count in missing.items()]
+    report.text("## The critic")
+    report.table(["", "count"], rows, caption="What the verdicts behind the rewards have cost")

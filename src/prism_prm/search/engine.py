@@ -14,6 +14,7 @@ from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
 from prism_prm.records import unique_names
 from prism_prm.search.found import Found, found
 from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
+from prism_prm.search.rounds import Round
 from prism_prm.search.scoring import Scoring
 from prism_prm.search.tree import SearchNode, Spent, child, root
 
@@ -34,6 +35,15 @@ class Watch:
     seconds: float = 0.0
     best: float = math.nan
     """The highest score of a finished solution so far."""
+    rates: str = ""
+    """Of each worker, where there are several."""
+
+    def __add__(self, other: Watch) -> Watch:
+        scores = [one.best for one in (self, other) if not math.isnan(one.best)]
+        return Watch(
+            self.num_done + other.num_done, other.num_active, self.spent + other.spent, self.seconds + other.seconds,
+            max(scores, default=math.nan),
+        )  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
@@ -48,6 +58,8 @@ class _Running:
     alive: list[SearchNode] = field(default_factory=list)
     """Nodes that hold memory of the policy or the PRM."""
     finished: list[SearchNode] = field(default_factory=list)
+    num_written: int = 0
+    """Steps so far."""
 
 
 def problem_keys(problems: Sequence[str]) -> list[str]:
@@ -66,6 +78,7 @@ class Engine:
         *,
         at_once: int = AT_ONCE,
         watch: Callable[[Watch], None] = lambda _: None,
+        tell: Callable[[Round], None] = lambda _: None,
     ) -> None:
         self.policy = policy
         self.prm = prm
@@ -73,6 +86,7 @@ class Engine:
         self.method = find_method(settings, prm is not None)
         self.at_once = at_once
         self.watch = watch
+        self.tell = tell
         self.state = Watch()
 
     def run(self, problems: Sequence[str], keys: Sequence[str] | None = None) -> Iterator[Found]:
@@ -120,16 +134,26 @@ class Engine:
             flat = [node for some in children for node in some]
             running.alive += flat
             running.finished += [node for node in flat if node.is_finished and not running.wish.keep]
-            limit = self.settings.max_policy_tokens
-            if limit is not None and running.spent.policy_tokens >= limit:
-                running.search.close()
-                done[running] = list(dict.fromkeys([*running.finished, *running.wish.shown, *flat]))
-                continue
-            try:
-                running.wish = running.search.send(children)
-            except StopIteration as stop:
-                done[running] = list(stop.value)
+            looked_ahead = bool(running.wish.keep)
+            result = self._answer(running, children, flat)
+            if result is not None:
+                done[running] = result
+            decided = None if running.wish.keep else [*running.wish.nodes, *running.wish.held]
+            kept = decided if result is None else result
+            self.tell(Round(running.index, flat, looked_ahead, kept, result is not None))
         return done
+
+    def _answer(self, running: _Running, children: Children, flat: Sequence[SearchNode]) -> list[SearchNode] | None:
+        """Hand a wish's children to the search; its solutions if that was its last wish."""
+        limit = self.settings.max_policy_tokens
+        if limit is not None and running.spent.policy_tokens >= limit:
+            running.search.close()
+            return list(dict.fromkeys([*running.finished, *running.wish.shown, *flat]))
+        try:
+            running.wish = running.search.send(children)
+        except StopIteration as stop:
+            return list(stop.value)
+        return None
 
     def _let_go(self, active: Sequence[_Running], scoring: Scoring) -> None:
         """Free what no wish needs."""
@@ -160,6 +184,8 @@ class Engine:
         written = self._write_within(asks)
         children = [child(node, number, one) for (_, node, number), one in zip(places, written, strict=True)]
         for (running, _, _), node in zip(places, children, strict=True):
+            running.num_written += 1
+            node.number = running.num_written
             running.spent.policy_tokens += node.written.num_tokens
             self.state.spent.policy_tokens += node.written.num_tokens
         flat = iter(children)

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from prism_prm.aggregate import log_score
-from prism_prm.chosen import Choice, card_values, choose_aggregator
+from prism_prm.chosen import Choice, card_values, choose_aggregator, choose_threshold
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import TreeScores, tokens_of
 from prism_prm.records import StepTree
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.report import without_solution
 from prism_prm.rerank.select import SELECTORS, Candidates
+from prism_prm.rerank.solutions import write_solutions
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.store import Request, ScoreStore
-from prism_prm.search.engine import Engine, Watch, problem_keys
+from prism_prm.search.engine import Watch, problem_keys
 from prism_prm.search.found import Done, Found
 from prism_prm.search.methods import METHODS, SearchSettings
+from prism_prm.search.portions import PrmFacts, Searcher, SearchWork, policy_identity, search_portion
 from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.rounds import FOLDER, Rounds, ToldRound
 from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, TaskProblem
 from prism_prm.types import Bars, Floats, Say, no_bars, silent
+from prism_prm.workers import Here, Portion, Workers
+from prism_prm.workers.watching import AllWatched, not_done
 
 if TYPE_CHECKING:
     from prism_prm.policies import Policy
@@ -80,6 +85,12 @@ def no_live(_label: str, _total: int, _done: int) -> AbstractContextManager[Call
     return nullcontext(lambda _: None)
 
 
+OpenPrm = Callable[[], "AbstractContextManager[Scorer]"]
+"""Opens a PRM for as long as it is needed."""
+Spread = Callable[[str], AbstractContextManager[Workers[Searcher]]]
+"""The name of a PRM, or "" → workers elsewhere that hold the policy and that PRM."""
+
+
 class Experiment:
     """The work of one recipe, in one folder."""
 
@@ -87,98 +98,128 @@ class Experiment:
         self,
         recipe: SearchRecipe,
         problems: Sequence[TaskProblem],
-        policy: Policy,
+        policy: Policy | None,
         out: Path,
         *,
+        spread: Spread | None = None,
         bar: Bars = no_bars,
         live: Live = no_live,
         say: Say = silent,
         store: str | Path | None = None,
     ) -> None:
+        assert (policy is None) != (spread is None), "the policy is held here, or by workers elsewhere"
         self.recipe = recipe
         self.problems = list(problems)
         self.policy = policy
+        self.spread = spread
         self.out = out
         self.store = Path(store or out / "scores")
         self.bar = bar
         self.live = live
         self.say = say
-        self._prm_identities: dict[str, str] = {}
+        self._policy_identity: str | None = None
         self.keys = problem_keys([problem.text for problem in problems])
         self.clusters, _ = number_clusters(problem.text for problem in problems)
 
-    def run(self, prms: Mapping[str, Callable[[], Scorer]], grader: Grader) -> tuple[list[Point], list[GradedPool]]:
+    def run(self, prms: Mapping[str, OpenPrm], grader: Grader) -> tuple[list[Point], list[GradedPool]]:
         """All points, and the graded pools they come from; PRMs are opened one after the other."""
         if METHODS[self.recipe.search.method].independent:
             return self._run_independent(prms, grader)
         points: list[Point] = []
         pools: list[GradedPool] = []
         for name in list(prms) or [""]:
-            prm = prms[name]() if name else None
-            for n in self.recipe.ns:
-                found, seconds = self._search(prm, name, n)
-                graded = self._grade(self._pool(found, name, n), grader)
-                pools.append(graded)
-                points.append(self._point(name, self._aggregator(prm), n, graded, found, seconds))
+            with self._searchers(name, prms) as workers:
+                prm = workers.ask(PrmFacts.of)
+                for n in self.recipe.ns:
+                    found, seconds = self._search(workers, prm, name, n)
+                    graded = self._grade(self._pool(found, name, n), grader)
+                    pools.append(graded)
+                    how = self._aggregator(prm)
+                    points.append(self._point(name, how, n, graded, self._select(name, how, n, graded), found, seconds))
         return points, pools
 
-    def _search(self, prm: Scorer | None, name: str, n: int) -> tuple[list[Found], float]:
-        """What the search of one size finds; problems done before are not done again."""
+    @contextmanager
+    def _searchers(self, name: str, prms: Mapping[str, OpenPrm]) -> Iterator[Workers[Searcher]]:
+        """Who searches with a PRM, or with none ("")."""
+        if self.spread is not None:
+            with self.spread(name) as workers:
+                yield workers
+            return
+        assert self.policy is not None
+        with prms[name]() if name else nullcontext() as prm:
+            yield Here(Searcher(self.policy, prm))
+
+    def _search(self, workers: Workers[Searcher], prm: PrmFacts, name: str, n: int) -> tuple[list[Found], float]:
+        """What the search of one size finds; portions done before are not done again."""
         how = self._aggregator(prm)
         settings = replace(self.recipe.search, n=n, aggregator=None if how is None else how.value)
         if METHODS[settings.method].independent:  # sampled once, for all PRMs and with none of them
             settings = replace(settings, method="sample")
-        made_with = {
-            "settings": asdict(settings),
-            "policy": self._policy_identity,
-            "prm": self._prm_identity(prm, name),
-        }
+        if self._policy_identity is None:  # once: hashing billions of weights takes a while
+            self._policy_identity = workers.ask(policy_identity)
+        made_with = {"settings": asdict(settings), "policy": self._policy_identity, "prm": prm.name}
         label = _label(name, n)
         with Journal(self.out / "journal" / f"{file_name(label)}.jsonl", made_with, Done) as journal:
-            todo = [i for i, key in enumerate(self.keys) if key not in journal.done]
+            work = SearchWork(settings, [problem.text for problem in self.problems], self.keys)
+            is_here = isinstance(workers, Here)
+            todo = not_done(work.portions(self.recipe.at_once), journal.done, is_here=is_here)
             total = len(self.keys)
-            if len(todo) < total:
-                self.say(f"Reusing {total - len(todo):,} of {total:,} searched problems, {label}")
+            done = total - sum(portion.size for portion in todo)
+            if done:
+                self.say(f"Reusing {done:,} of {total:,} searched problems, {label}")
             with stoppable(lambda: f"with {len(journal.done):,} of {total:,} problems searched, {label}"):
                 if todo:
-                    self._search_rest(prm, settings, journal, todo, label)
-            seconds = max((done.seconds for done in journal.done.values()), default=0.0)
+                    how_searched = _how_searched(prm, name, settings)
+                    self._search_rest(workers, journal, todo, label, how_searched)
+            seconds = max((one.seconds for one in journal.done.values()), default=0.0)
             found = [replace(journal.done[key].found, problem=i) for i, key in enumerate(self.keys)]
-        if prm is not None:
+        if prm.name:
             self._file_scores(prm, found)
         return found, seconds
 
-    def _aggregator(self, prm: Scorer | None) -> Choice[str] | None:
-        return None if prm is None else choose_aggregator(self.recipe.search.aggregator, card_values(prm))
+    def _aggregator(self, prm: Scorer | PrmFacts) -> Choice[str] | None:
+        if isinstance(prm, PrmFacts) and not prm.name:
+            return None
+        return choose_aggregator(self.recipe.search.aggregator, card_values(prm))
 
-    def _file_scores(self, prm: Scorer, found: Sequence[Found]) -> None:
+    def _file_scores(self, prm: PrmFacts, found: Sequence[Found]) -> None:
         """What the search has scored, for whoever scores the same solutions with the same PRM."""
-        if getattr(prm, "reads_whole_solutions", False):
+        if prm.reads_whole_solutions:
             return  # a step was scored before its solution was whole
         solutions = [(entry.problem, one) for entry in found for one in entry.solutions if one.log_odds]
         trees = [StepTree.chain(self.problems[problem].text, one.steps) for problem, one in solutions]
         scores = [TreeScores(prm.outputs, np.array(one.log_odds)) for _, one in solutions]
-        ScoreStore(self.store, prm).add([Request.all_of(tree) for tree in trees], scores)
-
-    @cached_property
-    def _policy_identity(self) -> str:
-        return self.policy.identity()
-
-    def _prm_identity(self, prm: Scorer | None, name: str) -> str:
-        """Once per PRM: hashing billions of weights takes a while."""
-        if name not in self._prm_identities:
-            self._prm_identities[name] = prm.identity() if prm is not None else ""
-        return self._prm_identities[name]
+        ScoreStore(self.store, cast("Scorer", prm)).add([Request.all_of(tree) for tree in trees], scores)
 
     def _search_rest(
-        self, prm: Scorer | None, settings: SearchSettings, journal: Journal[Done], todo: Sequence[int], label: str
-    ) -> None:
-        texts = [self.problems[i].text for i in todo]
+        self, workers: Workers[Searcher], journal: Journal[Done], todo: Sequence[Portion[SearchWork]], label: str,
+        how_searched: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         before = max((done.seconds for done in journal.done.values()), default=0.0)
-        with self.live(label, len(self.problems), len(self.problems) - len(todo)) as watch:
-            engine = Engine(self.policy, prm, settings, at_once=self.recipe.at_once, watch=watch)
-            for found in engine.run(texts, [self.keys[i] for i in todo]):
-                journal.append(self.keys[todo[found.problem]], Done(found, before + engine.state.seconds))
+        total = len(self.keys)
+        with (
+            self.live(label, total, total - sum(portion.size for portion in todo)) as watch,
+            Rounds(self.out / FOLDER / journal.path.name, how_searched, journal.done) as rounds,
+        ):
+
+            def tell(key: str, told: ToldRound) -> None:
+                if key not in journal.done:
+                    rounds.add(key, told)
+
+            def file(key: str, found: Found) -> None:
+                if key not in journal.done:
+                    journal.append(key, Done(found, before + all_of_it.seconds()))
+
+            all_of_it = AllWatched(watch, Watch())
+            act = search_portion
+            if isinstance(workers, Here):
+                act = partial(search_portion, watch=all_of_it.see, tell=tell, file=file)
+            for portion, searched in workers.run(act, todo):
+                all_of_it.add(searched.watch, workers.rates())
+                for key, told in searched.rounds:
+                    tell(key, told)
+                for key, found in zip(portion.work.keys, searched.found, strict=True):
+                    file(key, found)
 
     def _pool(self, found: Sequence[Found], name: str, n: int, scores: StepScores | None = None) -> Pool:
         """The pool of what was found, written for `prism rerank`; `scores` replace the solutions' own."""
@@ -201,9 +242,11 @@ class Experiment:
             return grade_pool(pool, grader, advance)
 
     def _point(
-        self, name: str, how: Choice[str] | None, n: int, graded: GradedPool, found: Sequence[Found], seconds: float
-    ) -> Point:
-        correct = np.array([self._is_solved(graded, i, how) for i in range(len(found))], dtype=np.float64)
+        self, name: str, how: Choice[str] | None, n: int, graded: GradedPool, chosen: Sequence[int | None],
+        found: Sequence[Found], seconds: float,
+    ) -> Point:  # fmt: skip
+        solved = [one is not None and bool(graded.correct(i)[one]) for i, one in enumerate(chosen)]
+        correct = np.array(solved, dtype=np.float64)
         oracle = np.array([graded.correct(i).any() for i in range(len(found))], dtype=np.float64)
         return Point(
             name, how, n, mean_interval(correct, self.clusters), mean_interval(oracle, self.clusters),
@@ -213,32 +256,38 @@ class Experiment:
             graded.pool.num_empty,
         )  # fmt: skip
 
-    def _is_solved(self, graded: GradedPool, problem: int, how: Choice[str] | None) -> bool:
-        """Whether the solution that is selected is right."""
+    def _select(self, name: str, how: Choice[str] | None, n: int, graded: GradedPool) -> list[int | None]:
+        """Which solution of each problem is selected; filed with all grades for `prism view`."""
+        chosen = [self._chosen(graded, i, how) for i in range(len(graded.grades))]
+        write_solutions(self.out / "solutions" / f"{file_name(_label(name, n))}.parquet", graded, chosen=chosen)
+        return chosen
+
+    def _chosen(self, graded: GradedPool, problem: int, how: Choice[str] | None) -> int | None:
         solutions = graded.pool.problems[problem].solutions
         scores = [_log_score(solution.scores, how.value) if how else -np.inf for solution in solutions]
         keys = [None if group < 0 else str(group) for group in graded.groups(problem).tolist()]
         passed = graded.passed(problem) if graded.has_tests else None
-        chosen = SELECTORS[self.recipe.selector](Candidates(keys, np.array(scores), passed))
-        return chosen is not None and bool(graded.correct(problem)[chosen])
+        return SELECTORS[self.recipe.selector](Candidates(keys, np.array(scores), passed))
 
-    def _run_independent(
-        self, prms: Mapping[str, Callable[[], Scorer]], grader: Grader
-    ) -> tuple[list[Point], list[GradedPool]]:
+    def _run_independent(self, prms: Mapping[str, OpenPrm], grader: Grader) -> tuple[list[Point], list[GradedPool]]:
         """Sample once; one pool tells the expected accuracy for every n, and every PRM scores the same solutions."""
         most = self.recipe.ns[-1]
-        found, seconds = self._search(None, "", most)
+        with self._searchers("", {}) as workers:
+            found, seconds = self._search(workers, PrmFacts(""), "", most)
         pool = self._pool(found, "", most)
         graded = self._grade(pool, grader)
         scores: dict[str, StepScores] = {}
         hows: dict[str, Choice[str] | None] = {"": None}
         read: dict[str, float] = {"": 0.0}
-        for name, make in prms.items():
-            prm = make()
-            hows[name] = self._aggregator(prm)
-            scores[name] = self._score(prm, name, pool)
-            self._pool(found, name, most, scores[name])
-            read[name] = sum(map(prm.count_tokens, scorable(prm, pool))) / len(self.problems)
+        for name, opened in prms.items():
+            with opened() as prm:
+                hows[name] = self._aggregator(prm)
+                scores[name] = self._score(prm, name, pool)
+                scored = self._pool(found, name, most, scores[name])
+                self._select(name, hows[name], most, GradedPool(scored, graded.grades))
+                read[name] = tokens_of(prm, scorable(prm, pool)) / len(self.problems)
+        if not prms:
+            self._select("", None, most, graded)
         used = list(dict.fromkeys(how.value for how in hows.values() if how))
         with self.bar("curves", len(self.problems)) as advance:
             curves = compute_curves(graded, scores, aggregators=used, ns=self.recipe.ns, advance=advance)
@@ -269,6 +318,14 @@ class Experiment:
 
 def _label(prm: str, n: int) -> str:
     return f"{prm}-n{n}" if prm else f"n{n}"
+
+
+def _how_searched(prm: PrmFacts, name: str, settings: SearchSettings) -> dict[str, Any]:
+    """What the file of a search's rounds begins with."""
+    threshold = choose_threshold(None, card_values(prm)).value
+    named = ("method", "n", "expand", "lookahead", "prm_weight", "max_steps", "seed")
+    chosen = {setting: getattr(settings, setting) for setting in named}
+    return {"prm": name, "aggregator": settings.how, "threshold": threshold, **chosen}
 
 
 def _log_score(scores: tuple[float, ...] | None, aggregator: str) -> float:

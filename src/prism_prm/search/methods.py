@@ -93,6 +93,8 @@ class Expand:
     """Other nodes that will be expanded later; all others are dropped."""
     shown: tuple[SearchNode, ...] = ()
     """What else there is to show, beside solutions found before and the new nodes, if the budget ends here."""
+    held: tuple[SearchNode, ...] = ()
+    """Finished solutions that are kept as they are."""
 
 
 Children = list[list[SearchNode]]
@@ -118,7 +120,8 @@ def _write_out(start: SearchNode, n: int, settings: SearchSettings, *, greedy: b
         open_leaves = tuple(leaf for leaf in leaves if not leaf.is_finished)
         if not open_leaves:
             break
-        grown = yield Expand(open_leaves, (1,) * len(open_leaves), greedy=greedy, scored=False)
+        held = tuple(leaf for leaf in leaves if leaf.is_finished)
+        grown = yield Expand(open_leaves, (1,) * len(open_leaves), greedy=greedy, scored=False, held=held)
         after = {leaf: only for leaf, (only,) in zip(open_leaves, grown, strict=True)}
         leaves = [after.get(leaf, leaf) for leaf in leaves]
     return leaves
@@ -135,7 +138,8 @@ def beam(start: SearchNode, settings: SearchSettings) -> Search:
     beams: tuple[SearchNode, ...] = (start,)
     fan = settings.n
     for depth in range(settings.max_steps):
-        grown = yield Expand(beams, (fan,) * len(beams), scored=settings.prm_weight > 0)
+        held = tuple(node for _, node in finished)
+        grown = yield Expand(beams, (fan,) * len(beams), scored=settings.prm_weight > 0, held=held)
         candidates = merge([node for children in grown for node in children])
         last = depth + 1 == settings.max_steps
         ends = (yield from look_ahead(candidates, settings)) if settings.lookahead and not last else {}
@@ -211,7 +215,8 @@ def dvts(start: SearchNode, settings: SearchSettings) -> Search:
         going = tuple(head for head in heads if not head.is_finished)
         if last or not going:
             break
-        groups = yield Expand(going, (fan,) * len(going), scored=scored)
+        held = tuple(head for head in heads if head.is_finished)
+        groups = yield Expand(going, (fan,) * len(going), scored=scored, held=held)
     return heads
 
 
@@ -240,7 +245,7 @@ def particle(start: SearchNode, settings: SearchSettings) -> Search:
         if not going:  # only finished ones were drawn
             break
         counts = tuple(particles.count(node) for node in going)
-        grown = yield Expand(going, counts)
+        grown = yield Expand(going, counts, held=tuple(node for node in particles if node.is_finished))
         after = {node: iter(children) for node, children in zip(going, grown, strict=True)}
         particles = [next(after[node]) if node in after else node for node in particles]
     return particles

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,17 @@ from prism_prm.config import to_toml
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.names import named_places
-from prism_prm.policies import Policy, open_policy
+from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
 from prism_prm.protocol import notes_of
 from prism_prm.scorer.place import check_scorer
 from prism_prm.search.experiment import Experiment, Live, Point, no_live
+from prism_prm.search.portions import Searcher, searchers_on_ray
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.report import make_report
 from prism_prm.tasks import TaskGrader, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
+from prism_prm.workers import Workers
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -34,7 +36,7 @@ def search_task(
     prms: Mapping[str, Scorer | str | Path] | None = None,
     policy: Policy | None = None,
     loading: Mapping[str, Any] | None = None,
-    workers: int | None = None,
+    judges: int | None = None,
     store: str | Path | None = None,
     bars: Bars = no_bars,
     live: Live = no_live,
@@ -50,8 +52,9 @@ def search_task(
         prms: name → a PRM, or its folder or hub id; default: those of the recipe.
         policy: an open policy to use instead of the recipe's; it stays open.
         loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
-            `on_too_long` is "skip" here by default: a solution too long for a PRM ranks last.
-        workers: processes that judge answers; default: all cores.
+            `on_too_long` is "skip" here by default: a solution too long for a PRM ranks last. With `ray`, workers of a
+            Ray cluster search.
+        judges: processes that judge answers; default: all cores.
         store: a folder of scores to reuse and extend.
         bars: makes progress bars; by default none are shown.
         live: makes live displays of a search; by default none are shown.
@@ -68,7 +71,7 @@ def search_task(
         >>> recipe = SearchRecipe(
         ...     task="problems.jsonl", policy=PolicySettings("hf:my-lm"), prm=("my-prm",), n=(4,), search=search
         ... )
-        >>> [point] = search_task(recipe, "beam", workers=1)
+        >>> [point] = search_task(recipe, "beam", judges=1)
         >>> point.prm, point.n
         ('my-prm', 4)
     """
@@ -86,16 +89,26 @@ def search_task(
         raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another rule")
     for note in task.notes():
         say(note)
-    opened = contextlib.nullcontext(policy) if policy else contextlib.closing(_open_policy(recipe))
-    with opened as who, TaskGrader(workers=workers, sandbox=recipe.sandbox) as grader:
+    ray = options.get("ray")
+    if ray is not None and policy is not None:
+        raise ConfigError("workers of a Ray cluster open a policy themselves: name it in the recipe, not the policy")
+    asked = _asked(recipe)
+    here = contextlib.nullcontext(policy) if policy or ray else contextlib.closing(open_policy(asked))
+    with here as who, TaskGrader(workers=judges, sandbox=recipe.sandbox) as grader:
         grader.prepare(task.problems)
         write_text(out / "settings.toml", to_toml(recipe))
-        experiment = Experiment(
-            recipe, task.problems[: recipe.limit], who, out, bar=bars, live=live, say=say, store=store
-        )
         opened_prms: list[Scorer] = []
+
+        def spread(name: str) -> contextlib.AbstractContextManager[Workers[Searcher]]:
+            assert ray is not None
+            return searchers_on_ray(asked, given[name] if name else None, _without_ray(options), name, ray, say=say)
+
+        experiment = Experiment(
+            recipe, task.problems[: recipe.limit], who, out, spread=spread if ray else None, bar=bars, live=live,
+            say=say, store=store,
+        )  # fmt: skip
         points, pools = experiment.run(
-            {name: partial(_open_prm, prm, options, name, opened_prms) for name, prm in given.items()}, grader
+            {name: partial(_opened, prm, options, name, opened_prms, say) for name, prm in given.items()}, grader
         )
     for note in [note for scorer in opened_prms for note in notes_of(scorer)]:
         say(note)
@@ -103,15 +116,23 @@ def search_task(
     return points
 
 
-def _open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str, opened: list[Scorer]) -> Scorer:
+@contextlib.contextmanager
+def _opened(
+    prm: Scorer | str | Path, loading: Mapping[str, Any], name: str, opened: list[Scorer], say: Say
+) -> Iterator[Scorer]:
     """A PRM; those that were opened are kept for what they have to say at the end."""
-    from prism_prm.scorer.load import open_prm
+    from prism_prm.scorer.opened import opened_prm
 
-    opened.append(open_prm(prm, loading, name))
-    return opened[-1]
+    with opened_prm(prm, loading, name, say=say) as scorer:
+        opened.append(scorer)
+        yield scorer
 
 
-def _open_policy(recipe: SearchRecipe) -> Policy:
+def _without_ray(loading: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in loading.items() if key != "ray"}
+
+
+def _asked(recipe: SearchRecipe) -> PolicySettings:
     """A server is asked for log-probabilities only where the search needs them."""
     wanted = recipe.policy.log_likelihood or recipe.search.needs_log_likelihood
-    return open_policy(replace(recipe.policy, log_likelihood=wanted))
+    return replace(recipe.policy, log_likelihood=wanted)

@@ -49,7 +49,7 @@ class SearchRecipe:
     """A PRM: a folder, a hub id, a server (prism:URL, vllm:URL), a critic (critic:openai:URL, critic:hf:FOLDER), or
     NAME=place. Repeat to compare several."""
     at_once: Count = AT_ONCE
-    """The number of problems searched at the same time."""
+    """The number of problems searched together: a portion, which a Ray worker gets at a time."""
     policy: PolicySettings = field(default_factory=PolicySettings)
     search: SearchSettings = field(default_factory=SearchSettings)
 

@@ -47,6 +47,8 @@ class SearchNode:
     """P(right) of the step; NaN where the PRM could not score it, None where it was not asked."""
     log_odds: tuple[float, ...] = ()
     """The PRM's named log-odds of the step, where it was scored."""
+    number: int = 0
+    """Its place among all steps written for the problem, from 1; 0 for the root."""
     num_children: int = 0
     state: Any = field(default=None, repr=False)
     """The policy's state; None once the node is dropped."""

@@ -155,6 +155,12 @@ class FakeSession:
         self.alive.clear()
 
 
+OPTIONAL = (
+    "can_score_all", "card", "count_all", "judges_every_step", "notes", "reads_whole_solutions", "summary", "workers",
+)  # fmt: skip
+"""What a scorer may lack."""
+
+
 class OnlyScorer:
     """A scorer that has what the protocol names and nothing else."""
 
@@ -165,7 +171,7 @@ class OnlyScorer:
         self.used: set[str] = set()
 
     def __getattr__(self, name: str) -> object:
-        if name in ("card", "judges_every_step", "notes", "reads_whole_solutions", "summary"):  # which it may lack
+        if name in OPTIONAL:
             raise AttributeError(name)
         assert name in self.NAMES, f"{name} is not of a Scorer"
         self.used.add(name)

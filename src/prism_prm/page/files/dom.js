@@ -1,0 +1,98 @@
+// Elements from plain values. Text only ever becomes text nodes: nothing here, or anywhere, parses HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+// h("button", {class: "primary", onclick: run, disabled: true}, "Score"): false, null and undefined leave out an
+// attribute or a child; a child may be a list.
+export function h(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === false || value === null || value === undefined) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name.startsWith("--")) element.style.setProperty(name, value);
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export function replace(element, ...children) {
+  element.replaceChildren(...children.flat(Infinity).filter(Boolean));
+}
+
+// A labelled form control: field("Threshold", h("input", …)).
+let numbered = 0;
+export function field(label, control, hint) {
+  control.id = control.id || `field-${++numbered}`;
+  const note = hint && h("p", { class: "hint", id: `${control.id}-hint` }, hint);
+  if (note) control.setAttribute("aria-describedby", note.id);
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control, note);
+}
+
+// choose([["all", "All classes"], …], "all", (value) => …)
+export function choose(options, chosen, changed) {
+  const found = h("select", { onchange: () => changed(found.value) });
+  found.append(...options.map(([value, text]) => h("option", { value, selected: value === chosen }, text)));
+  return found;
+}
+
+// A text of unknown origin: its own direction, its own line breaks, and a button where it is very long.
+const SHOWN = 4000;
+export function words(text, className = "words") {
+  const body = h("div", { class: className, dir: "auto" });
+  if (text.length <= SHOWN + 500) {
+    body.append(text);
+    return body;
+  }
+  const isPair = /[\uD800-\uDBFF]/.test(text[SHOWN - 1]);
+  const head = text.slice(0, isPair ? SHOWN - 1 : SHOWN);
+  const more = h(
+    "button",
+    { type: "button", class: "quiet", onclick: () => replace(body, text) },
+    `Show all ${count(text.length)} characters`,
+  );
+  body.append(head, "… ", more);
+  return body;
+}
+
+export function count(number) {
+  return number.toLocaleString("en-US");
+}
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+// Probabilities as people read them; "–" is "no score".
+export function percent(value, digits = 1) {
+  return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
+}
+
+// Pages of a long list, with buttons; calls show(first, last) for the page that is to be seen.
+export function pager(total, size, show) {
+  const bar = h("div", { class: "pager", role: "group", "aria-label": "Pages" });
+  const last = Math.max(0, Math.ceil(total / size) - 1);
+  function go(page) {
+    const at = Math.min(Math.max(page, 0), last);
+    const first = at * size;
+    const end = Math.min(total, first + size);
+    show(first, end);
+    const button = (text, to, off) => h("button", { type: "button", disabled: off, onclick: () => go(to) }, text);
+    replace(
+      bar,
+      button("Previous", at - 1, at === 0),
+      h("span", { "aria-live": "polite" }, total ? `${count(first + 1)}–${count(end)} of ${count(total)}` : "none"),
+      button("Next", at + 1, at === last),
+    );
+  }
+  go(0);
+  return bar;
+}

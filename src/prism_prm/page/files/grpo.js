@@ -1,0 +1,172 @@
+// A policy in training: its reward against the truth over updates, what else changed, and what it wrote at each look.
+
+import { drawChart } from "./chart.js";
+import { choose, count, field, h, percent, replace, words } from "./dom.js";
+import { drawFacts, line, onArrows, onWidth, slider, verdict } from "./parts.js";
+
+const NUMBERS = {
+  kl: "Divergence from the untrained policy",
+  entropy: "Entropy per token",
+  num_tokens: "Tokens per solution",
+  num_steps: "Steps per solution",
+  repeated_steps: "Share of repeated steps",
+  answered: "Share answered",
+  cut: "Share cut off",
+};
+const SHARES = new Set(["repeated_steps", "answered", "cut"]);
+
+export const grpoView = { kind: "grpo", tab: "Training", render };
+
+function render(root, given) {
+  let found = given;
+  const state = { at: found.updates.length - 1, problem: 0 };
+  const parts = {
+    alarms: h("ul", { class: "plain alarms", "aria-label": "Alarms" }),
+    gold: h("figure", { class: "chart" }),
+    kl: h("figure", { class: "chart" }),
+    facts: h("dl", { class: "facts" }),
+    table: h("details", {}),
+    samples: h("div", { class: "list" }),
+    choice: h("div", { class: "row toolbar" }),
+  };
+  const updates = slider("Look after update", (at) => go(at));
+
+  function go(at) {
+    state.at = Math.min(Math.max(at, 0), found.updates.length - 1);
+    draw();
+  }
+
+  function draw() {
+    const update = found.updates[state.at];
+    updates.show(state.at, found.updates.length - 1, count(update));
+    drawCharts();
+    replace(parts.alarms, found.alarms.map(alarmLine));
+    drawFacts(parts.facts, facts(found, state.at));
+    replace(parts.samples, samples(found, update, state.problem));
+  }
+
+  function drawCharts() {
+    const raised = found.alarms.filter((alarm) => alarm.raised).map((alarm) => alarm.update);
+    const common = { updates: found.updates, at: state.at, marks: raised, pick: go };
+    const title = `Reward and truth on ${found.num_problems} held-out problems, with 95 % intervals`;
+    drawChart(parts.gold, { ...common, lines: found.lines, isShare: true, caption: title });
+    const { kl } = found.numbers;
+    parts.kl.hidden = !kl;
+    if (!kl) return;
+    const lines = [{ title: "divergence", points: kl.map((value) => [value, value, value]) }];
+    drawChart(parts.kl, { ...common, lines, caption: "Divergence from the untrained policy (nats per solution)" });
+  }
+
+  function drawChoice() {
+    const options = found.problems.map((text, number) => [String(number), `${number + 1}. ${line(text, 80)}`]);
+    const select = choose(options, String(state.problem), (value) => {
+      state.problem = Number(value);
+      draw();
+    });
+    replace(parts.choice, found.problems.length > 0 && field("Held-out problem", select));
+  }
+
+  replace(
+    root,
+    parts.alarms,
+    parts.gold,
+    parts.kl,
+    h("div", { class: "rounds" }, updates.element),
+    parts.facts,
+    h("h2", { class: "part" }, "What it wrote"),
+    parts.choice,
+    parts.samples,
+    parts.table,
+  );
+  onArrows(root, (by) => go(state.at + by));
+  onWidth(parts.gold, drawCharts);
+  drawChoice();
+  replace(parts.table, h("summary", {}, "All numbers"), table(found));
+  draw();
+
+  return (changed) => {
+    const followed = state.at >= found.updates.length - 1;
+    const known = found.problems.length;
+    found = changed;
+    if (followed) state.at = found.updates.length - 1;
+    if (found.problems.length !== known) drawChoice();
+    replace(parts.table, h("summary", {}, "All numbers"), table(found));
+    draw();
+  };
+}
+
+function alarmLine(alarm) {
+  return h(
+    "li",
+    { class: alarm.raised ? "alarm raised" : "alarm" },
+    h("span", { class: "mark", "aria-hidden": "true" }, alarm.raised ? "!" : "✓"),
+    h("span", {}, alarm.raised ? `Alarm by ${alarm.by}: ${alarm.text}` : `No alarm by ${alarm.by}`),
+  );
+}
+
+function shown(name, value) {
+  if (value === null || value === undefined) return "–";
+  return SHARES.has(name) ? percent(value) : value.toPrecision(3);
+}
+
+function facts(found, at) {
+  const lines = found.lines.map(({ title, points }) => {
+    const [value, low, high] = points[at];
+    const range = low === null || high === null ? "" : ` ${percent(low, 0)} to ${percent(high, 0)}`;
+    return [title, [percent(value), h("small", {}, range)]];
+  });
+  const numbers = Object.entries(NUMBERS)
+    .filter(([name]) => found.numbers[name])
+    .map(([name, title]) => [title, shown(name, found.numbers[name][at])]);
+  return [...lines, ...numbers];
+}
+
+function table(found) {
+  const names = Object.keys(found.numbers);
+  const head = ["update", ...found.lines.map((one) => one.title), ...names.map((name) => NUMBERS[name] ?? name)];
+  const rows = found.updates.map((update, at) => [
+    count(update),
+    ...found.lines.map((one) => percent(one.points[at][0])),
+    ...names.map((name) => shown(name, found.numbers[name][at])),
+  ]);
+  return h(
+    "div",
+    { class: "wide", tabindex: "0", role: "region", "aria-label": "All numbers" },
+    h(
+      "table",
+      {},
+      h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
+      h("tbody", {}, rows.map(([update, ...rest]) => h("tr", {}, h("th", { scope: "row" }, update), rest.map(cell)))),
+    ),
+  );
+}
+
+function cell(text) {
+  return h("td", {}, text);
+}
+
+// The solutions of a problem at the last look up to an update; the greedy one comes last.
+function samples(found, update, problem) {
+  const look = found.samples.filter((one) => one.update <= update).at(-1);
+  if (!look || !found.problems.length) return h("p", { class: "note" }, "This run kept no samples of this look.");
+  const solutions = look.solutions[problem] ?? [];
+  return [
+    words(found.problems[problem], "words question"),
+    ...solutions.map((one, number) => {
+      const isGreedy = one.reward === undefined;
+      const title = isGreedy ? "Greedy solution" : `Sample ${number + 1}`;
+      return h(
+        "article",
+        { class: `item ${one.right ? "right" : "wrong"}` },
+        h(
+          "header",
+          {},
+          h("h3", {}, title),
+          verdict(one.right),
+          !isGreedy && h("p", { class: "note" }, `reward ${one.reward.toFixed(3)}`),
+        ),
+        words(one.text || "(nothing)"),
+      );
+    }),
+  ];
+}

@@ -1,0 +1,60 @@
+// The tree of a search as a drawing: one row per round, one mark per step, lines to the steps they follow.
+
+import { percent, svg } from "./dom.js";
+import { aliveAt, fateOf } from "./tree.js";
+
+const ROW = 46;
+const EDGE = 26;
+const LEAST = 15; // pixels from one mark to the next
+
+export function drawMap(box, tree, round, picked, pick) {
+  const most = Math.max(1, ...tree.rows.map((row) => row.length));
+  const width = Math.max(box.clientWidth - 2, most * LEAST);
+  const height = EDGE + (round + 1) * ROW + 8;
+  const at = (step) => ({ x: step.x * width, y: step.round * ROW + EDGE + ROW / 2 });
+  const top = { x: width / 2, y: EDGE / 2 };
+  const alive = aliveAt(tree, round);
+  const size = Math.min(8, Math.max(4.5, (0.36 * width) / most));
+  const steps = tree.rows.slice(0, round + 1).flat();
+  const from = (step) => (step.parent ? at(tree.steps[step.parent - 1]) : top);
+  const byStrength = steps.toSorted((a, b) => alive.has(a.number) - alive.has(b.number)); // strong ones on top
+  const lines = byStrength.map((step) => line(from(step), at(step), alive.has(step.number)));
+  const marks = steps.map((step) => mark(step, at(step), size, fateOf(tree, step, round), picked, pick));
+  const band = svg("rect", { class: "band", x: 0, y: round * ROW + EDGE, width, height: ROW, rx: 6 });
+  const root = svg("circle", { class: "root", cx: top.x, cy: top.y, r: 5 });
+  const label = `${steps.length} steps in ${round + 1} rounds; the list of candidates says the same in words`;
+  const before = box.scrollTop;
+  const frame = { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label };
+  box.replaceChildren(svg("svg", frame, band, lines, root, marks));
+  const end = round * ROW + EDGE + ROW;
+  box.scrollTop = end > before + box.clientHeight || end - ROW < before ? end - box.clientHeight + 8 : before;
+}
+
+function line(from, to, strong) {
+  const middle = (from.y + to.y) / 2;
+  const d = `M${from.x} ${from.y}C${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y}`;
+  return svg("path", { d, class: strong ? "edge alive" : "edge" });
+}
+
+// Kept steps are filled, dropped ones hollow and crossed out; a square ends a solution. Colour is the score.
+function mark(step, { x, y }, size, fate, picked, pick) {
+  const r = fate === "ahead" || fate === "merged" ? 0.65 * size : size;
+  const shape = step.ending
+    ? svg("rect", { class: "shape", x: x - r, y: y - r, width: 2 * r, height: 2 * r, rx: 1.5 })
+    : svg("circle", { class: "shape", cx: x, cy: y, r });
+  const c = 0.55 * r;
+  const crossed = `M${x - c} ${y - c}L${x + c} ${y + c}M${x - c} ${y + c}L${x + c} ${y - c}`;
+  const ring = svg("circle", { class: "ring", cx: x, cy: y, r: r + 4 });
+  return svg(
+    "g",
+    {
+      class: `dot ${fate}${step.number === picked ? " picked" : ""}`,
+      "--right": step.score === null ? "50%" : `${(100 * step.score).toFixed(1)}%`,
+      onclick: () => pick(step.number),
+    },
+    svg("title", {}, `Step ${step.number}, ${percent(step.score)}, ${fate}`),
+    (fate === "chosen" || step.number === picked) && ring,
+    shape,
+    fate === "dropped" && svg("path", { class: "cross", d: crossed }),
+  );
+}

@@ -1,0 +1,65 @@
+// Small parts that several views are made of.
+
+import { field, h, replace } from "./dom.js";
+
+// Facts as terms and values: facts(list, [["Kept", "12"], …]).
+export function drawFacts(list, pairs) {
+  replace(list, pairs.map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
+}
+
+// ✓ right, ✗ wrong, or what it is if nobody knows.
+export function verdict(isRight, unknown = "not judged") {
+  if (isRight === null || isRight === undefined) return h("p", { class: "verdict" }, unknown);
+  const mark = h("span", { class: `mark ${isRight ? "right" : "wrong"}`, "aria-hidden": "true" }, isRight ? "✓" : "✗");
+  return h("p", { class: "verdict" }, mark, isRight ? "right" : "wrong");
+}
+
+// The beginning of a text, for places where a whole one has no room.
+export function brief(text, most) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+// The same as one line.
+export function line(text, most) {
+  return brief(text.replace(/\s+/g, " ").trim(), most);
+}
+
+// A slider over numbered places, with what it stands at: {element, show(at, last, text)}.
+export function slider(label, moved) {
+  const input = h("input", { type: "range", min: "0", step: "1", oninput: () => moved(Number(input.value)) });
+  const told = h("output", { class: "at" });
+  const element = field(label, input);
+  element.append(told);
+  const show = (at, last, text) => {
+    input.max = String(last);
+    input.value = String(at);
+    input.disabled = last === 0;
+    input.setAttribute("aria-valuetext", text);
+    replace(told, text);
+  };
+  return { element, show };
+}
+
+// The arrow keys, wherever they mean nothing else, while a view is shown.
+export function onArrows(root, go) {
+  function pressed(event) {
+    if (!root.isConnected) return document.removeEventListener("keydown", pressed);
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const hasOther = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey;
+    if (!by || hasOther || event.target.closest?.("input, select, textarea")) return;
+    event.preventDefault();
+    go(by);
+  }
+  document.addEventListener("keydown", pressed);
+}
+
+// Draw again when there is more or less room.
+export function onWidth(element, draw) {
+  let width = element.clientWidth;
+  const watch = new ResizeObserver(() => {
+    if (element.clientWidth === width) return;
+    width = element.clientWidth;
+    draw();
+  });
+  watch.observe(element);
+}

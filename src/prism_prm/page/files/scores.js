@@ -1,0 +1,92 @@
+// Scored solutions of one or more PRMs, those first on which they disagree.
+
+import { choose, count, field, h, pager, percent, plural, replace, words } from "./dom.js";
+import { differences, firstError, prmCards, stepList } from "./steps.js";
+
+const SIZE = 5;
+
+export const scoresView = { kind: "scores", tab: "Solutions", render };
+
+function render(root, found) {
+  const { prms } = found;
+  const thresholds = prms.map((prm) => prm.threshold);
+  const solutions = found.solutions.map((one) => ({ ...one, apart: widest(one) }));
+  const hasSeveral = prms.length > 1;
+  let lists = [];
+  const facts = (which) => {
+    const judged = solutions.filter((one) => one.prms[which].probabilities);
+    const wrong = judged.filter((one) => firstError(one.prms[which].probabilities, thresholds[which]) >= 0);
+    return [["With an error", `${count(wrong.length)} of ${count(judged.length)}`]];
+  };
+  const body = h("div", { class: "list" });
+  const pages = h("div");
+  const cards = prmCards(prms, thresholds, () => lists.forEach((list) => list.judge(thresholds)), facts);
+  function draw(order) {
+    const chosen = arranged(solutions, order);
+    const bar = pager(chosen.length, SIZE, (first, end) => {
+      lists = [];
+      replace(body, chosen.slice(first, end).map((one) => card(one, prms, lists)));
+      lists.forEach((list) => list.judge(thresholds));
+    });
+    replace(pages, bar);
+  }
+  const orders = [
+    ...(hasSeveral ? [["apart", "Where they disagree most"]] : []),
+    ["given", "As given"],
+    ["low", `Lowest score${hasSeveral ? ` of ${prms[0].name}` : ""} first`],
+  ];
+  const select = choose(orders, orders[0][0], draw);
+  replace(root, cards, h("div", { class: "row toolbar" }, field("Order", select), pages), body);
+  draw(orders[0][0]);
+}
+
+// The step on which the PRMs are furthest apart, and by how much.
+function widest(solution) {
+  const apart = differences(solution.prms, solution.texts.length);
+  const by = Math.max(...apart);
+  return { by, at: apart.indexOf(by) };
+}
+
+function arranged(solutions, order) {
+  const found = [...solutions];
+  if (order === "apart") found.sort((a, b) => b.apart.by - a.apart.by);
+  if (order === "low") found.sort((a, b) => (a.prms[0].score ?? 2) - (b.prms[0].score ?? 2));
+  return found;
+}
+
+function card(solution, prms, lists) {
+  const steps = solution.texts.map((text, number) => ({
+    text,
+    label: judged(solution.labels[number]),
+    after: afterWhich(solution.parents, number),
+  }));
+  const labelled = solution.labels.some((label) => label !== null);
+  const scored = prms.map((prm, which) => ({ name: prm.name, probabilities: solution.prms[which].probabilities }));
+  const list = stepList(steps, scored, { labelled, isChain: steps.every((step) => step.after === null) });
+  lists.push(list);
+  const score = (prm, which) => `${prm.name} ${percent(solution.prms[which].score)} (${prm.aggregator})`;
+  const { by, at } = solution.apart;
+  const said = [`Scores: ${prms.map(score).join(", ")}`, by >= 0 && `largest difference ${percent(by)} at step ${at + 1}`];
+  return h(
+    "article",
+    { class: "item" },
+    h(
+      "header",
+      {},
+      h("h2", { dir: "auto" }, solution.name || plural(steps.length, "step")),
+      h("p", { class: "note", dir: "auto" }, said.filter(Boolean).join(" · ")),
+    ),
+    words(solution.problem, "words question"),
+    list.element,
+  );
+}
+
+// As in an evaluation: right above one half, wrong below it.
+function judged(label) {
+  return label === null || label === 0.5 ? null : Number(label > 0.5);
+}
+
+function afterWhich(parents, number) {
+  if (parents[number] === number - 1) return null;
+  return parents[number] < 0 ? "another first step" : `another step after step ${parents[number] + 1}`;
+}

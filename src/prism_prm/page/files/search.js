@@ -1,0 +1,254 @@
+// A search as a tree that grows round by round: what was kept, what was dropped, and the solution that was selected.
+//
+// The overview lists the problems. The tree of one is loaded when it is chosen, and again while its search runs.
+
+import { choose, count, field, h, percent, plural, replace, words } from "./dom.js";
+import { drawMap } from "./map.js";
+import { brief, drawFacts, line, onArrows, onWidth, slider } from "./parts.js";
+import { scoreCell, stepList } from "./steps.js";
+import { fateOf, grown, pathTo } from "./tree.js";
+
+const FATES = {
+  kept: ["✓", "kept"],
+  dropped: ["✗", "dropped"],
+  open: ["…", "not decided yet"],
+  ahead: ["→", "looking ahead"],
+  merged: ["=", "equal to another"],
+  found: ["★", "a solution"],
+  chosen: ["★", "selected"],
+};
+const SHOWN = 24;
+
+export const searchView = { kind: "search", tab: "Search", render };
+
+function render(root, overview, page) {
+  const state = { overview, which: 0, tree: null, round: 0, picked: null, timer: null, shown: SHOWN };
+  const parts = {
+    problems: h("div", { class: "row toolbar" }),
+    question: h("div"),
+    facts: h("dl", { class: "facts" }),
+    rounds: h("div", { class: "rounds" }),
+    map: h("div", { class: "map", tabindex: "0", role: "region", "aria-label": "Tree of the search" }),
+    fates: h("ul", { class: "legend", "aria-label": "Marks" }),
+    candidates: h("section", { class: "candidates" }),
+    path: h("section", { class: "path", "aria-live": "polite" }),
+  };
+  const rounds = slider("Round", (round) => go(round));
+  const play = h("button", { type: "button", class: "play", onclick: toggle });
+  replace(parts.rounds, play, rounds.element);
+
+  async function open(which) {
+    stop();
+    state.which = which;
+    state.tree = grown(await page.load(state.overview.problems[which].id));
+    state.round = state.tree.last;
+    state.picked = null;
+    drawProblems();
+    replace(parts.question, words(state.tree.problem, "words question"));
+    draw();
+  }
+
+  function go(round, byHand = true) {
+    if (byHand) stop();
+    state.round = Math.min(Math.max(round, 0), state.tree.last);
+    state.picked = null;
+    state.shown = SHOWN;
+    draw();
+  }
+
+  function pick(number) {
+    stop();
+    state.picked = number;
+    draw();
+  }
+
+  function stop() {
+    clearInterval(state.timer);
+    state.timer = null;
+    replace(play, "▶ Play");
+  }
+
+  function toggle() {
+    if (state.timer) return stop();
+    if (state.round >= state.tree.last) go(0);
+    state.timer = setInterval(() => {
+      if (!root.isConnected || state.round >= state.tree.last) return stop();
+      go(state.round + 1, false);
+    }, 900);
+    replace(play, "❚❚ Pause");
+  }
+
+  function drawProblems() {
+    const { problems } = state.overview;
+    const options = problems.map((one, number) => [String(number), problemLine(one, number)]);
+    const select = choose(options, String(state.which), (value) => page.guarded(() => open(Number(value))));
+    const step = (text, by) => {
+      const to = state.which + by;
+      const off = to < 0 || to >= problems.length;
+      return h("button", { type: "button", disabled: off, onclick: () => page.guarded(() => open(to)) }, text);
+    };
+    const several = problems.length > 1;
+    replace(parts.problems, field("Problem", select), several && step("Previous", -1), several && step("Next", 1));
+  }
+
+  function draw() {
+    const { tree, round } = state;
+    rounds.show(round, tree.last, `${round + 1} of ${tree.last + 1}`);
+    play.disabled = tree.last === 0;
+    const picked = state.picked ?? tree.best(round);
+    drawFacts(parts.facts, facts(tree, round));
+    drawMap(parts.map, tree, round, picked, pick);
+    replace(parts.fates, legend(tree, round));
+    replace(parts.candidates, candidates(tree, state, picked, pick, draw));
+    replace(parts.path, path(tree, round, picked));
+  }
+
+  replace(
+    root,
+    parts.problems,
+    parts.question,
+    parts.facts,
+    parts.rounds,
+    h("div", { class: "columns search" }, h("div", { class: "tree" }, parts.map, parts.fates), parts.candidates),
+    parts.path,
+  );
+  onArrows(root, (by) => state.tree && go(state.round + by));
+  onWidth(parts.map, () => state.tree && draw());
+  if (overview.problems.length) page.guarded(() => open(0));
+  else replace(parts.question, h("p", { class: "note" }, "No round is done yet."));
+
+  // While a search runs, so does its tree grow: who looks at its last round goes along, others stay where they are.
+  return async (changed) => {
+    state.overview = changed;
+    if (!changed.problems.length) return;
+    if (!state.tree) return open(0);
+    const before = state.tree;
+    const tree = grown(await page.load(changed.problems[state.which].id));
+    if (before !== state.tree) return;
+    if (state.round >= before.last) state.round = tree.last;
+    if (tree.steps.length < before.steps.length) [state.round, state.picked] = [tree.last, null];
+    state.tree = tree;
+    if (document.activeElement?.closest?.(".toolbar") !== parts.problems) drawProblems();
+    draw();
+  };
+}
+
+function problemLine(one, number) {
+  const mark = one.running ? "…" : one.right === null ? " " : one.right ? "✓" : "✗";
+  const told = one.running ? "running" : plural(one.rounds, "round");
+  return `${mark} ${number + 1}. ${line(one.text, 70)} (${told})`;
+}
+
+function facts(tree, round) {
+  const there = tree.steps.filter((step) => step.round <= round && !step.ahead);
+  const fates = there.map((step) => fateOf(tree, step, round));
+  const kept = fates.filter((fate) => fate === "kept" || fate === "found" || fate === "chosen").length;
+  const dropped = fates.filter((fate) => fate === "dropped").length;
+  const merged = fates.filter((fate) => fate === "merged").length;
+  const { method, n, prm } = tree.how;
+  const right = tree.verdict === null ? [] : [["Selected", tree.verdict ? "✓ right" : "✗ wrong"]];
+  return [
+    ["Search", [method, h("small", {}, ` n = ${n}${prm ? `, ${prm}` : ""}`)]],
+    ["Steps written", count(there.length)],
+    ["Kept", count(kept)],
+    ["Dropped", count(dropped)],
+    ...(merged ? [["Equal to others", count(merged)]] : []),
+    ...(tree.isRunning ? [["State", "running"]] : right),
+  ];
+}
+
+function legend(tree, round) {
+  const used = new Set(tree.steps.filter((step) => step.round <= round).map((step) => fateOf(tree, step, round)));
+  return Object.entries(FATES)
+    .filter(([fate]) => used.has(fate))
+    .map(([fate, [, text]]) => h("li", { class: fate }, h("span", { class: "swatch", "aria-hidden": "true" }), text));
+}
+
+// The steps of a round, those first that were kept; each under the step that it follows.
+function candidates(tree, state, picked, pick, again) {
+  const { round } = state;
+  const all = tree.steps.filter((step) => step.round === round);
+  const own = all.filter((step) => fateOf(tree, step, round) !== "merged");
+  const rank = { chosen: 0, found: 0, kept: 0, open: 1, ahead: 1, dropped: 2 };
+  const place = (step) => rank[fateOf(tree, step, round)];
+  const sorted = own.sort((a, b) => place(a) - place(b) || (b.value ?? -1) - (a.value ?? -1) || a.number - b.number);
+  const what = own.some((step) => step.ahead) ? "looking ahead" : plural(own.length, "candidate");
+  const times = own.length < all.length ? `, written ${count(all.length)} times` : "";
+  const more = sorted.length - state.shown;
+  return [
+    h("h2", {}, `Round ${round + 1}: ${what}${times}`),
+    h(
+      "ul",
+      { class: "plain", role: "list" },
+      sorted.slice(0, state.shown).map((step) => candidate(tree, step, round, picked, pick)),
+    ),
+    more > 0 &&
+      h(
+        "button",
+        { type: "button", class: "quiet", onclick: () => ((state.shown = Infinity), again()) },
+        `Show ${count(more)} more`,
+      ),
+  ];
+}
+
+function candidate(tree, step, round, picked, pick) {
+  const fate = fateOf(tree, step, round);
+  const [mark, text] = FATES[fate];
+  const cell = scoreCell(tree.how.prm, step.score);
+  cell.judge(tree.threshold);
+  const isPicked = step.number === picked;
+  const after = step.parent ? `after step ${step.parent}` : "first step";
+  const times = tree.steps.filter((one) => one.equals === step.number).length + 1;
+  const ended = { end: " · ends the solution", cut: " · cut off" }[step.ending] ?? "";
+  return h(
+    "li",
+    { class: `candidate ${fate}${isPicked ? " picked" : ""}` },
+    h("span", { class: "fate" }, h("span", { class: "mark", "aria-hidden": "true" }, mark), text),
+    h("div", { class: "said" }, words(brief(step.text || "(nothing more)", 300))),
+    h(
+      "div",
+      { class: "numbers" },
+      step.score !== null && cell.element,
+      step.value !== null && h("span", { class: "note" }, `path ${percent(step.value)}`),
+    ),
+    h(
+      "p",
+      { class: "note" },
+      `Step ${step.number}, ${after}${ended}${times > 1 ? ` · written ${times} times` : ""} `,
+      h(
+        "button",
+        {
+          type: "button",
+          class: "quiet",
+          "aria-pressed": String(isPicked),
+          "aria-label": `Show the path to step ${step.number}`,
+          onclick: () => pick(step.number),
+        },
+        "path",
+      ),
+    ),
+  );
+}
+
+// The steps that lead to one, and what became of the solution.
+function path(tree, round, picked) {
+  if (!picked) return null;
+  const numbers = pathTo(tree, picked);
+  const steps = numbers.map((number) => tree.steps[number - 1]);
+  const shown = steps.filter((step) => step.text);
+  const prms = tree.how.prm ? [{ name: tree.how.prm, probabilities: shown.map((step) => step.score) }] : [];
+  const list = stepList(shown.map((step) => ({ text: step.text })), prms, {});
+  list.judge([tree.threshold]);
+  list.element.classList.toggle("unscored", !prms.length);
+  const last = steps.at(-1);
+  const [, fate] = FATES[fateOf(tree, last, round)];
+  const grade = tree.gradeOf(picked);
+  const said = [
+    fate,
+    last.value !== null && `path score ${percent(last.value)} (${tree.how.aggregator})`,
+    grade?.answer && grade.answer.length < 80 && `answer ${grade.answer}`,
+    grade && grade.correct !== null && grade.correct !== undefined && (grade.correct ? "✓ right" : "✗ wrong"),
+  ].filter(Boolean);
+  const note = h("p", { class: "note", dir: "auto" }, said.join(" · "));
+  return [h("h2", {}, `Path to step ${picked}`), note, list.element];
+}

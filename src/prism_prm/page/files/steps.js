@@ -1,0 +1,135 @@
+// A solution with the scores of its steps by one or more PRMs. Verdicts are colour, number and mark, so that none of
+// them is needed to read the others.
+
+import { field, h, percent, replace, words } from "./dom.js";
+
+// A step counts as right above the threshold; null: no score.
+export function isRight(probability, threshold) {
+  return probability === null || probability === undefined ? null : probability > threshold;
+}
+
+export function firstError(probabilities, threshold) {
+  return probabilities.findIndex((one) => isRight(one, threshold) === false);
+}
+
+// For each step, how far PRMs are apart; −1 where fewer than two have a score.
+export function differences(prms, length) {
+  return Array.from({ length }, (_, number) => {
+    const scores = prms.map((prm) => prm.probabilities?.[number]).filter((one) => typeof one === "number");
+    return scores.length < 2 ? -1 : Math.max(...scores) - Math.min(...scores);
+  });
+}
+
+// Steps are [{text, after, label}], `after` only where a step does not follow the one before it; prms are
+// [{name, probabilities}]. Returns {element, judge(thresholds), arrange(order)}. `focus` marks a step; only a chain, where
+// each step follows the one before it, has a first error.
+export function stepList(steps, prms, { focus = null, labelled = false, isChain = true } = {}) {
+  const judges = [];
+  const rows = steps.map((step, number) => {
+    const cells = prms.map((prm, which) => {
+      const cell = scoreCell(prm.name, prm.probabilities?.[number]);
+      judges.push((thresholds) => cell.judge(thresholds[which]));
+      return cell.element;
+    });
+    const flags = h("span", { class: "flags" });
+    const row = h(
+      "li",
+      { class: number === focus ? "step focus" : "step" },
+      h("span", { class: "number" }, h("span", { class: "hidden" }, "Step "), String(number + 1)),
+      h("div", { class: "said" }, words(step.text), step.after && h("p", { class: "after" }, step.after), flags),
+      labelled && h("span", { class: "label" }, truth(step.label)),
+      cells,
+    );
+    judges.push((thresholds) => {
+      const first = prms.filter(
+        (prm, which) => isChain && prm.probabilities && firstError(prm.probabilities, thresholds[which]) === number,
+      );
+      row.classList.toggle("first-error", first.length > 0);
+      const whose = prms.length > 1 ? ` of ${first.map((prm) => prm.name).join(" and ")}` : "";
+      replace(flags, first.length > 0 && h("span", { class: "flag" }, `first error${whose}`));
+    });
+    return row;
+  });
+  const list = h("ol", { class: "steps", role: "list" }, rows);
+  const head = h(
+    "div",
+    { class: "steps-head", "aria-hidden": "true" },
+    h("span", {}, "Step"),
+    labelled && h("span", {}, "Label"),
+    prms.map((prm) => h("span", { class: "who", dir: "auto" }, prm.name)),
+  );
+  const element = h("div", { class: labelled ? "solution labelled" : "solution", "--prms": String(prms.length) }, head, list);
+  return {
+    element,
+    judge: (thresholds) => judges.forEach((judge) => judge(thresholds)),
+    arrange: (order) => replace(list, order.map((number) => rows[number])),
+  };
+}
+
+function truth(label) {
+  if (label === 1) return [h("span", { class: "mark right", "aria-hidden": "true" }, "✓"), "right"];
+  if (label === 0) return [h("span", { class: "mark wrong", "aria-hidden": "true" }, "✗"), "wrong"];
+  return h("span", { class: "none" }, "not judged");
+}
+
+// One PRM's score of a step.
+export function scoreCell(name, probability) {
+  const mark = h("span", { class: "mark", "aria-hidden": "true" });
+  const said = h("span", { class: "hidden" });
+  const tick = h("span", { class: "tick" });
+  const hasScore = typeof probability === "number";
+  const element = h(
+    "span",
+    { class: "score", "--right": hasScore ? `${(100 * probability).toFixed(1)}%` : "0%" },
+    h("span", { class: "who", dir: "auto" }, name),
+    mark,
+    h("span", { class: "value" }, percent(probability)),
+    said,
+    hasScore && h("span", { class: "track", "aria-hidden": "true" }, h("span", { class: "fill" }), tick),
+  );
+  const judge = (threshold) => {
+    const right = isRight(probability, threshold);
+    element.classList.toggle("is-wrong", right === false);
+    mark.className = `mark ${right === null ? "" : right ? "right" : "wrong"}`;
+    replace(mark, right === null ? "·" : right ? "✓" : "✗");
+    replace(said, right === null ? " no score" : right ? " judged right" : " judged wrong");
+    tick.style.setProperty("--at", `${100 * threshold}%`);
+  };
+  return { element, judge };
+}
+
+// A card for each PRM, with its threshold to move; `lines` says further things: lines(which, thresholds) → [[term, text]].
+export function prmCards(prms, thresholds, changed, lines = () => []) {
+  const cards = prms.map((prm, which) => {
+    const facts = h("dl", { class: "facts" });
+    const shown = h("output", { class: "at" });
+    const slider = h("input", { type: "range", min: "0", max: "1", step: "0.001", value: String(thresholds[which]) });
+    const reset = h("button", { type: "button", class: "quiet" }, `Reset to ${percent(prm.threshold)}`);
+    const draw = () => {
+      replace(shown, percent(thresholds[which]));
+      slider.setAttribute("aria-valuetext", percent(thresholds[which]));
+      reset.hidden = thresholds[which] === prm.threshold;
+      replace(
+        facts,
+        lines(which, thresholds).map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))),
+      );
+    };
+    const move = (value) => {
+      thresholds[which] = value;
+      draw();
+      changed(thresholds);
+    };
+    slider.addEventListener("input", () => move(Number(slider.value)));
+    reset.addEventListener("click", () => {
+      slider.value = String(prm.threshold);
+      move(prm.threshold);
+      slider.focus();
+    });
+    draw();
+    const control = field("Threshold", slider);
+    control.classList.add("threshold");
+    control.append(shown, reset);
+    return h("section", { class: "card", "aria-label": prm.name }, h("h2", { dir: "auto" }, prm.name), facts, control);
+  });
+  return h("div", { class: "cards" }, cards);
+}

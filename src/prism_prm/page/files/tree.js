@@ -1,0 +1,98 @@
+// The tree of one search as values: its steps, and what became of each by the end of a round.
+
+const [PARENT, TEXT, SCORE, VALUE, ENDING, ROUND, AHEAD] = [0, 1, 2, 3, 4, 5, 6];
+
+// From the document: steps are [parent, text, score, path's score, ending, round, looks ahead], numbered from 1.
+export function grown(found) {
+  const steps = found.steps.map((one, at) => ({
+    number: at + 1,
+    parent: one[PARENT],
+    text: found.texts[one[TEXT]],
+    score: one[SCORE],
+    value: one[VALUE],
+    ending: one[ENDING],
+    round: one[ROUND],
+    ahead: Boolean(one[AHEAD]),
+  }));
+  const firsts = new Map();
+  for (const step of steps) {
+    const content = JSON.stringify([step.round, step.parent, step.text, step.ending]);
+    step.equals = firsts.get(content) ?? null; // the first of equal steps
+    if (!step.equals) firsts.set(content, step.number);
+  }
+  const kept = found.kept.map((numbers) => numbers && new Set(numbers));
+  const { result } = found;
+  const last = Math.max(0, kept.length - 1);
+  const chosen = result && found.chosen !== null ? result[found.chosen] : null;
+  const tree = {
+    problem: found.problem,
+    how: found.how,
+    threshold: found.how.threshold ?? 0.5,
+    steps,
+    kept,
+    last,
+    chosen,
+    solutions: new Set(result ?? []),
+    isRunning: !result,
+    verdict: found.chosen === null ? null : (found.grades[found.chosen]?.correct ?? null),
+    gradeOf: (number) => (result ? found.grades[result.indexOf(number)] : undefined),
+  };
+  tree.rows = arranged(tree);
+  tree.best = (round) => bestOf(tree, round);
+  return tree;
+}
+
+export function pathTo(tree, number) {
+  const found = [];
+  for (let at = number; at; at = tree.steps[at - 1].parent) found.unshift(at);
+  return found;
+}
+
+// kept, dropped, merged (beam search ranks equal candidates as one), open (not decided by then), ahead; at the end: found,
+// or chosen.
+export function fateOf(tree, step, round) {
+  if (step.ahead) return "ahead";
+  if (round >= tree.last && !tree.isRunning) {
+    if (step.number === tree.chosen) return "chosen";
+    if (tree.solutions.has(step.number)) return "found";
+  }
+  if (step.equals && tree.how.method === "beam") return "merged";
+  let fate = "open";
+  for (let at = step.round; at <= Math.min(round, tree.last); at += 1) {
+    if (!tree.kept[at]) continue;
+    fate = tree.kept[at].has(step.number) ? "kept" : "dropped";
+    // One that was continued stays kept; a finished one has to be kept in every round.
+    if (fate === "dropped" || !step.ending) break;
+  }
+  return fate;
+}
+
+// The steps that are still part of something by the end of a round: those that are kept then, and all before them.
+export function aliveAt(tree, round) {
+  const alive = new Set();
+  const decided = tree.kept.slice(0, round + 1).findLast((numbers) => numbers);
+  const ends = round >= tree.last && tree.chosen ? [tree.chosen] : [...(decided ?? [])];
+  for (const end of ends) for (let at = end; at && !alive.has(at); at = tree.steps[at - 1].parent) alive.add(at);
+  return alive;
+}
+
+// Which step to look at first: the selected one at the end, before that the best of those that are kept.
+function bestOf(tree, round) {
+  if (round >= tree.last && tree.chosen) return tree.chosen;
+  const own = tree.steps.filter((step) => step.round === round);
+  const kept = own.filter((step) => !["dropped", "merged"].includes(fateOf(tree, step, round)));
+  const better = (a, b) => ((a.value ?? -1) >= (b.value ?? -1) ? a : b);
+  return own.length ? (kept.length ? kept : own).reduce(better).number : null;
+}
+
+// Each round's steps from left to right, so that steps of one parent stay together; `x` is in [0, 1].
+function arranged(tree) {
+  const rows = tree.kept.map(() => []);
+  for (const step of tree.steps) rows[step.round].push(step);
+  const parentX = (step) => (step.parent ? tree.steps[step.parent - 1].x : 0.5);
+  for (const row of rows) {
+    row.sort((a, b) => parentX(a) - parentX(b) || a.number - b.number);
+    row.forEach((step, at) => (step.x = (at + 0.5) / row.length));
+  }
+  return rows;
+}

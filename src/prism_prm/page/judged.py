@@ -1,0 +1,107 @@
+"""The errors of an evaluation as a document: the judged steps of a benchmark, joined with its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.errors import DataError, PrismError
+from prism_prm.evaluation.benchmarks import Item, find_benchmark, read_benchmark
+from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
+from prism_prm.evaluation.judged_steps import Steps, read_steps
+from prism_prm.evaluation.report import steps_file
+from prism_prm.foreign import read_json
+from prism_prm.page.document import Document, Place, Results
+
+METRICS = "metrics.json"
+
+
+def evaluation_documents(place: Place, results: Results) -> list[Document] | None:
+    """The errors on all benchmarks that `prism eval` measured there."""
+    metrics = place.path / METRICS
+    if not metrics.is_file() or not any(place.path.glob("*.steps.parquet")):
+        return None
+    about = read_json(metrics)
+    tables = [steps_file(place.path, bench) for bench in about["benchmarks"]]
+    note = "; ".join(said["described"] for said in about["benchmarks"].values())
+    title = f"{about['run']['name']} on {', '.join(about['benchmarks'])}"
+    return [Document("errors", title, partial(_body, place.path, about, results), (metrics, *tables), note)]
+
+
+def _body(folder: Path, about: Any, results: Results) -> dict[str, Any]:
+    redundancy = float(about["settings"].get("redundancy_threshold", REDUNDANCY_THRESHOLD))
+    body: dict[str, Any] = {"prm": about["run"]["name"], "benchmarks": [], "items": [], "errors": []}
+    for bench, said in about["benchmarks"].items():
+        steps = find_benchmark(bench).in_total(read_steps(steps_file(folder, bench)))
+        texts = _items(bench, said, results, steps)
+        threshold = float(said["threshold"]["value"])
+        _add(body, bench, steps, texts, threshold, redundancy)
+    return body
+
+
+def _add(
+    body: dict[str, Any], bench: str, steps: Steps, texts: Mapping[str, Item], threshold: float, redundancy: float
+) -> None:
+    """Add a benchmark's counts and errors, and the items that have any."""
+    benchmark = find_benchmark(bench)
+    good = benchmark.judge(steps, threshold, redundancy)
+    right, wrong = steps.judged & steps.right, steps.judged & steps.wrong
+    passed, rejected = wrong & good, right & ~good
+    counts = {"right": right.sum(), "wrong": wrong.sum(), "fp": passed.sum(), "fn": rejected.sum()}
+    body["benchmarks"].append(
+        {"name": bench, "threshold": threshold, "redundancy_threshold": redundancy, "counts": counts}
+    )
+    by_redundancy = set(benchmark.by_redundancy) if steps.redundancy is not None else set()
+    places: dict[int, int] = {}
+    for at in np.flatnonzero(passed | rejected).tolist():
+        number = int(steps.step_item[at])
+        group = steps.group_names[steps.item_group[number]]
+        if number not in places:
+            places[number] = len(body["items"])
+            item = texts[steps.items[number]]
+            body["items"].append(_item(steps, number, item, group, by_redundancy=group in by_redundancy))
+        error = {
+            "bench": bench, "kind": "fp" if passed[at] else "fn", "item": places[number],
+            "step": int(at - steps.starts[number]), "probability": float(steps.probability[at]),
+        }  # fmt: skip
+        body["errors"].append(error)
+
+
+def _item(steps: Steps, number: int, item: Item, group: str, *, by_redundancy: bool) -> dict[str, Any]:
+    own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
+    return {
+        "name": steps.items[number],
+        "group": group,
+        "problem": item.tree.problem,
+        "contaminated": int(steps.item_contaminated[number]),
+        "texts": [node.text for node in item.tree.nodes],
+        "parents": list(item.tree.parents),
+        "labels": steps.label[own].tolist(),
+        "probabilities": steps.probability[own].tolist(),
+        "redundancy": steps.redundancy[own].tolist() if by_redundancy and steps.redundancy is not None else None,
+    }
+
+
+def _items(bench: str, said: Any, results: Results, steps: Steps) -> dict[str, Item]:
+    """The benchmark's items by name; those that were measured must be there, with the same steps and labels."""
+    data = results.data or tuple(said["files"])
+    split = results.split if results.split is not None else said.get("split")
+    try:
+        found = {item.tree.name: item for item in read_benchmark(bench, data, split).items}
+    except PrismError as error:
+        if results.data:
+            raise
+        raise DataError(f"{error} (the texts of {bench}; say where they are now with --data)") from error
+    for number, name in enumerate(steps.items):
+        own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
+        if name not in found or list(found[name].tree.parents) != steps.parent[own].tolist():
+            raise DataError(
+                f"{', '.join(data)}: the item {name} is not there, or has other steps; name the data of {bench} that "
+                "was measured with --data",
+                reason="other-data",
+            )
+    return found

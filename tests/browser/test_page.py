@@ -1,0 +1,144 @@
+"""The page as people use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from screens import HOSTILE, SCREENS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Visit = Callable[..., "Page"]
+one_screen = pytest.mark.parametrize("visit", [SCREENS[1]], ids=str, indirect=True)
+PROBLEM, SOLUTION = "1+1+2-1", "1+1=2\n\n2+2=3\n\n3-1=2\n\n#### 2"
+
+
+def score(page: Page, problem: str, solution: str) -> None:
+    page.get_by_label("Problem").fill(problem)
+    page.get_by_label("Solution").fill(solution)
+    page.get_by_role("button", name="Score").click()
+    page.locator(".steps").wait_for()
+
+
+def numbers(page: Page, of: str = ".steps") -> list[str]:
+    """The steps in the order in which they are shown."""
+    return [text.removeprefix("Step ") for text in page.locator(f"{of} .number").all_text_contents()]
+
+
+def test_a_solution_is_scored_by_two_prms(served: str, visit: Visit) -> None:
+    page = visit(served)
+    score(page, PROBLEM, SOLUTION)
+    answers = [
+        httpx.post(
+            f"{served}/v1/steps", json={"model": model, "items": [{"problem": PROBLEM, "solution": SOLUTION}]}
+        ).json()
+        for model in ("base", "owner/prism")
+    ]
+    for answer in answers:
+        [found] = answer["items"]
+        card = page.get_by_role("region", name=answer["model"])
+        first = found["first_error"]
+        assert card.locator("dd").all_text_contents() == [
+            f"{100 * found['score']:.1f} %",
+            "none" if first is None else f"step {first + 1}",
+        ]
+    cells = page.locator(".score .value").all_text_contents()
+    both = zip(*(answer["items"][0]["probabilities"] for answer in answers), strict=True)
+    assert cells == [f"{100 * one:.1f} %" for pair in both for one in pair]
+    assert page.locator(".first-error .flag").all_text_contents() == ["first error of owner/prism"]
+    assert page.locator(".step").nth(1).locator(".score .mark").all_text_contents() == ["✓", "✗"]
+
+    assert numbers(page) == ["1", "2", "3", "4"]
+    page.get_by_label("Steps").select_option("Where they disagree most")
+    assert numbers(page)[0] == "2"
+
+    slider = page.get_by_role("region", name="base").get_by_label("Threshold")
+    slider.focus()
+    slider.press("End")  # 100 %: nothing is above
+    card = page.get_by_role("region", name="base")
+    assert card.locator("dd").all_text_contents()[1] == "step 1"
+    card.get_by_role("button", name="Reset").click()
+    assert card.locator("dd").all_text_contents()[1] == "none"
+
+
+def test_hostile_texts_are_scored_and_shown(served: str, visit: Visit) -> None:
+    page = visit(served)
+    texts = [text.strip() for text in HOSTILE]
+    score(page, HOSTILE[0], "\n\n".join(texts))
+    page.get_by_role("button", name="Show all 100,000 characters").click()
+    assert page.locator(".steps .words").all_text_contents() == texts
+
+
+@one_screen
+def test_it_is_used_from_the_keyboard(served: str, visit: Visit) -> None:
+    page = visit(served)
+    page.get_by_label("Problem").focus()
+    page.keyboard.type(PROBLEM)
+    page.keyboard.press("Tab")
+    page.keyboard.insert_text(SOLUTION)
+    page.keyboard.press("Control+Enter")
+    page.locator(".steps").wait_for()
+    assert numbers(page) == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("where", ["static", "served"])
+def test_solutions_are_sorted_by_disagreement(where: str, visit: Visit, request: pytest.FixtureRequest) -> None:
+    page = visit(request.getfixturevalue(where) + "#scores")
+    page.locator(".item").first.wait_for()
+    said = page.locator(".item header .note").all_text_contents()
+    apart = [float(text.rpartition("difference ")[2].partition(" %")[0]) for text in said if "difference" in text]
+    assert len(apart) == 5
+    assert apart == sorted(apart, reverse=True)
+    page.get_by_label("Order").select_option("As given")
+    assert page.locator(".question").first.text_content() == "1+1+2-1"
+    page.get_by_role("button", name="Next").click()
+    assert "6–10 of 32" in (page.locator(".pager").text_content() or "")
+
+
+@pytest.mark.parametrize("where", ["static", "served"])
+def test_errors_are_shown_with_their_texts(where: str, visit: Visit, request: pytest.FixtureRequest) -> None:
+    page = visit(request.getfixturevalue(where) + "#errors")
+    titles = page.locator(".item h2")
+    titles.first.wait_for()
+    assert set(titles.all_text_contents()) == {"False positive"}
+    assert page.locator(".card dd").all_text_contents() == [
+        "97.1 % 33 of 34 wrong steps",
+        "3.0 % 2 of 67 right steps",
+        "100.0 % 1 of 1 wrong steps",
+        "0.0 % 0 of 1 right steps",
+    ]
+    assert "1–10 of 36" in (page.locator(".pager").text_content() or "")
+    first = page.locator(".item").first
+    assert "scored 99.0 %" in (first.locator("header").text_content() or "")
+    first.get_by_role("button", name="Show all").click()
+    assert first.locator(".words").all_text_contents() == [HOSTILE[0], *HOSTILE]
+
+    page.get_by_label("Errors").select_option("False negatives (2)")
+    page.get_by_text("1–2 of 2").wait_for()
+    assert set(titles.all_text_contents()) == {"False negative"}
+    page.get_by_label("Class").select_option("data.jsonl (2)")
+    page.get_by_label("Errors").select_option("Both kinds")
+    page.get_by_text("1–10 of 35").wait_for()
+    page.get_by_label("Class").select_option("All classes")
+    page.get_by_label("Benchmark").select_option("processbench (1)")
+    page.get_by_text("1–1 of 1").wait_for()
+    assert page.locator(".item .words").all_text_contents() == ["problem 7", "1+1=2", "2+7=8"]
+
+
+@one_screen
+def test_a_server_with_keys_asks_for_one(keyed: str, visit: Visit) -> None:
+    assert httpx.get(f"{keyed}/v1/documents").status_code == 401
+    page = visit(keyed, "401")
+    for key in ("wrong", "secret"):
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Open").click()
+        if key == "wrong":
+            page.get_by_text("The server does not know this key.").wait_for()
+    score(page, PROBLEM, SOLUTION)
+    kept = "[sessionStorage.length, localStorage.length, document.cookie]"
+    assert page.evaluate(kept) == [1, 0, ""]

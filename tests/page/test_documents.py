@@ -1,0 +1,186 @@
+"""What the page shows: results joined with their texts, and written so that no text becomes code."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gated_scorer import GatedScorer
+from prism_prm import EvalSettings, PairRecipe, build_pairs, evaluate_prm, view_results
+from prism_prm.errors import DataError
+from prism_prm.page.document import Document, Results, encode
+from prism_prm.page.documents import find_documents
+from prism_prm.page.html import FOLDER, NAMES, bundle, own_file, served_page, static_page
+from prism_prm.pairs.same_problem import Splits
+from prism_prm.tables import iter_trees
+
+HOSTILE = "</script><script>x</script> <!-- ]]> & \u2028\u2029 \ud800 שלום \x00"
+
+
+def test_no_text_can_end_the_block_that_holds_it() -> None:
+    written = encode({"text": HOSTILE, HOSTILE: [float("nan"), 1.5]})
+    assert not set(written) & set(b"<>&")
+    assert written.isascii()
+    assert json.loads(written) == {"text": HOSTILE, HOSTILE: [None, 1.5]}
+
+
+def test_a_static_page_allows_its_own_script_and_style_alone() -> None:
+    page = static_page({"0": Document("errors", HOSTILE, lambda: {"text": HOSTILE}, note=HOSTILE)})
+    [script] = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
+    [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
+    assert policy == (
+        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; connect-src 'none'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    blocks = dict(re.findall(r'<script type="application/json" id="([^"]+)">(.*?)</script>', page, re.DOTALL))
+    assert {name: json.loads(text) for name, text in blocks.items()} == {
+        "documents": [{"id": "0", "kind": "errors", "title": HOSTILE, "note": HOSTILE, "listed": True}],
+        "document-0": {"text": HOSTILE},
+    }
+    assert len(re.findall("<script", page)) == 3
+    assert page.index("Content-Security-Policy") < page.index("<script")
+
+
+def test_the_served_page_loads_its_own_files_alone() -> None:
+    page, policy = served_page()
+    assert re.findall(r'(?:src|href)="([^"]+)"', page) == ["data:,", "page/page.css", "page/app.js", "#view"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';")
+
+
+def test_nothing_parses_html_or_calls_elsewhere() -> None:
+    for name in NAMES:
+        text = own_file(name)
+        found = re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\b|new Function", text
+        )
+        assert found == [], name
+        assert [url for url in re.findall(r"https?://[^\s\"']+", text) if "www.w3.org/2000/svg" not in url] == [], name
+
+
+def test_all_modules_are_in_the_bundle() -> None:
+    script = bundle()
+    modules = sorted(name.removesuffix(".js") for name in NAMES if name.endswith(".js"))
+    assert sorted(re.findall(r"^const \$(\w+) = ", script, re.MULTILINE)) == modules
+    assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
+    for name in modules:  # what is imported is exported there, also in a browser
+        for names, module in re.findall(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', own_file(f"{name}.js"), re.M):
+            exported = re.findall(r"^export (?:async )?(?:const|function|class) (\w+)", own_file(f"{module}.js"), re.M)
+            assert set(names.split(", ")) <= set(exported), f"{name}.js"
+    assert (FOLDER / "index.html").is_file()
+
+
+def write(path: Path, lines: list[object]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """A folder with labelled data and its evaluation: one false positive, one false negative."""
+    lines = [
+        {"prompt": "p0", "completions": ["a", "b"], "labels": [True, True]},
+        {"prompt": "p1", "completions": ["c", "<d>"], "labels": [True, False]},
+        {"prompt": "p2", "completions": ["e"], "labels": [False]},
+    ]
+    scores = [[0.9, 0.2], [0.9, 0.8], [0.1]]
+    data = write(tmp_path / "data.jsonl", lines)
+    given = write(tmp_path / "own.jsonl", [{"id": f"tree-{i}", "scores": own} for i, own in enumerate(scores)])
+    settings = EvalSettings(threshold=0.5, num_draws=100)
+    evaluate_prm(None, "labelled", tmp_path / "eval", data=data, predictions=given, name="mine", settings=settings)
+    return tmp_path
+
+
+def test_errors_come_with_their_texts(measured: Path) -> None:
+    [document] = find_documents(Results.named([measured / "eval"])).values()
+    assert (document.kind, document.title, document.note) == ("errors", "mine on labelled", "labelled: 3 items")
+    found = json.loads(encode(document.body()))
+    assert found["benchmarks"] == [
+        {
+            "name": "labelled",
+            "threshold": 0.5,
+            "redundancy_threshold": 0.15,
+            "counts": {"right": 3, "wrong": 2, "fp": 1, "fn": 1},
+        }
+    ]
+    assert [(item["name"], item["texts"], item["labels"], item["parents"]) for item in found["items"]] == [
+        ("tree-0", ["a", "b"], [1, 1], [-1, 0]),
+        ("tree-1", ["c", "<d>"], [1, 0], [-1, 0]),
+    ]
+    assert found["errors"] == [
+        {"bench": "labelled", "kind": "fn", "item": 0, "step": 1, "probability": 0.2},
+        {"bench": "labelled", "kind": "fp", "item": 1, "step": 1, "probability": 0.8},
+    ]
+
+
+def test_the_split_that_was_measured_is_read_again(tmp_path: Path) -> None:
+    """Items without names are numbered within their split."""
+    lines = [{"prompt": f"p{i}", "completions": [f"a{i}", f"b{i}"], "labels": [True, False]} for i in range(12)]
+    recipe = PairRecipe(splits=Splits({"train": 0.5, "validation": 0.5}))
+    build_pairs(write(tmp_path / "data.jsonl", list(lines)), tmp_path / "pairs", recipe)
+    settings = EvalSettings(threshold=0.5, num_draws=100)
+    out = tmp_path / "eval"
+    evaluate_prm(GatedScorer(), "labelled", out, data=tmp_path / "pairs", split="validation", settings=settings)
+    [document] = find_documents(Results.named([out])).values()
+    items = document.body()["items"]
+    measured = {tree.problem for tree in iter_trees(tmp_path / "pairs", split="validation")}
+    assert 0 < len(measured) < 12
+    assert {item["problem"] for item in items} == measured
+    assert all(item["texts"] == [f"{letter}{item['problem'][1:]}" for letter in "ab"] for item in items)
+
+
+def test_other_data_is_refused(measured: Path) -> None:
+    other = write(measured / "other.jsonl", [{"prompt": "p", "completions": ["a"], "labels": [True]}])
+    with pytest.raises(DataError, match=r"other\.jsonl: the item tree-0 is not there, or has other steps"):
+        view_results(measured / "eval", measured / "page.html", data=other)
+    assert not (measured / "page.html").exists()
+    (measured / "data.jsonl").unlink()
+    with pytest.raises(DataError, match=r"data\.jsonl: no such file.*say where they are now with --data"):
+        view_results(measured / "eval", measured / "page.html")
+
+
+def test_a_changed_file_makes_another_document(measured: Path) -> None:
+    [document] = find_documents(Results.named([measured / "eval"])).values()
+    before = document.stamp()
+    assert document.stamp() == before
+    table = measured / "eval" / "labelled.steps.parquet"
+    table.write_bytes(table.read_bytes() + b"x")
+    assert document.stamp() != before
+
+
+def test_a_place_that_is_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for place, said in (("empty", "nothing to look at; expected an evaluation"), ("nosuch", "no such file or folder")):
+        with pytest.raises(DataError, match=said):
+            view_results(tmp_path / place, tmp_path / "page.html")
+
+
+def test_two_tables_of_scores_are_one_document(tmp_path: Path) -> None:
+    from prism_prm import example_prm, score_files
+
+    lines = [{"problem": "1+1", "steps": ["1+1=2", "#### 2"]}, {"problem": "2+1", "steps": ["2+1=4", "#### 4"]}]
+    data = write(tmp_path / "solutions.jsonl", list(lines))
+    prms = {name: example_prm(name) for name in ("base", "prism")}
+    for name, prm in prms.items():
+        score_files(prm, data, tmp_path / f"{name}.parquet")
+    places = [f"first={tmp_path / 'base.parquet'}", tmp_path / "prism.parquet"]
+    [document] = find_documents(Results.named(places)).values()
+    found = json.loads(encode(document.body()))
+    assert [prm["name"] for prm in found["prms"]] == ["first", "prism"]
+    assert [prm["threshold"] for prm in found["prms"]] == [prm.card.threshold for prm in prms.values()]
+    assert [(one["problem"], one["texts"]) for one in found["solutions"]] == [
+        (line["problem"], line["steps"]) for line in lines
+    ]
+    for which, prm in enumerate(prms.values()):
+        for solution, line in zip(found["solutions"], lines, strict=True):
+            scores = prm.score(str(line["problem"]), list(line["steps"]))
+            assert solution["prms"][which]["probabilities"] == pytest.approx(list(scores), abs=1e-6)
+            expected = prm.solution_score(str(line["problem"]), list(line["steps"]))
+            assert solution["prms"][which]["score"] == pytest.approx(expected, abs=1e-6)
