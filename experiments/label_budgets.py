@@ -32,7 +32,9 @@ WAYS = {
     "adaptive": LabelSettings(method="adaptive", per_round=1),
     "adaptive, two at a time": LabelSettings(method="adaptive", per_round=2),
     "adaptive, confidence 0.8": LabelSettings(method="adaptive", per_round=1, confidence=0.8),
+    "once certain": LabelSettings(method="binary", per_round=1),
 }
+"""`once certain` is the bound for equal labels: whoever stops earlier cannot know what all rollouts would have said."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def main() -> None:
     prism(
         "label", out / "problems.jsonl", "--policy", f"hf:{arguments.policy}", "--user", EXAMPLE, "--method",
         arguments.method, "--rollouts", 4, "--alternatives", 3, "--max-tokens", 64, "--max-step-tokens", 32, "--set",
-        'label.sampling.stop="\\n"', "--workers", 1, "--out", out / "labels",
+        'label.sampling.stop="\\n"', "--judges", 1, "--out", out / "labels",
     )  # fmt: skip
     prism(
         "pairs", out / "labels" / "trees.parquet", "--lookahead", "none", "--min-value-gap", 0.25, "--split",

@@ -206,7 +206,7 @@ def pair_labels(lab: Lab) -> dict[str, list[StepTree]]:
     second = with_labels(lab.rolled("pairs", lab.second, replace(eight, seed=lab.seed + 1)), some)
     labels = {
         "any": with_labels(first, some),
-        "sure": with_labels(first, lambda value, _: 1.0 if value >= 0.5 else 0.0 if value == 0 else None),
+        "sure": with_labels(first, sure),
     }
     labels["consensus"] = keep_agreed(labels["any"], second, Counter())
 
@@ -223,6 +223,11 @@ def some(value: float, rollouts: int) -> float:  # noqa: ARG001
     return float(value > 0)
 
 
+def sure(value: float, rollouts: int) -> float | None:  # noqa: ARG001
+    """Right if at least half of the rollouts reached the answer, wrong if none did; else nothing is said."""
+    return 1.0 if value >= 0.5 else 0.0 if value == 0 else None
+
+
 LENGTHS = (2, 3, 4, 5)
 STRENGTHS = (0.7, 0.8, 0.9)
 VARIED_TREES = 120
@@ -232,7 +237,7 @@ VARIED_TREES = 120
 def vary(out: Path, seed: int) -> dict[str, Any]:
     """How label noise depends on the length of problems, and on the share of steps that the policy takes right."""
     demo = world_settings("demo", seed=seed)
-    found = {}
+    found: dict[str, Any] = {}
     for strength in STRENGTHS:
         is_demos = strength == demo.policy.target
         policy = demo.policy if is_demos else replace(demo.policy, target=strength, backbone_target=0.0)
@@ -243,7 +248,7 @@ def vary(out: Path, seed: int) -> dict[str, Any]:
                 test_trees=1, pool_problems=1, pool_size=1,
             )  # fmt: skip
             for k, counts in noise_by_rollouts(Lab(few, out)).items():
-                found[f"policy {strength:.0%}, {length} operations, any of {k}"] = counts
+                found.setdefault(f"{100 * strength:.0f} % right steps, {length} operations", {})[k] = counts
     return found
 
 
@@ -264,8 +269,8 @@ LIMIT_TREES, LIMIT_ROLLOUTS = 60, 64
 def limits(lab: Lab) -> dict[str, dict[str, float]]:
     """What a PRM would do that has learned its labels perfectly: it scores a step by the chance to be labelled right.
 
-    By any of k rollouts that chance is estimated without bias from more of them: one minus the chance that k of those,
-    drawn without replacement, all fail.
+    That chance is estimated without bias from more rollouts than a label takes: how often k of them, drawn without
+    replacement, make the label "right".
     """
     settings = LabelSettings("monte-carlo", rollouts=LIMIT_ROLLOUTS, alternatives=0, seed=lab.seed + 2)
     trees = lab.test[:LIMIT_TREES]
@@ -273,7 +278,8 @@ def limits(lab: Lab) -> dict[str, dict[str, float]]:
     right = np.array([step.label == 1.0 for tree in trees for step in tree.nodes])
     values = np.array([step.estimate.value for tree in rolled for step in tree.nodes if step.estimate is not None])
     hits = np.rint(values * LIMIT_ROLLOUTS)
-    chances = {f"any of {k}": 1 - hypergeom.pmf(0, LIMIT_ROLLOUTS, hits, k) for k in ROLLOUTS}
+    needed = {f"any of {k}": (k, 1) for k in ROLLOUTS} | {f"half of {k}": (k, k // 2) for k in ROLLOUTS}
+    chances = {name: hypergeom.sf(least - 1, LIMIT_ROLLOUTS, hits, k) for name, (k, least) in needed.items()}
     chances["injected noise"] = injected_chances(lab, trees)
     return {
         name: {**errors(right, chance), "passing": float(chance[~right].mean())} for name, chance in chances.items()
@@ -314,9 +320,9 @@ def main() -> None:
         labs = [every[seed] for seed in given.seeds]
         limit, results = [], []
         for lab in labs:
-            limit.append(lab.once("limits", partial(limits, lab)))
+            limit.append(lab.once("learned", partial(limits, lab)))
             results.append(run_world(lab))
-        varied = vary(given.out, given.seeds[0])
+        varied = [vary(given.out, seed) for seed in given.seeds]
     counts = {name: [lab.once(f"noise-{name}", dict) for lab in labs] for name in NOISES}
     print(natural_tables(results, limit, counts, varied))
 

@@ -139,35 +139,116 @@ Numbers = Sequence[dict[str, dict[str, float]]]
 """Per world, name → metric → value."""
 Counts = dict[str, list[dict[str, Any]]]
 """Labels → per world how many steps are called right or wrong."""
+BY_ROLLOUTS = ("any-8", "any-16", "any-32", "injected")
+FEWEST = 100
+"""Kinds of wrong steps that are rarer in all worlds together are not shown."""
 
 
-def natural_tables(results: Numbers, limit: Numbers, counts: Counts, varied: dict[str, Any]) -> str:
-    """All numbers of natural_origin.py: PRMs, differences, labels learned perfectly, and label noise."""
-    columns = list(COLUMNS)
-    prms = {name: [over([one[name][column] for one in results]) for column in columns] for name in results[0]}
-    for name, other in DIFFERENCES:
-        prms[f"{name} − {other}"] = [over([one[name][c] - one[other][c] for one in results], "+") for c in columns]
-    learned = {
-        name: [over([one[name][column] for one in limit]) for column in ("passing", "fpr", "fpr_at_tpr_90")]
-        for name in limit[0]
-    }
-    groups = sorted({group for found in counts.values() for one in found for group in one["wrong"]})
-    passing = {group: [over([_rate(one, group) for one in found]) for found in counts.values()] for group in groups}
-    passing["right steps called wrong"] = [over([one["failed"] / one["right"] for one in f]) for f in counts.values()]
-    passing["wrong steps"] = [str(sum(one["wrong"]["all"] for one in found)) for found in counts.values()]
-    passing["right steps"] = [str(sum(one["right"] for one in found)) for found in counts.values()]
-    by_policy = {
-        name: [f"{100 * _rate(one, 'all'):.1f}", str(one["wrong"]["all"]), f"{100 * one['failed'] / one['right']:.1f}"]
-        for name, one in varied.items()
-    }
+def natural_tables(results: Numbers, limit: Numbers, counts: Counts, varied: Sequence[dict[str, Any]]) -> str:
+    """All numbers of natural_origin.py, in the order of docs/over-credit.md."""
+    columns = ("passing", "fpr", "fpr_at_tpr_90")
+    learned = {name: [over([one[name][column] for one in limit]) for column in columns] for name in limit[0]}
+    for name, other in DIFFERENCES[:2]:
+        learned[f"{name} − {other}"] = [over([one[name][c] - one[other][c] for one in limit], "+") for c in columns]
+    bases = [name for name in results[0] if not name.startswith(("pairs", "continued"))]
     return "\n\n".join(
         [
-            markdown(["PRM", *COLUMNS.values()], prms),
+            noise_table({name: counts[name] for name in BY_ROLLOUTS}),
+            varied_table(varied),
             markdown(["labels learned perfectly", "wrong steps called right", "FPR at 0.5", "FPR at TPR 90"], learned),
-            markdown(["wrong steps called right", *counts], passing),
-            markdown(["labels", "wrong called right", "of", "right called wrong"], by_policy),
+            markdown(["labels", *COLUMNS.values()], {name: _metrics(results, name) for name in bases}),
+            repair_table(results, counts),
+            difference_table(results),
         ]
     )
+
+
+def noise_table(counts: Counts) -> str:
+    """Wrong steps called right by operations left and kind of error; and right ones called wrong."""
+    every = next(iter(counts.values()))
+    total = {
+        group: sum(one["wrong"].get(group, 0) for one in every) for group in {g for one in every for g in one["wrong"]}
+    }
+    kinds = sorted((group for group in total if not group.endswith(" left")), key=lambda group: -total[group])
+    places = sorted((group for group in total if group.endswith(" left")), reverse=True)
+    groups = [group for group in (kinds[0], *places, *kinds[1:]) if total[group] >= FEWEST]
+    rows = {
+        group.replace("_", " "): [
+            f"{total[group]:,}", *(over([_rate(one, group) for one in found], digits=0) for found in counts.values())
+        ]
+        for group in groups
+    }  # fmt: skip
+    failed = [over([one["failed"] / one["right"] for one in found]) for found in counts.values()]
+    rows["right steps called wrong"] = [f"{sum(one['right'] for one in every):,}", *failed]
+    return markdown(["wrong steps", "number", *map(title, counts)], rows)
+
+
+def varied_table(varied: Sequence[dict[str, Any]]) -> str:
+    """Label noise by the policy's strength and the length of problems."""
+    rows = {}
+    for name, by_rollouts in varied[0].items():
+        number = sum(one[name][next(iter(by_rollouts))]["wrong"]["all"] for one in varied)
+        found = [over([_rate(one[name][k], "all") for one in varied]) for k in by_rollouts]
+        failed = over([one[name][min(by_rollouts)]["failed"] / one[name][min(by_rollouts)]["right"] for one in varied])
+        rows[name] = [f"{number:,}", *found, failed]
+    rollouts = [f"any of {k}" for k in next(iter(varied[0].values()))]
+    return markdown(["policy and problems", "wrong steps", *rollouts, f"right steps called wrong, {rollouts[0]}"], rows)
+
+
+def repair_table(results: Numbers, counts: Counts) -> str:
+    """PRMs trained on from the base PRM on any of 8, with the number and the noise of their labels."""
+    rows = {"base PRM": ["", "", *_metrics(results, "any of 8")]}
+    for name in results[0]:
+        if not name.startswith(("pairs", "continued")):
+            continue
+        labels = "pairs-any" if name == "continued" else name.replace(": ", "-")
+        noisy = over([_rate(one, "all") for one in counts[labels]]) if labels in counts else "0"
+        number = np.mean([one[name]["examples"] for one in results])
+        rows[name] = [f"{number:,.0f}", noisy, *_metrics(results, name)]
+    return markdown(["trained on", "pairs or labels", "wrong steps called right", *COLUMNS.values()], rows)
+
+
+def difference_table(results: Numbers) -> str:
+    """Differences of PRMs in percentage points, paired by world."""
+    rows = {
+        f"{name} − {other}": [over([one[name][c] - one[other][c] for one in results], "+") for c in COLUMNS]
+        for name, other in DIFFERENCES
+    }
+    return markdown(["difference", *COLUMNS.values()], rows)
+
+
+def _metrics(results: Numbers, name: str) -> list[str]:
+    return [over([one[name][column] for one in results]) for column in COLUMNS]
+
+
+def demo_tables(results: dict[str, list[dict[str, float]]], counts: Counts) -> str:
+    """The numbers of demo_labels.py: base PRMs by their labels, and differences to the demo's own, paired by world."""
+    noisy = {name: over([_rate(one, "all") for one in found]) for name, found in counts.items()}
+    rows = {
+        title(name): [noisy[name], *(over([one[column] for one in found]) for column in COLUMNS)]
+        for name, found in results.items()
+    }
+    for name in [other for other in results if "injected" in results and other != "injected"]:
+        pairs = list(zip(results[name], results["injected"], strict=True))
+        rows[f"{title(name)} − injected"] = ["", *(over([a[c] - b[c] for a, b in pairs], "+") for c in COLUMNS)]
+    return markdown(["labels", "wrong steps called right", *COLUMNS.values()], rows)
+
+
+def arm_tables(base: list[dict[str, float]], arms: dict[str, list[dict[str, float]]]) -> str:
+    """PRMs trained on from a base PRM, and differences to it and to exact pairs, paired by world."""
+    every = {"base PRM": base, **{f"pairs: {title(name)}": found for name, found in arms.items()}}
+    rows = {name: [over([one[column] for one in found]) for column in COLUMNS] for name, found in every.items()}
+    exact = "pairs: exact"
+    wanted = [(name, "base PRM") for name in every if name != "base PRM"]
+    for name, other in wanted + [(name, exact) for name in every if name not in ("base PRM", exact)]:
+        pairs = list(zip(every[name], every[other], strict=True))
+        rows[f"{name} − {other}"] = [over([a[c] - b[c] for a, b in pairs], "+") for c in COLUMNS]
+    return markdown(["PRM", *COLUMNS.values()], rows)
+
+
+def title(labels: str) -> str:
+    """The name of labels as the page has it: any-8 is any of 8."""
+    return labels.replace("-", " of ")
 
 
 def markdown(header: Sequence[str], rows: dict[str, list[str]]) -> str:
@@ -176,10 +257,11 @@ def markdown(header: Sequence[str], rows: dict[str, list[str]]) -> str:
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
 
 
-def over(values: Sequence[float], sign: str = "") -> str:
-    """Percent, ± half of the 95 % interval over worlds."""
+def over(values: Sequence[float], sign: str = "", digits: int = 1) -> str:
+    """Percent, ± half of the 95 % interval over worlds, where there are several."""
     found = over_seeds(values)
-    return f"{100 * found.value:{sign}.1f} ± {100 * (found.high - found.value):.1f}"
+    mean = f"{100 * found.value:{sign}.{digits}f}".replace("-", "−")
+    return mean if len(values) == 1 else f"{mean} ± {100 * (found.high - found.value):.{digits}f}"
 
 
 def _rate(counts: dict[str, Any], group: str) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from loopback import serve
+from loopback import Answer, serve
 from prism_prm import PrismError
 from prism_prm.cli import app
 from prism_prm.label.engine import Labeller
@@ -35,7 +37,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def command(world_policy: Path, task: Path, tmp_path: Path) -> list[str]:
-    words = ["label", str(task), "--policy", f"hf:{world_policy}", "--out", str(tmp_path / "out"), "--workers", "1"]
+    words = ["label", str(task), "--policy", f"hf:{world_policy}", "--out", str(tmp_path / "out"), "--judges", "1"]
     return [*words, "--temperature", "1", "--max-step-tokens", "8", "--max-tokens", "40", "--rollouts", "4"]
 
 
@@ -119,6 +121,51 @@ def test_a_second_policy_drops_what_it_disagrees_with(command: list[str], world_
     assert labels.count(None) == sum(count for words, count in found.items() if words != "agreed")
 
 
+def test_only_labels_that_a_critic_confirms_are_kept(command: list[str], tmp_path: Path) -> None:
+    """The critic calls a step with an even last digit right, and has no verdict on steps that end with 3."""
+
+    def verdict(step: str) -> float | None:
+        return None if step.endswith("3") else float(step[-1:] in "024")
+
+    def answer(body: dict[str, Any]) -> Answer:
+        said = verdict(body["messages"][-1]["content"].split("\n\n")[-2].strip())
+        choice = {"message": {"content": {1.0: "Yes", 0.0: "No"}.get(said, "Hm")}, "finish_reason": "stop"}
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}}
+
+    before = list(iter_trees(run([*command, "--limit", "4"])))
+    with serve(answer) as (url, asked):
+        settings = ["--votes", "1", "--redraws", "0", "--critic-logprobs", "off", "--on-missing", "skip"]
+        replies = ["--replies", str(tmp_path / "replies")]
+        out = run([*command, "--limit", "4", "--consensus", f"critic:openai:{url}", *settings, *replies])
+        again = len(asked)
+        run([*command, "--limit", "4", "--consensus", f"critic:openai:{url}", *settings, *replies])
+        assert len(asked) == again > 0, "nothing is asked twice"
+    kept = list(iter_trees(out))
+    expected: Counter[str] = Counter()
+    for old, new in zip(before, kept, strict=True):
+        for step, now in zip(old.nodes, new.nodes, strict=True):
+            second = verdict(step.text.strip())
+            assert now == (step if step.label == second else replace(step, label=None))
+            if second is None:
+                expected["no second opinion"] += 1
+            elif step.label == second:
+                expected["agreed"] += 1
+            else:
+                expected[f"only the {'first' if step.label else 'second'} calls it right"] += 1
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["consensus"] == expected
+    assert set(expected) == {
+        "agreed", "no second opinion", "only the first calls it right", "only the second calls it right",
+    }  # fmt: skip
+    assert metrics["num_labelled"] == expected["agreed"]
+    assert metrics["critic"]["missing"] == {"no-verdict": expected["no second opinion"]}
+    page = (out / "report.md").read_text()
+    assert f"| consensus: no second opinion | {expected['no second opinion']} |" in page
+    assert "| critic tokens | " in page
+    with pytest.raises(PrismError, match="give --second-policy or --consensus, not both"):
+        run([*command, "--consensus", "critic:openai:http://x/v1", "--second-policy", "hf:x"])
+
+
 def test_labels_are_checked_against_exact_ones(command: list[str], world_policy: Path, tmp_path: Path) -> None:
     exact = sample_trees(*load_policy(world_policy), PROBLEMS, candidates=3)
     write_trees(tmp_path / "exact.parquet", exact)
@@ -154,7 +201,7 @@ def test_a_served_policy_is_asked_once_per_rollout(tmp_path: Path) -> None:
     with serve(answer) as (url, asked):
         out = run(
             ["label", str(tmp_path / "task.jsonl"), "--policy", f"openai:{url}", "--template", "none", "--rollouts",
-             "3", "--alternatives", "2", "--workers", "1", "--out", str(tmp_path / "out")]
+             "3", "--alternatives", "2", "--judges", "1", "--out", str(tmp_path / "out")]
         )  # fmt: skip
     (tree,) = iter_trees(out)
     assert [step.text for step in tree.nodes] == ["1+1=2", "#### 2", "1+1=3"]

@@ -12,6 +12,7 @@ from branching import LENGTH, RIGHT, WRONG, Branching, judging, value
 
 from prism_prm.label import Labeller, LabelSettings, label_problems, label_trees
 from prism_prm.label.consensus import keep_agreed, scored_opinion
+from prism_prm.label.engine import problem_of_tree
 from prism_prm.label.noise import measure_noise
 from prism_prm.label.stopping import expected, first_error_chances
 from prism_prm.policies import Sampling
@@ -52,6 +53,26 @@ def test_every_candidate_under_every_prefix_has_its_rollouts() -> None:
                 assert step.estimate == Estimate(hits / 6, 6, *wilson(hits, 6))
             assert step.label == float(step.estimate.value > 0)
             assert step.rating == step.estimate.value
+
+
+@pytest.mark.parametrize("rule", ["any", "half", "soft"])
+def test_labels_after_a_wrong_step_can_be_dropped(rule: str) -> None:
+    every = label(40, rule=rule)
+    settings = replace(SETTINGS, rule=rule, after_error="drop")
+    labeller = Labeller(Branching(), judging, settings)
+    found = dict(labeller.solve(problems(40), [f"p{i}" for i in range(40)]))
+    num_dropped = 0
+    for i, tree in enumerate(every):
+        (short,) = found[i].trees
+        for node, (step, kept) in enumerate(zip(tree.nodes, short.nodes, strict=True)):
+            is_later = any(tree.nodes[before].label == 0.0 for before in tree.path(node)[:-1])
+            assert kept == (replace(step, label=None) if is_later else step), "estimates stay"
+            num_dropped += is_later
+        counts = found[i].counts
+        later = sum(step.label is None for step in short.nodes)
+        assert counts.get("steps after a wrong one", 0) == later
+        assert "steps without a label" not in counts
+    assert num_dropped > 10
 
 
 @pytest.mark.parametrize("method", ["monte-carlo", "binary", "adaptive"])
@@ -207,7 +228,9 @@ def test_what_is_known_of_a_problem_counts_when_its_trees_are_labelled_again() -
 
     tree, problem = failing(2), TaskProblem("p", "1", tolerance=0.25)
     labeller = Labeller(Branching(), note, SETTINGS)
-    assert len(list(labeller.relabel([tree, replace(tree, problem="q")], ["p", "q"], {"p": problem}))) == 2
+    trees = [tree, replace(tree, problem="q")]
+    problems = [problem_of_tree(one, {"p": problem}) for one in trees]
+    assert len(list(labeller.relabel(trees, ["p", "q"], problems))) == 2
     assert {(one.text, one.tolerance) for one in asked} == {("p", 0.25), ("q", 0.0)}
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, out_folder, with_settings
+from prism_prm.cli.options import LOADING, Options, critic_options, out_folder, ray_options, with_settings
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
 
 if TYPE_CHECKING:
+    from prism_prm.critics.settings import CriticSettings
     from prism_prm.label.engine import Watch
     from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.workers.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -33,9 +35,18 @@ EXAMPLES = """
 
   `prism label gsm8k --policy hf:my-policy --second-policy hf:another --out labels`
 
+- Only labels that a critic confirms:
+
+  `prism label gsm8k --policy hf:my-policy --consensus critic:openai:http://localhost:8000/v1
+  --critic thinkprm --on-missing skip --out labels`
+
 - How wrong the labels are, measured on exactly labelled solutions:
 
   `prism label problems.jsonl --policy hf:my-policy --check labelled.jsonl --out labels`
+
+- On all cores or GPUs of this machine:
+
+  `prism label problems.jsonl --policy hf:my-policy --out labels --ray`
 
 - From labels to pairs:
 
@@ -49,10 +60,10 @@ PANELS = {
     ),
     "Task": ("task_data", "answer_field", "limit", "sandbox"),
     "Labels": (
-        "label.method", "label.rollouts", "label.alternatives", "label.solutions", "label.rule", "label.confidence",
-        "label.per_round", "label.max_policy_tokens", "label.seed", "at_once",
+        "label.method", "label.rollouts", "label.alternatives", "label.solutions", "label.rule", "label.after_error",
+        "label.confidence", "label.per_round", "label.max_policy_tokens", "label.seed", "at_once",
     ),
-    "Doubt": ("second_policy", "check", "check_limit"),
+    "Doubt": ("second_policy", "consensus", "check", "check_limit"),
     "Server": (
         "policy.model", "policy.tokenizer", "policy.concurrency", "policy.patience.timeout", "policy.patience.retries",
     ),
@@ -69,6 +80,8 @@ PANELS = {
         as_given=True,
     ),
     loading=Options(LOADING, {"Local models": ("dtype", "device")}),
+    critic=critic_options(),
+    cluster=ray_options(),
 )  # fmt: skip
 def label(
     *,
@@ -80,7 +93,8 @@ def label(
     recipe: Annotated[Path | None, typer.Option(help="A TOML file of settings. Options override it.")] = None,
     given: dict[str, Any],
     loading: LoadSettings,
-    workers: Annotated[
+    critic: CriticSettings,
+    judges: Annotated[
         int | None,
         typer.Option(
             min=1,
@@ -89,6 +103,7 @@ def label(
             rich_help_panel="Task",
         ),
     ] = None,
+    cluster: RaySettings,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="Set any setting, e.g. --set label.sampling.top_p=0.95. May be repeated."),
@@ -98,7 +113,8 @@ def label(
 
     The policy solves every problem and writes alternatives under each prefix, so that matched pairs of a right and a
     wrong step fall out. Writes trees.parquet, which `prism pairs`, `train`, `eval` and `score` read, metrics.json and a
-    report. Rerun the same command to resume a stopped run. A server's key is read from $OPENAI_API_KEY.
+    report. Rerun the same command to resume a stopped run. With --ray the work is spread over cores, GPUs and machines.
+    A server's key is read from $OPENAI_API_KEY.
     """
     from prism_prm.label.pipeline import label_task
     from prism_prm.label.recipe import read_recipe
@@ -108,7 +124,10 @@ def label(
     if task is not None:
         given["task"] = task
     chosen = read_recipe(recipe, given, assignments or [])
-    metrics = label_task(chosen, out, workers=workers, live=_live, say=say)
+    opening = {"dtype": loading.dtype, "device": loading.device, "critic": critic}
+    metrics = label_task(
+        chosen, out, judges=judges, ray=cluster.given, loading=opening, live=_live, bars=progress, say=say
+    )
 
     def show() -> None:
         _show(metrics)
@@ -125,7 +144,8 @@ def _live(name: str, total: int, done: int) -> Iterator[Callable[[Watch], None]]
 
         def watch(state: Watch) -> None:
             rate = state.tokens / state.seconds if state.seconds else 0.0
-            bar(done + state.num_done - bar.done, f"{state.rollouts:,} rollouts   {rate:,.0f} tokens/s")
+            more = f"{state.rollouts:,} rollouts   {rate:,.0f} tokens/s   {state.rates}"
+            bar(done + state.num_done - bar.done, more.rstrip())
 
         yield watch
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prism_prm.records import Step, StepTree
+from prism_prm.types import Advance, ignore
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -39,10 +40,16 @@ def _agreed(step: Step, second: Step, counts: Counter[str]) -> Step:
     return replace(step, label=None)
 
 
-def scored_opinion(trees: Sequence[StepTree], scorer: Scorer, threshold: float = 0.5) -> list[StepTree]:
-    """The same trees labelled by a scorer (a PRM, a critic): steps are right above a threshold of its probability."""
+def scored_opinion(
+    trees: Sequence[StepTree], scorer: Scorer, threshold: float = 0.5, *, advance: Advance = ignore
+) -> list[StepTree]:
+    """The same trees labelled by a scorer (a PRM, a critic): steps are right above a threshold of its probability.
+
+    It is asked only about steps that have a label.
+    """
+    wanted = [[i for i, step in enumerate(tree.nodes) if step.label is not None] for tree in trees]
     found = []
-    for tree, scores in zip(trees, scorer.score_trees(trees), strict=True):
+    for tree, scores in zip(trees, scorer.score_trees(trees, wanted, advance=advance), strict=True):
         probabilities = scores.probability.tolist()
         labels = [None if p != p else float(p > threshold) for p in probabilities]  # NaN: it could not be scored
         steps = tuple(replace(step, label=label) for step, label in zip(tree.nodes, labels, strict=True))

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from prism_prm.label.jobs import Budget, Job, Node, Outcome, Work, sample_solutions, together
+from prism_prm.label.jobs import AFTER_ERROR, Budget, Job, Node, Outcome, Work, sample_solutions, together
 from prism_prm.label.judging import Judging
 from prism_prm.label.methods import METHODS
 from prism_prm.label.settings import LabelSettings
@@ -41,6 +41,14 @@ class Watch:
     tokens: int = 0
     rollouts: int = 0
     seconds: float = 0.0
+    rates: str = ""
+    """Of each worker, where there are several."""
+
+    def __add__(self, other: Watch) -> Watch:
+        return Watch(
+            self.num_done + other.num_done, other.num_active, self.tokens + other.tokens,
+            self.rollouts + other.rollouts, self.seconds + other.seconds,
+        )  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
@@ -76,19 +84,16 @@ class Labeller:
         return self._run(problems, lambda i: self._sampled(problems[i], keys[i]))
 
     def relabel(
-        self, trees: Sequence[StepTree], keys: Sequence[str], known: Mapping[str, TaskProblem] | None = None
+        self, trees: Sequence[StepTree], keys: Sequence[str], problems: Sequence[TaskProblem] | None = None
     ) -> Iterator[tuple[int, Labelled]]:
         """(index, the same tree with labels of this policy) of every tree.
 
-        Its problem is the `known` one of that text, else one with the tree's reference answer.
+        `problems` are what the trees solve; by default problems with the trees' reference answers.
 
         Steps without a label stay without one, unless no step of the tree has any.
         """
-        known = known or {}
-        problems = [
-            known.get(tree.problem) or TaskProblem(tree.problem, tree.answer, tree.name) for tree in trees
-        ]  # fmt: skip
-        return self._run(problems, lambda i: self._given(trees[i], problems[i], keys[i]))
+        of = [problem_of_tree(tree, {}) for tree in trees] if problems is None else problems
+        return self._run(of, lambda i: self._given(trees[i], of[i], keys[i]))
 
     def _run(
         self, problems: Sequence[TaskProblem], start: Callable[[int], Work[Labelled]]
@@ -161,11 +166,17 @@ class Labeller:
         return _labelled([replace(tree, nodes=nodes)], [job], [job], budget)
 
 
+def problem_of_tree(tree: StepTree, known: Mapping[str, TaskProblem]) -> TaskProblem:
+    """The known problem of that text, or what the tree says itself."""
+    return known.get(tree.problem) or TaskProblem(tree.problem, tree.answer, tree.name)
+
+
 def _labelled(trees: Sequence[StepTree], jobs: Sequence[Job], every: Sequence[Job], budget: Budget) -> Labelled:
     counts: Counter[str] = Counter()
     for job in every:
         counts.update(job.counts)
-    unlabelled = sum(step.label is None for tree in trees for step in tree.nodes)
+    counts = +counts  # without zeros
+    unlabelled = sum(step.label is None for tree in trees for step in tree.nodes) - counts[AFTER_ERROR]
     if unlabelled:
         counts["steps without a label"] += unlabelled
     return Labelled(tuple(trees), tuple(bool(job.right) for job in jobs), budget.tokens, budget.rollouts, dict(counts))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from prism_prm.label.rules import Tally, find_rule
@@ -33,6 +33,8 @@ class Outcome:
 Work = Generator[list[Ask], list[Outcome], T]
 SOLUTION, ALTERNATIVE, ROLLOUT = range(3)
 """What is sampled: the second number of a path that names noise."""
+AFTER_ERROR = "steps after a wrong one"
+"""What is counted where their labels are dropped."""
 
 
 @dataclass(eq=False, slots=True)
@@ -104,10 +106,23 @@ class Job:
             label = node.implied if estimate is None else rule.label(estimate.value)
             steps.append(Step(node.text, label, None if estimate is None else estimate.value, estimate=estimate))
         parents = tuple(node.parent for node in self.nodes)
+        if self.settings.after_error == "drop":
+            steps = self._without_later_labels(steps)
         return StepTree(
             tree_id, self.problem.text, tuple(steps), parents, tuple(self.trunk), self.problem.name,
             self.problem.answer, self.ended,
         )  # fmt: skip
+
+    def _without_later_labels(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps, those after a wrong one without a label; their estimates stay."""
+        kept: list[Step] = []
+        is_over: list[bool] = []
+        for step, node in zip(steps, self.nodes, strict=True):
+            is_later = node.parent != ROOT and is_over[node.parent]
+            is_over.append(is_later or step.label == 0.0)
+            self.counts[AFTER_ERROR] += is_later and step.label is not None
+            kept.append(replace(step, label=None) if is_later else step)
+        return kept
 
 
 @dataclass(slots=True)

@@ -7,27 +7,35 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prism_prm.chosen import card_values, choose_threshold
 from prism_prm.config import to_toml
 from prism_prm.data import Reader
-from prism_prm.errors import DataError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
-from prism_prm.label.consensus import keep_agreed
-from prism_prm.label.engine import Labelled, Labeller, Watch
+from prism_prm.label.consensus import keep_agreed, scored_opinion
+from prism_prm.label.engine import Labelled, Watch, problem_of_tree
 from prism_prm.label.judging import Judging, by_answer
 from prism_prm.label.noise import LabelNoise, measure_noise
+from prism_prm.label.portions import Hands, LabelWork, hands_on_ray, label_portion, policy_identity
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.report import LabelRun, make_report
 from prism_prm.label.settings import LabelSettings
-from prism_prm.policies import Policy, open_policy
+from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
+from prism_prm.protocol import notes_of, summary_of
 from prism_prm.records import StepTree, unique_names
 from prism_prm.resume import Journal, content_key, stoppable
+from prism_prm.scorer.place import check_scorer
 from prism_prm.tables import write_trees
 from prism_prm.tasks import Task, TaskGrader, TaskProblem, load_task
-from prism_prm.types import Say, silent
+from prism_prm.types import Bars, Say, no_bars, silent
+from prism_prm.workers import Here, Workers
+from prism_prm.workers.settings import RaySettings
+from prism_prm.workers.watching import AllWatched, not_done
 
 Live = Callable[[str, int, int], AbstractContextManager[Callable[[Watch], None]]]
 """(description, problems, already done) → a live display of the labelling."""
@@ -44,8 +52,11 @@ def label_task(
     *,
     policy: Policy | None = None,
     judge: Judging | None = None,
-    workers: int | None = None,
+    judges: int | None = None,
+    ray: RaySettings | None = None,
+    loading: Mapping[str, Any] | None = None,
     live: Live = no_live,
+    bars: Bars = no_bars,
     say: Say = silent,
 ) -> dict[str, Any]:
     """Label the steps of a policy's solutions by rollouts: trees that every other function reads, and a report.
@@ -57,8 +68,11 @@ def label_task(
         out: folder for trees.parquet, metrics.json and the report.
         policy: an open policy to use instead of the recipe's; it stays open.
         judge: says which whole solutions are right; default: by their final answers.
-        workers: processes that judge answers; default: all cores.
+        judges: processes that judge answers; default: all cores.
+        ray: the Ray cluster whose workers label; default: this process.
+        loading: options of `load_prm` for the recipe's `consensus`; `critic` has the settings of a critic.
         live: makes live displays of the labelling; by default none are shown.
+        bars: makes progress bars of the second opinion; by default none are shown.
         say: called with each status message, e.g. `print`.
 
     Raises:
@@ -67,7 +81,7 @@ def label_task(
     Example:
         >>> settings = LabelSettings(rollouts=2, sampling=Sampling(max_tokens=16, stop=" "))
         >>> recipe = LabelRecipe(task="problems.jsonl", policy=PolicySettings("hf:my-lm"), label=settings)
-        >>> metrics = label_task(recipe, "labels", workers=1)
+        >>> metrics = label_task(recipe, "labels", judges=1)
         >>> metrics["num_problems"]
         1
     """
@@ -75,30 +89,68 @@ def label_task(
     second = replace(recipe.policy, name=recipe.second_policy) if recipe.second_policy else None
     for chosen in filter(None, (None if policy else recipe.policy, second)):
         check_policy(chosen)
+    if recipe.consensus:
+        check_scorer(recipe.consensus, loading)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
     task = replace(task, problems=task.problems[: recipe.limit])
     exact, left_out = _exact_trees(recipe, task) if recipe.check else ([], Counter[str]())
+    if ray is not None and (policy is not None or judge is not None):
+        raise ConfigError(
+            "workers of a Ray cluster open a policy and a judge themselves: name the policy in the recipe"
+        )
+    stage = _Stage(recipe, out, {problem.text: problem for problem in task.problems}, live, say)
+    consensus: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
-        if judge is None:
-            grader = stack.enter_context(TaskGrader(workers=workers, sandbox=recipe.sandbox))
+        if judge is None and ray is None:
+            grader = stack.enter_context(TaskGrader(workers=judges, sandbox=recipe.sandbox))
             grader.prepare(task.problems)
             judge = by_answer(grader)
-        who = policy or stack.enter_context(contextlib.closing(open_policy(recipe.policy)))
-        write_text(out / "settings.toml", to_toml(recipe))
-        stage = _Stage(recipe, out, judge, {problem.text: problem for problem in task.problems}, live, say)
-        found = stage.solve(who, task.problems)
-        noise = stage.check(who, exact, left_out) if recipe.check else None
+
+        def hands(chosen: PolicySettings, opened: Policy | None = None) -> AbstractContextManager[Workers[Hands]]:
+            if ray is None:
+                assert judge is not None
+                return _hands_here(chosen, opened, judge)
+            has_programs = any(problem.tests is not None for problem in task.problems)
+            return hands_on_ray(chosen, ray, judges=judges, sandbox=recipe.sandbox, has_programs=has_programs, say=say)
+
+        with hands(recipe.policy, policy) as workers:
+            write_text(out / "settings.toml", to_toml(recipe))
+            found = stage.solve(workers, task.problems)
+            noise = stage.check(workers, exact, left_out) if recipe.check else None
         trees = _numbered(found)
-        consensus: Counter[str] = Counter()
         if second is not None:
-            other = stack.enter_context(contextlib.closing(open_policy(second)))
-            trees = stage.agree(other, trees, consensus)
+            with hands(second) as workers:
+                trees = stage.agree(workers, trees, consensus)
+        critic = None
+        if recipe.consensus:
+            trees, critic = _confirmed(trees, recipe.consensus, loading, consensus, bars, say)
     if not trees:
         raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
     write_trees(out / "trees.parquet", trees, source=recipe.policy.name)
-    report = make_report(LabelRun(recipe, task.name, found, trees, consensus, noise))
+    report = make_report(LabelRun(recipe, task.name, found, trees, consensus, noise, critic))
     report.write(out)
     return report.metrics
+
+
+@contextlib.contextmanager
+def _hands_here(settings: PolicySettings, policy: Policy | None, judge: Judging) -> Iterator[Workers[Hands]]:
+    with contextlib.nullcontext(policy) if policy else contextlib.closing(open_policy(settings)) as who:
+        yield Here(Hands(who, judge))
+
+
+def _confirmed(
+    trees: Sequence[StepTree], place: str, loading: Mapping[str, Any] | None, counts: Counter[str], bars: Bars, say: Say
+) -> tuple[list[StepTree], dict[str, Any] | None]:
+    """The trees with the labels that a scorer confirms, and what it has cost if it is a critic."""
+    from prism_prm.scorer.load import open_prm
+
+    scorer = open_prm(place, {"on_too_long": "skip", **(loading or {})})
+    threshold = choose_threshold(None, card_values(scorer)).value
+    with stoppable(lambda: "with the second opinion"), bars("second opinion", len(trees), unit="trees") as advance:
+        others = scored_opinion(trees, scorer, threshold, advance=advance)
+    for note in notes_of(scorer):
+        say(note)
+    return keep_agreed(trees, others, counts), summary_of(scorer)
 
 
 def _numbered(found: Sequence[Labelled]) -> list[StepTree]:
@@ -113,73 +165,69 @@ class _Stage:
 
     recipe: LabelRecipe
     out: Path
-    judge: Judging
     known: Mapping[str, TaskProblem]
     """The task's problems by their texts: how near an answer must be, or which tests, is known of them alone."""
     live: Live
     say: Say
 
-    def solve(self, policy: Policy, problems: Sequence[TaskProblem]) -> list[Labelled]:
+    def solve(self, workers: Workers[Hands], problems: Sequence[TaskProblem]) -> list[Labelled]:
         """Sample solutions and label them."""
         keys = unique_names(problem.text for problem in problems)
-        settings = self.recipe.label
+        return self._run("labels", "problems", workers, LabelWork(self.recipe.label, problems, None, keys))
 
-        def run(labeller: Labeller, todo: Sequence[int]) -> Iterator[tuple[int, Labelled]]:
-            return labeller.solve([problems[i] for i in todo], [keys[i] for i in todo])
-
-        return self._run("labels", "problems", policy, settings, keys, run)
-
-    def check(self, policy: Policy, exact: Sequence[StepTree], left_out: Counter[str]) -> LabelNoise:
+    def check(self, workers: Workers[Hands], exact: Sequence[StepTree], left_out: Counter[str]) -> LabelNoise:
         """Label an exactly labelled sample in the same way, and compare."""
-        found = self._relabel("check", policy, exact, self.recipe.label)
+        found = self._relabel("check", workers, exact, self.recipe.label)
         noise = measure_noise(
             exact, [one.trees[0] for one in found], [one.reached[0] for one in found]
         )  # fmt: skip
         noise.counts.update(left_out)
         return noise
 
-    def agree(self, policy: Policy, trees: Sequence[StepTree], counts: Counter[str]) -> list[StepTree]:
+    def agree(self, workers: Workers[Hands], trees: Sequence[StepTree], counts: Counter[str]) -> list[StepTree]:
         """Ask a second policy about the labels there are; it need not search for them."""
         settings = self.recipe.label
         if settings.method == "binary":
             settings = replace(settings, method="adaptive")
-        found = self._relabel("second", policy, trees, settings)
+        found = self._relabel("second", workers, trees, settings)
         return keep_agreed(trees, [one.trees[0] for one in found], counts)
 
-    def _relabel(self, name: str, policy: Policy, trees: Sequence[StepTree], settings: LabelSettings) -> list[Labelled]:
+    def _relabel(
+        self, name: str, workers: Workers[Hands], trees: Sequence[StepTree], settings: LabelSettings
+    ) -> list[Labelled]:
         keys = unique_names(tree.problem for tree in trees)
-
-        def run(labeller: Labeller, todo: Sequence[int]) -> Iterator[tuple[int, Labelled]]:
-            return labeller.relabel([trees[i] for i in todo], [keys[i] for i in todo], self.known)
-
+        problems = [problem_of_tree(tree, self.known) for tree in trees]
         content = content_key([tree.content_hash() for tree in trees])
-        return self._run(name, "trees", policy, settings, keys, run, {"trees": content})
+        return self._run(name, "trees", workers, LabelWork(settings, problems, trees, keys), {"trees": content})
 
     def _run(
-        self,
-        name: str,
-        what: str,
-        policy: Policy,
-        settings: LabelSettings,
-        keys: Sequence[str],
-        run: Callable[[Labeller, Sequence[int]], Iterator[tuple[int, Labelled]]],
-        more: Mapping[str, Any] | None = None,
+        self, name: str, what: str, workers: Workers[Hands], work: LabelWork, more: Mapping[str, Any] | None = None
     ) -> list[Labelled]:
-        """What is not in the journal yet is done and filed there."""
-        made_with = {"settings": asdict(settings), "policy": policy.identity(), **(more or {})}
+        """Portions that are not in the journal yet are done and filed there."""
+        made_with = {"settings": asdict(work.settings), "policy": workers.ask(policy_identity), **(more or {})}
         with Journal(self.out / "journal" / f"{name}.jsonl", made_with, Labelled) as journal:
-            todo = [i for i, key in enumerate(keys) if key not in journal.done]
-            done, total = len(keys) - len(todo), len(keys)
+            is_here = isinstance(workers, Here)
+            todo = not_done(work.portions(self.recipe.at_once, what), journal.done, is_here=is_here)
+            total = len(work.keys)
+            done = total - sum(portion.size for portion in todo)
             if done:
                 self.say(f"Reusing {done:,} of {total:,} labelled {what}, {name}")
             with (
                 stoppable(lambda: f"with {len(journal.done):,} of {total:,} {what} labelled, {name}"),
                 self.live(name, total, done) as watch,
             ):
-                labeller = Labeller(policy, self.judge, settings, at_once=self.recipe.at_once, watch=watch)
-                for i, labelled in run(labeller, todo):
-                    journal.append(keys[todo[i]], labelled)
-            return [journal.done[key] for key in keys]
+
+                def file(key: str, labelled: Labelled) -> None:
+                    if key not in journal.done:
+                        journal.append(key, labelled)
+
+                all_of_it = AllWatched(watch, Watch())
+                act = partial(label_portion, watch=all_of_it.see, file=file) if is_here else label_portion
+                for portion, made in workers.run(act, todo):
+                    all_of_it.add(made.watch, workers.rates())
+                    for key, labelled in zip(portion.work.keys, made.labelled, strict=True):
+                        file(key, labelled)
+            return [journal.done[key] for key in work.keys]
 
 
 def _exact_trees(recipe: LabelRecipe, task: Task) -> tuple[list[StepTree], Counter[str]]:

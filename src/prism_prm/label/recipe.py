@@ -34,13 +34,16 @@ class LabelRecipe:
     them do whatever you may do."""
     second_policy: str | None = None
     """Another policy for a second opinion: only labels on which the rollouts of both agree are kept."""
+    consensus: str | None = None
+    """A PRM or a critic (critic:openai:URL, critic:hf:FOLDER) for a second opinion: only labels that its scores confirm
+    are kept."""
     check: str | None = None
     """A file of exactly labelled solutions. Its steps are labelled by rollouts, too, and the labels' own error rates
     are reported."""
     check_limit: Count | None = None
     """Use only this many trees of that file, starting with the first."""
     at_once: Count = AT_ONCE
-    """The number of problems labelled at the same time."""
+    """The number of problems labelled together: a portion, which a Ray worker gets at a time."""
     policy: PolicySettings = field(default_factory=PolicySettings)
     label: LabelSettings = field(default_factory=LabelSettings)
 
@@ -48,6 +51,8 @@ class LabelRecipe:
         check(self)
         if not self.policy.name:
             raise ConfigError("no policy: give one with --policy, e.g. --policy hf:Qwen/Qwen2.5-Math-1.5B-Instruct")
+        if self.second_policy and self.consensus:
+            raise ConfigError("give --second-policy or --consensus, not both: labels have one second opinion")
         if not self.task:
             raise ConfigError("no task: name one, e.g. math-500, or a file of problems with answers")
 

@@ -31,8 +31,10 @@ class LabelRun:
     """Per problem."""
     trees: Sequence[StepTree]
     consensus: Counter[str]
-    """How labels fared with the second policy; empty without one."""
+    """How labels fared with the second opinion; empty without one."""
     noise: LabelNoise | None
+    critic: dict[str, Any] | None = None
+    """What a critic's second opinion has cost; None without one."""
 
 
 def make_report(run: LabelRun) -> Report:
@@ -80,8 +82,10 @@ def _metrics(run: LabelRun) -> dict[str, Any]:
         "pairs": {f"{least:g}": sum(gap is None or gap >= least for gap in gaps) for least in GAPS},
         "left_out": dict(sorted(left_out.items())),
     }
-    if run.recipe.second_policy:
+    if run.recipe.second_policy or run.recipe.consensus:
         metrics["consensus"] = dict(run.consensus)
+    if run.critic is not None:
+        metrics["critic"] = run.critic
     if run.noise is not None:
         metrics["label_noise"] = noise_facts(run.noise)
     return metrics
@@ -156,7 +160,16 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
         ["solutions with the right answer", solved],
         *([f"matched pairs, gap ≥ {least}", number(count)] for least, count in metrics["pairs"].items()),
         *([f"consensus: {words}", number(count)] for words, count in metrics.get("consensus", {}).items()),
+        *([name, number(count)] for name, count in _critic_costs(metrics.get("critic")).items()),
     ]
+
+
+def _critic_costs(critic: dict[str, Any] | None) -> dict[str, float]:
+    """What a critic read and wrote in this run; replies that were kept before cost nothing."""
+    if critic is None:
+        return {}
+    found = {"critic tokens": critic["prompt_tokens"] + critic["completion_tokens"]}
+    return found | ({"critic cost": critic["cost"]} if critic["cost"] else {})
 
 
 def left_out_rows(metrics: dict[str, Any]) -> list[list[str]]:
@@ -229,4 +242,6 @@ def _introduction(run: LabelRun) -> str:
         text += " Rollouts stop when the label is decided, so values are coarse: use them for labels, not as values."
     if run.recipe.second_policy:
         text += f" Labels are kept where rollouts of {escaped(run.recipe.second_policy)} give the same one."
+    if run.recipe.consensus:
+        text += f" Labels are kept where the scores of {escaped(run.recipe.consensus)} give the same one."
     return text
