@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from prism_prm import metrics
 from prism_prm.cli.ui import progress, say
@@ -23,8 +22,10 @@ from prism_prm.demo.arms import ARMS, base_recipe
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.stages import BASE, SeedRun, quietly
 from prism_prm.files import write_text
+from prism_prm.report import percent
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import ScoreStore
+from prism_prm.statistics import over_seeds
 from prism_prm.world.build import World, build_world
 from prism_prm.world.tokens import PRM_SETTINGS
 
@@ -75,17 +76,25 @@ class FamilyRun(SeedRun):
         return found
 
 
+def cell(values: Sequence[float]) -> str:
+    """The mean over worlds in %, with Student's 95 % interval, and every world's value."""
+    found = over_seeds(values)
+    return f"{percent(found.value, found.low, found.high)} ({', '.join(percent(value) for value in values)})"
+
+
 def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
-    """Markdown: one row per family and PRM, the mean over worlds with every world's value."""
+    """Markdown: one row per family and PRM, and PRISM minus BCE within each world."""
     lines = [f"| family · PRM | {' | '.join(SHOWN.values())} |", "|---" * (1 + len(SHOWN)) + "|"]
     for family in FAMILIES:
+        found = [world[family] for world in results.values()]
         for name in (BASE, *ARMS_RUN):
-            cells = []
-            for metric in SHOWN:
-                values = [100 * world[family][name][metric] for world in results.values() if family in world]
-                cells.append(f"{np.mean(values):.1f} ({', '.join(f'{value:.1f}' for value in values)})")
+            cells = [cell([prms[name][metric] for prms in found]) for metric in SHOWN]
             lines.append(f"| {family} · {name} | {' | '.join(cells)} |")
-    return f"{len(results)} worlds, values in %: mean (each world)\n\n" + "\n".join(lines) + "\n"
+        less, more = ARMS_RUN
+        gains = [cell([prms[more][metric] - prms[less][metric] for prms in found]) for metric in SHOWN]
+        lines.append(f"| {family} · {more} − {less} | {' | '.join(gains)} |")
+    worlds = ", ".join(results)
+    return f"Worlds {worlds}, in %: mean [95 % interval over worlds] (each world)\n\n" + "\n".join(lines) + "\n"
 
 
 def main() -> None:

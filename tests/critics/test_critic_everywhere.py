@@ -29,6 +29,7 @@ from prism_prm import (
     evaluate_prm,
     init_prm,
     open_critic,
+    read_benchmark,
     rerank_pool,
     score_files,
     search_task,
@@ -139,11 +140,13 @@ def test_a_critic_beside_a_prm_in_compare_and_rerank(
     report = compare_runs([tmp_path / "prm", tmp_path / "critic"], tmp_path / "compared", num_draws=100).markdown()
     assert "Tokens behind the scores" in report
     assert "| critic | 60 |" in report
+    read = sum(prm.count_tokens(item.tree) for item in read_benchmark("processbench", data).items)
+    assert f"| prm | {read:,} |" in report
 
     pool = tmp_path / "pool.jsonl"
     solutions = [["1 + 2 = 3", "so 3"], ["bad", "so 4"]]
     pool.write_text(json.dumps({"problem": "1 + 2?", "answer": "3", "solutions": solutions}) + "\n")
-    fast = RerankSettings(aggregators=("min",), num_draws=100, workers=1)
+    fast = RerankSettings(aggregators=("min",), num_draws=100, judges=1)
     results = rerank_pool(
         pool, tmp_path / "rerank", prms={"prm": prm, "critic": place}, settings=fast, loading=settings(tmp_path)
     )
@@ -151,7 +154,9 @@ def test_a_critic_beside_a_prm_in_compare_and_rerank(
     assert results.tokens["critic"] == 4 * 15
     assert results.tokens["prm"] == sum(prm.count_tokens(tree) for tree in results.graded.pool.trees())
     page = (tmp_path / "rerank" / "report.md").read_text()
-    assert "PRM tokens ↓" in page
+    assert "| selection | n = 1 | n = 2 | PRM tokens ↓ |" in page
+    assert f"| prm · Best-of-n | 50.0 | 0.0 | {results.tokens['prm']} |" in page
+    assert "| critic · Best-of-n | 50.0 | **100.0** | **60** |" in page
     metrics = json.loads((tmp_path / "rerank" / "metrics.json").read_text())
     assert metrics["critics"]["critic"]["requests"] == 5, "four steps and the probe"
     assert list(metrics["critics"]) == ["critic"]
@@ -185,7 +190,7 @@ def test_a_search_guided_by_a_critic(
         search=SearchSettings("beam", expand=2, max_steps=4, sampling=Sampling(temperature=0.1, max_step_tokens=12)),
     )  # fmt: skip
     said_aloud: list[str] = []
-    (point,) = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), workers=1, say=said_aloud.append)
+    (point,) = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), judges=1, say=said_aloud.append)
     assert (point.prm, point.accuracy.value) == ("critic", 1)
     assert point.prm_tokens >= 3 * 15
     assert any("verdicts from what it writes" in line for line in said_aloud)

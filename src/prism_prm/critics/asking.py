@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -88,7 +89,8 @@ class Asker:
         except StopError:
             assert work.problem is not None, "who stops says why"
         finally:
-            self._charge()
+            if not work.only_kept:  # another thread's work may be under way, which charges for itself
+                self._charge()
         if work.problem is not None:
             raise work.problem
         return results
@@ -119,6 +121,14 @@ class Asker:
         self.ledger.add(reply)
         self.replies.append(key, reply, {"format": self.settings.format, "model": self.backend.model, "draw": ask.draw})
         return reply
+
+    async def run_code(self, run: Callable[[str], str], code: str) -> str:
+        """The output of a critic's code, which is kept like a reply: what is random in it must not be drawn anew."""
+        key = hashlib.blake2b(f"code\0{code}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        if key not in self.replies.found:
+            output = Reply(await asyncio.to_thread(run, code), "stop", 0, 0)
+            self.replies.append(key, output, {"format": self.settings.format, "model": "sandbox", "draw": "code"})
+        return self.replies.found[key].text
 
     def _check_budget(self, work: Work) -> None:
         budget = self.settings.budget_tokens

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
-from prism_prm.critics.conversation import RunCode
-from prism_prm.sandbox import Limits, Sandbox
+from prism_prm.critics.conversation import STOPPED
+from prism_prm.sandbox import Limits, Sandbox, SandboxError
 
 LIMITS = Limits(cpu=5.0, wall=10.0)
 """5 seconds, as in GenPRM's own code."""
 MOST_SHOWN = 4000
 """Characters of output that a critic is shown."""
-_FAILED = {"timeout": "The code ran out of time.", "memory": "The code ran out of memory."}
 
 
 @functools.cache
-def code_runner() -> RunCode:
-    """What runs a critic's code; an error that says what to install if no sandbox works on this machine."""
-    sandbox = Sandbox(limits=LIMITS)
+def code_runner() -> Callable[[str], str]:
+    """Python code → what it prints, or what went wrong; an error if no sandbox works on this machine."""
+    try:
+        sandbox = Sandbox(limits=LIMITS)
+    except SandboxError as error:
+        raise SandboxError(f"--critic-code: {error}\nWithout --critic-code the critic's code is not run.") from None
 
     def run(code: str) -> str:
         found = sandbox.run(code)
-        printed = found.stdout.decode("utf-8", "replace").strip()
+        messages = found.stderr.decode("utf-8", "replace").strip()
+        if found.status == "sandbox":
+            raise SandboxError(f"--critic-code: the sandbox could not start the critic's code: {messages}")
+        printed = _shortened(found.stdout.decode("utf-8", "replace").strip())
         if found.status == "ok":
-            return _shortened(printed)
+            return printed
         # The last line of a traceback says what went wrong.
-        last = found.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        said = _FAILED.get(found.status) or " ".join(last) or f"The code failed ({found.status})."
-        return _shortened("\n".join(part for part in (printed, said) if part))
+        said = STOPPED.get(found.status) or " ".join(messages.splitlines()[-1:]) or "The code failed."
+        return "\n".join(part for part in (printed, _shortened(said)) if part)
 
     return run
 

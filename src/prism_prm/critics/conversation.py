@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,14 @@ CUT = "critiques cut off at the limit of tokens"
 
 Send = Callable[[tuple[Turn, ...], str, Stage, tuple[str, ...]], Awaitable[Reply]]
 """(turns, the critic's turn so far, stage, stop texts) → the reply."""
-RunCode = Callable[[str], str]
+RunCode = Callable[[str], Awaitable[str]]
 """Python code → what it prints, or what went wrong."""
+STOPPED = {
+    "timeout": "The code ran out of time.",
+    "memory": "The code ran out of memory.",
+    "output": "The code printed too much.",
+}
+"""What the critic is told of code that had to be stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +100,8 @@ class Conversation:
             if reply.stopped_by == stage.ends or "<output>" in reply.text:
                 return text.removesuffix(stage.ends) + stage.ends, reply
             text = text.removesuffix(stage.close) + stage.close
-            blocks = [block for one in [*said, text] for block in _CODE.findall(one)]
-            output = await asyncio.to_thread(self.run_code, program(blocks)) if blocks else "No code was found."
+            blocks = [block for one in [*said, text] for block in _blocks(one)]
+            output = await self.run_code(program(blocks)) if blocks else "No code was found."
             text += self.format.filled(stage.code_output, output=output)
         return text, None
 
@@ -107,13 +112,24 @@ def _closed(text: str, close: str, stops: Sequence[str]) -> str:
     return text[: min(places, default=len(text))] + close
 
 
+def _blocks(text: str) -> list[str]:
+    """The code in a critic's turn, but for what had to be stopped: run again, it would stop all that comes after it."""
+    found = list(_CODE.finditer(text))
+    kept = []
+    for number, one in enumerate(found):
+        output = text[one.end() : found[number + 1].start() if number + 1 < len(found) else None]
+        if not any(message in output for message in STOPPED.values()):
+            kept.append(one[1])
+    return kept
+
+
 def program(blocks: Sequence[str]) -> str:
     """The last block of code after the earlier ones, which run in silence: they may define what it uses."""
     *earlier, last = blocks
     return (
         "import contextlib as _contextlib, io as _io\n"
         f"for _code in {list(earlier)!r}:\n"
-        "    with _contextlib.suppress(Exception), _contextlib.redirect_stdout(_io.StringIO()):\n"
+        "    with _contextlib.suppress(BaseException), _contextlib.redirect_stdout(_io.StringIO()):\n"
         "        exec(_code, globals())\n"
         f"exec({last!r}, globals())\n"
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from prism_prm.chosen import DEFAULT_THRESHOLD, CardValues
 from prism_prm.critics.asking import Asker, Backend, StopError, Work, gathered
-from prism_prm.critics.conversation import Conversation, RunCode
+from prism_prm.critics.conversation import Conversation
 from prism_prm.critics.format import CriticFormat
 from prism_prm.critics.parse import Rows
 from prism_prm.critics.replies import Turn
@@ -52,7 +53,11 @@ class Critic:
     on_too_long = "skip"
 
     def __init__(
-        self, backend: Backend, format: CriticFormat, settings: CriticSettings, run_code: RunCode | None = None
+        self,
+        backend: Backend,
+        format: CriticFormat,
+        settings: CriticSettings,
+        run_code: Callable[[str], str] | None = None,
     ) -> None:
         self.backend, self.format, self.settings = backend, format, settings
         self.outputs = format.outputs
@@ -60,7 +65,8 @@ class Critic:
         self.reads_whole_solutions = format.granularity == "solution"
         self.judges_every_step = format.judges_every_step
         self.asker = Asker(backend, format.identity(), settings)
-        self.verdicts = Verdicts(self.asker, format, Conversation(format, backend.primes, run_code))
+        kept = functools.partial(self.asker.run_code, run_code) if run_code else None
+        self.verdicts = Verdicts(self.asker, format, Conversation(format, backend.primes, kept))
 
     # --- what it is, and what it has cost ---
 
@@ -125,7 +131,7 @@ class Critic:
         nodes = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         with bar_on_stderr("asking the critic", len(trees), shown=progress) as more:
 
-            def both(done: int) -> None:
+            def both(done: int, _more: str = "", /) -> None:
                 advance(done)
                 more(done)
 
