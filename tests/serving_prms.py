@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -44,12 +44,18 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    prms: Mapping[str, Any], keys: tuple[str, ...] = (), *, wait: bool = True, **settings: Any
+    prms: Mapping[str, Any],
+    keys: tuple[str, ...] = (),
+    *,
+    wait: bool = True,
+    results: Sequence[str] = (),
+    loading: Any = None,
+    **settings: Any,
 ) -> Iterator[Running]:
     """A server that has loaded its models, unless told not to wait for that."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = make_server(prms, ServeSettings(**settings), KeyRing(list(keys)))
+    server = make_server(prms, ServeSettings(**settings), KeyRing(list(keys)), loading=loading, results=results)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
     with httpx.Client(base_url=url, timeout=60) as client:
@@ -83,7 +89,7 @@ def command(*options: str, prm: str = "") -> Iterator[tuple[subprocess.Popen[str
 
 
 def wait_ready(url: str) -> None:
-    for _ in range(1200):
+    for _ in range(3000):
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(f"{url}/ready").status_code == 200:
                 return

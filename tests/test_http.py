@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
 import threading
@@ -135,3 +136,14 @@ def test_wrong_patience(wrong: dict[str, Any], message: str) -> None:
         Patience(**wrong)
     with pytest.raises(ConfigError, match="concurrency = 0 must be 1 or more"):
         Server("http://localhost", QUICK, 0, key_variable=KEY)
+
+
+def test_a_connection_that_does_not_close_spoils_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SECONDS_TO_CLOSE", 0.01)
+    server = Server("http://127.0.0.1:9/v1", QUICK, 4, key_variable=KEY)
+
+    async def never() -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(server._client, "aclose", never)
+    server.close()

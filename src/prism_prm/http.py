@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ SHOWN = 200
 """Characters of a strange answer that an error shows."""
 LONGEST_WAIT = 60.0
 SECONDS_TO_CONNECT = 10.0
+SECONDS_TO_CLOSE = 60.0
 MOST_BYTES = 64 * 2**20
 """The size limit of one answer; a server that sends more is broken."""
 BUSY = (408, 425, 429)
@@ -33,6 +35,22 @@ BUSY = (408, 425, 429)
 
 class ServerError(PrismError):
     """A server that cannot be reached, or does not do what was asked."""
+
+    def __init__(self, message: str, *, status: int = 502) -> None:
+        super().__init__(message)
+        self.status = status
+        """What a gateway before it would answer: 502 if it is gone or broken, 503 if it is busy, 504 if it is slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """Why a try failed, where another may not."""
+
+    problem: str
+    status: int = 502
+    """As ServerError has it."""
+    wait: float = 0.0
+    """Seconds that the server asks us to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +102,8 @@ class Server:
             log.warning(
                 "%s: requests retried: %d, the last after: %s", self.shown, self.num_retries, self._last_problem
             )
-        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(LONGEST_WAIT)
+        with contextlib.suppress(TimeoutError):  # whatever was asked for is here; the process's end closes the rest
+            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(SECONDS_TO_CLOSE)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def together(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -103,27 +122,27 @@ class Server:
         wait = self.patience.backoff
         for left in range(self.patience.retries, -1, -1):
             async with self._turns:
-                answer, problem, asked_wait = await self._once(method, path, body, where)
-            if answer is not None:
+                answer = await self._once(method, path, body, where)
+            if not isinstance(answer, _Trouble):
                 try:
                     return read(answer)
                 except ValueError as error:
-                    problem = str(error)
-            if left:
-                self.num_retries += 1
-                self._last_problem = problem
-                # A little disorder, so that many requests do not all come back at once.
-                await asyncio.sleep(min(LONGEST_WAIT, max(asked_wait, wait * random.uniform(0.75, 1.25))))
-                wait *= 2
-        raise ServerError(
-            f"{where}: {problem} ({self.patience.retries + 1} tries). Check the server and rerun the same command to "
-            f"resume."
-        )
+                    answer = _Trouble(str(error))
+            if not left:
+                raise ServerError(
+                    f"{where}: {answer.problem} ({self.patience.retries + 1} tries). Check the server and rerun the "
+                    "same command to resume.",
+                    status=answer.status,
+                )
+            self.num_retries += 1
+            self._last_problem = answer.problem
+            # A little disorder, so that many requests do not all come back at once.
+            await asyncio.sleep(min(LONGEST_WAIT, max(answer.wait, wait * random.uniform(0.75, 1.25))))
+            wait *= 2
+        raise AssertionError("the last try returns or raises")
 
-    async def _once(
-        self, method: str, path: str, body: dict[str, Any] | None, where: str
-    ) -> tuple[dict[str, Any] | None, str, float]:
-        """(answer, or what was wrong with it, seconds the server asks us to wait); an error if trying again is idle."""
+    async def _once(self, method: str, path: str, body: dict[str, Any] | None, where: str) -> dict[str, Any] | _Trouble:
+        """The answer, or what was wrong with it; an error if trying again is idle."""
         seconds = self.patience.timeout
         try:
             # One deadline for all of it: a server that sends a byte now and then must not hold us for good.
@@ -133,16 +152,17 @@ class Server:
             ):
                 data = await _read_body(response)
         except httpx.ConnectTimeout:
-            return None, f"no connection within {min(SECONDS_TO_CONNECT, seconds):g} seconds", 0.0
+            return _Trouble(f"no connection within {min(SECONDS_TO_CONNECT, seconds):g} seconds", 504)
         except TimeoutError:
-            return None, f"no answer within {seconds:g} seconds", 0.0
+            return _Trouble(f"no answer within {seconds:g} seconds", 504)
         except httpx.HTTPError as error:
-            return None, f"no connection ({type(error).__name__}: {error})", 0.0
+            return _Trouble(f"no connection ({type(error).__name__}: {error})")
         if data is None:
-            return None, f"the answer is longer than {MOST_BYTES:,} bytes", 0.0
+            return _Trouble(f"the answer is longer than {MOST_BYTES:,} bytes")
         status, text = response.status_code, _shorten(data.decode("utf-8", "replace"))
         if status in BUSY or status >= 500:
-            return None, f"status {status}: {text}", _retry_after(response)
+            is_busy = status in BUSY or status == 503
+            return _Trouble(f"status {status}: {text}", 503 if is_busy else 502, _retry_after(response))
         if status in (401, 403):
             raise ServerError(f"{where}: status {status}; is the key in ${self.key_variable} correct for this server?")
         if response.has_redirect_location:
@@ -156,8 +176,8 @@ class Server:
         except (ValueError, RecursionError):  # no JSON, no text, or nested without end
             answer = None
         if not isinstance(answer, dict):
-            return None, f"the answer is not a JSON object: {text!r}", 0.0
-        return answer, "", 0.0
+            return _Trouble(f"the answer is not a JSON object: {text!r}")
+        return answer
 
 
 def server_address(url: str) -> httpx.URL:

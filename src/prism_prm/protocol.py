@@ -194,4 +194,10 @@ def summary_of(scorer: object) -> dict[str, Any] | None:
 
 def tokens_of(scorer: Scorer, trees: Iterable[StepTree]) -> int:
     """Tokens that the scores of some trees take: read once by a PRM, read and written by a critic."""
-    return sum(scorer.count_tokens(tree) for tree in trees)
+    together = getattr(scorer, "count_all", None)  # where each question is a message to another process
+    return int(together(list(trees))) if together else sum(scorer.count_tokens(tree) for tree in trees)
+
+
+def can_score_all(scorer: Scorer, tree: StepTree) -> bool:
+    """Whether a scorer can read all steps of a solution."""
+    return all(scorer.can_score(step.text, depth) for depth, step in enumerate(tree.nodes))

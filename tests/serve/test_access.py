@@ -23,14 +23,17 @@ PATHS = [
     "/docs",
     "/docs/files/swagger-ui.css",
     "/openapi.json",
-    "/",
+    "/v1/documents",
+    "/v1/documents/0",
+    "/page/nosuch.js",
     "/x",
 ]
 
 
-def test_a_key_guards_every_route_but_health() -> None:
+def test_a_key_guards_every_route_but_health_and_the_page() -> None:
     with running({"m": GatedScorer()}, ("first", "second")) as server:
-        assert server.client.get("/health").status_code == 200
+        for path in ("/health", "/", "/page/app.js", "/page/page.css"):
+            assert server.client.get(path).status_code == 200, path
         for path in PATHS:
             assert server.client.get(path).status_code == 401, path
         for path in ("/pooling", "/v1/steps", "/get_reward", "/health"):

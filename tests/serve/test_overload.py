@@ -31,6 +31,8 @@ SECONDS = int(os.environ.get("PRISM_LOAD_SECONDS", "60"))
 DEADLINE = 30
 PROBLEM, STEPS = "What is x + 2?", [f"Let x be {i}. Then x + 2 = {i + 2}, so the answer is {i + 2}." for i in range(20)]
 BODY = {"items": [{"problem": PROBLEM, "steps": STEPS}]}
+MANY = {"items": [{"problem": PROBLEM, "steps": STEPS[:1]}] * 20}
+BODIES = pytest.mark.parametrize("body", [BODY, MANY], ids=["one item", "many items"])
 LIMITS = ("--port", "0", "--batch-items", "1", "--cache-mb", "0", "--max-requests", "64", "--deadline", str(DEADLINE))
 """Equal requests would be computed once: here each is scored by itself, so that its rate is known."""
 
@@ -99,29 +101,30 @@ def answers_rightly(url: str, right: list[float]) -> float:
     return time.monotonic() - started
 
 
-def own_rate(url: str) -> float:
+def own_rate(url: str, body: dict[str, Any]) -> float:
     """Requests per second that it can serve, one after the other."""
     started, count = time.monotonic(), 0
     with httpx.Client(base_url=url, timeout=60) as client:
         while time.monotonic() - started < 5:
-            assert client.post("/v1/steps", json=BODY).status_code == 200
+            assert client.post("/v1/steps", json=body).status_code == 200
             count += 1
     return count / (time.monotonic() - started)
 
 
-def test_ten_times_its_rate_with_hey(tmp_path: Path, prm: Path, right: list[float]) -> None:
+@BODIES
+def test_ten_times_its_rate_with_hey(tmp_path: Path, prm: Path, right: list[float], body: dict[str, Any]) -> None:
     hey = shutil.which("hey")
     if hey is None:
         pytest.skip("needs hey")
-    body = tmp_path / "body.json"
-    body.write_text(json.dumps(BODY))
+    file = tmp_path / "body.json"
+    file.write_text(json.dumps(body))
     with loaded(prm) as (url, process):
-        rate = own_rate(url)
+        rate = own_rate(url, body)
         clients = 300
         watch = Watch(process)
         line = [
             hey, "-z", f"{SECONDS}s", "-c", str(clients), "-q", f"{max(0.1, 10 * rate / clients):.3f}", "-t", "60",
-            "-m", "POST", "-T", "application/json", "-D", str(body), "-o", "csv", f"{url}/v1/steps",
+            "-m", "POST", "-T", "application/json", "-D", str(file), "-o", "csv", f"{url}/v1/steps",
         ]  # fmt: skip
         shown = subprocess.run(line, capture_output=True, text=True, check=True, timeout=SECONDS + 120).stdout
         early, late = watch.end()
@@ -131,7 +134,7 @@ def test_ten_times_its_rate_with_hey(tmp_path: Path, prm: Path, right: list[floa
     accepted = sorted(float(row["response-time"]) for row in rows if row["status-code"] == "200")
     p99 = accepted[int(0.99 * len(accepted))]
     print(
-        f"hey: {rate:.1f}/s alone; {len(rows) / SECONDS:.1f}/s sent, {len(accepted)} accepted, "
+        f"hey: {rate:.2f}/s alone; {len(rows) / SECONDS:.1f}/s sent, {len(accepted)} accepted, "
         f"{len(rows) - len(accepted)} refused, p99 {p99:.1f} s, {early:.0f} and later {late:.0f} MB, then {after:.2f} s"
     )
     assert statuses == {"200", "429"}
@@ -139,16 +142,18 @@ def test_ten_times_its_rate_with_hey(tmp_path: Path, prm: Path, right: list[floa
     assert late < 1.1 * early
 
 
-def test_ten_times_its_rate_with_locust(tmp_path: Path, prm: Path, right: list[float]) -> None:
+@BODIES
+def test_ten_times_its_rate_with_locust(tmp_path: Path, prm: Path, right: list[float], body: dict[str, Any]) -> None:
     """Here every accepted answer is compared with the right one."""
     locust = os.environ.get("PRISM_LOCUST")
     if locust is None:
         pytest.skip("set PRISM_LOCUST to the command")
     with loaded(prm) as (url, process):
-        rate, users = own_rate(url), 300
+        rate, users = own_rate(url, body), 300
         watch = Watch(process)
         environment: dict[str, Any] = {
-            **os.environ, "PRISM_LOAD_BODY": json.dumps(BODY), "PRISM_LOAD_RIGHT": json.dumps(right),
+            **os.environ, "PRISM_LOAD_BODY": json.dumps(body),
+            "PRISM_LOAD_RIGHT": json.dumps(right[: len(body["items"][0]["steps"])]),
             "PRISM_LOAD_RATE": str(10 * rate / users),
         }  # fmt: skip
         environment.pop("PYTHONPATH", None)
@@ -162,7 +167,7 @@ def test_ten_times_its_rate_with_locust(tmp_path: Path, prm: Path, right: list[f
     with (tmp_path / "found_stats.csv").open() as file:
         rows = {row["Name"]: row for row in csv.DictReader(file)}
     print(
-        f"locust: {rate:.1f}/s alone; accepted {rows['accepted']['Request Count']}, refused "
+        f"locust: {rate:.2f}/s alone; accepted {rows['accepted']['Request Count']}, refused "
         f"{rows['refused']['Request Count']}, p99 {rows['accepted']['99%']} ms, {early:.0f} and later {late:.0f} MB, "
         f"then {after:.2f} s"
     )

@@ -12,6 +12,9 @@ import httpx
 import pytest
 
 from gated_scorer import GatedScorer
+from prism_prm.serve.engine import Engine
+from prism_prm.serve.models import ServedModel
+from prism_prm.serve.settings import ServeSettings
 from serving_prms import Running, running, until
 
 
@@ -61,7 +64,7 @@ def test_without_batching_every_item_is_scored_alone() -> None:
 
 def test_batches_have_a_limit_of_tokens() -> None:
     scorer = GatedScorer()
-    with running({"m": scorer}, batch_tokens=10) as server:
+    with running({"m": scorer}, batch_tokens=3) as server:
         server.steps(
             *({"problem": f"p{n}", "steps": ["four"]} for n in range(3)), {"problem": "long", "steps": ["x" * 99]}
         )
@@ -96,7 +99,7 @@ def test_too_many_requests(pool: ThreadPoolExecutor) -> None:
 
 def test_too_many_tokens(pool: ThreadPoolExecutor) -> None:
     scorer = GatedScorer()
-    with running({"m": scorer}, max_tokens=175) as server:
+    with running({"m": scorer}, max_tokens=44) as server:
         assert ask(server, "c" * 175, "s").status_code == 413, "it would never fit"
         scorer.open.clear()
         accepted = waiting(server, pool, "a" * 80)
@@ -222,6 +225,43 @@ def test_draining_finishes_what_was_accepted(pool: ThreadPoolExecutor, monkeypat
         scorer.open.set()
         assert [one.result().status_code for one in accepted] == [200, 200]
         until(lambda: server.server.should_exit)
+
+
+def test_a_thread_that_is_about_to_wait_hears_that_it_should_end() -> None:
+    """Closing between its look at the flag and its wait must not be missed."""
+    engine = Engine(list, ServeSettings(deadline=5.0))
+    is_about, is_closed = threading.Event(), threading.Event()
+
+    class Late(threading.Condition):
+        def __enter__(self) -> bool:
+            if threading.current_thread().name == "model":
+                is_about.set()
+                assert is_closed.wait(60)
+            return super().__enter__()
+
+        def notify(self, n: int = 1) -> None:
+            super().notify(n)
+            is_closed.set()
+
+    engine._changed = Late()
+    engine._thread.start()
+    assert is_about.wait(60)
+    engine.close()
+    assert not engine._thread.is_alive()
+
+
+def test_closing_does_not_wait_for_models_that_load() -> None:
+    go = threading.Event()
+
+    def load() -> list[ServedModel]:
+        assert go.wait(60)
+        return []
+
+    engine = Engine(load, ServeSettings(deadline=20.0))
+    engine._thread.start()
+    engine.close()
+    assert engine._thread.is_alive(), "it was left alone"
+    go.set()
 
 
 def test_slow_clients_are_let_go() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import LOADING, Families, Options, families_of, with_settings
+from prism_prm.cli.options import A_CRITIC, LOADING, Families, Options, critic_options, families_of, with_settings
 from prism_prm.cli.ui import conclude, say, tell
 from prism_prm.names import named_places, split_name
 from prism_prm.places import is_hub_id
 
 if TYPE_CHECKING:
+    from prism_prm.critics.settings import CriticSettings
     from prism_prm.scorer.settings import LoadSettings
     from prism_prm.serve.settings import ServeSettings
 
@@ -31,6 +33,14 @@ EXAMPLES = """
 
   `prism serve --prm runs/my-prm --host 0.0.0.0 --keys keys.txt`
 
+- Watch a search that is running:
+
+  `prism serve --results runs/beam`
+
+- A critic, whose replies are paid for once:
+
+  `prism serve --prm judge=critic:openai:http://localhost:8001/v1 --critic processbench`
+
 Routes, limits and deployment: docs/serve.md
 """
 
@@ -47,26 +57,39 @@ LOADED = ("dtype", "device", "device_map", "attn", "token_budget", "context", "o
         },
     ),
     loading=Options(LOADING, {"PRM": LOADED}),
+    critic=critic_options(),
 )
 def serve(
     *,
     prm: Annotated[
-        list[str], typer.Option(help="A PRM to serve: a folder, a hub id, or NAME=folder. May be repeated.")
-    ],
+        list[str] | None,
+        typer.Option(help=f"A PRM to serve: a folder, a hub id, {A_CRITIC}, or NAME=any of these. May be repeated."),
+    ] = None,
+    results: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Results to look at on the page at /, also while they are being made: a folder or NAME=folder, as for "
+            "`prism view`. May be repeated."
+        ),
+    ] = None,
     settings: ServeSettings,
     family: Families = None,
     loading: LoadSettings,
+    critic: CriticSettings,
 ) -> None:
-    """Serve PRMs over HTTP, for clients of vLLM (`/pooling`), OpenRLHF (`/get_reward`) and our own (`/v1/steps`).
+    """Serve PRMs over HTTP, for people (a page at `/`) and programs.
+
+    Programs are clients of vLLM (`/pooling`), OpenRLHF (`/get_reward`) and our own (`/v1/steps`).
 
     Requests in flight that share a problem are scored as one tree, and the states of prefixes are kept for the next
     request. When it is busy, the server answers with 429. SIGTERM or Ctrl-C lets accepted requests finish.
     """
     from prism_prm.serve.run import serve_prms
 
-    prms = named_places(list(map(_with_name, prm)))
-    how = asdict(loading) | {"family": families_of(family, prms)}
-    answered = serve_prms(prms, settings, loading=how, say=say)
+    prms = named_places(list(map(_with_name, prm or [])))
+    how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}
+    answered = serve_prms(prms, settings, loading=how, results=results or (), say=say)
+    gc.freeze()  # or the interpreter would go through everything that torch has made before it ends
     conclude(lambda: {"requests": answered}, lambda: tell(f"{answered:,} requests answered"))
 
 

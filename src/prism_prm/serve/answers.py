@@ -15,9 +15,13 @@ from prism_prm.serve.models import Item, ItemScores, ServedModel
 
 def usage(items: Sequence[Item], found: Sequence[ItemScores]) -> dict[str, int]:
     """Tokens of a request."""
-    tokens = sum(item.tokens for item in items)
+    tokens = sum(_tokens(item, scores) for item, scores in zip(items, found, strict=True))
     cached = sum(scores.cached_tokens for scores in found)
     return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "cached_tokens": cached}
+
+
+def _tokens(item: Item, scores: ItemScores) -> int:
+    return item.tokens if scores.tokens is None else scores.tokens
 
 
 def sizes(item: Item) -> dict[str, Any]:
@@ -49,6 +53,7 @@ def steps_answer(model: ServedModel, item: Item, scores: ItemScores) -> dict[str
         "too_long": list(scores.too_long),
         "cached_tokens": scores.cached_tokens,
         **sizes(item),
+        "tokens": _tokens(item, scores),
     }
     if item.tree.trunk or not item.tree.nodes:
         return answer | judged(model, probability_N)

@@ -16,18 +16,25 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from prism_prm import __version__
+from prism_prm.critics.asking import BudgetError
+from prism_prm.critics.verdicts import CriticError
 from prism_prm.errors import DataError, PrismError
 from prism_prm.http import ServerError
 from prism_prm.serve.engine import Engine, RefusedError
 from prism_prm.serve.gate import HUNG_UP, UNEXPECTED, Gate, error_body
 from prism_prm.serve.keys import KeyRing
+from prism_prm.serve.page import Shelf
+from prism_prm.serve.page import router as page_router
 from prism_prm.serve.routes import router
 
-ABOUT = "Process reward models behind HTTP. Every route but /health needs a key, where the server has keys."
+ABOUT = (
+    "Process reward models behind HTTP. Every route but /health and the page at / needs a key, where the "
+    "server has keys."
+)
 
 
-def build_app(engine: Engine, keys: KeyRing) -> Gate:
-    """The application that serves an engine's models."""
+def build_app(engine: Engine, keys: KeyRing, shelf: Shelf) -> Gate:
+    """The application that serves an engine's models, and the results on a shelf."""
 
     @asynccontextmanager
     async def running(_app: FastAPI) -> AsyncIterator[None]:
@@ -39,11 +46,18 @@ def build_app(engine: Engine, keys: KeyRing) -> Gate:
         title="prism serve", version=__version__, description=ABOUT, lifespan=running, docs_url=None, redoc_url=None
     )
     app.state.engine = engine
+    app.state.shelf = shelf
     app.state.started = int(time.time())
     app.include_router(router)
+    app.include_router(page_router)
     _add_errors(app, engine.settings.deadline)
-    _add_page(app)
-    return Gate(app, engine, keys, [route.path for route in router.routes if isinstance(route, APIRoute)])
+    _add_docs(app)
+    return Gate(
+        app,
+        engine,
+        keys,
+        [route.path for route in (*router.routes, *page_router.routes) if isinstance(route, APIRoute)],
+    )
 
 
 def _add_errors(app: FastAPI, deadline: float) -> None:
@@ -52,7 +66,9 @@ def _add_errors(app: FastAPI, deadline: float) -> None:
         RequestValidationError: lambda error: _error(400, _invalid(error)),
         HTTPException: lambda error: _error(error.status_code, str(error.detail)),
         DataError: lambda error: _error(400, str(error)),
-        ServerError: lambda error: _error(502, str(error)),
+        ServerError: lambda error: _error(error.status, str(error), 1 if error.status == 503 else None),
+        CriticError: lambda error: _error(502, str(error)),
+        BudgetError: lambda error: _error(503, str(error)),
         PrismError: lambda error: _error(500, str(error)),
         TimeoutError: lambda error: _error(504, f"Not answered within {deadline:g} seconds.", 1),  # noqa: ARG005
         ConnectionError: lambda error: Response(status_code=HUNG_UP),  # noqa: ARG005
@@ -79,7 +95,7 @@ def _invalid(error: RequestValidationError) -> str:
     return f"{where}: {found['msg']}" if where else str(found["msg"])
 
 
-def _add_page(app: FastAPI) -> None:
+def _add_docs(app: FastAPI) -> None:
     """Swagger's page at /docs, with files that are installed and not fetched."""
     from swagger_ui_bundle import swagger_ui_path
 

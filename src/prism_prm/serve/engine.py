@@ -51,6 +51,10 @@ class _Job:
     """The first item that is not being scored yet."""
     found: dict[int, ItemScores] = field(default_factory=dict)
 
+    def is_over(self, now: float) -> bool:
+        """Whether nobody waits for it: it has its answer, or an error, or was cancelled, or its deadline has passed."""
+        return self.future.done() or self.deadline <= now
+
 
 Part = tuple[_Job, int]
 """An item of a job."""
@@ -95,8 +99,9 @@ class Engine:
         self._thread.start()
 
     async def loaded(self) -> None:
-        """Wait until the models are loaded, or cannot be."""
-        await asyncio.to_thread(self._loaded.wait)
+        """Wait until the models are loaded, or cannot be; not in a thread, which would keep the program from ending."""
+        while not self._loaded.is_set():
+            await asyncio.sleep(0.05)
 
     @property
     def is_ready(self) -> bool:
@@ -109,12 +114,12 @@ class Engine:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        """End the threads, after the batch that is being worked on."""
+        """End the threads, after the batch that is being worked on; models that are being loaded are left to it."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
         self._readers.shutdown(wait=False, cancel_futures=True)
-        if self._thread.is_alive():
+        if self._loaded.is_set():
             self._thread.join(self.settings.deadline)
 
     def check_room(self, num_bytes: int = 0) -> None:
@@ -212,13 +217,13 @@ class Engine:
             self.failure = error
         finally:
             self._loaded.set()
-        while not self._stopped and self.failure is None:
+        while self.failure is None:
             with self._changed:
-                batch = self._take()
-                if not batch:
+                while not self._stopped and not (batch := self._take()):
                     self._busy_since = None
                     self._changed.wait()
-                    continue
+                if self._stopped:
+                    return
             self._score(batch)
 
     def _take(self) -> list[Part]:
@@ -227,14 +232,15 @@ class Engine:
         tokens = 0
         now = time.monotonic()
         for number, job in list(self._queue.items()):
-            if job.future.done() or job.deadline <= now:
+            if job.is_over(now):
                 del self._queue[number]
                 continue
             if batch and job.model != batch[0][0].model:
                 continue
+            most = min(self.settings.batch_items, self.models[job.model].batch_items or self.settings.batch_items)
             while job.next < len(job.items):
                 size = job.items[job.next].tokens
-                if batch and (tokens + size > self.settings.batch_tokens or len(batch) >= self.settings.batch_items):
+                if batch and (tokens + size > self.settings.batch_tokens or len(batch) >= most):
                     return batch
                 batch.append((job, job.next))
                 tokens += size
@@ -254,7 +260,8 @@ class Engine:
                 results = [(*batch[0], error)]
         if not results:  # one item's mistake must not be another's
             for part in batch:
-                self._score([part])
+                if not part[0].is_over(time.monotonic()):
+                    self._score([part])
             return
         self._busy_since = time.monotonic()
         self._measure(batch, results, self._busy_since - started)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
+from prism_prm.serve import page
 from prism_prm.serve.engine import Engine, RefusedError
 from prism_prm.serve.keys import KeyRing
 
@@ -22,7 +23,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = ("/health",)
+OPEN = frozenset({"/health", *page.OPEN})
 """Paths that need no key."""
 BODIES = 32
 """Bodies of the largest size that may be read at the same time; of smaller ones, more."""
@@ -98,7 +99,7 @@ class Gate:
             raise RefusedError(401, "A key is needed: Authorization: Bearer KEY.")
         if not self.keys and self.engine.settings.is_local and not _is_address(headers.get(b"host", b"")):
             # A page of the web may reach this machine under a name of its own, but not under an address.
-            raise RefusedError(403, "Use the server's address, not a name.")
+            raise RefusedError(403, "Use this server's address or localhost, not a name; or give it keys.")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         settings = self.engine.settings

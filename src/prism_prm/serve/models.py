@@ -1,13 +1,14 @@
 """A served model: how requests become trees to score, and how a batch of them is scored with what they share.
 
-A PRM works on token ids, with a prefix cache. Any other scorer (a critic, a remote PRM) gets one tree per problem.
+A PRM works on token ids, with a prefix cache. Any other scorer (a critic, a remote PRM) gets one tree per problem,
+unless it reads whole solutions: what others ask must not change a verdict.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,13 +18,18 @@ from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.errors import DataError, ModelError
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import Family
-from prism_prm.protocol import Scorer
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
 from prism_prm.scorer.prefix_cache import PrefixCache
 from prism_prm.scorer.prm import PRM
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import fit, score_encoded
+
+OTHERS_ITEMS = 16
+"""Items that a scorer other than a PRM gets together: between batches it is seen whether anyone still waits."""
+CHARACTERS = 4
+"""Of a token, roughly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Item:
     encoded: EncodedTree | None
     """None where the scorer is no PRM."""
     tokens: int
+    """Where the scorer is no PRM: roughly, since only its server knows."""
     on_too_long: OnTooLong = "error"
     """What to do with steps beyond the context, where there are any."""
 
@@ -44,9 +51,11 @@ class ItemScores:
     """The scores of an item."""
 
     log_odds_NO: np.ndarray
-    """NaN where a step was too long to score."""
+    """NaN where a step was too long to score, or not judged."""
     too_long: tuple[int, ...] = ()
     cached_tokens: int = 0
+    tokens: int | None = None
+    """Where only the scorer knows them, once it has scored."""
 
 
 class ServedModel:
@@ -61,12 +70,14 @@ class ServedModel:
         self.identity = scorer.identity()
         self.model_hash = scorer.model_hash() if isinstance(scorer, PRM) else self.identity
         self.cache = _cache(scorer, cache_bytes)
+        self.batch_items: int | None = None if isinstance(scorer, PRM) else OTHERS_ITEMS
+        """How many items it gets together; None for as many as there are."""
 
     def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> Item:
         """A tree to score; a `system` message replaces the one that the family lays out, where it has one."""
         prm = self.scorer
         if not isinstance(prm, PRM):
-            return Item(tree, None, prm.count_tokens(tree))
+            return Item(tree, None, _guess_tokens(tree))
         family = prm.family
         if system is not None and system != family.chosen.get("system", system):
             family = _with_system(family, system)
@@ -101,6 +112,13 @@ class ServedModel:
         reads = tuple(len(step) - 1 for step in steps)
         encoded = EncodedTree((), steps, reads, tuple(range(-1, len(steps) - 1)), tuple(starts[: len(steps)]))
         return Item(None, encoded, len(ids))
+
+    def counted(self, item: Item) -> Item:
+        """The item with its tokens as the scorer counts them, which may have to ask its server."""
+        if isinstance(self.scorer, PRM):
+            return item
+        assert item.tree is not None, "only PRMs take sequences"
+        return replace(item, tokens=self.scorer.count_tokens(item.tree))
 
     @property
     def _prm(self) -> PRM:
@@ -145,13 +163,19 @@ class ServedModel:
         for _, item in asked:
             assert item.tree is not None, "only PRMs take sequences"
             trees.append(item.tree)
+        reads_all = getattr(self.scorer, "reads_whole_solutions", False)
         found = score_merged(
             trees,
-            lambda i: (asked[i][0], trees[i].problem),
+            lambda i: i if reads_all else (asked[i][0], trees[i].problem),
             merge_trees,
-            lambda merged: [scores.log_odds_NO for scores in self.scorer.score_trees(merged)],
+            lambda merged: list(map(_with_too_long, self.scorer.score_trees(merged))),
         )
-        return [ItemScores(values_NO, tuple(np.flatnonzero(np.isnan(values_NO[:, 0])).tolist())) for values_NO in found]
+        return [
+            ItemScores(
+                values[:, :-1], tuple(np.flatnonzero(values[:, -1]).tolist()), tokens=self.scorer.count_tokens(tree)
+            )
+            for values, tree in zip(found, trees, strict=True)
+        ]
 
 
 def _cache(scorer: Scorer, num_bytes: int) -> PrefixCache | None:
@@ -162,6 +186,16 @@ def _cache(scorer: Scorer, num_bytes: int) -> PrefixCache | None:
         return PrefixCache(scorer, num_bytes)
     except ModelError:
         return None
+
+
+def _guess_tokens(tree: StepTree) -> int:
+    return 1 + sum(map(len, [tree.problem, *(step.text for step in tree.nodes)])) // CHARACTERS
+
+
+def _with_too_long(scores: TreeScores) -> np.ndarray:
+    """Log-odds of each node, and whether it is too long, as one more column."""
+    is_too_long_N = np.isin(np.arange(len(scores.log_odds_NO)), scores.too_long)
+    return np.column_stack([scores.log_odds_NO, is_too_long_N])
 
 
 def _longest(tree: EncodedTree) -> int:

@@ -32,6 +32,7 @@ from prism_prm.serve.schemas import (
     Solution,
     StepsAnswer,
     StepsRequest,
+    Text,
     TokensAnswer,
     Tree,
 )  # fmt: skip
@@ -48,7 +49,11 @@ _numbers = itertools.count()
 
 def _described(answer: type) -> dict[str, Any]:
     """What OpenAPI says of a route's answers."""
-    errors = {400: "not readable", 413: "too large", 429: "busy: retry later", 503: "not ready", 504: "too slow"}
+    errors = {
+        400: "not readable", 401: "no key", 404: "no such model", 413: "too large", 429: "busy: retry later",
+        502: "the server of a critic or remote PRM failed", 503: "not ready, or a server behind it is busy",
+        504: "too slow",
+    }  # fmt: skip
     return {
         "responses": {200: {"model": answer}}
         | {status: {"model": ErrorAnswer, "description": text} for status, text in errors.items()}
@@ -111,6 +116,9 @@ async def steps(body: StepsRequest, request: Request) -> Response:
     items, found = await _score(request, model, lambda: _steps_items(model, body))
     about = {"model_hash": model.model_hash, "aggregator": model.aggregator, "threshold": model.threshold}
     answers = [steps_answer(model, item, scores) for item, scores in zip(items, found, strict=True)]
+    for answer, given, item in zip(answers, body.items, items, strict=True):
+        if isinstance(given, Text) and item.tree is not None:
+            answer["steps"] = item.tree.texts(item.tree.trunk)
     return _json(_head("steps", "steps", model) | about | {"items": answers, "usage": usage(items, found)})
 
 
@@ -118,7 +126,9 @@ async def steps(body: StepsRequest, request: Request) -> Response:
 async def tokens(body: StepsRequest, request: Request) -> Response:
     """How many tokens solutions and trees are, without scoring them."""
     model = _model(request, body.model)
-    items = await _engine(request).encode(lambda: _steps_items(model, body, "skip"), request.scope["started"])
+    items = await _engine(request).encode(
+        lambda: list(map(model.counted, _steps_items(model, body, "skip"))), request.scope["started"]
+    )
     return _json({"model": model.name, "items": [sizes(item) for item in items]})
 
 
@@ -210,7 +220,9 @@ def _steps_items(model: ServedModel, body: StepsRequest, on_too_long: OnTooLong 
     return [model.item(tree, on_too_long=on_too_long or body.on_too_long) for tree in trees]
 
 
-def _tree(given: Solution | Tree, number: int) -> StepTree:
+def _tree(given: Solution | Text | Tree, number: int) -> StepTree:
+    if isinstance(given, Text):
+        return StepTree.chain(given.problem, cut_steps(given.solution), tree_id=number)
     if isinstance(given, Solution):
         return StepTree.chain(given.problem, given.steps, tree_id=number)
     if len(given.nodes) != len(given.parents):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, MissingExtraError
+from prism_prm.page.document import Results
+from prism_prm.page.documents import find_documents
 from prism_prm.scorer.place import check_scorer
 from prism_prm.serve.keys import read_keys
 from prism_prm.serve.settings import ServeSettings
@@ -27,14 +30,16 @@ def serve_prms(
     settings: ServeSettings | None = None,
     *,
     loading: Mapping[str, Any] | None = None,
+    results: str | Path | Sequence[str | Path] = (),
     say: Say = silent,
 ) -> int:
-    """Serve PRMs over HTTP until SIGTERM or Ctrl-C, which lets accepted requests finish.
+    """Serve PRMs and a page to look at results over HTTP until SIGTERM or Ctrl-C, which lets accepted requests finish.
 
     Args:
         prms: the name under which clients ask for it → a PRM, or its folder or hub id.
         settings: address, keys and limits.
         loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+        results: folders of results, or NAME=FOLDER, that the page at `/` shows and watches.
         say: called with each status message, e.g. `print`.
 
     Returns:
@@ -48,22 +53,24 @@ def serve_prms(
         >>> serve_prms({"mine": "my-prm"}, settings, say=print)  # doctest: +SKIP
     """
     settings = settings or ServeSettings()
-    if not prms:
-        raise ConfigError("there is no PRM to serve; name one with --prm")
+    places = [str(place) for place in as_places(results)]
+    if not prms and not places:
+        raise ConfigError("there is nothing to serve; name a PRM with --prm, or results to look at with --results")
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
     keys = read_keys(settings)
+    find_documents(Results.named(places))
     for name, prm in prms.items():
         if isinstance(prm, str | Path):
             check_scorer(prm, loading, name)
     with contextlib.closing(_listen(settings)) as listener:
         from prism_prm.serve.server import make_server
 
-        server = make_server(prms, settings, keys, loading=loading, say=say)
+        server = make_server(prms, settings, keys, loading=loading, results=places, say=say)
         address, port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
-        say(f"Listening on http://{shown}:{port}; loading {', '.join(prms)}")
+        say(f"Listening on http://{shown}:{port}; loading {', '.join(prms) or 'no PRM'}")
         server.run(sockets=[listener])
     if server.engine.failure is not None:
         raise server.engine.failure

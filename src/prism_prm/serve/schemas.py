@@ -81,6 +81,14 @@ class Solution(BaseModel):
     steps: list[str]
 
 
+class Text(BaseModel):
+    """A problem and a solution as one text, which is cut into steps at blank lines; the answer has the steps."""
+
+    model_config = ConfigDict(extra="forbid")
+    problem: str
+    solution: str
+
+
 class Tree(BaseModel):
     """A problem and a tree of steps."""
 
@@ -95,7 +103,7 @@ class StepsRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: Model = None
-    items: list[Solution | Tree]
+    items: list[Solution | Text | Tree]
     on_too_long: OnTooLong | None = Field(
         None, description="What to do with steps beyond the context; by default as the server was told."
     )
@@ -117,6 +125,7 @@ class ItemAnswer(BaseModel):
     first_error: int | None = Field(description="The first step that is not right; null if all are, and for a tree.")
     score: float | None = Field(description="The solution's score, by the model's own aggregator; null for a tree.")
     leaves: list[Leaf] | None = Field(None, description="For a tree: its paths as solutions.")
+    steps: list[str] | None = Field(None, description="What a solution that was one text was cut into.")
     too_long: list[int] = Field(description="Steps beyond the model's context.")
     tokens: int
     cached_tokens: int

@@ -7,6 +7,7 @@ import math
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from prism_prm.critics.load import critic_settings
 from prism_prm.protocol import Scorer
 from prism_prm.scorer.load import open_prm
+from prism_prm.scorer.settings import LoadSettings
 from prism_prm.serve.app import build_app
 from prism_prm.serve.engine import Engine
 from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.models import ServedModel
+from prism_prm.serve.page import shelf_of
 from prism_prm.serve.settings import ServeSettings
 from prism_prm.types import Say, silent
 
@@ -27,6 +31,8 @@ LINGER = 1.0
 """Seconds in which a server that is done still answers with 503: clients and proxies learn that it goes."""
 SWITCH = 0.001
 """Seconds that the model thread's Python code may keep the event loop from running; Python's own 5 ms add up."""
+TRIES = 3
+"""How often a critic or a remote PRM is asked before its request fails; all within the deadline."""
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than proxies keep theirs."""
 
@@ -37,18 +43,20 @@ def make_server(
     keys: KeyRing,
     *,
     loading: Mapping[str, Any] | None = None,
+    results: Sequence[str] = (),
     say: Say = silent,
 ) -> DrainingServer:
     """A server that is not running yet."""
 
     def load() -> Sequence[ServedModel]:
         size = int(settings.cache_mb * 1e6)
-        return [ServedModel(name, open_prm(prm, loading, name), size) for name, prm in prms.items()]
+        how = _hurry_servers(loading, settings.deadline)
+        return [ServedModel(name, open_prm(prm, how, name), size) for name, prm in prms.items()]
 
     sys.setswitchinterval(SWITCH)
     engine = Engine(load, settings)
     config = uvicorn.Config(
-        build_app(engine, keys),
+        build_app(engine, keys, shelf_of(results)),
         http=_hurried(settings.client_seconds),
         ws="none",
         lifespan="on",
@@ -60,6 +68,19 @@ def make_server(
         limit_concurrency=_most_connections(),
     )
     return DrainingServer(config, engine, say)
+
+
+def _hurry_servers(loading: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
+    """Options of `load_prm` so that no server behind ours holds the model thread much longer than our clients wait."""
+    given = dict(loading or {})
+    seconds, retries = deadline / TRIES, TRIES - 1
+    known = LoadSettings()
+    critic = critic_settings(given.get("critic"))
+    return given | {
+        "prm_timeout": min(given.get("prm_timeout", known.prm_timeout), seconds),
+        "prm_retries": min(given.get("prm_retries", known.prm_retries), retries),
+        "critic": replace(critic, timeout=min(critic.timeout, seconds), retries=min(critic.retries, retries)),
+    }
 
 
 def _most_connections() -> int:

@@ -21,7 +21,7 @@ class ServeSettings:
     port: Port = 8000
     """The port to listen on. With 0 the system chooses a free one."""
     keys: Path | None = None
-    """A file of API keys, one per line. $PRISM_API_KEY is one more. With a key, every route but /health asks for it."""
+    """A file of API keys, one per line. $PRISM_API_KEY is one more. All routes but /health and the page need one."""
     allow_anyone: bool = False
     """Serve other machines without a key."""
     max_requests: Count = 512
@@ -31,7 +31,7 @@ class ServeSettings:
     max_body: Count = 2_000_000
     """The size limit of a request in bytes. Longer ones are answered with 413."""
     deadline: Positive = 30.0
-    """Seconds in which a request is answered, or else with 504. Requests that would wait too long get 429 at once."""
+    """Seconds until a request is answered or gets 504. Requests that would wait too long get 429 at once."""
     client_seconds: Positive = 10.0
     """Seconds that a client may take to send a request."""
     batch_items: Count = 256
