@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-slow fuzz check format bench clean
+.PHONY: help setup demo test test-browser test-slow fuzz screenshot check format bench clean
 help:            ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
 
@@ -21,6 +21,12 @@ demo: $(READY)   ## run the whole pipeline in a small world, in minutes
 
 test: $(READY)   ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-browser: $(READY)  ## run the tests of the page in a real browser (needs chromium)
+	$(BIN)/python -m pytest tests/browser
+
+screenshot: $(READY)  ## make the README's picture of the page (needs chromium)
+	$(BIN)/python experiments/page_screenshot.py
 
 test-slow: $(READY)  ## run the slow tests too
 	$(BIN)/python -m pytest -m 'slow or not slow'

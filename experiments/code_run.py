@@ -138,7 +138,8 @@ def table(results: Results, tokens: int) -> str:
     lines += [
         "",
         f"{len(pool.problems)} problems, {len(pool.solutions)} samples, {tokens:,} tokens "
-        f"({tokens / max(1, len(pool.solutions)):.0f} per sample). Programs by how they ended: {statuses}. "
+        f"({tokens / max(1, len(pool.solutions)):.0f} per sample). "
+        f"Programs by how their run on the public inputs ended: {statuses}. "
         f"Of {sum(grade.passed is True for grade in graded)} programs that pass the public tests "
         f"{sum(grade.passed is True and grade.correct is True for grade in graded)} are right; of "
         f"{sum(grade.passed is False for grade in graded)} that do not, "

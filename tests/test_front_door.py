@@ -28,7 +28,7 @@ VERBS = {
     "pairs": "build_pairs", "export": "export_pairs", "score": "score_files", "margins": "measure_margins",
     "plan": "plan_run", "train": "train_prm", "eval": "evaluate_prm", "compare": "compare_runs",
     "theory": "report_theory", "rerank": "rerank_pool", "search": "search_task", "grpo": "train_policy",
-    "demo": "run_demo", "label": "label_task", "serve": "serve_prms",
+    "demo": "run_demo", "label": "label_task", "serve": "serve_prms", "view": "view_results", "look": "look_at",
 }  # fmt: skip
 """Command → the function that it wraps."""
 

@@ -32,6 +32,7 @@ def test_there_are_tables() -> None:
         "evaluation.md",
         "grpo.md",
         "labels.md",
+        "ray.md",
         "reranking.md",
         "scale.md",
         "scoring.md",

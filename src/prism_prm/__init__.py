@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from prism_prm.label.pipeline import label_task as label_task
     from prism_prm.label.recipe import LabelRecipe as LabelRecipe
     from prism_prm.label.settings import LabelSettings as LabelSettings
+    from prism_prm.page.view import view_results as view_results
     from prism_prm.pairs import PairSettings as PairSettings
     from prism_prm.pairs import annotated_pairs as annotated_pairs
     from prism_prm.pairs import lookahead_pairs as lookahead_pairs
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from prism_prm.scorer import TreeScores as TreeScores
     from prism_prm.scorer import init_prm as init_prm
     from prism_prm.scorer import load_prm as load_prm
+    from prism_prm.scorer.look import look_at as look_at
     from prism_prm.scorer.table import score_files as score_files
     from prism_prm.search import SearchSettings as SearchSettings
     from prism_prm.search import search_problems as search_problems
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from prism_prm.training.pipeline import train_prm as train_prm
     from prism_prm.training.recipe import Recipe as Recipe
     from prism_prm.training.recipe import load_recipe as load_recipe
+    from prism_prm.workers.settings import RaySettings as RaySettings
     from prism_prm.world.example_prms import example_folder as example_folder
     from prism_prm.world.example_prms import example_prm as example_prm
 
@@ -100,6 +103,7 @@ _EXPORTS = {
     "PolicySettings": "prism_prm.policies",
     "PrismError": "prism_prm.errors",
     "Prm": "prism_prm.scorer",
+    "RaySettings": "prism_prm.workers.settings",
     "ReadOptions": "prism_prm.data",
     "Recipe": "prism_prm.training.recipe",
     "Report": "prism_prm.report",
@@ -131,6 +135,7 @@ _EXPORTS = {
     "load_prm": "prism_prm.scorer",
     "load_recipe": "prism_prm.training.recipe",
     "load_task": "prism_prm.tasks",
+    "look_at": "prism_prm.scorer.look",
     "lookahead_pairs": "prism_prm.pairs",
     "majority_vote": "prism_prm.rerank",
     "measure_margins": "prism_prm.training.margins",
@@ -152,6 +157,7 @@ _EXPORTS = {
     "steps_from_predictions": "prism_prm.evaluation.scores",
     "train_policy": "prism_prm.rl.pipeline",
     "train_prm": "prism_prm.training.pipeline",
+    "view_results": "prism_prm.page.view",
     "weighted_vote": "prism_prm.rerank",
 }
 """Public name → the module that owns it; type checkers read the imports above, which say the same."""

@@ -13,8 +13,9 @@ the same things are understood.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from prism_prm.data.problem_records import TaskProblem, no_answer, problem_of, s
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.records import StepTree, unique_names
+from prism_prm.records import StepTree, iter_unique_names
 from prism_prm.types import Advance, ignore
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
@@ -80,17 +81,7 @@ class Pool:
 
     def trees(self) -> list[StepTree]:
         """Each solution as a tree to score, named `problem#k`; one without steps is left out, its number too."""
-        trees = []
-        number = 0
-        names = unique_names(entry.problem.name or str(i) for i, entry in enumerate(self.problems))
-        for named, entry in zip(names, self.problems, strict=True):
-            for k, solution in enumerate(entry.solutions):
-                if solution.steps:
-                    name = f"{named}#{k}"
-                    tree = StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=name)
-                    trees.append(replace(tree, where=entry.where))
-                number += 1
-        return trees
+        return list(trees_of(self.problems))
 
     def content_hash(self) -> str:
         """A hash of all that the pool says."""
@@ -98,6 +89,19 @@ class Pool:
         for entry in self.problems:
             digest.update(repr(entry).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
+
+
+def trees_of(entries: Iterable[PoolProblem]) -> Iterator[StepTree]:
+    """The trees of `Pool.trees`, as a stream."""
+    number = 0
+    for_names, entries = itertools.tee(entries)
+    names = iter_unique_names(entry.problem.name or str(i) for i, entry in enumerate(for_names))
+    for named, entry in zip(names, entries, strict=True):
+        for k, solution in enumerate(entry.solutions):
+            if solution.steps:
+                tree = StepTree.chain(entry.problem.text, solution.steps, tree_id=number, name=f"{named}#{k}")
+                yield replace(tree, where=entry.where)
+            number += 1
 
 
 def read_pool(
@@ -120,8 +124,20 @@ def read_pool(
         >>> len(pool.problems), len(pool.solutions)
         (2, 6)
     """
+    return Pool(tuple(iter_pool(source, advance, answer_field=answer_field, with_answers=with_answers)))
+
+
+def iter_pool(
+    source: str | Path | Sequence[str | Path],
+    advance: Advance = ignore,
+    *,
+    answer_field: str | None = None,
+    with_answers: bool = True,
+) -> Iterator[PoolProblem]:
+    """The problems of `read_pool`, as a stream."""
     read = partial(pool_problem, answer_field=answer_field, with_answer=with_answers)
-    return Pool(tuple(entry for found in find_sources(source) for entry in _entries(found, read, advance)))
+    for found in find_sources(source):
+        yield from _entries(found, read, advance)
 
 
 def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:

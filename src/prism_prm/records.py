@@ -184,17 +184,20 @@ def unique_names(names: Iterable[str]) -> list[str]:
 
     Names depend only on those before them, so that more names at the end change none.
     """
+    return list(iter_unique_names(names))
+
+
+def iter_unique_names(names: Iterable[str]) -> Iterator[str]:
+    """The same as a stream."""
     taken: set[str] = set()
     numbers: Counter[str] = Counter()
-    found = []
     for given in names:
         name = given
         while name in taken:
             numbers[given] += 1
             name = f"{given}#{numbers[given]}"
         taken.add(name)
-        found.append(name)
-    return found
+        yield name
 
 
 @dataclass(frozen=True, slots=True)

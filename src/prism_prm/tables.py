@@ -22,7 +22,7 @@ from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.records import Estimate, StepPair, StepTree
-from prism_prm.types import Ints
+from prism_prm.types import Advance, Ints, ignore
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 """For columns with few distinct values."""
@@ -167,12 +167,17 @@ def check_pairs_folder(folder: str | Path, split: str | None = None) -> None:
     check_split(folder, split)
 
 
-def iter_trees(path: str | Path, *, split: str | None = None) -> Iterator[StepTree]:
-    """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with."""
+def iter_trees(path: str | Path, *, split: str | None = None, advance: Advance = ignore) -> Iterator[StepTree]:
+    """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with.
+
+    `advance` is called with the number of further bytes read, as far as that can be said of a table.
+    """
+    size = _file(path, "trees.parquet").stat().st_size if advance is not ignore else 0
     with _open(path, "trees.parquet", TREES) as file:
         for batch in file.iter_batches(batch_size=256):
             of_split = _only_split(fitted(_file(path, "trees.parquet"), batch, TREES), split)
             yield from _trees_of_batch(of_split, _file(path, "trees.parquet"))
+            advance(size * batch.num_rows // max(1, file.metadata.num_rows))
 
 
 def _trees_of_batch(batch: Any, path: Path) -> Iterator[StepTree]:

@@ -14,10 +14,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-Advance = Callable[[int], None]
-"""Hears how many more items are done."""
 Say = Callable[[str], None]
 """Hears what people may want to know, a line at a time."""
+
+
+class Advance(Protocol):
+    """Hears how many more items are done, and what else there is to show beside the bar."""
+
+    def __call__(self, done: int, more: str = "", /) -> None:
+        """So many more are done."""
 
 
 class Bars(Protocol):
@@ -27,7 +32,7 @@ class Bars(Protocol):
         """A bar over `total` units (None: unknown); the unit "bytes" is shown as such."""
 
 
-def ignore(_done: int) -> None:
+def ignore(_done: int, _more: str = "") -> None:
     """An `Advance` for callers that show nothing."""
 
 
@@ -48,4 +53,4 @@ def bar_on_stderr(description: str, total: int, *, shown: bool) -> Iterator[Adva
 
     with Progress(console=Console(stderr=True), disable=not shown, transient=True) as bar:
         task = bar.add_task(description, total=total)
-        yield lambda done: bar.advance(task, done)
+        yield lambda done, _more="": bar.advance(task, done)

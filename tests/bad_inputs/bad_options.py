@@ -48,7 +48,7 @@ WORDS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("rerank", "--scores", "nowhere.parquet", ()),
     ("rerank", "--scores", "task.jsonl", ()),
     ("rerank", "--task", "nonsense", ("gsm8k",)),
-    *(("rerank", flag, "0", ("1 or more",)) for flag in ("--draws", "--workers", "--token-budget")),
+    *(("rerank", flag, "0", ("1 or more",)) for flag in ("--draws", "--judges", "--token-budget")),
     ("rerank", "--time-limit", "0", ("0.1 or more",)),
     *(("pairs", "--lookahead", value, ("all",)) for value in ("0", "-1", "x", "1.5", "nan")),
     *(("pairs", "--split", value, ()) for value in ("x", "train", "train=x", "train=2", "train=-1,b=2", "train=nan",

@@ -124,12 +124,12 @@ COMMANDS: dict[str, list[str]] = {
     "theory": ["theory", "--no-simulate", "--out", "out"],
     "theory runs": ["theory", "--no-simulate", "--runs", "a=eval", "--runs", "b=eval2", "--out", "out"],
     "theory pool": ["theory", "--no-simulate", "--pool", "pool.jsonl", "--out", "out"],
-    "rerank": ["rerank", "pool.jsonl", "--workers", "1", "--out", "out"],
-    "rerank prm": ["rerank", "pool.jsonl", "--prm", "prm", "--workers", "1", "--out", "out"],
-    "search": ["search", "--recipe", "search.toml", "--workers", "1", "--out", "out"],
+    "rerank": ["rerank", "pool.jsonl", "--judges", "1", "--out", "out"],
+    "rerank prm": ["rerank", "pool.jsonl", "--prm", "prm", "--judges", "1", "--out", "out"],
+    "search": ["search", "--recipe", "search.toml", "--judges", "1", "--out", "out"],
     "label": [
         "label", "task.jsonl", "--policy", "hf:policy", "--rollouts", "2", "--max-tokens", "16", "--set",
-        'label.sampling.stop=" "', "--workers", "1", "--out", "out",
+        'label.sampling.stop=" "', "--judges", "1", "--out", "out",
     ],
     "demo": ["demo", "--quick", "--out", "out"],
 }  # fmt: skip

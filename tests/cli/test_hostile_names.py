@@ -86,13 +86,13 @@ def test_rerank(name: str, prm: Path, place: Path, tmp_path: Path) -> None:
     pool = write_jsonl(tmp_path / "pool.jsonl", [{"problem": "1+1?", "answer": "2", "solutions": solutions}])
     before = files_in(tmp_path)
     out = place / "out"
-    shown = prism("rerank", pool, "--prm", f"{name}={prm}", "--out", out, "--workers", 1, "--aggregators", "min")
+    shown = prism("rerank", pool, "--prm", f"{name}={prm}", "--out", out, "--judges", 1, "--aggregators", "min")
     assert name in shown
     assert set(json.loads((out / "metrics.json").read_text())["unscored_solutions"]) == {name}
     assert name in legends(out)
     assert all(path.is_relative_to(out) for path in files_in(tmp_path) - before)
     (table,) = (out / "scores").iterdir()
-    prism("rerank", pool, "--scores", f"{name}={table}", "--out", place / "again", "--workers", 1)
+    prism("rerank", pool, "--scores", f"{name}={table}", "--out", place / "again", "--judges", 1)
     assert name in legends(place / "again")
 
 
@@ -106,7 +106,7 @@ def test_search(memorising_policy: Path, tmp_path: Path, place: Path) -> None:
     given = [word for name in names for word in ("--prm", f"{name}={prm}")]
     for method in ("beam", "best-of-n"):
         out = place / method
-        shown = prism(*common, *given, "--method", method, "--expand", 2, "--workers", 1, "--out", out)
+        shown = prism(*common, *given, "--method", method, "--expand", 2, "--judges", 1, "--out", out)
         assert [point["prm"] for point in json.loads((out / "metrics.json").read_text())["points"]] == names
         assert all(name in shown and name in legends(out) for name in names)
     assert all(path.is_relative_to(place) for path in files_in(tmp_path) - before)

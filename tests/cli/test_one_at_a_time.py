@@ -33,7 +33,7 @@ COMMANDS = {
     "pairs": "pairs own.jsonl --out out",
     "eval": "eval --bench labelled --data own.jsonl --prm prm --out out",
     "theory": "theory --no-simulate --out out",
-    "rerank": "rerank pool.jsonl --out out --workers 1",
+    "rerank": "rerank pool.jsonl --out out --judges 1",
     "search": "search --policy hf:prm --task task.jsonl --method greedy --out out",
     "demo": "demo --quick --out out",
     "compare": "compare a=run b=run --out out",
@@ -94,7 +94,7 @@ def test_two_searches_at_once_do_not_mix_their_journals(world_policy: Path, tmp_
     task = tmp_path / "task.jsonl"
     task.write_text("".join(json.dumps({"problem": p.text, "answer": p.answer}) + "\n" for p in problems))
     words = (
-        f"search --policy hf:{world_policy} --task {task} --method sample -n 2 --workers 1 --max-steps 4 --out".split()
+        f"search --policy hf:{world_policy} --task {task} --method sample -n 2 --judges 1 --max-steps 4 --out".split()
     )
     process = multiprocessing.get_context("spawn")
     started = process.Barrier(2)

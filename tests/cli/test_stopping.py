@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path
     return folder
 
 
-WRITE = ("prism_prm.scorer.store", "ScoreStore", "_write")
+WRITE = ("prism_prm.scorer.store", "ScoreStore", "file")
 CASES = {
     "train": (
         "train recipe.toml --out run", ("prism_prm.training.loop", "Round", "_update"), 3,
@@ -90,18 +90,18 @@ CASES = {
     ),
     "score": (
         "score own.jsonl --prm prm --out s.parquet --chunk 20", WRITE, 2,
-        "resume with 80 of 140 scores done.", "Reusing 80 of 140 scores",
+        "resume with 80 scores done.", "Reused 80 of 140 scores",
     ),
     "eval": (
         "eval --bench labelled --data trl.jsonl --prm prm --draws 100 --out eval", WRITE, 1,
-        "resume with 128 of 140 scores done.", "Reusing 128 of 140 scores",
+        "resume with 128 scores done.", "Reused 128 of 140 scores",
     ),
     "rerank": (
-        "rerank pool.jsonl --prm prm --workers 1 --draws 100 --out rerank", WRITE, 1,
-        "resume with 64 of 80 scores done, with all answers judged.", "Reusing 64 of 80 scores",
+        "rerank pool.jsonl --prm prm --judges 1 --draws 100 --out rerank", WRITE, 1,
+        "resume with 64 scores done, with all answers judged.", "Reused 64 of 80 scores",
     ),
     "search": (
-        "search --policy hf:policy --task task.jsonl --method sample -n 2 --workers 1 --template none --at-once 1 "
+        "search --policy hf:policy --task task.jsonl --method sample -n 2 --judges 1 --template none --at-once 1 "
         "--max-steps 4 --out search",
         ("prism_prm.resume", "Journal", "append"), 1,
         "resume with 1 of 3 problems searched, n2.", "Reusing 1 of 3 searched problems, n2",

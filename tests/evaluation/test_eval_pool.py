@@ -78,7 +78,7 @@ def test_a_table_of_scores_says_what_the_card_of_its_prm_says(tmp_path: Path, ti
     pool = write_jsonl(tmp_path / "pool.jsonl", rows)
     prm = init_prm(tiny_lm("qwen2"), family="qwen")
     prm.save(tmp_path / "prm", threshold=0.25)
-    rerank_pool(pool, tmp_path / "out", prms={"mine": prm}, settings=RerankSettings(workers=1, num_draws=10))
+    rerank_pool(pool, tmp_path / "out", prms={"mine": prm}, settings=RerankSettings(judges=1, num_draws=10))
     used = {}
     for name, more in {"table": ["--scores", tmp_path / "out" / "scores" / "mine.parquet"], "pool": []}.items():
         output(prism("theory", "--out", tmp_path / name, "--no-simulate", "--pool", pool, *more))

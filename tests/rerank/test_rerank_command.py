@@ -66,7 +66,7 @@ def metrics_of(out: Path) -> dict[str, Any]:
 
 
 def test_without_a_prm(pool: Path, tmp_path: Path) -> None:
-    output = run(pool, "--out", tmp_path / "out", "--workers", 1)
+    output = run(pool, "--out", tmp_path / "out", "--judges", 1)
     metrics = metrics_of(tmp_path / "out")
     assert "majority vote" in output
     assert metrics["answers_found_by"] == {"boxed": 12, "answer is": 4, "last number": 3, "none": 1}
@@ -86,9 +86,9 @@ def test_answers_under_a_name_of_your_own(pool: Path, tmp_path: Path) -> None:
     gold, problems = tmp_path / "gold.jsonl", tmp_path / "problems.jsonl"
     gold.write_text("".join(json.dumps(record) + "\n" for record in renamed))
     problems.write_text("".join(json.dumps({"problem": r["problem"], "gold": r["gold"]}) + "\n" for r in renamed))
-    run(pool, "--out", tmp_path / "plain", "--workers", 1)
-    run(gold, "--out", tmp_path / "gold", "--workers", 1, "--answer-field", "gold")
-    run(gold, "--task", problems, "--out", tmp_path / "task", "--workers", 1, "--answer-field", "gold")
+    run(pool, "--out", tmp_path / "plain", "--judges", 1)
+    run(gold, "--out", tmp_path / "gold", "--judges", 1, "--answer-field", "gold")
+    run(gold, "--task", problems, "--out", tmp_path / "task", "--judges", 1, "--answer-field", "gold")
     expected = metrics_of(tmp_path / "plain")["curves"]
     assert metrics_of(tmp_path / "gold")["curves"] == metrics_of(tmp_path / "task")["curves"] == expected
 
@@ -99,7 +99,7 @@ def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path:
         for name in "xy":
             file.write(json.dumps({"problem": name, "answer": "1", "solutions": []}) + "\n")
     out = tmp_path / "out"
-    output = run(pool, "--out", out, "--prm", prm_folders[0], "--workers", 1)
+    output = run(pool, "--out", out, "--prm", prm_folders[0], "--judges", 1)
     metrics = metrics_of(out)
     assert (metrics["num_problems"], metrics["problems_without_solution"], metrics["num_solutions"]) == (6, 2, 20)
     values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
@@ -107,7 +107,7 @@ def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path:
     assert values["oracle", 5] == pytest.approx(4 / 6)
     assert "2 of 6 problems have no solution and count as unsolved." in output
     assert "2 of 6 problems have no solution and count as unsolved." in (out / "report.md").read_text()
-    again = run(pool, "--out", out, "--prm", prm_folders[0], "--workers", 1)
+    again = run(pool, "--out", out, "--prm", prm_folders[0], "--judges", 1)
     assert "Reusing the grades in" in again
 
 
@@ -153,7 +153,7 @@ def selected(out: Path) -> list[dict[str, Any]]:
 
 def test_each_prm_selects_as_its_card_says(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
     out = tmp_path / "out"
-    both = ["--prm", prm_folders[0], "--prm", prm_folders[1], "--workers", 1, "--draws", 10]
+    both = ["--prm", prm_folders[0], "--prm", prm_folders[1], "--judges", 1, "--draws", 10]
     output = run(pool, "-o", out, *both)
     metrics = metrics_of(out)
     card = "from the PRM's card"
@@ -181,12 +181,12 @@ def test_each_prm_selects_as_its_card_says(pool: Path, tmp_path: Path, prm_folde
     run(pool, "-o", tmp_path / "given", *both, "--aggregators", "last,min")
     assert metrics_of(tmp_path / "given")["own_aggregator"]["second"] == {"value": "last", "origin": "as given"}
     # A table knows what its PRM's card said.
-    run(pool, "-o", tmp_path / "again", "--scores", out / "scores" / "second.parquet", "--workers", 1, "--draws", 10)
+    run(pool, "-o", tmp_path / "again", "--scores", out / "scores" / "second.parquet", "--judges", 1, "--draws", 10)
     assert metrics_of(tmp_path / "again")["own_aggregator"] == {"second": {"value": "mean", "origin": card}}
 
 
 def test_what_is_selected_is_written_and_given_back(pool: Path, tmp_path: Path) -> None:
-    results = rerank_pool(pool, tmp_path / "out", settings=RerankSettings(workers=1, num_draws=10))
+    results = rerank_pool(pool, tmp_path / "out", settings=RerankSettings(judges=1, num_draws=10))
     rows = selected(tmp_path / "out")
     assert [(row["name"], row["rule"], row["solution"], row["answer"], row["correct"]) for row in rows] == [
         (f"sum-{i}", "majority", 0, str(2 * i), True) for i in range(4)
@@ -200,7 +200,7 @@ def test_a_pool_without_references_is_selected_from_and_not_measured(tmp_path: P
     solutions = [{"steps": [c], "answer": c, "scores": [p]} for c, p in (("1", 0.2), ("2", 0.9), ("1", 0.3))]
     path, out = tmp_path / "pool.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps({"problem": name, "solutions": solutions}) + "\n" for name in "pq"))
-    output = " ".join(run(path, "-o", out, "--workers", 1).split())
+    output = " ".join(run(path, "-o", out, "--judges", 1).split())
     note = "2 of 2 problems have no reference answer: solutions are selected, but there is nothing to measure."
     assert note in output
     assert note in (out / "report.md").read_text()
@@ -213,7 +213,7 @@ def test_a_pool_without_references_is_selected_from_and_not_measured(tmp_path: P
     # A third problem has a reference: it alone is measured.
     with path.open("a") as file:
         file.write(json.dumps({"problem": "r", "answer": "2", "solutions": solutions}) + "\n")
-    output = " ".join(run(path, "-o", out, "--workers", 1).split())
+    output = " ".join(run(path, "-o", out, "--judges", 1).split())
     assert "2 of 3 problems have no reference answer: solutions are selected, but not measured." in output
     values = {(c["method"], c["aggregator"], c["n"]): c["value"] for c in metrics_of(out)["curves"]}
     assert (values["mean", "", 1], values["best-of-n", "min", 3]) == (pytest.approx(1 / 3), 1.0)
@@ -225,7 +225,7 @@ def test_one_small_problem_does_not_cut_the_curves(pool: Path, tmp_path: Path) -
     with pool.open("a") as file:
         file.write(json.dumps({"problem": "one?", "answer": "1", "solutions": ["\\boxed{1}"]}) + "\n")
     out = tmp_path / "out"
-    output = " ".join(run(pool, "-o", out, "--workers", 1).split())
+    output = " ".join(run(pool, "-o", out, "--judges", 1).split())
     metrics = metrics_of(out)
     assert metrics["problems_with_fewer_solutions_than_n"] == {"2": 1, "4": 1, "5": 1}
     values = {(curve["method"], curve["n"]): curve["value"] for curve in metrics["curves"]}
@@ -244,7 +244,7 @@ def test_an_interrupted_run_goes_on(
     import prism_prm.scorer.table as table
     from prism_prm.answers.workers import Workers
 
-    arguments = (pool, "--prm", prm_folders[0], "--workers", 1)
+    arguments = (pool, "--prm", prm_folders[0], "--judges", 1)
     run(*arguments, "-o", tmp_path / "whole")
 
     def stop(*_: object, **__: object) -> None:
@@ -364,7 +364,7 @@ def test_each_prm_can_have_a_family_of_its_own(
 ) -> None:
     named = [word for name, (folder, _) in two_families.items() for word in ("--prm", f"{name}={folder}")]
     families = [word for name, (_, family) in two_families.items() for word in ("--family", f"{name}={family}")]
-    run(pool, *named, *families, "--out", tmp_path / "out", "--workers", 1, "--aggregators", "min")
+    run(pool, *named, *families, "--out", tmp_path / "out", "--judges", 1, "--aggregators", "min")
     for name, (folder, family) in two_families.items():
         found = pq.read_table(tmp_path / "out" / "scores" / f"{name}.parquet")
         assert set(found["model_hash"].to_pylist()) == {load_prm(folder, family=family).identity()}

@@ -6,7 +6,7 @@ Plain numbers and words are compared directly; algebra, in worker processes, is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prism_prm.answers.latex import normalise
@@ -30,6 +30,8 @@ class Verdict:
 
     correct: bool
     status: Status = "ok"
+    tests: tuple[str, ...] = field(default=(), compare=False)
+    """Of a program: how each test ended, "passed", "failed", a `Status`, or "not run"; public tests come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Key:
     status: Status = "ok"
     passed: bool | None = None
     """Of a program: whether it passes the public tests; None where there are none."""
+    tests: tuple[str, ...] = field(default=(), compare=False)
+    """Of a program: how each public test ended, as in a `Verdict`."""
 
 
 class Judge:

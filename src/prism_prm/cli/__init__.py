@@ -19,6 +19,7 @@ from prism_prm.cli import (
     export,
     grpo,
     label,
+    look,
     margins,
     pairs,
     plan,
@@ -28,6 +29,7 @@ from prism_prm.cli import (
     serve,
     theory,
     train,
+    view,
 )
 from prism_prm.cli.options import Command, Group, SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
@@ -78,6 +80,7 @@ _add(pairs.pairs, pairs.EXAMPLES, settings=True, alone=True)
 _add(label.label, label.EXAMPLES, settings=True, alone=True)
 _add(export.export, export.EXAMPLES, settings=False, alone=False)
 _add(score.score, score.EXAMPLES, settings=True, alone=False)
+_add(look.look, look.EXAMPLES, settings=True, alone=False)
 _add(margins.margins, margins.EXAMPLES, settings=True, alone=False)
 _add(plan.plan, plan.EXAMPLES, settings=True, alone=False)
 _add(train.train, train.EXAMPLES, settings=False, alone=False)
@@ -87,6 +90,7 @@ _add(theory.theory, theory.EXAMPLES, settings=True, alone=True)
 _add(rerank.rerank, rerank.EXAMPLES, settings=True, alone=True)
 _add(search.search, search.EXAMPLES, settings=True, alone=True)
 _add(grpo.grpo, grpo.EXAMPLES, settings=False, alone=False)
+_add(view.view, view.EXAMPLES, settings=False, alone=False)
 _add(serve.serve, serve.EXAMPLES, settings=True, alone=False)
 
 

@@ -18,6 +18,7 @@ from prism_prm.cli.options import (
     Store,
     critic_options,
     out_folder,
+    ray_options,
     with_settings,
 )
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
     from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
     from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.workers.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -79,6 +81,7 @@ LOADED = ("family", "dtype", "device", "token_budget", "context", "on_too_long",
         helps={"on_too_long": FITTING_HELP},
     ),
     critic=critic_options(),
+    cluster=ray_options(),
 )
 def evaluate(
     *,
@@ -135,6 +138,7 @@ def evaluate(
     loading: LoadSettings,
     critic: CriticSettings,
     store: Store = None,
+    cluster: RaySettings,
 ) -> None:
     """Measure how well a PRM judges steps, and write a report.
 
@@ -148,8 +152,8 @@ def evaluate(
     evaluations = evaluate_prm(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
-        limit=limit, settings=settings, store=store, loading=asdict(loading) | {"critic": critic}, bars=progress,
-        say=say,
+        limit=limit, settings=settings, store=store,
+        loading=asdict(loading) | {"critic": critic, "ray": cluster.given}, bars=progress, say=say,
     )  # fmt: skip
 
     def show() -> None:

@@ -19,6 +19,7 @@ from prism_prm.cli.options import (
     families_of,
     numbers,
     out_folder,
+    ray_options,
     with_settings,
     words,
 )  # fmt: skip
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from prism_prm.rerank.pipeline import RerankSettings
     from prism_prm.rerank.results import Results
     from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.workers.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -69,7 +71,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache
         "prism_prm.rerank.pipeline:RerankSettings",
         {
             "Selecting": ("aggregators", "ns", "num_draws", "seed"),
-            "Answers": ("answer_field", "extract", "workers", "time_limit"),
+            "Answers": ("answer_field", "extract", "judges", "time_limit"),
             "Code": ("since", "until", "errata", "sandbox"),
         },
         names={"ns": "-n", "num_draws": "--draws"},
@@ -77,6 +79,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache
     ),
     loading=Options(LOADING, {"PRM": LOADED, "Remote PRM": REMOTE}),
     critic=critic_options(),
+    cluster=ray_options(),
 )
 def rerank(
     *,
@@ -109,6 +112,7 @@ def rerank(
     loading: LoadSettings,
     critic: CriticSettings,
     store: Store = None,
+    cluster: RaySettings,
 ) -> None:
     """Select one of N solutions (Best-of-N, majority, PRM-weighted vote) and measure it, for n = 1, 2, 4, … N.
 
@@ -120,7 +124,7 @@ def rerank(
     from prism_prm.rerank.pipeline import SELECTED, rerank_pool
 
     prms = named_places(prm or [])
-    how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}
+    how = asdict(loading) | {"family": families_of(family, prms), "critic": critic, "ray": cluster.given}
     results = rerank_pool(
         pool, out, prms=prms, scores=named_places(scores or []), task=task, task_data=task_data,
         settings=settings, store=store, loading=how, bars=progress, say=say,

@@ -20,6 +20,7 @@ from prism_prm.cli.options import (
     families_of,
     numbers,
     out_folder,
+    ray_options,
     with_settings,
 )
 from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from prism_prm.scorer.settings import LoadSettings
     from prism_prm.search.engine import Watch
     from prism_prm.search.experiment import Point
+    from prism_prm.workers.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -87,6 +89,7 @@ PANELS = {
     ),
     loading=Options(LOADING, {"Local models": ("dtype", "device"), "Remote PRM": REMOTE}),
     critic=critic_options(),
+    cluster=ray_options(),
 )
 def search(
     *,
@@ -97,7 +100,7 @@ def search(
     loading: LoadSettings,
     critic: CriticSettings,
     store: Store = None,
-    workers: Annotated[
+    judges: Annotated[
         int | None,
         typer.Option(
             min=1,
@@ -106,6 +109,7 @@ def search(
             rich_help_panel="Task",
         ),
     ] = None,
+    cluster: RaySettings,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="Set any setting, e.g. --set search.sampling.top_p=0.95. May be repeated."),
@@ -114,7 +118,8 @@ def search(
     """Search for solutions of a task's problems, batched over problems, and measure how many are solved.
 
     Writes pools that `prism rerank` reads, metrics.json, and a report with accuracy against n and against tokens.
-    Rerun the same command to resume a stopped search. A server's key is read from $OPENAI_API_KEY.
+    Rerun the same command to resume a stopped search. With --ray the work is spread over cores, GPUs and machines. A
+    server's key is read from $OPENAI_API_KEY.
     """
     from prism_prm.report import PAGE
     from prism_prm.search.pipeline import search_task
@@ -123,8 +128,8 @@ def search(
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])
     how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
-    how |= {"family": families_of(family, named_places(chosen.prm)), "critic": critic}
-    points = search_task(chosen, out, loading=how, workers=workers, store=store, bars=progress, live=_live, say=say)
+    how |= {"family": families_of(family, named_places(chosen.prm)), "critic": critic, "ray": cluster.given}
+    points = search_task(chosen, out, loading=how, judges=judges, store=store, bars=progress, live=_live, say=say)
 
     def show() -> None:
         _show(points)
@@ -144,7 +149,7 @@ def _live(label: str, total: int, done: int) -> Iterator[Callable[[Watch], None]
             more = f"{state.num_active} active   {rate:,.0f} tokens/s"
             if state.best == state.best:  # a number: something was scored
                 more += f"   best {state.best:.3f}"
-            bar(done + state.num_done - bar.done, more)
+            bar(done + state.num_done - bar.done, f"{more}   {state.rates}".rstrip())
 
         yield watch
 

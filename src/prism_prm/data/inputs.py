@@ -21,7 +21,7 @@ import msgspec
 from prism_prm.errors import DataError
 from prism_prm.foreign import BOM, HEAD, check_kind, reading_parquet
 from prism_prm.places import is_hub_id, is_offline, nearest, no_connection
-from prism_prm.types import Advance
+from prism_prm.types import Advance, ignore
 
 Kind = Literal["jsonl", "json", "parquet", "hub"]
 SUFFIXES: dict[str, Kind] = {
@@ -118,7 +118,7 @@ def _in_folder(folder: Path) -> list[Source]:
     return sources
 
 
-def rows(source: Source, advance: Advance = lambda _: None) -> Iterator[InputRow]:
+def rows(source: Source, advance: Advance = ignore) -> Iterator[InputRow]:
     """The records of a source, as a stream."""
     found = False
     for row in _hub(source) if source.kind == "hub" else _file(source, advance):

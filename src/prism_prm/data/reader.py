@@ -81,7 +81,7 @@ class Reader:
             except DataError as error:
                 self._bad(DataError(f"{row.where}: {error}", reason=error.reason))
 
-    def _advance(self, size: int) -> None:
+    def _advance(self, size: int, _more: str = "", /) -> None:
         self.report.bytes += size
 
     def _detect(self, row: InputRow) -> Format:

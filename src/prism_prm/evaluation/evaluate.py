@@ -81,6 +81,8 @@ class Evaluation:
     pairs: PairTable | None = None
     example: WrongStep | None = None
     """The wrong step that scores highest."""
+    split: str | None = None
+    """The split of the data that was read."""
 
 
 RULE = "the benchmark's rule"
@@ -164,6 +166,7 @@ def evaluate_steps(
         curve=error_curve(total), histogram=histogram(total),
         pairs=measure_pairs(total, settings.num_draws, settings.seed),
         example=find_wrong_step((item.tree for item in items.items), {items.name: total}),
+        split=items.split,
     )  # fmt: skip
 
 
@@ -208,6 +211,7 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
         "described": evaluation.described,
         "complete": evaluation.complete,
         "files": evaluation.files,
+        "split": evaluation.split,
         "notes": evaluation.notes,
         "threshold": asdict(evaluation.threshold),
         "subsets": {

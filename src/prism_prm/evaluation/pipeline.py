@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prism_prm.chosen import CardValues, card_values
 from prism_prm.critics.load import is_critic
@@ -85,12 +86,13 @@ def evaluate_prm(
         find_sources(trained_on)
     everything = {one: _items(one, data, split, limit, trained_on, settings) for one in benches}
     evaluations = {}
-    for one, items in everything.items():
-        say(f"{items.described()}, from {len(items.files)} files")
-        steps, notes = attach.to(items)
-        with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
-            evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
-            advance(settings.num_draws)
+    with contextlib.closing(attach):
+        for one, items in everything.items():
+            say(f"{items.described()}, from {len(items.files)} files")
+            steps, notes = attach.to(items)
+            with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
+                evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
+                advance(settings.num_draws)
     run = RunInfo(called, source, attach.model_hash, attach.tokens, summary_of(attach.prm))
     write_run(out, run, list(evaluations.values()), settings)
     return evaluations
@@ -168,6 +170,7 @@ class _Scores:
     ) -> None:
         self.prm, self.scores, self.predictions = prm, scores, predictions
         self.out, self.store, self.loading, self.bars, self.say = out, store, loading, bars, say
+        self._opened = contextlib.ExitStack()
         self.model_hash = ""
         self.card: CardValues | None = None
         """What the card of the PRM says, once its scores are here."""
@@ -182,6 +185,10 @@ class _Scores:
             if file is not None:
                 find_sources([file])
 
+    def close(self) -> None:
+        """Let go of a PRM that was loaded here."""
+        self._opened.close()
+
     def to(self, items: ItemSet) -> tuple[Steps, dict[str, int]]:
         """Their judged steps, and what there is to note about them."""
         if self.predictions is not None:
@@ -195,10 +202,13 @@ class _Scores:
         return steps, about["notes"]
 
     def _scored(self, items: ItemSet) -> Path:
-        from prism_prm.scorer.load import open_prm
+        from prism_prm.scorer.opened import opened_prm
 
         assert self.prm is not None, "one of the three is given"
-        self.prm = scorer = open_prm(self.prm, self.loading)
+        scorer = self.prm
+        if isinstance(scorer, str | Path):
+            scorer = cast("Scorer", self._opened.enter_context(opened_prm(scorer, self.loading, say=self.say)))
+            self.prm = scorer
         with self.bars(f"scoring {items.name}", len(items.items), unit="items") as advance:
             path = score_benchmark(scorer, items, self.out, store=self.store, advance=advance, say=self.say)
         self.tokens = (self.tokens or 0) + tokens_of(scorer, (item.tree for item in items.items))

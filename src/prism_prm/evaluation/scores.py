@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import Item, ItemSet, find_benchmark
 from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps
 from prism_prm.statistics import number_clusters
-from prism_prm.types import Floats, Say, silent
+from prism_prm.types import Advance, Floats, Say, ignore, silent
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer, TreeScores
@@ -239,7 +239,7 @@ def score_benchmark(
     folder: str | Path,
     *,
     store: str | Path | None = None,
-    advance: Callable[[int], None] = lambda _: None,
+    advance: Advance = ignore,
     say: Say = silent,
 ) -> Path:
     """Write the scores table of a benchmark, or find it done; work that was stopped is resumed."""

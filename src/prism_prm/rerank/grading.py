@@ -8,10 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from prism_prm.answers import Extraction
+from prism_prm.answers import Extraction, Verdict
+from prism_prm.answers.judge import Key
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem
-from prism_prm.tasks import Grader, Task
+from prism_prm.tasks import Grader, Task, TaskProblem
 from prism_prm.types import Advance, Bools, Ints, ignore
 
 
@@ -31,6 +32,10 @@ class Grade:
     program: how it ended."""
     passed: bool | None = None
     """Of a program: whether it passes the public tests; None where there are none."""
+    public_tests: tuple[str, ...] | None = None
+    """Of a program: how each public test ended; None where an answer is asked for."""
+    hidden_tests: tuple[str, ...] | None = None
+    """Of a program: how each hidden test ended, for people to look at. No selector may read it."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +111,21 @@ def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedP
             correct = (solution.correct if _is_judged(entry) else None) if verdict is None else verdict.correct
             status = key.status if verdict is None or verdict.status == "ok" else verdict.status
             extraction = found[at + k]
-            of_problem.append(Grade(extraction.answer, extraction.method, correct, group, status, key.passed))
+            tests = _tests(entry.problem, key, verdict)
+            of_problem.append(Grade(extraction.answer, extraction.method, correct, group, status, key.passed, *tests))
         grades.append(tuple(of_problem))
         at += len(entry.solutions)
     return GradedPool(pool, tuple(grades))
+
+
+def _tests(
+    problem: TaskProblem, key: Key, verdict: Verdict | None
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """How the public and the hidden tests of a program ended."""
+    if problem.tests is None:
+        return None, None
+    num_public = len(problem.tests.public) if problem.tests.judged_on_public else 0
+    return key.tests, () if verdict is None else verdict.tests[num_public:]
 
 
 def check_measured(graded: GradedPool) -> None:

@@ -55,7 +55,7 @@ class RerankSettings:
     """The number of draws per problem over which votes are averaged."""
     seed: Natural = 0
     """The seed for the draws."""
-    workers: Count | None = None
+    judges: Count | None = None
     """The number of processes that judge answers. By default one per core."""
     time_limit: Annotated[float, Range(0.1)] = 5.0
     """The limit in CPU seconds for one comparison of answers."""
@@ -124,7 +124,7 @@ def rerank_pool(
         PrismError: a setting, an input or a model cannot be used; the message says what to change.
 
     Example:
-        >>> settings = RerankSettings(aggregators=("min",), num_draws=100, workers=1)
+        >>> settings = RerankSettings(aggregators=("min",), num_draws=100, judges=1)
         >>> results = rerank_pool("pool.jsonl", "rerank", prms={"mine": "my-prm"}, settings=settings)
         >>> results.curve("majority").points[-1].value
         1.0
@@ -217,7 +217,7 @@ def _read(
 def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say) -> tuple[GradedPool, str]:
     """The grades of the pool, from an earlier run where it has them."""
     with TaskGrader(
-        methods=settings.extract, workers=settings.workers, seconds=settings.time_limit, sandbox=settings.sandbox
+        methods=settings.extract, workers=settings.judges, seconds=settings.time_limit, sandbox=settings.sandbox
     ) as grader:
         graded_as = grading_hash(pool, grader)
         known = read_grades(out / SOLUTIONS, pool, graded_as)
@@ -252,7 +252,7 @@ def _collect_scores(
     say: Say,
 ) -> _Collected:
     """The scores in the pool, those made before, and those to make now."""
-    from prism_prm.scorer.load import open_prm
+    from prism_prm.scorer.opened import opened_prm
     from prism_prm.scorer.table import card_of_scores, write_scores
 
     made = _Collected()
@@ -267,11 +267,11 @@ def _collect_scores(
         found[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
     for name, prm in prms.items():
         table = out / "scores" / f"{file_name(name)}.parquet"
-        scorer = open_prm(prm, loading, name)
-        with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
-            write_scores(scorer, pool.trees(), table, store=store, advance=advance, say=say)
-        found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
-        made.tokens[name] = tokens_of(scorer, pool.trees())
-        if (said := summary_of(scorer)) is not None:
-            made.critics[name] = said
+        with opened_prm(prm, loading, name, say=say) as scorer:
+            with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
+                write_scores(scorer, pool.trees(), table, store=store, advance=advance, say=say)
+            found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
+            made.tokens[name] = tokens_of(scorer, pool.trees())
+            if (said := summary_of(scorer)) is not None:
+                made.critics[name] = said
     return made

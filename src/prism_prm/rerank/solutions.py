@@ -51,11 +51,15 @@ def write_table(rows: list[dict[str, Any]], path: str | Path, about: Mapping[str
 def write_solutions(
     path: str | Path,
     graded: GradedPool,
-    graded_as: str,
+    graded_as: str = "",
     scores: Mapping[str, StepScores] | None = None,
     aggregators: Sequence[str] = (),
+    chosen: Sequence[int | None] | None = None,
 ) -> None:
-    """One row per solution: its grade, and per PRM and aggregator the log of its score (null: no score)."""
+    """One row per solution: its grade, and per PRM and aggregator the log of its score (null: no score).
+
+    With `chosen`, one solution's number per problem, there is also a column that says which one was selected.
+    """
     rows: list[dict[str, Any]] = []
     for i, (entry, grades) in enumerate(zip(graded.pool.problems, graded.grades, strict=True)):
         for k, (solution, grade) in enumerate(zip(entry.solutions, grades, strict=True)):
@@ -64,6 +68,8 @@ def write_solutions(
             for prm, steps in (scores or {}).items():
                 own = steps[len(rows)]
                 row |= {f"{prm}/{how}": None if own is None else log_score(own, how) for how in aggregators}
+            if chosen is not None:
+                row["chosen"] = chosen[i] == k
             rows.append(row)
     write_table(rows, path, {KEY: graded_as})
 
@@ -76,5 +82,11 @@ def read_grades(path: str | Path, pool: Pool, graded_as: str) -> GradedPool | No
         return None
     names = [field.name for field in fields(Grade)]
     table = pq.read_table(path, columns=names)
-    grades = iter([Grade(*row) for row in zip(*(table[name].to_pylist() for name in names), strict=True)])
+    rows = zip(*(table[name].to_pylist() for name in names), strict=True)
+    grades = iter([Grade(*map(_frozen, row)) for row in rows])
     return GradedPool(pool, tuple(tuple(next(grades) for _ in entry.solutions) for entry in pool.problems))
+
+
+def _frozen(value: Any) -> Any:
+    """A list of the table as the tuple that it was."""
+    return tuple(value) if isinstance(value, list) else value

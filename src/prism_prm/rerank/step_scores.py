@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool
-from prism_prm.types import Floats
+from prism_prm.protocol import can_score_all
+from prism_prm.types import Advance, Floats, ignore
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer, TreeScores
@@ -45,7 +47,7 @@ def scores_in_table(path: str | Path, pool: Pool) -> StepScores:
     return _by_solution(pool, trees, scores)
 
 
-def scores_by_prm(store: ScoreStore, pool: Pool, advance: Callable[[int], None] = lambda _: None) -> StepScores:
+def scores_by_prm(store: ScoreStore, pool: Pool, advance: Advance = ignore) -> StepScores:
     """The scores of the store's PRM; missing ones are computed. A solution with a step that it cannot read has none.
     `advance` is called with finished solutions.
     """
@@ -58,11 +60,10 @@ def scores_by_prm(store: ScoreStore, pool: Pool, advance: Callable[[int], None] 
 
 def scorable(scorer: Scorer, pool: Pool) -> list[StepTree]:
     """The solutions all of whose steps a scorer can read."""
-    return [
-        tree
-        for tree in pool.trees()
-        if all(scorer.can_score(step.text, depth) for depth, step in enumerate(tree.nodes))
-    ]
+    trees = pool.trees()
+    together = getattr(scorer, "can_score_all", None)  # where each question is a message to another process
+    fits = together(trees) if together else [can_score_all(scorer, tree) for tree in trees]
+    return list(itertools.compress(trees, fits))
 
 
 def _by_solution(pool: Pool, trees: Sequence[StepTree], scores: Sequence[TreeScores]) -> list[Floats | None]:

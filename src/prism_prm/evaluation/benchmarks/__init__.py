@@ -56,4 +56,4 @@ def read_benchmark(name: str, data: str | Path | Sequence[str | Path] = (), spli
         data = [benchmark.hub]
     places = [Path(given) / name if (Path(given) / name).is_dir() else given for given in data]
     found = benchmark.read(places, split) if benchmark.has_splits else benchmark.read(places)
-    return replace(found, name=name, aside=benchmark.aside)
+    return replace(found, name=name, aside=benchmark.aside, split=split)

@@ -56,6 +56,8 @@ class ItemSet:
     """The benchmark's name; `read_benchmark` sets it."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Groups whose items are in no total → what these are called; `read_benchmark` sets it."""
+    split: str | None = None
+    """The split that was read; `read_benchmark` sets it."""
 
     def __post_init__(self) -> None:
         if not self.items:
