@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from gated_scorer import GatedScorer
 from prism_prm import example_prm, load_prm
-from serving_prms import command, wait_ready
+from serving_prms import Running, command, running, until, wait_ready
 
 PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=4", "4-1=3", "#### 3"]
 ITEM = {"problem": PROBLEM, "steps": STEPS}
@@ -55,8 +58,53 @@ def test_a_term_signal_loses_no_accepted_request() -> None:
         for item in answer["items"]:
             assert item["probabilities"] == pytest.approx(right, abs=1e-5)
     others = {one for one in found if not isinstance(one, dict)}
-    assert others <= {503, httpx.ConnectError}, "refused, or too late to connect; no connection was cut"
+    assert others <= {429, 503, httpx.ConnectError}, "refused, or too late to connect; no connection was cut"
     assert answered >= len(found), "every request that it counts was answered"
+
+
+HEAD = b"POST /v1/steps HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+BODY = json.dumps({"items": [ITEM]}).encode()
+
+
+def connect(server: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30)
+
+
+def received(connection: socket.socket, end: bytes = b"") -> bytes:
+    """All that comes until such an end, or until the server closes the connection, which it must not cut."""
+    data = b""
+    while not (end and data.endswith(end)) and (part := connection.recv(65536)):
+        data += part
+    return data
+
+
+def test_a_request_that_is_refused_before_it_is_read_is_answered_in_full() -> None:
+    """To close a connection with an unread body would cut off the answer."""
+    with running({"m": GatedScorer()}, max_body=900_000) as server, connect(server) as first, connect(server) as second:
+        first.sendall(HEAD % 1_000_000 + b"x" * 1_000_000)
+        assert received(first).endswith(b'"code": 413}}')
+        server.server.engine.is_draining = True
+        second.sendall(HEAD % 800_000 + b"x" * 800_000)
+        assert received(second).endswith(b'"code": 503}}')
+
+
+def test_a_refused_request_leaves_its_connection_usable() -> None:
+    """Its body comes after the answer; what counts against the client is only how long that takes."""
+    with running({"m": GatedScorer()}, ("key",), client_seconds=0.3) as server, connect(server) as connection:
+        for _ in range(2):
+            connection.sendall(HEAD % len(BODY))
+            assert received(connection, b"}}").startswith(b"HTTP/1.1 401")
+            connection.sendall(BODY)
+            time.sleep(0.5)
+
+
+def test_a_connection_that_has_not_asked_yet_is_not_cut() -> None:
+    with running({"m": GatedScorer()}) as server, connect(server) as connection:
+        until(lambda: server.server.server_state.connections)
+        server.server.should_exit = True
+        until(lambda: not server.server.servers[0].is_serving())
+        connection.sendall(HEAD % len(BODY) + BODY)
+        assert received(connection).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.slow

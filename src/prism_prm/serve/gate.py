@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
@@ -30,6 +31,8 @@ BODIES = 32
 UNEXPECTED = "An unexpected error; the server's log says where."
 HUNG_UP = 499
 """What is counted for a client that did not wait."""
+FAREWELL = 2.0
+"""Seconds in which a client may send the rest of a refused request before its connection is closed."""
 
 
 class Gate:
@@ -48,6 +51,7 @@ class Gate:
             return
         started = scope["started"] = time.monotonic()
         status = HUNG_UP
+        incoming = _Incoming(receive)
 
         async def noted(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -58,11 +62,12 @@ class Gate:
             await send(message)
 
         try:
-            await self._pass(scope, receive, noted)
+            await self._pass(scope, incoming, noted)
         except ConnectionError:
             pass  # the client has hung up, so there is no one to answer
         except RefusedError as refused:
-            await answer_error(noted, refused.status, str(refused), retry_after=refused.retry_after)
+            rest = incoming if self.engine.is_draining or refused.status == 413 else None
+            await answer_error(noted, refused.status, str(refused), retry_after=refused.retry_after, rest=rest)
         except Exception as error:
             # Without the error's message, which may hold a request's text.
             frames = "".join(traceback.format_tb(error.__traceback__))
@@ -129,6 +134,25 @@ class Gate:
         return bytes(data)
 
 
+class _Incoming:
+    """What a client sends, and whether more of the request's body is to come."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self.has_more = receive, True
+
+    async def __call__(self) -> MutableMapping[str, Any]:
+        message = await self._receive()
+        self.has_more = message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Read the rest for a while: to close a connection with unread data cuts it, and our answer with it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL):
+                while self.has_more:
+                    await self()
+
+
 def _replay(body: bytes, receive: Receive) -> Receive:
     """The body once, then whatever else comes from the client: that it hangs up."""
     left = [body]
@@ -159,8 +183,10 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": f"{phrase}Error", "param": None, "code": status}}
 
 
-async def answer_error(send: Send, status: int, message: str, *, retry_after: int | None = None) -> None:
-    """Send an error; unread parts of the request end with the connection."""
+async def answer_error(
+    send: Send, status: int, message: str, *, retry_after: int | None = None, rest: _Incoming | None = None
+) -> None:
+    """Send an error; with `rest`, end the answer only after the request, since the connection ends with it."""
     data = json.dumps(error_body(status, message)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     if retry_after is not None:
@@ -170,4 +196,7 @@ async def answer_error(send: Send, status: int, message: str, *, retry_after: in
     if status in (408, 413):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
+    await send({"type": "http.response.body", "body": data, "more_body": rest is not None})
+    if rest is not None:
+        await rest.discard()
+        await send({"type": "http.response.body", "body": b""})

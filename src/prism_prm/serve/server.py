@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -28,7 +29,8 @@ from prism_prm.serve.settings import ServeSettings
 from prism_prm.types import Say, silent
 
 LINGER = 1.0
-"""Seconds in which a server that is done still answers with 503: clients and proxies learn that it goes."""
+"""Seconds in which a server that is done still answers with 503: clients and proxies learn that it goes. Then as long
+for connections that are open and have asked nothing yet."""
 SWITCH = 0.001
 """Seconds that the model thread's Python code may keep the event loop from running; Python's own 5 ms add up."""
 TRIES = 3
@@ -145,6 +147,8 @@ def _hurried(seconds: float) -> type[H11Protocol]:
 
     class Hurried(H11Protocol):
         head_timer: asyncio.TimerHandle | None = None
+        is_last = False
+        """Whether the server ends after the next answer."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -155,18 +159,37 @@ def _hurried(seconds: float) -> type[H11Protocol]:
             self._watch_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if self.head_timer is not None:
-                self.head_timer.cancel()
+            self._stop_watching()
             super().connection_lost(exc)
 
+        def shutdown(self) -> None:
+            """To close a connection whose first request is on its way would cut it."""
+            if not self.cycle:
+                self.is_last = True
+                self._stop_watching()
+                self.head_timer = self.loop.call_later(LINGER, self._give_up)
+            else:
+                super().shutdown()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.is_last:
+                super().shutdown()
+
         def _watch_head(self) -> None:
-            """While no request is being answered, a timer runs from its first byte on."""
-            if self.cycle is not None and not self.cycle.response_complete:
-                if self.head_timer is not None:
-                    self.head_timer.cancel()
-                self.head_timer = None
+            """A timer runs from a connection's begin to its first request, and while a head, or what is left of a
+            body that was refused, is on its way."""
+            is_answered = self.cycle is not None and self.cycle.response_complete
+            is_idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+            if self.cycle is not None and (not is_answered or is_idle):
+                self._stop_watching()
             elif self.head_timer is None:
                 self.head_timer = self.loop.call_later(seconds, self._give_up)
+
+        def _stop_watching(self) -> None:
+            if self.head_timer is not None:
+                self.head_timer.cancel()
+            self.head_timer = None
 
         def _give_up(self) -> None:
             self.head_timer = None
