@@ -19,6 +19,17 @@ settle_waiting(os.environ)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+LONGEST = (
+    "demo/test_demo.py", "training/test_run.py", "workers/test_ray_problems.py", "workers/test_ray.py",
+    "rl/test_grpo_command.py", "cli/test_stopping.py", "rl/test_train_with_reward.py", "training/test_sharded_run.py",
+)  # fmt: skip
+"""Files that take longest, which `make test` begins with: otherwise one worker waits for the other in the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
