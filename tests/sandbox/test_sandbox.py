@@ -54,6 +54,7 @@ HONEST: dict[str, tuple[str, str, bytes]] = {
         b"100000\n",
     ),
     "asyncio": ("import asyncio\nasync def f(): return 3\nprint(asyncio.run(f()))", "", b"3\n"),
+    "socket_pair": ("import socket\na, b = socket.socketpair()\na.send(b'x')\nprint(b.recv(9))", "", b"b'x'\n"),
     "own_limits": ("import resource as r\nr.setrlimit(r.RLIMIT_STACK, (-1, -1))\nprint(1)", "", b"1\n"),
     "own_signals": ("import os, signal\nsignal.signal(10, lambda *_: print(1))\nos.kill(os.getpid(), 10)", "", b"1\n"),
     "atexit": ("import atexit\natexit.register(print, 'end')", "", b"end\n"),
