@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from payloads import HUMANEVAL, MBPP, OWN, fenced, function_record, stdin_record
+from payloads import HUMANEVAL, MBPP, MBPP_OTHERS, OWN, fenced, function_record, stdin_record
 from prism_prm.data.problem_records import TaskProblem, problem_of
 from prism_prm.errors import PrismError
 from prism_prm.graders import TaskGrader, right_ones
@@ -64,6 +64,7 @@ def test_programs_that_define_a_function(grader: TaskGrader) -> None:
         "def half(x):\n    return x / 2": (True, "ok"),
         "def half(x):\n    return math.ldexp(x, -1)": (True, "ok"),  # the prompt imports math
         "def half(x):\n    return x // 2": (False, "ok"),
+        "map = [[1]]\n\ndef half(x):\n    return x / 2": (True, "ok"),
         f"class Always:\n{equal}\n\ndef half(x):\n    return Always()": (False, "ok"),
         f"class Always(float):\n{equal}\n\ndef half(x):\n    return Always(7)": (False, "ok"),
     }
@@ -73,6 +74,8 @@ def test_programs_that_define_a_function(grader: TaskGrader) -> None:
         "def join(a, b):\n    return [*a, *b]": (False, "ok"),  # a list is not a tuple in MBPP
     }
     assert outcomes(grader, JOIN, list(joined)) == list(joined.values())
+    for record in (MBPP_OTHERS["close"], MBPP_OTHERS["named as Python's own"]):
+        assert outcomes(grader, problem_of(record), [str(record["code"])]) == [(True, "ok")]
 
 
 def test_the_verdict_on_every_test_is_kept(grader: TaskGrader) -> None:
@@ -203,7 +206,9 @@ def test_a_sandbox_that_fails_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) 
         TaskGrader().judge([(DOUBLE, "program")])
 
 
-@pytest.mark.parametrize("value", [{"tuple": 5}, {"a": 1, "b": 2}, {"int": "x"}, {"set": [[1]]}, {"complex": ["a", 1]}])
+@pytest.mark.parametrize(
+    "value", [{"tuple": 5}, {"unknown": 5}, {"a": 1, "b": 2}, {"int": "x"}, {"set": [[1]]}, {"complex": ["a", 1]}]
+)
 def test_what_a_program_writes_in_place_of_a_value_is_no_value(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Watching()
     monkeypatch.setattr(

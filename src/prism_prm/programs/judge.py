@@ -145,7 +145,7 @@ _prism_owner = Solution() if "Solution" in globals() else None
 _prism_function = getattr(_prism_owner, {function!r}, None) or {function}
 
 def _prism_call(*arguments):
-    return _prism_values.encode(_prism_function(*map(_prism_values.decode, arguments)))
+    return _prism_values.encode(_prism_function(*[_prism_values.decode(one) for one in arguments]))
 """
 
 
