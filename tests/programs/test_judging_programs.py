@@ -15,7 +15,7 @@ from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.programs import cases, judge
 from prism_prm.programs.quirks import count_quirks
 from prism_prm.rerank.grading import grade_pool
-from prism_prm.sandbox import Call, Program, Run, Sandbox
+from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox
 
 SUM = problem_of(stdin_record())
 ORDER = problem_of(function_record())
@@ -105,6 +105,14 @@ def test_the_verdict_on_every_test_is_kept(grader: TaskGrader) -> None:
 def test_limits_are_the_problems_own(grader: TaskGrader) -> None:
     assert outcomes(grader, DOUBLE, ["while True: pass"]) == [(False, "timeout")]
     assert outcomes(grader, DOUBLE, ["x = [0] * 10**10"]) == [(False, "memory")]
+
+
+def test_a_busy_machine_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that gets a third of a core does not fail: what counts is its CPU time."""
+    opened: list[Limits] = []
+    monkeypatch.setattr(judge, "Sandbox", lambda *, limits, **_: opened.append(limits) or Watching())
+    TaskGrader().judge([(DOUBLE, "program")])
+    assert opened == [Limits(cpu=1, wall=4)]
 
 
 def test_whole_solutions_and_answers_side_by_side(grader: TaskGrader) -> None:

@@ -16,7 +16,7 @@ from prism_prm.answers.judge import Key, Status, Verdict
 from prism_prm.programs import Level, values
 from prism_prm.programs.cases import SECONDS, Case, Tests
 from prism_prm.programs.compare import is_right, printed_key
-from prism_prm.sandbox import Call, Job, Limits, Program, Run, Sandbox, SandboxError
+from prism_prm.sandbox import PATIENCE, Call, Job, Limits, Program, Run, Sandbox, SandboxError
 from prism_prm.types import Advance, ignore
 
 AT_ONCE = 64
@@ -120,7 +120,7 @@ class ProgramJudge:
 
     def _within(self, seconds: float) -> Sandbox:
         """The sandbox, with this limit; it is opened, and proved to hold, when the first program comes."""
-        limits = Limits(cpu=seconds, wall=2 * seconds)
+        limits = Limits(cpu=seconds, wall=PATIENCE * seconds)
         if self._box is None:
             self._box = Sandbox(level=self.level, limits=limits, workers=self.workers)
         return self._box.with_limits(limits)
