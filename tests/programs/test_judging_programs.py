@@ -210,8 +210,35 @@ def test_a_sandbox_that_fails_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) 
     watching = Watching()
     monkeypatch.setattr(watching, "map", lambda jobs: iter([Run("sandbox", stderr=b"no room")] * len(list(jobs))))
     monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
-    with pytest.raises(PrismError, match="could not be started in the sandbox: no room"):
+    monkeypatch.setattr(judge, "WAITS", (0.0, 0.0))
+    with pytest.raises(PrismError, match="could not be started in the sandbox, 3 times: no room"):
         TaskGrader().judge([(DOUBLE, "program")])
+
+
+class Failing(Watching):
+    """Starts nothing in the first two rounds, as a machine that is short of memory for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[int] = []
+
+    def map(self, jobs: Any) -> Iterator[Run | list[Run]]:
+        self.rounds.append(len(jobs))
+        for outcome in super().map(jobs):
+            lost = Run("sandbox", stderr=b"no room")
+            yield outcome if len(self.rounds) > 2 else [lost] * len(outcome) if isinstance(outcome, list) else lost
+
+
+@pytest.mark.parametrize("problem", [SUM, ORDER], ids=["printing", "called"])
+def test_programs_that_could_not_be_started_are_tried_again_alone(
+    problem: TaskProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, waited = Failing(), list[float]()
+    monkeypatch.setattr(judge, "Sandbox", lambda **_: box)
+    monkeypatch.setattr(judge.time, "sleep", waited.append)
+    found = TaskGrader().judge([(problem, "program"), (problem, "other")])
+    assert [(one.correct, one.status) for one in found] == [(False, "ok")] * 2
+    assert (box.rounds, waited) == ([2, 1, 1, 1], [1.0, 5.0, 1.0])
 
 
 @pytest.mark.parametrize(

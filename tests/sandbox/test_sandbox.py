@@ -324,6 +324,20 @@ def test_a_process_that_cannot_start_says_nothing_about_the_program(
 
 
 @pytest.mark.parametrize(
+    ("command", "says"), [("sleep 60", "not ready within 0.1 s"), ("exit 7", "ended with code 7 before it was ready")]
+)
+def test_a_process_that_is_never_ready_says_why(
+    quick: Sandbox, monkeypatch: pytest.MonkeyPatch, command: str, says: str
+) -> None:
+    begin = levels.Start(["/bin/sh", "-c", command], None, filtered=False)
+    monkeypatch.setattr(box, "start", lambda *_: begin)
+    if "sleep" in command:
+        monkeypatch.setattr("prism_prm.sandbox.process._STARTING", 0.1)
+    run = quick.run("print(1)")
+    assert (run.status, run.stderr) == ("sandbox", f"the process {says}\n".encode())
+
+
+@pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: Limits(cpu=0), "cpu = 0: must be above 0"),
