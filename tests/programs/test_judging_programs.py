@@ -13,8 +13,9 @@ from prism_prm.errors import PrismError
 from prism_prm.graders import TaskGrader, right_ones
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.programs import cases, judge
-from prism_prm.programs.quirks import count_quirks
-from prism_prm.rerank.grading import grade_pool
+from prism_prm.programs.quirks import count_packages, count_quirks
+from prism_prm.rerank.grading import Grade, GradedPool, grade_pool
+from prism_prm.rerank.report import unlike_the_benchmark
 from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox
 
 SUM = problem_of(stdin_record())
@@ -192,6 +193,22 @@ def test_programs_that_the_benchmark_treats_otherwise_are_counted() -> None:
     counts = count_quirks([(SUM.tests, program) for program in programs])
     assert sorted(counts.values()) == [1, 1, 1, 2]
     assert not count_quirks([(ORDER.tests, programs[0]), (DOUBLE.tests, programs[0]), (None, "quit()")])
+
+
+def test_programs_that_import_packages_are_counted() -> None:
+    programs = [
+        "import numpy as np\nfrom numpy.linalg import det", "import math, sympy\nimport os.path, numpy", "import re",
+        "    from sortedcontainers import SortedList", "x = 1  # import numpy", "important = 1\nfrom_ = 2", None,
+    ]  # fmt: skip
+    for problem in (SUM, ORDER, HALF, DOUBLE):
+        counts = count_packages([(problem.tests, program) for program in programs])
+        assert counts == {"numpy": 2, "sympy": 1, "sortedcontainers": 1}
+    assert not count_packages([(None, programs[0])])
+    pool = Pool((PoolProblem(DOUBLE, tuple(Solution(("s",), fenced(one or "")) for one in programs)),))
+    grades = tuple(Grade(one, "fences", None, -1, "error") for one in programs)
+    assert unlike_the_benchmark([GradedPool(pool, (grades,))]) == [
+        "Programs that import what the sandbox does not have, and so fail: numpy 2, sympy 1, sortedcontainers 1."
+    ]
 
 
 def test_a_wrong_program_is_stopped_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_honest_programs(sandbox: Sandbox, name: str) -> None:
         ("print(input())", "error", b"EOFError"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "error", b""),
         ("import prism_prm", "error", b"No module named 'prism_prm'"),
+        ("import pip", "error", b"No module named 'pip'"),
     ],
 )
 def test_how_programs_end(quick: Sandbox, code: str, status: str, says: bytes) -> None:
