@@ -67,12 +67,6 @@ def test_humaneval_is_read_whole(humaneval: list[Record]) -> None:
     assert (sum(len(one.judged()) for one in tests), sum(one.num_unread for one in tests)) == (1422, 8)
 
 
-def test_some_canonical_solutions_pass(humaneval: list[Record], grader: TaskGrader) -> None:
-    some = [humaneval[i] for i in (0, 32, 33, 38, 50, 87, 148, 163)]
-    assert judged(grader, some, [canonical(record) for record in some]) == [True] * len(some)
-
-
-@pytest.mark.slow
 def test_all_canonical_solutions_pass(humaneval: list[Record], grader: TaskGrader) -> None:
     found = judged(grader, humaneval, [canonical(record) for record in humaneval])
     assert [record["task_id"] for record, right in zip(humaneval, found, strict=True) if not right] == []
