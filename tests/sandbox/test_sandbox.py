@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from docs_code import blocks
 from prism_prm.errors import PrismError
-from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox, SandboxError, box, levels
+from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox, SandboxError, box, levels, self_test
 
 needs_bwrap = pytest.mark.skipif(
     not shutil.which("bwrap"), reason="NOT TESTED: bubblewrap is not installed (apt install bubblewrap)"
@@ -276,6 +276,10 @@ def test_threads_share_a_sandbox(quick: Sandbox) -> None:
 # Machines that lack something
 
 
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise OSError("no sockets here")
+
+
 @pytest.mark.parametrize(
     ("change", "level", "says"),
     [
@@ -284,6 +288,7 @@ def test_threads_share_a_sandbox(quick: Sandbox) -> None:
         (lambda m: m.setattr(platform, "machine", lambda: "riscv64"), "landlock", "riscv64; known: x86_64, aarch64"),
         (lambda m: m.setattr(sys, "platform", "darwin"), "none", "needs Linux; this is darwin"),
         (lambda m: m.setattr(levels, "interpreter", lambda: "/nowhere/python"), "landlock", "No such file"),
+        (lambda m: m.setattr(self_test.os, "chmod", refuse), "landlock", "(no sockets here): set TMPDIR to a"),
     ],
 )
 def test_what_is_missing_is_said(
