@@ -24,7 +24,8 @@ from pathlib import Path
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm.answers import Judge, symbolic
-from prism_prm.answers.workers import Workers, available_cores
+from prism_prm.answers.workers import Workers
+from prism_prm.cores import available_cores
 
 NUM_ANSWERS = 4_000
 

@@ -6,6 +6,8 @@ which the sandbox leaves out too. Beside it: the interpreter as one would start 
 with a signal as its time limit, one program after the other, which is how LiveCodeBench runs them: no process is
 started, and nothing is isolated.
 
+Each level's overhead against each of these is printed with its range over the rounds.
+
 Run: python benchmarks/sandbox.py [--programs 300 --repeats 3]
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import io
 import random
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -108,6 +111,11 @@ def main() -> None:
     for name, rounds in seconds.items():
         print(f"{name:50s} {1000 * sorted(rounds)[len(rounds) // 2] / len(chosen):7.1f} ms per program")
     print_ratios(seconds, peer=PEER)
+    for name in (name for name in seconds if name.startswith("sandbox")):
+        for peer in (name for name in seconds if not name.startswith("sandbox")):
+            ratios = [own / other for own, other in zip(seconds[name], seconds[peer], strict=True)]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            print(f"{name} takes {statistics.median(ratios):.2f} times as long as {peer} (rounds: {spread})")
     best = next(f"sandbox: {level}" for level in LEVELS if f"sandbox: {level}" in ways)
     conclude(seconds[best], seconds[PEER], peer=PEER)
 

@@ -52,6 +52,29 @@ MBPP = {
     "test_imports": ["import math"],
     "test_list": ["assert join([1], [2]) == [1, 2]", "assert join([], [3]) == [3]", "assert join((), ()) == ()"],
 }
+MBPP_OTHERS = {
+    "close": {
+        **MBPP,
+        "task_id": 82,
+        "prompt": "Write a function to find the volume of a ball.",
+        "code": "def volume(r):\n    return 4 / 3 * math.pi * r**3",
+        "test_list": [f"assert math.isclose(volume({r}), {v}, rel_tol=0.001)" for r, v in ((1, 4.19), (2, 33.5))],
+    },
+    "named as Python's own": {
+        **MBPP,
+        "task_id": 126,
+        "prompt": "Write a function to find the sum of common divisors.",
+        "code": "def sum(a, b):\n    return __builtins__['sum'](i for i in range(1, min(a, b)) if a % i == b % i == 0)",
+        "test_list": ["assert sum(10,15) == 6", "assert sum(100,150) == 93", "assert sum(4,6) == 3"],
+    },
+    "unreadable": {
+        **MBPP,
+        "task_id": 596,
+        "prompt": "Write a function to find the size of a tuple in bytes.",
+        "test_list": [f"assert size({given}) == sys.getsizeof({given})" for given in ("(1, 2)", "()")],
+    },
+}
+"""Forms that few of its records have: tolerances, a builtin's name, and values that must be worked out by running."""
 OWN = {
     "problem": "Double the number.",
     "name": "double",

@@ -82,7 +82,7 @@ def test_code_is_cut_where_it_is_closed_and_keeps_its_indentation() -> None:
     assert "\n\n".join(STEPS) == CODE
 
 
-WRITTEN = ["", "a b", "```python", "```", "    x = f(", "y)", "s = '''", "'''", "# it's (", 't = "("', "~~~"]
+WRITTEN = ["", "a b", "```python", "```", "    x = f(", "y)", "s = '''", "'''", "# it's (", "# C:\\", 't = "("', "~~~"]
 LINES = st.sampled_from(WRITTEN)
 
 
@@ -107,6 +107,7 @@ def test_solutions_with_paragraphs_are_split_by_the_same_rule(text: str) -> None
         ("```\nx = 'it\\'s (\n", True, True),
         ('```\nx = """a\n\n', False, True),
         ("```\nx = '' # ]}) (\n\n", True, True),
+        ("```\n# C:\\\nx = f(\n\n", False, True),  # a comment that ends in a backslash ends all the same
         ("```\n)\n\n", True, True),
         ("~~~\n```\nf(\n\n", False, True),
     ],

@@ -45,10 +45,10 @@ def _lines(code: str) -> Iterator[tuple[int, int, bool]]:
     depth, quote, is_comment, start = 0, "", False, 0
     for match in _TOKEN.finditer(code):
         token = match.group()
-        if token == "\n":
+        if token == "\n" or (is_comment and token == "\\\n"):  # a comment cannot be continued
             is_comment = False
             quote = quote if len(quote) == 3 else ""  # a plain string ends with its line
-            yield start, match.start(), bool(depth or quote)
+            yield start, match.end() - 1, bool(depth or quote)
             start = match.end()
         elif quote:
             quote = "" if quote in (token, token[0]) else quote

@@ -89,6 +89,8 @@ class Window:
 
     def reason_against(self, problem: TaskProblem) -> str:
         """Why a problem is not used; "" if it is."""
+        if not problem.is_judged:
+            return "no hidden test that can be read"
         if (self.since or self.until) and not problem.date:
             raise DataError(
                 f"the problem {problem.name or problem.text[:60]!r} has no date, so --since and --until cannot choose",
@@ -127,7 +129,7 @@ class Task:
 def load_problems(place: str, source: str | Path | None = None) -> Task:
     """A task, a file of problems, or a hub dataset named by its id (`owner/name[:config]:split`)."""
     if source is None and "/" in place and place not in _PLUGINS.names() and not Path(place).exists():
-        return Task(place, tuple(read_problems(place)))
+        return _used(place, list(read_problems(place)))
     return load_task(place, source)
 
 
@@ -162,26 +164,33 @@ def load_task(
     problems = list(read_problems(where, tolerance=known.tolerance if known else 0.0, answer_field=answer_field))
     if known and known.subsample:
         problems = subsample(problems, known.subsample)
-    against = {problem.text: (window or Window()).reason_against(problem) for problem in problems}
+    return _used(name if known else Path(name).stem, problems, window or Window())
+
+
+def _used(name: str, problems: Sequence[TaskProblem], window: Window = Window()) -> Task:  # noqa: B008  frozen
+    """The task of those problems that can be judged and lie in the window."""
+    against = {problem.text: window.reason_against(problem) for problem in problems}
     used = tuple(problem for problem in problems if not against[problem.text])
     if not used:
-        raise DataError(f"{name}: none of its {len(problems):,} problems is left by --since, --until and --errata")
-    return Task(name if known else Path(name).stem, used, {text: why for text, why in against.items() if why})
+        reasons = Counter(against[problem.text] for problem in problems)
+        said = "; ".join(f"{why}: {count:,}" for why, count in reasons.items())
+        raise DataError(f"{name}: none of its {len(problems):,} problems is left. {said or 'It is empty'}.")
+    return Task(name, used, {text: why for text, why in against.items() if why})
 
 
 def read_problems(
     source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None
 ) -> Iterator[TaskProblem]:
-    """The problems of a file, folder or hub dataset; each must have an answer or tests."""
+    """The problems of a file, folder or hub dataset; each must have an answer or tests, be they unreadable ones."""
     for found in find_sources([source]):
         for row in rows(found):
             try:
                 record = decode(row, dict[str, Any])
                 problem = problem_of(record, tolerance, answer_field=answer_field)
-                if problem.tests is not None and not problem.is_judged:
-                    raise DataError("no `tests` to judge programs by, only public ones", reason="missing-field")
-                if not problem.is_judged:
+                if problem.tests is None and not problem.is_judged:
                     raise no_answer(record)
+                if problem.tests is not None and not (problem.is_judged or problem.tests.num_unread):
+                    raise DataError("no `tests` to judge programs by, only public ones", reason="missing-field")
             except DataError as error:
                 raise DataError(f"{row.where}: {error}", reason=error.reason) from error
             yield problem

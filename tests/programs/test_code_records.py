@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from payloads import HUMANEVAL, MBPP, OWN, function_record, packed, stdin_record
+from payloads import HUMANEVAL, MBPP, MBPP_OTHERS, OWN, function_record, packed, stdin_record
 from prism_prm.data.problem_records import TaskProblem, problem_of
 from prism_prm.errors import DataError, PrismError
 from prism_prm.pools import PoolProblem, Solution, read_pool, write_pool
@@ -101,11 +101,19 @@ def test_humaneval() -> None:
         ("assert f(1, 'a') == [1, (2,)]", Case((1, "a"), [1, (2,)])),
         ("assert 3 == f(-1)", Case((-1,), 3)),
         ("assert f({'a': 1}) is True, 'why'", Case(({"a": 1},), True)),
-        ("assert not f([])", Case(([],), False)),
+        ("assert f('a')", Case(("a",), True, view="truth")),
+        ("assert not f([])", Case(([],), False, view="truth")),
         ("assert f('x' * 3) == 'xxx'", Case(("xxx",), "xxx")),
         ("assert tuple(f([1])) == tuple([1])", Case(([1],), (1,), view="tuple")),
         ("assert abs(f(1) - 0.5) <= 1e-3", Case((1,), 0.5, 1e-3)),
+        ("assert math.isclose(f(1), 0.5)", Case((1,), 0.5, 0.0, relative=1e-9)),
+        ("assert isclose(2, f(1), rel_tol=1e-3, abs_tol=1)", Case((1,), 2, 1.0, relative=1e-3)),
         ("assert f(set()) == set([1])", Case((set(),), {1})),
+        ("assert math.isclose(f(1), 0.5, rtol=1)", None),
+        ("assert math.isclose(f(1), 0.5, rel_tol='x')", None),
+        ("assert np.isclose(f(1), 0.5)", None),
+        ("assert abs(f(1), 2) < 1", None),
+        ("assert abs(f(1) - 2) < 'x'", None),
         ("assert f(x) == 1", None),
         ("assert f(1) == g(1)", None),
         ("assert f(1) < 2", None),
@@ -148,6 +156,28 @@ def test_mbpp_shows_the_first_assert_and_hides_the_others() -> None:
     assert "[3]" not in problem.text
 
 
+def test_mbpp_of_other_forms(tmp_path: Path) -> None:
+    ball, sums, size = (its_tests(problem_of(record)) for record in MBPP_OTHERS.values())
+    assert (ball.function, ball.public) == ("volume", (Case((1,), 4.19, 0.0, relative=0.001),))
+    assert ball.hidden == (Case((2,), 33.5, 0.0, relative=0.001),)
+    assert (sums.function, sums.hidden) == ("sum", (Case((100, 150), 93), Case((4, 6), 3)))
+    assert (size.is_judged, size.num_unread) == (False, 2)
+    path = tmp_path / "mbpp.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in (MBPP, *MBPP_OTHERS.values())))
+    task = load_task("mbpp", path)
+    assert [problem.name for problem in task.problems] == ["MBPP/7", "MBPP/82", "MBPP/126"]
+    assert task.notes() == ["1 problems of mbpp are left out: no hidden test that can be read."]
+    path.write_text(json.dumps(MBPP_OTHERS["unreadable"]) + "\n")
+    with pytest.raises(DataError, match=r"none of its 1 problems is left\. no hidden test that can be read: 1"):
+        load_task("mbpp", path)
+
+
+@pytest.mark.parametrize("test", ["assert 1 == 1", "assert sorted([1]) == [1]", "not Python"])
+def test_mbpp_without_a_function(test: str) -> None:
+    with pytest.raises(DataError, match="no function is called in the test"):
+        problem_of({**MBPP, "test_list": [test]})
+
+
 def test_own_records() -> None:
     tests = its_tests(problem_of(OWN))
     assert (tests.function, tests.seconds, tests.prelude) == (None, 6.0, "")
@@ -184,7 +214,7 @@ def test_bad_own_records(changes: dict[str, Any], message: str) -> None:
 
 
 def test_all_tests_as_one_text() -> None:
-    for record in (stdin_record(), function_record(), HUMANEVAL, MBPP, OWN):
+    for record in (stdin_record(), function_record(), HUMANEVAL, MBPP, MBPP_OTHERS["close"], OWN):
         problem = problem_of(record)
         reference = problem.reference
         assert reference is not None

@@ -7,15 +7,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-from payloads import HUMANEVAL, MBPP, OWN, fenced, function_record, stdin_record
+from payloads import HUMANEVAL, MBPP, MBPP_OTHERS, OWN, fenced, function_record, stdin_record
 from prism_prm.data.problem_records import TaskProblem, problem_of
 from prism_prm.errors import PrismError
 from prism_prm.graders import TaskGrader, right_ones
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.programs import cases, judge
-from prism_prm.programs.quirks import count_quirks
-from prism_prm.rerank.grading import grade_pool
-from prism_prm.sandbox import Call, Program, Run, Sandbox
+from prism_prm.programs.quirks import count_packages, count_quirks
+from prism_prm.rerank.grading import Grade, GradedPool, grade_pool
+from prism_prm.rerank.report import unlike_the_benchmark
+from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox
 
 SUM = problem_of(stdin_record())
 ORDER = problem_of(function_record())
@@ -64,6 +65,7 @@ def test_programs_that_define_a_function(grader: TaskGrader) -> None:
         "def half(x):\n    return x / 2": (True, "ok"),
         "def half(x):\n    return math.ldexp(x, -1)": (True, "ok"),  # the prompt imports math
         "def half(x):\n    return x // 2": (False, "ok"),
+        "map = [[1]]\n\ndef half(x):\n    return x / 2": (True, "ok"),
         f"class Always:\n{equal}\n\ndef half(x):\n    return Always()": (False, "ok"),
         f"class Always(float):\n{equal}\n\ndef half(x):\n    return Always(7)": (False, "ok"),
     }
@@ -73,6 +75,8 @@ def test_programs_that_define_a_function(grader: TaskGrader) -> None:
         "def join(a, b):\n    return [*a, *b]": (False, "ok"),  # a list is not a tuple in MBPP
     }
     assert outcomes(grader, JOIN, list(joined)) == list(joined.values())
+    for record in (MBPP_OTHERS["close"], MBPP_OTHERS["named as Python's own"]):
+        assert outcomes(grader, problem_of(record), [str(record["code"])]) == [(True, "ok")]
 
 
 def test_the_verdict_on_every_test_is_kept(grader: TaskGrader) -> None:
@@ -102,6 +106,14 @@ def test_the_verdict_on_every_test_is_kept(grader: TaskGrader) -> None:
 def test_limits_are_the_problems_own(grader: TaskGrader) -> None:
     assert outcomes(grader, DOUBLE, ["while True: pass"]) == [(False, "timeout")]
     assert outcomes(grader, DOUBLE, ["x = [0] * 10**10"]) == [(False, "memory")]
+
+
+def test_a_busy_machine_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that gets a third of a core does not fail: what counts is its CPU time."""
+    opened: list[Limits] = []
+    monkeypatch.setattr(judge, "Sandbox", lambda *, limits, **_: opened.append(limits) or Watching())
+    TaskGrader().judge([(DOUBLE, "program")])
+    assert opened == [Limits(cpu=1, wall=4)]
 
 
 def test_whole_solutions_and_answers_side_by_side(grader: TaskGrader) -> None:
@@ -183,6 +195,22 @@ def test_programs_that_the_benchmark_treats_otherwise_are_counted() -> None:
     assert not count_quirks([(ORDER.tests, programs[0]), (DOUBLE.tests, programs[0]), (None, "quit()")])
 
 
+def test_programs_that_import_packages_are_counted() -> None:
+    programs = [
+        "import numpy as np\nfrom numpy.linalg import det", "import math, sympy\nimport os.path, numpy", "import re",
+        "    from sortedcontainers import SortedList", "x = 1  # import numpy", "important = 1\nfrom_ = 2", None,
+    ]  # fmt: skip
+    for problem in (SUM, ORDER, HALF, DOUBLE):
+        counts = count_packages([(problem.tests, program) for program in programs])
+        assert counts == {"numpy": 2, "sympy": 1, "sortedcontainers": 1}
+    assert not count_packages([(None, programs[0])])
+    pool = Pool((PoolProblem(DOUBLE, tuple(Solution(("s",), fenced(one or "")) for one in programs)),))
+    grades = tuple(Grade(one, "fences", None, -1, "error") for one in programs)
+    assert unlike_the_benchmark([GradedPool(pool, (grades,))]) == [
+        "Programs that import what the sandbox does not have, and so fail: numpy 2, sympy 1, sortedcontainers 1."
+    ]
+
+
 def test_a_wrong_program_is_stopped_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Watching()
     monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
@@ -199,11 +227,40 @@ def test_a_sandbox_that_fails_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) 
     watching = Watching()
     monkeypatch.setattr(watching, "map", lambda jobs: iter([Run("sandbox", stderr=b"no room")] * len(list(jobs))))
     monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
-    with pytest.raises(PrismError, match="could not be started in the sandbox: no room"):
+    monkeypatch.setattr(judge, "WAITS", (0.0, 0.0))
+    with pytest.raises(PrismError, match="could not be started in the sandbox, 3 times: no room"):
         TaskGrader().judge([(DOUBLE, "program")])
 
 
-@pytest.mark.parametrize("value", [{"tuple": 5}, {"a": 1, "b": 2}, {"int": "x"}, {"set": [[1]]}, {"complex": ["a", 1]}])
+class Failing(Watching):
+    """Starts nothing in the first two rounds, as a machine that is short of memory for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[int] = []
+
+    def map(self, jobs: Any) -> Iterator[Run | list[Run]]:
+        self.rounds.append(len(jobs))
+        for outcome in super().map(jobs):
+            lost = Run("sandbox", stderr=b"no room")
+            yield outcome if len(self.rounds) > 2 else [lost] * len(outcome) if isinstance(outcome, list) else lost
+
+
+@pytest.mark.parametrize("problem", [SUM, ORDER], ids=["printing", "called"])
+def test_programs_that_could_not_be_started_are_tried_again_alone(
+    problem: TaskProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, waited = Failing(), list[float]()
+    monkeypatch.setattr(judge, "Sandbox", lambda **_: box)
+    monkeypatch.setattr(judge.time, "sleep", waited.append)
+    found = TaskGrader().judge([(problem, "program"), (problem, "other")])
+    assert [(one.correct, one.status) for one in found] == [(False, "ok")] * 2
+    assert (box.rounds, waited) == ([2, 1, 1, 1], [1.0, 5.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "value", [{"tuple": 5}, {"unknown": 5}, {"a": 1, "b": 2}, {"int": "x"}, {"set": [[1]]}, {"complex": ["a", 1]}]
+)
 def test_what_a_program_writes_in_place_of_a_value_is_no_value(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Watching()
     monkeypatch.setattr(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from decimal import Decimal
 from typing import Any
 
@@ -94,6 +95,10 @@ def test_tolerances_and_views() -> None:
     assert [is_right(near, got, tuples_are_lists=True) for got in (0.55, 0.7, "0.5", None, 1e400)] == [
         True, False, False, False, False,
     ]  # fmt: skip
+    close = Case((), 100.0, 0.0, relative=0.01)
+    assert [is_right(close, got, tuples_are_lists=True) for got in (99.1, 98.9, 101, float("inf"), 100 + 0j, "x")] == [
+        True, False, True, False, True, False,
+    ]  # fmt: skip
     assert is_right(Case((), (1, 2), view="tuple"), [1, 2], tuples_are_lists=False)
     assert not is_right(Case((), (1, 2), view="tuple"), 3, tuples_are_lists=False)
     zero_of = Case(([-6, 11, -6, 1],), 0.0, 1e-4, "polynomial")
@@ -134,6 +139,17 @@ def test_values_keep_their_kind(value: Any) -> None:
     found = decode(encode(value))
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("got", "true"),
+    [(True, True), (5, True), (object(), True), (None, False), ([], False), (deque(), False), (deque([0]), True)],
+)
+def test_truth(got: Any, true: bool) -> None:
+    """`assert f(x)` asks for no more than that, of whatever kind the value is."""
+    carried = decode(encode(got))
+    assert is_right(Case((), True, view="truth"), carried, tuples_are_lists=False) is true
+    assert is_right(Case((), False, view="truth"), carried, tuples_are_lists=False) is not true
 
 
 def test_what_cannot_be_carried_equals_nothing() -> None:

@@ -7,9 +7,11 @@ import pytest
 
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem
+from prism_prm.rerank import grading
 from prism_prm.rerank.grading import Grade, GradedPool, grade_pool, with_task
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.tasks import MathGrader, Task, TaskGrader, TaskProblem
+from prism_prm.types import Advance
 
 POOL = Pool(
     (
@@ -50,6 +52,43 @@ def test_grades(graded: GradedPool) -> None:
     assert graded.count("status") == {"ok": 7, "no answer": 2, "timeout": 1}
     assert graded.correct(1).tolist() == [False, True]
     assert graded.groups(0).tolist() == [0, 1, 0, 1, -1, -1, 0, 0]
+
+
+def test_grades_are_filed_portion_by_portion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped before its third portion, the second start grades what is left, and all is as in one go."""
+    made, told, room = list[str](), list[int](), [True, True, False, True, True]
+
+    def grade(some: Pool, _grader: object, advance: Advance) -> GradedPool:
+        if not room[len(made)]:
+            made.append("stopped")
+            raise DataError("no room")
+        made.append(" ".join(entry.problem.text for entry in some.problems))
+        advance(2 * len(some.solutions))
+        grades = [[Grade(one.text, "fences", True, 0, "ok", True, ("passed",), ()) for one in entry.solutions]
+                  for entry in some.problems]  # fmt: skip
+        return GradedPool(some, tuple(map(tuple, grades)))
+
+    monkeypatch.setattr(grading, "grade_pool", grade)
+    monkeypatch.setattr(grading, "PORTION", 2)
+    sizes = {"a": 1, "b": 1, "c": 3, "d": 0, "e": 2, "f": 1}
+    pool = Pool(
+        tuple(
+            PoolProblem(TaskProblem(name, "1"), tuple(Solution((name,), f"{name}{k}") for k in range(size)))
+            for name, size in sizes.items()
+        )
+    )
+    with MathGrader(workers=1) as grader:
+        with pytest.raises(DataError, match="no room"):
+            grading.grade_in_portions(pool, tmp_path / "grading.jsonl", grader, told.append)
+        told.clear()
+        found = grading.grade_in_portions(pool, tmp_path / "grading.jsonl", grader, told.append)
+    assert made == ["a b", "c", "stopped", "d e", "f"]
+    assert [[grade.answer for grade in grades] for grades in found.grades] == [
+        ["a0"], ["b0"], ["c0", "c1", "c2"], [], ["e0", "e1"], ["f0"],
+    ]  # fmt: skip
+    assert found.grades[0] == (Grade("a0", "fences", True, 0, "ok", True, ("passed",), ()),)
+    assert told == [4, 6, 4, 2]
+    assert sum(told) == grading.num_comparisons(pool.problems)
 
 
 def test_without_a_reference_the_pools_own_word_counts() -> None:

@@ -68,6 +68,7 @@ def metrics_of(out: Path) -> dict[str, Any]:
 def test_without_a_prm(pool: Path, tmp_path: Path) -> None:
     output = run(pool, "--out", tmp_path / "out", "--judges", 1)
     metrics = metrics_of(tmp_path / "out")
+    assert not list((tmp_path / "out").glob("grading-*")), "filed only until all is graded"
     assert "majority vote" in output
     assert metrics["answers_found_by"] == {"boxed": 12, "answer is": 4, "last number": 3, "none": 1}
     assert metrics["answer_status"] == {"ok": 19, "no answer": 1}

@@ -76,6 +76,7 @@ def _attacks(ends: str, harmless: str, says: str = "", limits: Limits = SMALL, *
     return [Attack(name, body, ends, says, harmless, limits) for name, body in bodies.items()]
 
 
+_PAIR = "import socket\na, b = socket.socketpair(1, 2)\n"
 _NETWORK = {
     "tcp_to_loopback": "import socket\nsocket.create_connection(('127.0.0.1', scene['tcp']))\nbreach()",
     "udp_to_loopback": "import socket\ns = socket.socket(2, 2)\ns.sendto(b'x', ('127.0.0.1', scene['udp']))\nbreach()",
@@ -83,6 +84,10 @@ _NETWORK = {
     "netlink": "import socket\nsocket.socket(16, 3)\nbreach()",
     "unix_socket": "import socket\ns = socket.socket(1, 1)\ns.connect(scene['folder'] + '/socket')\nbreach()",
     "abstract_socket": "import socket\ns = socket.socket(1, 1)\ns.connect('\\0' + scene['abstract'])\nbreach()",
+    "datagram_to_a_unix_socket": _PAIR + "a.sendto(b'x', scene['folder'] + '/log')\nbreach()",
+    "datagram_to_an_abstract_socket": _PAIR + "a.sendto(b'x', '\\0' + scene['log'])\nbreach()",
+    "datagram_by_sendmsg": _PAIR + "a.sendmsg([b'x'], [], 0, scene['folder'] + '/log')\nbreach()",
+    "connect_one_end_of_a_pair": _PAIR + "a.connect(scene['folder'] + '/log')\na.send(b'x')\nbreach()",
 }
 _READING = {
     "read_a_file_of_the_user": "if word in open(scene['folder'] + '/canary').read(): breach()",
@@ -243,14 +248,17 @@ def scene() -> Iterator[dict[str, Any]]:
             (folder / name).chmod(0o666)
         (folder / "link").symlink_to(folder / "canary")
         folder.chmod(0o777)
-        made = [socket.socket(kind, form) for kind, form in ((2, 1), (2, 2), (1, 1), (1, 1))]
-        tcp, udp, unix, abstract = (stack.enter_context(one) for one in made)
+        made = [socket.socket(kind, form) for kind, form in ((2, 1), (2, 2), (1, 1), (1, 1), (1, 2), (1, 2))]
+        tcp, udp, unix, abstract, log, abstract_log = (stack.enter_context(one) for one in made)
         tcp.bind(("127.0.0.1", 0))
         udp.bind(("127.0.0.1", 0))
         unix.bind(f"{folder}/socket")
-        os.chmod(f"{folder}/socket", 0o777)
+        log.bind(f"{folder}/log")
+        for name in ("socket", "log"):
+            os.chmod(f"{folder}/{name}", 0o777)
         hidden = f"scene-{os.getpid()}"
         abstract.bind(f"\0{hidden}")
+        abstract_log.bind(f"\0{hidden}-log")
         for listening in (tcp, unix, abstract):
             listening.listen(50)
         open_canary = stack.enter_context(open(folder / "canary", "rb"))
@@ -259,7 +267,7 @@ def scene() -> Iterator[dict[str, Any]]:
         stack.callback(os.environ.pop, "PRISM_SECRET")
         yield {
             "folder": str(folder), "canary": f"{folder}/canary", "tcp": tcp.getsockname()[1],
-            "udp": udp.getsockname()[1], "abstract": hidden, "pid": os.getpid(),
+            "udp": udp.getsockname()[1], "abstract": hidden, "log": f"{hidden}-log", "pid": os.getpid(),
         }  # fmt: skip
 
 
@@ -287,7 +295,7 @@ def harm_done(aim: dict[str, Any]) -> list[str]:
     """What has changed in the scene."""
     folder = Path(aim["folder"])
     there = {path.name for path in folder.iterdir()}
-    changed = there ^ {"canary", "victim", "victim2", "link", "socket"}
+    changed = there ^ {"canary", "victim", "victim2", "link", "socket", "log"}
     if (folder / "canary").read_text() != WORD or (folder / "canary").stat().st_mode & 0o777 != 0o666:
         changed.add("canary")
     return sorted(changed)

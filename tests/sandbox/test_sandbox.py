@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from docs_code import blocks
 from prism_prm.errors import PrismError
-from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox, SandboxError, box, levels
+from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox, SandboxError, box, levels, self_test
 
 needs_bwrap = pytest.mark.skipif(
     not shutil.which("bwrap"), reason="NOT TESTED: bubblewrap is not installed (apt install bubblewrap)"
@@ -54,6 +54,7 @@ HONEST: dict[str, tuple[str, str, bytes]] = {
         b"100000\n",
     ),
     "asyncio": ("import asyncio\nasync def f(): return 3\nprint(asyncio.run(f()))", "", b"3\n"),
+    "socket_pair": ("import socket\na, b = socket.socketpair()\na.send(b'x')\nprint(b.recv(9))", "", b"b'x'\n"),
     "own_limits": ("import resource as r\nr.setrlimit(r.RLIMIT_STACK, (-1, -1))\nprint(1)", "", b"1\n"),
     "own_signals": ("import os, signal\nsignal.signal(10, lambda *_: print(1))\nos.kill(os.getpid(), 10)", "", b"1\n"),
     "atexit": ("import atexit\natexit.register(print, 'end')", "", b"end\n"),
@@ -88,6 +89,7 @@ def test_honest_programs(sandbox: Sandbox, name: str) -> None:
         ("print(input())", "error", b"EOFError"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "error", b""),
         ("import prism_prm", "error", b"No module named 'prism_prm'"),
+        ("import pip", "error", b"No module named 'pip'"),
     ],
 )
 def test_how_programs_end(quick: Sandbox, code: str, status: str, says: bytes) -> None:
@@ -274,6 +276,10 @@ def test_threads_share_a_sandbox(quick: Sandbox) -> None:
 # Machines that lack something
 
 
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise OSError("no sockets here")
+
+
 @pytest.mark.parametrize(
     ("change", "level", "says"),
     [
@@ -282,6 +288,7 @@ def test_threads_share_a_sandbox(quick: Sandbox) -> None:
         (lambda m: m.setattr(platform, "machine", lambda: "riscv64"), "landlock", "riscv64; known: x86_64, aarch64"),
         (lambda m: m.setattr(sys, "platform", "darwin"), "none", "needs Linux; this is darwin"),
         (lambda m: m.setattr(levels, "interpreter", lambda: "/nowhere/python"), "landlock", "No such file"),
+        (lambda m: m.setattr(self_test.os, "chmod", refuse), "landlock", "(no sockets here): set TMPDIR to a"),
     ],
 )
 def test_what_is_missing_is_said(
@@ -320,6 +327,20 @@ def test_a_process_that_cannot_start_says_nothing_about_the_program(
     assert (run.status, run.stdout) == ("sandbox", b"")
     assert b"/nowhere/python" in run.stderr
     assert [one.status for one in quick.call("def f(x): return x", "f", [[1]])] == ["sandbox"]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"), [("sleep 60", "not ready within 0.1 s"), ("exit 7", "ended with code 7 before it was ready")]
+)
+def test_a_process_that_is_never_ready_says_why(
+    quick: Sandbox, monkeypatch: pytest.MonkeyPatch, command: str, says: str
+) -> None:
+    begin = levels.Start(["/bin/sh", "-c", command], None, filtered=False)
+    monkeypatch.setattr(box, "start", lambda *_: begin)
+    if "sleep" in command:
+        monkeypatch.setattr("prism_prm.sandbox.process._STARTING", 0.1)
+    run = quick.run("print(1)")
+    assert (run.status, run.stderr) == ("sandbox", f"the process {says}\n".encode())
 
 
 @pytest.mark.parametrize(

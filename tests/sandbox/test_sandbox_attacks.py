@@ -104,7 +104,7 @@ NOBODY, ROOT = 65534, 0
 OWN = (
     "read_a_file_of_the_user", "change_a_mode", "delete_a_file", "signal_to_the_parent", "queued_signal", "pidfd",
     "environment_of_the_parent", "limits_of_the_parent", "unix_socket", "fork", "thread_bomb", "ptrace",
-    "nested_user_namespace", "write_a_temporary_file",
+    "datagram_to_a_unix_socket", "nested_user_namespace", "write_a_temporary_file",
 )  # fmt: skip
 """Attacks on what belongs to the user who runs the sandbox; root's programs are another user."""
 
@@ -128,4 +128,13 @@ def test_a_level_that_does_not_isolate_is_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(seccomp, "filter_for", lambda _: None)
     with pytest.raises(SandboxError, match="could start processes"):
+        Sandbox("landlock")
+
+
+def test_a_filter_that_lets_datagrams_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prism_prm.sandbox import seccomp
+
+    monkeypatch.delitem(seccomp.ARGUMENTS, "sendto")
+    monkeypatch.setattr(seccomp, "filter_for", seccomp.filter_for.__wrapped__)
+    with pytest.raises(SandboxError, match=r"program could send to your sockets$"):
         Sandbox("landlock")

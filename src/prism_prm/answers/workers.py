@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from prism_prm.cores import available_cores
 from prism_prm.errors import PrismError
 from prism_prm.types import Advance, ignore
 
@@ -45,11 +46,6 @@ class Outcome:
     status: Literal["ok", "timeout", "error"]
     value: Any = None
     detail: str = ""
-
-
-def available_cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 class _Worker:

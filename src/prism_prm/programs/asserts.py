@@ -24,8 +24,10 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
-
-
+_VIEWED = ("tuple", "list", "set", "sorted")
+"""What a test may do to a returned value before it compares it."""
+COMPARING = (*_VIEWED, "abs", "fabs", "isclose")
+"""Functions that a test calls to compare, whatever it is about."""
 _KINDS: dict[str, Callable[..., Any]] = {"set": set, "tuple": tuple, "list": list, "frozenset": frozenset}
 
 
@@ -108,30 +110,52 @@ def _unconditional(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _case(test: ast.expr, called: str) -> Case:
-    """`f(…) == value`, `tuple(f(…)) == value`, `f(…)`, `not f(…)`, and `abs(f(…) - value) < tolerance`."""
+    """`f(…) == value`, `tuple(f(…)) == value`, `f(…)`, `not f(…)`, `abs(f(…) - value) < 1e-6`, `math.isclose(…)`."""
     if isinstance(test, ast.Call) and _is_call(test, called):
-        return Case(_arguments(test), True)
+        return Case(_arguments(test), True, view="truth")
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return Case(_arguments(test.operand, called), False)
+        return Case(_arguments(test.operand, called), False, view="truth")
+    if isinstance(test, ast.Call) and ast.unparse(test.func) in ("math.isclose", "isclose"):
+        return _close(test, called)
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         raise NotPlainError("not a comparison")
     left, right, how = test.left, test.comparators[0], test.ops[0]
     if isinstance(how, ast.Eq | ast.Is):
-        call, value = (left, right) if _is_call(_inside(left), called) else (right, left)
+        call, value = _call_first(left, right, called)
         view = _named(call.func) if isinstance(call, ast.Call) and _inside(call) is not call else ""
         return Case(_arguments(_inside(call), called), plain_value(value), view=view)
     if isinstance(how, ast.Lt | ast.LtE) and isinstance(left, ast.Call) and _named(left.func) in ("abs", "fabs"):
-        (inner,) = left.args
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
-            swapped = not _is_call(inner.left, called)
-            call, value = (inner.right, inner.left) if swapped else (inner.left, inner.right)
-            return Case(_arguments(call, called), plain_value(value), float(plain_value(right)))
+        match left.args:
+            case [ast.BinOp(first, ast.Sub(), second)]:
+                call, value = _call_first(first, second, called)
+                return Case(_arguments(call, called), plain_value(value), _tolerance(right))
     raise NotPlainError("another comparison")
+
+
+def _close(test: ast.Call, called: str) -> Case:
+    """`math.isclose(f(…), value, rel_tol=…, abs_tol=…)`."""
+    given = {str(keyword.arg): _tolerance(keyword.value) for keyword in test.keywords}
+    if len(test.args) != 2 or not given.keys() <= {"rel_tol", "abs_tol"}:
+        raise NotPlainError("not math's isclose")
+    call, value = _call_first(test.args[0], test.args[1], called)
+    relative, absolute = given.get("rel_tol", 1e-9), given.get("abs_tol", 0.0)
+    return Case(_arguments(call, called), plain_value(value), absolute, relative=relative)
+
+
+def _tolerance(node: ast.expr) -> float:
+    value = plain_value(node)
+    if not isinstance(value, int | float):
+        raise NotPlainError("not a number")
+    return value
+
+
+def _call_first(left: ast.expr, right: ast.expr, called: str) -> tuple[ast.expr, ast.expr]:
+    return (left, right) if _is_call(_inside(left), called) else (right, left)
 
 
 def _inside(node: ast.expr) -> ast.expr:
     """`f(…)` of `tuple(f(…))` and the like."""
-    if isinstance(node, ast.Call) and _named(node.func) in ("tuple", "list", "set", "sorted") and len(node.args) == 1:
+    if isinstance(node, ast.Call) and _named(node.func) in _VIEWED and len(node.args) == 1:
         return node if node.keywords else node.args[0]
     return node
 

@@ -32,6 +32,8 @@ class Case:
     """How far off a returned number may be, absolutely; None: equal."""
     view: str = ""
     """What is done to a returned value before it is compared: a key of `compare.VIEWS`, or nothing."""
+    relative: float = 0.0
+    """With a tolerance: how far off it may be instead, as a share of the larger of both numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Tests:
 
 
 def _plain(case: Case) -> list[Any]:
-    return [encode(case.given), encode(case.expected), case.tolerance, case.view]
+    return [encode(case.given), encode(case.expected), case.tolerance, case.view, case.relative]
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ be as many lines as expected; two lines are equal as text, or number by number a
 
 from __future__ import annotations
 
+import cmath
 import hashlib
 import re
 from collections.abc import Callable
@@ -73,9 +74,10 @@ VIEWS: dict[str, Callable[[Any, Any], Any]] = {
     "list": lambda _, got: list(got),
     "set": lambda _, got: set(got),
     "sorted": lambda _, got: sorted(got),
+    "truth": lambda _, got: bool(got),
     "polynomial": lambda given, got: sum(factor * got**power for power, factor in enumerate(given[0])),
 }
-"""What a test looks at, of (arguments, returned value): the value itself, its items, or a polynomial there."""
+"""What a test looks at, of (arguments, returned value): the value, its items, its truth, or a polynomial there."""
 
 
 def is_right(case: Case, got: Any, *, tuples_are_lists: bool) -> bool:
@@ -88,6 +90,6 @@ def is_right(case: Case, got: Any, *, tuples_are_lists: bool) -> bool:
         got = VIEWS[case.view](case.given, got)
         if case.tolerance is None:
             return bool(got == case.expected)
-        return bool(abs(got - case.expected) < case.tolerance)
+        return cmath.isclose(got, case.expected, rel_tol=case.relative, abs_tol=case.tolerance)
     except (TypeError, ValueError, ArithmeticError):
         return False

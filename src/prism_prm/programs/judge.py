@@ -6,6 +6,7 @@ Expected values stay here: the sandbox gets a program and its input, and gives b
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,11 +17,13 @@ from prism_prm.answers.judge import Key, Status, Verdict
 from prism_prm.programs import Level, values
 from prism_prm.programs.cases import SECONDS, Case, Tests
 from prism_prm.programs.compare import is_right, printed_key
-from prism_prm.sandbox import Call, Job, Limits, Program, Run, Sandbox, SandboxError
+from prism_prm.sandbox import PATIENCE, Call, Job, Limits, Program, Run, Sandbox, SandboxError
 from prism_prm.types import Advance, ignore
 
 AT_ONCE = 64
 """Programs that are judged side by side; only their problems' tests are in memory."""
+WAITS = (1.0, 5.0, 15.0)
+"""Seconds before a program that could not be started is tried again: machines are short of something for a while."""
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 """How a test may end, beside the ways in which a run may fail; a program is not run behind the first that it fails."""
 T = TypeVar("T")
@@ -106,12 +109,8 @@ class ProgramJudge:
         for seconds in {trial.tests.seconds for trial in trials}:
             mine = [i for i, trial in enumerate(trials) if trial.tests.seconds == seconds and trial.cases]
             jobs = [(i, job) for i in mine for job in _jobs(trials[i])]
-            for (i, _), runs in zip(jobs, self._within(seconds).map([job for _, job in jobs]), strict=True):
-                found[i] += runs if isinstance(runs, list) else [runs]
-        if lost := next((run for runs in found for run in runs if run.status == "sandbox"), None):
-            # It says nothing about the program, so there is no verdict to give.
-            why = lost.stderr.decode("utf-8", "replace").strip()[:300]
-            raise SandboxError(f"a program could not be started in the sandbox: {why}. Run the same command again.")
+            for (i, _), runs in zip(jobs, _outcomes(self._within(seconds), [job for _, job in jobs]), strict=True):
+                found[i] += runs
         return found
 
     def open(self) -> None:
@@ -120,10 +119,33 @@ class ProgramJudge:
 
     def _within(self, seconds: float) -> Sandbox:
         """The sandbox, with this limit; it is opened, and proved to hold, when the first program comes."""
-        limits = Limits(cpu=seconds, wall=2 * seconds)
+        limits = Limits(cpu=seconds, wall=PATIENCE * seconds)
         if self._box is None:
             self._box = Sandbox(level=self.level, limits=limits, workers=self.workers)
         return self._box.with_limits(limits)
+
+
+def _outcomes(box: Sandbox, jobs: Sequence[Job]) -> list[list[Run]]:
+    """What each job gives; one that could not be started says nothing about its program, and is tried again alone."""
+    found = [_runs(one) for one in box.map(jobs)]
+    for i, job in enumerate(jobs):
+        for wait in (*WAITS, None):
+            lost = next((run for run in found[i] if run.status == "sandbox"), None)
+            if lost is None:
+                break
+            if wait is None:
+                why = lost.stderr.decode("utf-8", "replace").strip()[:300]
+                raise SandboxError(
+                    f"a program could not be started in the sandbox, {len(WAITS) + 1} times: {why}. Free memory or "
+                    "processes, and run the same command again."
+                )
+            time.sleep(wait)
+            (found[i],) = map(_runs, box.map([job]))
+    return found
+
+
+def _runs(outcome: Run | list[Run]) -> list[Run]:
+    return outcome if isinstance(outcome, list) else [outcome]
 
 
 def _jobs(trial: _Trial) -> Iterator[Job]:
@@ -145,7 +167,7 @@ _prism_owner = Solution() if "Solution" in globals() else None
 _prism_function = getattr(_prism_owner, {function!r}, None) or {function}
 
 def _prism_call(*arguments):
-    return _prism_values.encode(_prism_function(*map(_prism_values.decode, arguments)))
+    return _prism_values.encode(_prism_function(*[_prism_values.decode(one) for one in arguments]))
 """
 
 

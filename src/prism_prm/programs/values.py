@@ -16,8 +16,12 @@ MOST_JSON = 2**53
 class Unknown:
     """Stands for a value of a kind that cannot be carried; it is equal to nothing, not even to itself."""
 
-    def __init__(self, shown: object) -> None:
+    def __init__(self, shown: object, is_true: bool = False) -> None:
         self.shown = shown
+        self.is_true = is_true
+
+    def __bool__(self) -> bool:
+        return self.is_true is True
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -48,7 +52,7 @@ def encode(value: Any) -> Any:
         return {"bytes": value.hex()}
     if isinstance(value, complex):
         return {"complex": [encode(value.real), encode(value.imag)]}
-    return {"unknown": repr(value)[:200]}
+    return {"unknown": [repr(value)[:200], bool(value)]}
 
 
 def decode(value: Any) -> Any:
@@ -68,6 +72,6 @@ def decode(value: Any) -> Any:
         "int": lambda text: int(text, 16),
         "float": float,
         "bytes": bytes.fromhex,
-        "unknown": Unknown,
+        "unknown": lambda parts: Unknown(*parts),
     }
     return readers[kind](items)

@@ -19,7 +19,7 @@ from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.ranges import Count, Natural, Range, check
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
-from prism_prm.rerank.grading import GradedPool, grade_pool, with_task
+from prism_prm.rerank.grading import GradedPool, grade_in_portions, num_comparisons, with_task
 from prism_prm.rerank.report import make_report
 from prism_prm.rerank.results import Results
 from prism_prm.rerank.selected import select_solutions, write_selected
@@ -224,10 +224,11 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
         if known is not None:
             say(f"Reusing the grades in {out / SOLUTIONS}")
             return known, graded_as
-        referenced = sum(len(entry.solutions) for entry in pool.problems if entry.problem.is_judged)
-        with bars("judging", len(pool.solutions) + referenced, unit="comparisons") as advance:
-            graded = grade_pool(pool, grader, advance)
+        with bars("judging", num_comparisons(pool.problems), unit="comparisons") as advance:
+            graded = grade_in_portions(pool, out / f"grading-{graded_as}.jsonl", grader, advance)
     write_solutions(out / SOLUTIONS, graded, graded_as)
+    for filed in out.glob("grading-*.jsonl"):
+        filed.unlink()
     return graded, graded_as
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
-from prism_prm.programs.quirks import count_quirks
+from prism_prm.programs.quirks import count_packages, count_quirks
 from prism_prm.report import (
     Look,
     Report,
@@ -92,7 +92,7 @@ def unguarded(sandbox: str, graded: GradedPool) -> list[str]:
 
 
 def unlike_the_benchmark(pools: Sequence[GradedPool]) -> list[str]:
-    """How many programs LiveCodeBench's own harness may judge otherwise, by what they do."""
+    """How many programs the benchmarks' own harnesses may judge otherwise, by what they do."""
     asked = [
         (entry.problem.tests, grade.answer)
         for graded in pools
@@ -100,7 +100,10 @@ def unlike_the_benchmark(pools: Sequence[GradedPool]) -> list[str]:
         for grade in grades
     ]
     counts = [f"{count:,} {what}" for what, count in count_quirks(asked).items()]
-    return [f"Programs that LiveCodeBench's harness may judge otherwise: {'; '.join(counts)}."] * bool(counts)
+    packages = [f"{name} {count:,}" for name, count in count_packages(asked).most_common(10)]
+    return [f"Programs that LiveCodeBench's harness may judge otherwise: {'; '.join(counts)}."] * bool(counts) + [
+        f"Programs that import what the sandbox does not have, and so fail: {', '.join(packages)}."
+    ] * bool(packages)
 
 
 def notes(results: Results) -> list[str]:

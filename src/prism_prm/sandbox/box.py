@@ -8,7 +8,6 @@ import functools
 import json
 import marshal
 import math
-import os
 import platform
 import queue
 import signal
@@ -19,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from prism_prm.cores import available_cores
 from prism_prm.errors import SettingError
 from prism_prm.ranges import Count, fault
 from prism_prm.sandbox import inside, seccomp
@@ -70,7 +70,7 @@ class Sandbox:
         self.level: Level
         self.refused = self._prove(LEVELS[:-1] if level == "auto" else (level,))
         """What the self-test has seen refused; nothing at level `none`"""
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or available_cores()
 
     def _prove(self, levels: Sequence[Level]) -> list[str]:
         """Settle for the first level that passes the self-test."""

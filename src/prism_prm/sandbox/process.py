@@ -131,6 +131,10 @@ class _Watch:
         if self.size > self.most:
             ended.by = "output"
         self.selector.close()
+        if not ended.lines:
+            late = f"not ready within {_STARTING:g} s"
+            why = late if ended.by == "timeout" else f"ended with code {ended.exit_code} before it was ready"
+            ended.stderr[:0] = f"the process {why}\n".encode()
         return ended
 
     def read(self) -> set[int]:

@@ -14,6 +14,9 @@ Status = Literal["ok", "timeout", "memory", "output", "error", "sandbox"]
 than 0; or without the program having been started, which says nothing about the program."""
 
 MEBI = 2**20
+PATIENCE = 4
+"""Seconds on the clock for each of CPU time. The clock is there to end programs that sleep; one that computes is not to
+fail because others use the cores."""
 
 
 class SandboxError(PrismError):
@@ -26,7 +29,7 @@ class Limits:
 
     cpu: Positive = 6.0
     """CPU time in seconds, rounded up to whole ones"""
-    wall: Positive = 12.0
+    wall: Positive = 6.0 * PATIENCE
     """Elapsed time in seconds, counted from the program's start"""
     memory_mb: Annotated[int, Range(64)] = 1024
     """Address space in MiB, the interpreter's own included (about 30)"""

@@ -65,7 +65,8 @@ ARGUMENTS = {
     "kill": (0, (OWN_PID,)),
     "tgkill": (0, (OWN_PID,)),
     "prlimit64": (0, (0, OWN_PID)),
-    "socketpair": (0, (1,)),  # AF_UNIX; asyncio needs one, and it leads nowhere
+    "socketpair": (0, (1,)),  # AF_UNIX; asyncio needs one
+    "sendto": (5, (0,)),  # only to the other end of a pair: an address could be that of any socket outside
     "prctl": (0, (15, 16)),  # the thread's name
     # Not F_SETOWN and F_SETSIG, which let the kernel send any signal to another process.
     "fcntl": (1, (0, 1, 2, 3, 4, 1030, 1032)),  # duplicate, get and set flags, size of a pipe

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +27,10 @@ def connect(kind, address):
     with socket.socket(kind, socket.SOCK_DGRAM) as made:
         made.connect(address)
 
+def send(folder):
+    os.chdir(folder)  # a socket's path may have 107 characters
+    socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", "socket")
+
 folder = sys.stdin.readline().strip()
 attempts = {
     "read your files": lambda: read(folder + "/canary"),
@@ -36,6 +43,7 @@ attempts = {
     "open kernel settings": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
     "use the network": lambda: connect(socket.AF_INET, ("127.0.0.1", 9)),
     "use the network (IPv6)": lambda: connect(socket.AF_INET6, ("::1", 9)),
+    "send to your sockets": lambda: send(folder),
     "start processes": fork,
     "start other programs": lambda: os.execv("/bin/true", ["true"]),
     "send signals": lambda: os.kill(os.getppid(), 0),
@@ -62,10 +70,26 @@ class Box(Protocol):
     def run(self, code: str, stdin: str) -> Run: ...
 
 
+@contextmanager
+def _listening(folder: str) -> Iterator[None]:
+    """A socket of datagrams in the folder, to which all may send."""
+    at = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+            try:
+                made.bind(f"/proc/self/fd/{at}/socket")  # short, however long the folder's own path is
+                os.chmod("socket", 0o777, dir_fd=at)
+            except OSError as error:
+                raise SandboxError(f"no socket can be made in {folder} ({error}): set TMPDIR to a local one") from None
+            yield
+    finally:
+        os.close(at)
+
+
 def prove(box: Box) -> list[str]:
     """What the probe could not do; anything it could do, and anything else than its normal end, refutes the level."""
     word = secrets.token_hex(8)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _listening(folder) if box.level != "none" else nullcontext():
         canary = Path(folder) / "canary"
         canary.write_text(word, encoding="utf-8")
         for path in (Path(folder), canary):
