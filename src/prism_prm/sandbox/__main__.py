@@ -15,7 +15,7 @@ from prism_prm.sandbox.levels import FIRST_USER, LEVELS, interpreter, landlock_a
 
 def main() -> int:
     """The exit code is 0 if programs can be run in isolation."""
-    who = f"root; programs run as user {FIRST_USER} and up" if os.geteuid() == 0 else f"user {os.getuid()}"
+    who = f"root; programs run as users from {FIRST_USER} on" if os.geteuid() == 0 else f"user {os.getuid()}"
     print(f"{platform.machine()}, landlock ABI {landlock_abi()}, {who}, interpreter {interpreter()}")
     working = []
     for level in LEVELS[:-1]:

@@ -22,6 +22,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 FIRST_USER = 60_600
 """As root, programs run as users from here on, one for each of the runs at a time; no distribution assigns them."""
+NUM_USERS = 512
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
 """All that a program sees of an environment; sets have the same order in every run."""
@@ -91,8 +92,11 @@ def check_machine(level: Level) -> None:
 
 
 def user_at(place: int) -> int:
-    """Who runs the program; runs at the same time have different places."""
-    return FIRST_USER + place if os.geteuid() == 0 else os.getuid()
+    """Who runs the program; runs at the same time have different places.
+
+    Two processes seldom share a user: the kernel counts threads by user.
+    """
+    return FIRST_USER + (16 * os.getpid() + place) % NUM_USERS if os.geteuid() == 0 else os.getuid()
 
 
 def start(level: Level, user: int) -> Start:
