@@ -136,6 +136,10 @@ def test_values_keep_their_kind(value: Any) -> None:
     assert type(found) is type(value)
 
 
+def test_equal_sets_are_written_alike() -> None:
+    assert encode({"c", "a", (2, 1), "b"}) == {"set": ["a", "b", "c", {"tuple": [2, 1]}]}
+
+
 def test_what_cannot_be_carried_equals_nothing() -> None:
     found = decode(encode([object()]))[0]
     assert isinstance(found, Unknown)

@@ -233,7 +233,8 @@ def label_trees(
 ) -> list[StepTree]:
     """The same trees with labels from rollouts of a policy instead of those they had; nothing is added to them.
 
-    Steps without a label stay without one, unless no step of the tree has any.
+    Steps without a label stay without one, unless no step of the tree has any. For a second opinion, give the settings
+    another `seed`: policies that draw the same random numbers agree more often than they should.
 
     Args:
         trees: trees with reference answers.

@@ -28,7 +28,7 @@ from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
 from prism_prm.protocol import notes_of, summary_of
 from prism_prm.records import StepTree, unique_names
-from prism_prm.resume import Journal, content_key, stoppable
+from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.place import check_scorer
 from prism_prm.tables import write_trees
 from prism_prm.tasks import Task, TaskGrader, TaskProblem, load_task
@@ -159,6 +159,15 @@ def _numbered(found: Sequence[Labelled]) -> list[StepTree]:
     return [replace(tree, tree_id=i, name=name) for i, (tree, name) in enumerate(zip(trees, names, strict=True))]
 
 
+@dataclass(frozen=True, slots=True)
+class _Filed:
+    """A record of the journal."""
+
+    made_from: str
+    """One of `LabelWork.contents`: it is used again only for the same."""
+    labelled: Labelled
+
+
 @dataclass(slots=True)
 class _Stage:
     """The parts of a run that ask a policy; each has a journal of what is done."""
@@ -177,7 +186,8 @@ class _Stage:
 
     def check(self, workers: Workers[Hands], exact: Sequence[StepTree], left_out: Counter[str]) -> LabelNoise:
         """Label an exactly labelled sample in the same way, and compare."""
-        found = self._relabel("check", workers, exact, self.recipe.label)
+        keys = unique_names(tree.problem for tree in exact)
+        found = self._relabel("check", workers, exact, self.recipe.label, keys)
         noise = measure_noise(
             exact, [one.trees[0] for one in found], [one.reached[0] for one in found]
         )  # fmt: skip
@@ -185,27 +195,38 @@ class _Stage:
         return noise
 
     def agree(self, workers: Workers[Hands], trees: Sequence[StepTree], counts: Counter[str]) -> list[StepTree]:
-        """Ask a second policy about the labels there are; it need not search for them."""
+        """Ask a second policy about the labels there are; it need not search for them.
+
+        Its noise is its own: two policies that draw the same numbers agree more often than they should.
+        """
         settings = self.recipe.label
         if settings.method == "binary":
             settings = replace(settings, method="adaptive")
-        found = self._relabel("second", workers, trees, settings)
+        keys = [f"second {key}" for key in unique_names(tree.problem for tree in trees)]
+        found = self._relabel("second", workers, trees, settings, keys)
         return keep_agreed(trees, [one.trees[0] for one in found], counts)
 
     def _relabel(
-        self, name: str, workers: Workers[Hands], trees: Sequence[StepTree], settings: LabelSettings
+        self,
+        name: str,
+        workers: Workers[Hands],
+        trees: Sequence[StepTree],
+        settings: LabelSettings,
+        keys: Sequence[str],
     ) -> list[Labelled]:
-        keys = unique_names(tree.problem for tree in trees)
         problems = [problem_of_tree(tree, self.known) for tree in trees]
-        content = content_key([tree.content_hash() for tree in trees])
-        return self._run(name, "trees", workers, LabelWork(settings, problems, trees, keys), {"trees": content})
+        return self._run(name, "trees", workers, LabelWork(settings, problems, trees, keys))
 
-    def _run(
-        self, name: str, what: str, workers: Workers[Hands], work: LabelWork, more: Mapping[str, Any] | None = None
-    ) -> list[Labelled]:
+    def _run(self, name: str, what: str, workers: Workers[Hands], work: LabelWork) -> list[Labelled]:
         """Portions that are not in the journal yet are done and filed there."""
-        made_with = {"settings": asdict(work.settings), "policy": workers.ask(policy_identity), **(more or {})}
-        with Journal(self.out / "journal" / f"{name}.jsonl", made_with, Labelled) as journal:
+        made_with = {"settings": asdict(work.settings), "policy": workers.ask(policy_identity)}
+        made_from = dict(zip(work.keys, work.contents(), strict=True))
+        with Journal(self.out / "journal" / f"{name}.jsonl", made_with, _Filed) as journal:
+            changed = [key for key, one in journal.done.items() if made_from.get(key, one.made_from) != one.made_from]
+            for key in changed:
+                del journal.done[key]
+            if changed:
+                self.say(f"{len(changed):,} {what}, {name}, have other answers, tests or steps now: labelled again")
             is_here = isinstance(workers, Here)
             todo = not_done(work.portions(self.recipe.at_once, what), journal.done, is_here=is_here)
             total = len(work.keys)
@@ -219,7 +240,7 @@ class _Stage:
 
                 def file(key: str, labelled: Labelled) -> None:
                     if key not in journal.done:
-                        journal.append(key, labelled)
+                        journal.append(key, _Filed(made_from[key], labelled))
 
                 all_of_it = AllWatched(watch, Watch())
                 act = partial(label_portion, watch=all_of_it.see, file=file) if is_here else label_portion
@@ -227,7 +248,7 @@ class _Stage:
                     all_of_it.add(made.watch, workers.rates())
                     for key, labelled in zip(portion.work.keys, made.labelled, strict=True):
                         file(key, labelled)
-            return [journal.done[key] for key in work.keys]
+            return [journal.done[key].labelled for key in work.keys]
 
 
 def _exact_trees(recipe: LabelRecipe, task: Task) -> tuple[list[StepTree], Counter[str]]:

@@ -1,0 +1,128 @@
+"""`label_task` with a policy whose chances are known: what is labelled again, by whom, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from branching import Branching, judging
+
+from payloads import packed, stdin_record
+from prism_prm.data.problem_records import problem_of
+from prism_prm.label import LabelSettings, pipeline
+from prism_prm.label.pipeline import label_task
+from prism_prm.label.portions import LabelWork
+from prism_prm.label.recipe import LabelRecipe
+from prism_prm.policies import Ask, PolicySettings, Sampling, Written
+from prism_prm.records import StepTree
+from prism_prm.tables import iter_trees
+from prism_prm.tasks import TaskProblem
+
+SETTINGS = LabelSettings(rollouts=4, alternatives=2, sampling=Sampling(max_step_tokens=8, max_tokens=40))
+
+
+class Noted(Branching):
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[int] = []
+        self.problems: set[str] = set()
+
+    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+        self.keys += [ask.key for ask in asks]
+        self.problems |= {ask.text.split("\n\n")[0] for ask in asks}
+        return super().write(asks, sampling)
+
+
+def write_task(path: Path, answers: Sequence[str]) -> str:
+    lines = [json.dumps({"problem": f"p{i}", "answer": answer}) for i, answer in enumerate(answers)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def label(task: str, out: Path, **changes: Any) -> tuple[Noted, list[str], dict[str, Any]]:
+    """The policy that was asked, what was said, and the metrics."""
+    policy, said = Noted(), list[str]()
+    recipe = LabelRecipe(task=task, policy=PolicySettings("hf:first"), label=SETTINGS, **changes)
+    metrics = label_task(recipe, out, policy=policy, judge=judging, say=said.append)
+    return policy, said, metrics
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> list[Noted]:
+    """The policies that were opened by name, each the same as the first."""
+    opened: list[Noted] = []
+
+    def open_policy(_settings: PolicySettings) -> Noted:
+        opened.append(Noted())
+        return opened[-1]
+
+    monkeypatch.setattr(pipeline, "open_policy", open_policy)
+    return opened
+
+
+SECOND = "openai:http://localhost:1/v1"
+
+
+def test_corrected_answers_are_labelled_again(tmp_path: Path) -> None:
+    write_task(tmp_path / "task.jsonl", ["1"] * 4)
+    label(str(tmp_path / "task.jsonl"), tmp_path / "out")
+    task = write_task(tmp_path / "task.jsonl", ["1", "0", "0", "1"])
+    policy, said, _ = label(task, tmp_path / "out")
+    assert policy.problems == {"p1", "p2"}
+    assert said == [
+        "2 problems, labels, have other answers, tests or steps now: labelled again",
+        "Reusing 2 of 4 labelled problems, labels",
+    ]
+    label(task, tmp_path / "new")
+    assert list(iter_trees(tmp_path / "out")) == list(iter_trees(tmp_path / "new"))
+    policy, said, _ = label(task, tmp_path / "out")
+    assert (policy.keys, said) == ([], ["Reusing 4 of 4 labelled problems, labels"])
+
+
+def test_a_second_policy_draws_numbers_of_its_own(tmp_path: Path, second: list[Noted]) -> None:
+    task = write_task(tmp_path / "task.jsonl", ["1"] * 30)
+    first, _, metrics = label(task, tmp_path / "out", second_policy=SECOND)
+    (other,) = second
+    assert not set(first.keys) & set(other.keys)
+    found = metrics["consensus"]
+    assert found["agreed"] == metrics["num_labelled"]
+    assert min(found[f"only the {one} calls it right"] for one in ("first", "second")) > 5, "luck differs"
+
+
+def test_more_problems_add_to_second_opinions_and_checks(tmp_path: Path, second: list[Noted]) -> None:
+    task = write_task(tmp_path / "task.jsonl", ["1"] * 6)
+    records = [{"problem": f"p{i}", "steps": ["good 0", "bad 1"], "label": 1, "id": str(i)} for i in range(5)]
+    (tmp_path / "exact.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    more = {"second_policy": SECOND, "check": str(tmp_path / "exact.jsonl")}
+    label(task, tmp_path / "out", limit=4, check_limit=3, **more)
+    policy, said, _ = label(task, tmp_path / "out", limit=6, check_limit=5, **more)
+    assert policy.problems == {"p3", "p4", "p5"}, "two new problems, and two new solutions to check"
+    assert second[1].problems == {"p4", "p5"}
+    assert said == [
+        "Reusing 4 of 6 labelled problems, labels", "Reusing 3 of 5 labelled trees, check",
+        "Reusing 4 of 6 labelled trees, second",
+    ]  # fmt: skip
+
+
+def test_what_labels_follow_from() -> None:
+    """Answers, tolerances, tests and trees count; names do not."""
+    number, program = TaskProblem("p", "1"), problem_of(stdin_record())
+    trees = [StepTree.chain("p", ["a"]), StepTree.chain("p", ["a", "b"])]
+
+    def content(problem: TaskProblem, tree: StepTree | None = None) -> str:
+        (found,) = LabelWork(SETTINGS, [problem], None if tree is None else [tree], ["key"]).contents()
+        return found
+
+    assert content(number) == content(replace(number, name="another"))
+    changed = [
+        number, replace(number, answer="2"), replace(number, tolerance=0.1), program,
+        problem_of(stdin_record(public_test_cases="[]")), problem_of(stdin_record(private_test_cases=packed([]))),
+    ]  # fmt: skip
+    found = [content(problem) for problem in changed] + [content(number, tree) for tree in trees]
+    assert len(set(found)) == len(found)
