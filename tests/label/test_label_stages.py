@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from branching import Branching, judging
 
-from payloads import packed, stdin_record
+from payloads import OWN, packed, stdin_record
 from prism_prm.data.problem_records import problem_of
-from prism_prm.label import LabelSettings, pipeline
+from prism_prm.label import Judging, LabelSettings, pipeline
 from prism_prm.label.pipeline import label_task
 from prism_prm.label.portions import LabelWork
 from prism_prm.label.recipe import LabelRecipe
@@ -45,11 +45,11 @@ def write_task(path: Path, answers: Sequence[str]) -> str:
     return str(path)
 
 
-def label(task: str, out: Path, **changes: Any) -> tuple[Noted, list[str], dict[str, Any]]:
+def label(task: str, out: Path, judge: Judging = judging, **changes: Any) -> tuple[Noted, list[str], dict[str, Any]]:
     """The policy that was asked, what was said, and the metrics."""
     policy, said = Noted(), list[str]()
     recipe = LabelRecipe(task=task, policy=PolicySettings("hf:first"), label=SETTINGS, **changes)
-    metrics = label_task(recipe, out, policy=policy, judge=judging, say=said.append)
+    metrics = label_task(recipe, out, policy=policy, judge=judge, say=said.append)
     return policy, said, metrics
 
 
@@ -126,3 +126,39 @@ def test_what_labels_follow_from() -> None:
     ]  # fmt: skip
     found = [content(problem) for problem in changed] + [content(number, tree) for tree in trees]
     assert len(set(found)) == len(found)
+
+
+LUCKY = ["good 0", "bad 1", "good 2", "good 3", "#### 1"]
+PROCESSBENCH = [
+    {"problem": "p0", "steps": LUCKY, "label": 1, "id": "lucky"},
+    {"problem": "p0", "steps": ["good 0", "#### 1"], "label": -1, "id": "right"},
+    {"problem": "p0", "steps": ["good 0", "#### 0"], "label": 1, "id": "wrong"},
+]
+STEPWISE = [
+    {"prompt": " p0", "completions": LUCKY, "labels": [True, False, True, True, True]},
+    {"prompt": "p0", "completions": ["good 0", "#### 1"], "labels": [True, True]},
+    {"prompt": "p0", "completions": ["good 0", "#### 0"], "labels": [True, False]},
+]
+
+
+@pytest.mark.parametrize("records", [PROCESSBENCH, STEPWISE], ids=["processbench", "stepwise"])
+@pytest.mark.parametrize(
+    "problem", [{"problem": "p0", "answer": "1"}, {**OWN, "problem": "p0"}], ids=["answer", "tests"]
+)
+def test_right_answers_through_wrong_steps_are_counted(
+    records: list[dict[str, Any]], problem: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "task.jsonl").write_text(json.dumps({"problem": "first", "answer": "1"}) + "\n" + json.dumps(problem))
+    (tmp_path / "exact.jsonl").write_text("\n".join(map(json.dumps, records)))
+    asked: list[TaskProblem] = []
+
+    def judge(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
+        asked.extend(problem for problem, _ in solutions)
+        return [text.endswith("#### 1") for _, text in solutions]
+
+    check = {"check": str(tmp_path / "exact.jsonl"), "limit": 1}
+    noise = label(str(tmp_path / "task.jsonl"), tmp_path / "out", judge, **check)[2]["label_noise"]
+    unnoticed = noise["groups"]["solutions with the right answer"]["wrong_called_right"]
+    found = [noise[name] for name in ("solved", "solved_wrongly", "solved_wrongly_unnoticed")]
+    assert found == [2, 1, unnoticed]
+    assert {one.reference for one in asked if one.text == "p0"} == {problem_of(problem).reference}

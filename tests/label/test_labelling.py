@@ -230,6 +230,7 @@ def test_what_is_known_of_a_problem_counts_when_its_trees_are_labelled_again() -
     labeller = Labeller(Branching(), note, SETTINGS)
     trees = [tree, replace(tree, problem="q")]
     problems = [problem_of_tree(one, {"p": problem}) for one in trees]
+    assert problem_of_tree(replace(tree, problem=" p\n"), {"p": problem}) is problem
     assert len(list(labeller.relabel(trees, ["p", "q"], problems))) == 2
     assert {(one.text, one.tolerance) for one in asked} == {("p", 0.25), ("q", 0.0)}
 
@@ -274,3 +275,13 @@ def test_the_noise_of_labels_by_hand() -> None:
     assert list(noise.groups)[:4] == ["all", "position 1", "position 2", "position 3"]
     assert (noise.solved, noise.solved_wrongly, noise.solved_wrongly_unnoticed) == (2, 1, 1)
     assert noise.counts == {"steps without an exact label": 3}
+
+
+def test_a_known_error_counts_though_steps_after_it_have_no_exact_label() -> None:
+    steps = [*[1.0] * 9, 0.0, 1.0, None]  # as ProcessBench leaves steps after the first error
+    exact = StepTree.chain("p", [Step("s", label) for label in steps])
+    unknown = StepTree.chain("p", [Step("s", label) for label in (1.0, None)])
+    noise = measure_noise([exact, unknown], [exact, unknown], [True, True])
+    assert (noise.solved, noise.solved_wrongly, noise.solved_wrongly_unnoticed) == (1, 1, 0)
+    positions = [name for name in noise.groups if name.startswith("position")]
+    assert positions == [*(f"position {i}" for i in range(1, 10)), "position 10 and on"]

@@ -31,7 +31,7 @@ from prism_prm.records import StepTree, unique_names
 from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.place import check_scorer
 from prism_prm.tables import write_trees
-from prism_prm.tasks import Task, TaskGrader, TaskProblem, load_task
+from prism_prm.tasks import TaskGrader, TaskProblem, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 from prism_prm.workers import Here, Workers
 from prism_prm.workers.settings import RaySettings
@@ -92,13 +92,14 @@ def label_task(
     if recipe.consensus:
         check_scorer(recipe.consensus, loading)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
+    known = {problem.text.strip(): problem for problem in task.problems}
     task = replace(task, problems=task.problems[: recipe.limit])
-    exact, left_out = _exact_trees(recipe, task) if recipe.check else ([], Counter[str]())
+    exact, left_out = _exact_trees(recipe, known) if recipe.check else ([], Counter[str]())
     if ray is not None and (policy is not None or judge is not None):
         raise ConfigError(
             "workers of a Ray cluster open a policy and a judge themselves: name the policy in the recipe"
         )
-    stage = _Stage(recipe, out, {problem.text: problem for problem in task.problems}, live, say)
+    stage = _Stage(recipe, out, known, live, say)
     consensus: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         if judge is None and ray is None:
@@ -175,7 +176,7 @@ class _Stage:
     recipe: LabelRecipe
     out: Path
     known: Mapping[str, TaskProblem]
-    """The task's problems by their texts: how near an answer must be, or which tests, is known of them alone."""
+    """All problems of the task by their texts: how near an answer must be, or which tests, is known of them alone."""
     live: Live
     say: Say
 
@@ -251,25 +252,25 @@ class _Stage:
             return [journal.done[key].labelled for key in work.keys]
 
 
-def _exact_trees(recipe: LabelRecipe, task: Task) -> tuple[list[StepTree], Counter[str]]:
-    """The exactly labelled sample, each tree with a reference answer: its own, or that of the task's equal problem."""
+def _exact_trees(recipe: LabelRecipe, known: Mapping[str, TaskProblem]) -> tuple[list[StepTree], Counter[str]]:
+    """The exactly labelled sample: trees about a problem that is known, or with a reference answer of their own."""
     assert recipe.check is not None, "asked for only where there is a sample"
     reader = Reader([recipe.check])
-    answers = {problem.text.strip(): problem.answer for problem in task.problems}
     left_out: Counter[str] = Counter()
     trees: list[StepTree] = []
     for _, draft in reader.drafts():
-        answer = draft.answer or answers.get(draft.problem.strip())
-        if answer is None:
-            left_out["trees without a reference answer"] += 1
+        tree = draft.tree(len(trees))
+        problem = problem_of_tree(tree, known)
+        if not problem.is_judged:
+            left_out["trees without a reference answer or tests"] += 1
         elif len(trees) == recipe.check_limit:
             left_out["trees over --check-limit"] += 1
         else:
-            trees.append(replace(draft.tree(len(trees)), answer=answer))
+            trees.append(tree)
     left_out.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
     if not trees:
         raise DataError(
-            f"{recipe.check}: no tree has a reference answer, and none is about a problem of {recipe.task}, so its "
-            "rollouts cannot be judged"
+            f"{recipe.check}: no tree has a reference answer, and none is about a problem of {recipe.task}, so their "
+            "rollouts cannot be judged. Name the task whose problems they solve."
         )
     return trees, left_out

@@ -39,7 +39,7 @@ class LabelRecipe:
     are kept."""
     check: str | None = None
     """A file of exactly labelled solutions. Its steps are labelled by rollouts, too, and the labels' own error rates
-    are reported."""
+    are reported. The solutions must be of problems of the task, or have reference answers."""
     check_limit: Count | None = None
     """Use only this many trees of that file, starting with the first."""
     at_once: Count = AT_ONCE
