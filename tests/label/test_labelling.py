@@ -139,7 +139,7 @@ def test_bisection_finds_the_first_error_as_often_as_theory_says(good: int, rule
 def test_bisection_labels_what_it_knows() -> None:
     tree = failing(2)
     (found,) = label_trees([tree], Branching(), judging, replace(SETTINGS, method="binary", rule="half", rollouts=32))
-    assert [step.label for step in found.nodes] == [1.0, 1.0, 0.0, None, 0.0]
+    assert [step.label for step in found.nodes] == [1.0, 1.0, 0.0, None, None], "nothing behind the first wrong step"
     assert found.nodes[0].estimate is None, "right because the step behind it is"
     assert found.nodes[4].estimate == Estimate(0.0, 0, 0.0, 0.0)
     assert found.nodes[3].estimate is None
