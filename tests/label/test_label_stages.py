@@ -101,9 +101,17 @@ def test_more_problems_add_to_second_opinions_and_checks(tmp_path: Path, second:
     (tmp_path / "exact.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     more = {"second_policy": SECOND, "check": str(tmp_path / "exact.jsonl")}
     label(task, tmp_path / "out", limit=4, check_limit=3, **more)
-    policy, said, _ = label(task, tmp_path / "out", limit=6, check_limit=5, **more)
+    policy, said, metrics = label(task, tmp_path / "out", limit=6, check_limit=5, **more)
     assert policy.problems == {"p3", "p4", "p5"}, "two new problems, and two new solutions to check"
     assert second[1].problems == {"p4", "p5"}
+    filed = [json.loads(line) for line in (tmp_path / "out" / "journal" / "second.jsonl").read_text().splitlines()[1:]]
+    made = [one["record"]["labelled"] for one in filed]
+    cost = {"rollouts": sum(one["rollouts"] for one in made), "policy_tokens": sum(one["tokens"] for one in made)}
+    assert metrics["second_cost"] == cost
+    assert metrics["check_cost"]["rollouts"] == 5 * 4, "of the first step each; the second ends its solution"
+    rows = (tmp_path / "out" / "report.md").read_text()
+    assert f"| rollouts of the second policy | {cost['rollouts']} |" in rows
+    assert "| rollouts for the check | 20 |" in rows
     assert said == [
         "Reusing 4 of 6 labelled problems, labels", "Reusing 3 of 5 labelled trees, check",
         "Reusing 4 of 6 labelled trees, second",
@@ -162,3 +170,14 @@ def test_right_answers_through_wrong_steps_are_counted(
     found = [noise[name] for name in ("solved", "solved_wrongly", "solved_wrongly_unnoticed")]
     assert found == [2, 1, unnoticed]
     assert {one.reference for one in asked if one.text == "p0"} == {problem_of(problem).reference}
+
+
+def test_programs_without_a_sandbox_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "task.jsonl").write_text(json.dumps({**OWN, "public_tests": []}))
+    _, said, _ = label(str(tmp_path / "task.jsonl"), tmp_path / "out", lambda some: [False] * len(some), sandbox="none")
+    bare = "1 of 1 code problems have no public tests: votes cannot tell programs apart."
+    warning = "Warning: programs ran WITHOUT a sandbox (--sandbox none): they could do whatever you may do."
+    assert said == [bare, warning]
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert bare in page
+    assert warning in page

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from prism_prm.config import to_toml
 from prism_prm.data import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
+from prism_prm.graders import unguarded
 from prism_prm.label.consensus import keep_agreed, scored_opinion
 from prism_prm.label.engine import Labelled, Watch, problem_of_tree
 from prism_prm.label.judging import Judging, by_answer
@@ -99,6 +100,9 @@ def label_task(
         raise ConfigError(
             "workers of a Ray cluster open a policy and a judge themselves: name the policy in the recipe"
         )
+    notes = task.notes() + unguarded(recipe.sandbox, task.problems)
+    for note in notes:
+        say(note)
     stage = _Stage(recipe, out, known, live, say)
     consensus: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
@@ -116,9 +120,8 @@ def label_task(
 
         with hands(recipe.policy, policy) as workers:
             write_text(out / "settings.toml", to_toml(recipe))
-            found = stage.solve(workers, task.problems)
+            trees = _numbered(stage.solve(workers, task.problems))
             noise = stage.check(workers, exact, left_out) if recipe.check else None
-        trees = _numbered(found)
         if second is not None:
             with hands(second) as workers:
                 trees = stage.agree(workers, trees, consensus)
@@ -128,7 +131,7 @@ def label_task(
     if not trees:
         raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
     write_trees(out / "trees.parquet", trees, source=recipe.policy.name)
-    report = make_report(LabelRun(recipe, task.name, found, trees, consensus, noise, critic))
+    report = make_report(LabelRun(recipe, task.name, stage.found, trees, consensus, noise, critic, notes))
     report.write(out)
     return report.metrics
 
@@ -179,6 +182,8 @@ class _Stage:
     """All problems of the task by their texts: how near an answer must be, or which tests, is known of them alone."""
     live: Live
     say: Say
+    found: dict[str, list[Labelled]] = field(default_factory=dict)
+    """By the name of the part."""
 
     def solve(self, workers: Workers[Hands], problems: Sequence[TaskProblem]) -> list[Labelled]:
         """Sample solutions and label them."""
@@ -249,7 +254,8 @@ class _Stage:
                     all_of_it.add(made.watch, workers.rates())
                     for key, labelled in zip(portion.work.keys, made.labelled, strict=True):
                         file(key, labelled)
-            return [journal.done[key].labelled for key in work.keys]
+            self.found[name] = [journal.done[key].labelled for key in work.keys]
+            return self.found[name]
 
 
 def _exact_trees(recipe: LabelRecipe, known: Mapping[str, TaskProblem]) -> tuple[list[StepTree], Counter[str]]:
