@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 import pytest
 from branching import Branching, judging
 
+from loopback import Answer, serve
 from payloads import OWN, packed, stdin_record
+from prism_prm import PrismError
 from prism_prm.data.problem_records import problem_of
 from prism_prm.label import Judging, LabelSettings, pipeline
 from prism_prm.label.pipeline import label_task
 from prism_prm.label.portions import LabelWork
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
+from prism_prm.policies.prompts import Prompting
 from prism_prm.records import StepTree
 from prism_prm.tables import iter_trees
 from prism_prm.tasks import TaskProblem
@@ -181,3 +185,36 @@ def test_programs_without_a_sandbox_are_warned_of(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.md").read_text()
     assert bare in page
     assert warning in page
+
+
+def test_two_models_of_one_server_are_two_policies(tmp_path: Path) -> None:
+    """Each is asked by its own name; "b" is always wrong."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        text = "1+1=2\n\n#### 2" if body["model"] == "a" else "#### 3"
+        choice = {"text": text, "finish_reason": "stop", "stop_reason": None}
+        return 200, {"choices": [choice], "usage": {"completion_tokens": 3}}
+
+    (tmp_path / "task.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
+    plain = PolicySettings("", prompting=Prompting(template="none"), model="a", tokenizer="of-a")
+    settings = replace(SETTINGS, rollouts=3, alternatives=0)
+    with serve(answer, {"data": [{"id": "a"}, {"id": "b"}]}) as (url, asked):
+        first = replace(plain, name=f"openai:{url}")
+        recipe = LabelRecipe(task=str(tmp_path / "task.jsonl"), policy=first, label=settings, second_policy=first.name)
+        with pytest.raises(
+            PrismError, match=r"serves a, b; choose one with --model \(of a second policy: --second-model"
+        ):
+            label_task(recipe, tmp_path / "out", judges=1)
+        metrics = label_task(replace(recipe, second_model="b"), tmp_path / "out", judges=1)
+    assert Counter(body["model"] for body in asked) == {"a": 1 + 3, "b": 3}
+    assert metrics["consensus"] == {"only the first calls it right": 1, "agreed": 1}
+
+
+def test_the_tokenizer_of_the_first_policy_is_not_that_of_the_second() -> None:
+    first = PolicySettings("openai:http://a/v1", model="a", tokenizer="of-a", concurrency=3)
+    recipe = LabelRecipe(task="t", policy=first)
+    assert recipe.second is None
+    named = replace(recipe, second_policy=SECOND, second_tokenizer="of-b")
+    assert named.second == PolicySettings(SECOND, tokenizer="of-b", concurrency=3)
+    with pytest.raises(PrismError, match="are about a second policy: give --second-policy"):
+        replace(recipe, second_model="b")

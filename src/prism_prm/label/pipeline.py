@@ -87,7 +87,7 @@ def label_task(
         1
     """
     out = Path(out)
-    second = replace(recipe.policy, name=recipe.second_policy) if recipe.second_policy else None
+    second = recipe.second
     for chosen in filter(None, (None if policy else recipe.policy, second)):
         check_policy(chosen)
     if recipe.consensus:

@@ -192,7 +192,9 @@ def served_model(server: Server) -> str:
     (names,) = server.together([server.ask("GET", "/models", _names)])
     if len(names) != 1:
         listed = ", ".join(names[:8]) or "no model by name"
-        raise PolicyError(f"{server.shown} serves {listed}; choose one with --model")
+        raise PolicyError(
+            f"{server.shown} serves {listed}; choose one with --model (of a second policy: --second-model)"
+        )
     return names[0]
 
 
