@@ -1,4 +1,4 @@
-"""The code in the docs, and the tutorial as a reader would run it."""
+"""The code in the docs, and the tutorials as a reader would run them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,26 @@ def blocks(page: str, *languages: str) -> list[str]:
 
 
 def run_tutorial(demo: Path, folder: Path) -> None:
-    """All its commands in order, on a demo's folder, with `prism` of this Python on the path."""
+    """All its commands in order, on a demo's folder."""
+    commands = [code for code in blocks("docs/tutorial.md", "bash") if "activate" not in code]
+    assert len(commands) == 5, "one block for each section"
+    _run(commands, demo, folder)
+
+
+def run_from_answers(demo: Path, folder: Path) -> None:
+    """The commands of docs/labels.md from answers to a PRM, on a demo's folder."""
+    commands = [code for code in blocks("docs/labels.md", "bash") if "runs/answers" in code]
+    assert len(commands) == 3, "label, train and measure"
+    _run(commands, demo, folder)
+
+
+def _run(commands: list[str], demo: Path, folder: Path) -> None:
+    """Run them in a folder, with `prism` of this Python on the path."""
+    (folder / "bin").mkdir(parents=True)
     (folder / "prism-demo").symlink_to(demo)
-    (folder / "bin").mkdir()
     for name, words in {"prism": "-m prism_prm", "python": ""}.items():
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
-    commands = [code for code in blocks("docs/tutorial.md", "bash") if "activate" not in code]
-    assert len(commands) == 5, "one block for each section"
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
         ["bash", "-e", "-c", "\n".join(commands)], cwd=folder, env=os.environ | {"PATH": path}, check=True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_code import blocks, run_tutorial
+from docs_code import blocks, run_from_answers, run_tutorial
 
 
 def test_the_readmes_first_example_prints_what_the_readme_says() -> None:
@@ -32,3 +32,7 @@ def test_the_tutorial_ends_in_a_gain(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "prism_prm", "demo", "--out", tmp_path / "demo"], check=True)
     run_tutorial(tmp_path / "demo", tmp_path)
     assert best_of_16(tmp_path, "mine") > best_of_16(tmp_path, "base") + 0.2
+    run_from_answers(tmp_path / "demo", tmp_path / "answers")
+    made = tmp_path / "answers" / "runs" / "answers"
+    assert json.loads((made / "labels" / "metrics.json").read_text())["num_problems"] == 600
+    assert (made / "comparison" / "report.html").exists()

@@ -41,6 +41,12 @@ class Grader(Protocol):
         """What each answer votes under; equal keys of a problem are equal answers."""
 
 
+def unguarded(sandbox: str, problems: Iterable[TaskProblem]) -> list[str]:
+    """A warning for reports where programs ran without a sandbox."""
+    ran = sandbox == "none" and any(problem.tests is not None for problem in problems)
+    return ["Warning: programs ran WITHOUT a sandbox (--sandbox none): they could do whatever you may do."] * ran
+
+
 def right_ones(grader: Grader, problem: TaskProblem, texts: Sequence[str]) -> list[bool]:
     """Whether each solution of a problem is right."""
     answers = [(problem, grader.extract(problem, text).answer) for text in texts]

@@ -107,6 +107,7 @@ CONTRADICTIONS = [
     ("search", ("--method", "sample", "--select", "nonsense"), ("--select", "nonsense")),
     ("search", ("--lookahead", "1", "--prm-weight", "0"), ("prm_weight",)),
     *(("label", ("--label-rule", "soft", "--method", method), ("soft", method)) for method in ("binary", "adaptive")),
+    ("label", ("--second-model", "b"), ("--second-model", "--second-policy")),
     ("pairs", ("--min-gap", "3", "--max-gap", "2"), ("--max-gap 2", "3")),
     ("pairs", ("--negative-below", "0.9"), ("--negative-below 0.9", "0.5")),
 ]

@@ -139,7 +139,7 @@ def test_bisection_finds_the_first_error_as_often_as_theory_says(good: int, rule
 def test_bisection_labels_what_it_knows() -> None:
     tree = failing(2)
     (found,) = label_trees([tree], Branching(), judging, replace(SETTINGS, method="binary", rule="half", rollouts=32))
-    assert [step.label for step in found.nodes] == [1.0, 1.0, 0.0, None, 0.0]
+    assert [step.label for step in found.nodes] == [1.0, 1.0, 0.0, None, None], "nothing behind the first wrong step"
     assert found.nodes[0].estimate is None, "right because the step behind it is"
     assert found.nodes[4].estimate == Estimate(0.0, 0, 0.0, 0.0)
     assert found.nodes[3].estimate is None
@@ -230,6 +230,7 @@ def test_what_is_known_of_a_problem_counts_when_its_trees_are_labelled_again() -
     labeller = Labeller(Branching(), note, SETTINGS)
     trees = [tree, replace(tree, problem="q")]
     problems = [problem_of_tree(one, {"p": problem}) for one in trees]
+    assert problem_of_tree(replace(tree, problem=" p\n"), {"p": problem}) is problem
     assert len(list(labeller.relabel(trees, ["p", "q"], problems))) == 2
     assert {(one.text, one.tolerance) for one in asked} == {("p", 0.25), ("q", 0.0)}
 
@@ -274,3 +275,13 @@ def test_the_noise_of_labels_by_hand() -> None:
     assert list(noise.groups)[:4] == ["all", "position 1", "position 2", "position 3"]
     assert (noise.solved, noise.solved_wrongly, noise.solved_wrongly_unnoticed) == (2, 1, 1)
     assert noise.counts == {"steps without an exact label": 3}
+
+
+def test_a_known_error_counts_though_steps_after_it_have_no_exact_label() -> None:
+    steps = [*[1.0] * 9, 0.0, 1.0, None]  # as ProcessBench leaves steps after the first error
+    exact = StepTree.chain("p", [Step("s", label) for label in steps])
+    unknown = StepTree.chain("p", [Step("s", label) for label in (1.0, None)])
+    noise = measure_noise([exact, unknown], [exact, unknown], [True, True])
+    assert (noise.solved, noise.solved_wrongly, noise.solved_wrongly_unnoticed) == (1, 1, 0)
+    positions = [name for name in noise.groups if name.startswith("position")]
+    assert positions == [*(f"position {i}" for i in range(1, 10)), "position 10 and on"]

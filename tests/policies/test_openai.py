@@ -102,6 +102,21 @@ def test_a_server_that_leaves_the_stop_string_is_believed() -> None:
     assert len(asked) == 2
 
 
+def test_it_does_not_matter_which_answer_comes_first() -> None:
+    """The answer that shows that stop strings are left comes last, and still nothing is asked twice."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        if body["prompt"] == "late":
+            time.sleep(0.2)
+            return said("a\n\n")
+        return said("#### 2")
+
+    with serve(answer) as (url, asked):
+        found = write(url, Ask("soon", 1, 9), Ask("late", 2, 9))
+    assert found == [Written("#### 2", "end", 3), Written("a\n\n", "stop", 3)]
+    assert len(asked) == 2
+
+
 def test_requests_say_what_was_asked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     caplog.set_level(logging.DEBUG)

@@ -152,6 +152,10 @@ def test_truth(got: Any, true: bool) -> None:
     assert is_right(Case((), False, view="truth"), carried, tuples_are_lists=False) is not true
 
 
+def test_equal_sets_are_written_alike() -> None:
+    assert encode({"c", "a", (2, 1), "b"}) == {"set": ["a", "b", "c", {"tuple": [2, 1]}]}
+
+
 def test_what_cannot_be_carried_equals_nothing() -> None:
     found = decode(encode([object()]))[0]
     assert isinstance(found, Unknown)

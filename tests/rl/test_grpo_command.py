@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,10 +17,14 @@ from typer.testing import CliRunner
 
 from launching import launch
 from loopback import Answer, serve
+from payloads import OWN
 from prism_prm import init_prm, open_policy
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError
-from prism_prm.rl.looks import PROXY, read_looks
+from prism_prm.programs import Level
+from prism_prm.rl import pipeline
+from prism_prm.rl.grpo import Curve
+from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Look, read_looks
 from prism_prm.rl.pipeline import split_problems
 from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
 from prism_prm.world.problems import draw_problems
@@ -199,3 +203,18 @@ def test_a_critic_can_be_the_reward(folder: Path) -> None:
     count = costs["missing"]["no-verdict"]
     assert f"| answers without a verdict: no-verdict (its step counts as wrong) | {count:,} |" in page
     assert "answers without a verdict after all redraws: no-verdict: " in " ".join(result.output.split())
+
+
+def test_programs_without_a_sandbox_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained: the report of a run on code problems says what they ran in."""
+    lines = [json.dumps({**OWN, "problem": f"Double it ({i})."}) for i in range(3)]
+    (tmp_path / "code.jsonl").write_text("\n".join(lines))
+    seen = {PROXY: [0.5], "right": [0.5], f"{GREEDY}/right": [0.5], VOTE: [0.5]}
+    curve = Curve([Look(0, seen), Look(1, seen)], tmp_path / "policy", [])
+    for name, found in {"load_tokenizer_of": None, "problem_rows": [], "train_with_reward": curve}.items():
+        monkeypatch.setattr(pipeline, name, lambda *_, found=found, **__: found)
+    problems = ProblemSets(train=str(tmp_path / "code.jsonl"), num_held_out=1)
+    for sandbox, count in {"none": 1, "auto": 0}.items():
+        recipe = GrpoRecipe(policy="any", problems=problems, sandbox=cast("Level", sandbox))
+        pipeline.train_policy(recipe, tmp_path / sandbox)
+        assert (tmp_path / sandbox / "report.md").read_text().count("WITHOUT a sandbox") == count

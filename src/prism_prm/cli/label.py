@@ -63,7 +63,7 @@ PANELS = {
         "label.method", "label.rollouts", "label.alternatives", "label.solutions", "label.rule", "label.after_error",
         "label.confidence", "label.per_round", "label.max_policy_tokens", "label.seed", "at_once",
     ),
-    "Doubt": ("second_policy", "consensus", "check", "check_limit"),
+    "Doubt": ("second_policy", "second_model", "second_tokenizer", "consensus", "check", "check_limit"),
     "Server": (
         "policy.model", "policy.tokenizer", "policy.concurrency", "policy.patience.timeout", "policy.patience.retries",
     ),

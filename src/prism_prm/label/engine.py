@@ -161,14 +161,16 @@ class Labeller:
             job.right = job.nodes[tree.trunk[-1]].verdict
         yield []  # so that many can begin before the first batch
         yield from METHODS[settings.method].run(job)
+        if tree.trunk and tree.ended is None:  # taken as complete, unless it says otherwise
+            (job.right,) = self.judge([(problem, job.nodes[tree.trunk[-1]].so_far[len(job.prompt) :])])
         made = job.tree(tree.tree_id)
         nodes = tuple(replace(new, origin=old.origin) for new, old in zip(made.nodes, tree.nodes, strict=True))
         return _labelled([replace(tree, nodes=nodes)], [job], [job], budget)
 
 
 def problem_of_tree(tree: StepTree, known: Mapping[str, TaskProblem]) -> TaskProblem:
-    """The known problem of that text, or what the tree says itself."""
-    return known.get(tree.problem) or TaskProblem(tree.problem, tree.answer, tree.name)
+    """The known problem of that text, white space around it aside, or what the tree says itself."""
+    return known.get(tree.problem.strip()) or TaskProblem(tree.problem, tree.answer or None, tree.name)
 
 
 def _labelled(trees: Sequence[StepTree], jobs: Sequence[Job], every: Sequence[Job], budget: Budget) -> Labelled:
@@ -233,7 +235,8 @@ def label_trees(
 ) -> list[StepTree]:
     """The same trees with labels from rollouts of a policy instead of those they had; nothing is added to them.
 
-    Steps without a label stay without one, unless no step of the tree has any.
+    Steps without a label stay without one, unless no step of the tree has any. For a second opinion, give the settings
+    another `seed`: policies that draw the same random numbers agree more often than they should.
 
     Args:
         trees: trees with reference answers.

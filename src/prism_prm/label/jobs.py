@@ -106,7 +106,7 @@ class Job:
             label = node.implied if estimate is None else rule.label(estimate.value)
             steps.append(Step(node.text, label, None if estimate is None else estimate.value, estimate=estimate))
         parents = tuple(node.parent for node in self.nodes)
-        if self.settings.after_error == "drop":
+        if self.settings.after_error == "drop" or self.settings.method == "binary":
             steps = self._without_later_labels(steps)
         return StepTree(
             tree_id, self.problem.text, tuple(steps), parents, tuple(self.trunk), self.problem.name,

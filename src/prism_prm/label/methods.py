@@ -25,7 +25,7 @@ def adaptive(job: Job) -> Work[None]:
 def binary(job: Job) -> Work[None]:
     """Bisect a failed solution for its first wrong step; sample candidates there alone.
 
-    Steps before it are right because a later one is; what comes behind it is not labelled.
+    Steps before it are right because a later one is; what comes behind it has no label, though perhaps an estimate.
     """
     settings, rule = job.settings, find_rule(job.settings.rule)
 

@@ -54,7 +54,7 @@ class LabelNoise:
     groups: dict[str, Confusion] = field(default_factory=dict)
     """"all", "position 1" and so on, and by the answer that the step's own solution reached."""
     solved: int = 0
-    """Solutions with the right answer whose steps are all labelled in truth."""
+    """Solutions with the right answer that are known to have a wrong step, or to have none."""
     solved_wrongly: int = 0
     """Those of them with a wrong step."""
     solved_wrongly_unnoticed: int = 0
@@ -71,15 +71,20 @@ def measure_noise(
     for truth, guess, right in zip(exact, labelled, reached, strict=True):
         _count_steps(truth, guess, right, noise)
         trunk = [(truth.nodes[i].label, guess.nodes[i].label) for i in truth.trunk]
-        if right and trunk and all(label is not None for label, _ in trunk):
-            wrong = [label for real, label in trunk if real is not None and real < 0.5]
+        wrong = [label for real, label in trunk if real is not None and real < 0.5]
+        if right and trunk and (wrong or all(real is not None for real, _ in trunk)):
             noise.solved += 1
             noise.solved_wrongly += bool(wrong)
             noise.solved_wrongly_unnoticed += bool(wrong) and all(label is not None and label > 0.5 for label in wrong)
-    numbered = sorted(name for name in noise.groups if name.startswith("position"))
-    others = [name for name in noise.groups if not name.startswith("position")]
-    noise.groups = {name: noise.groups[name] for name in ["all", *numbered, *sorted(set(others) - {"all"})]}
+    noise.groups = {name: noise.groups[name] for name in sorted(noise.groups, key=_rank)}
     return noise
+
+
+def _rank(group: str) -> tuple[int, int, str]:
+    """All, then positions by number, then the rest."""
+    kind, _, rest = group.partition(" ")
+    is_numbered = kind == "position"
+    return (0 if group == "all" else 1 if is_numbered else 2), int(rest.split()[0]) if is_numbered else 0, group
 
 
 def _count_steps(truth: StepTree, guess: StepTree, right: bool | None, noise: LabelNoise) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from prism_prm.config import to_toml
 from prism_prm.data import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
+from prism_prm.graders import unguarded
 from prism_prm.label.consensus import keep_agreed, scored_opinion
 from prism_prm.label.engine import Labelled, Watch, problem_of_tree
 from prism_prm.label.judging import Judging, by_answer
@@ -28,10 +29,10 @@ from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
 from prism_prm.protocol import notes_of, summary_of
 from prism_prm.records import StepTree, unique_names
-from prism_prm.resume import Journal, content_key, stoppable
+from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.place import check_scorer
 from prism_prm.tables import write_trees
-from prism_prm.tasks import Task, TaskGrader, TaskProblem, load_task
+from prism_prm.tasks import TaskGrader, TaskProblem, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 from prism_prm.workers import Here, Workers
 from prism_prm.workers.settings import RaySettings
@@ -86,19 +87,23 @@ def label_task(
         1
     """
     out = Path(out)
-    second = replace(recipe.policy, name=recipe.second_policy) if recipe.second_policy else None
+    second = recipe.second
     for chosen in filter(None, (None if policy else recipe.policy, second)):
         check_policy(chosen)
     if recipe.consensus:
         check_scorer(recipe.consensus, loading)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
+    known = {problem.text.strip(): problem for problem in task.problems}
     task = replace(task, problems=task.problems[: recipe.limit])
-    exact, left_out = _exact_trees(recipe, task) if recipe.check else ([], Counter[str]())
+    exact, left_out = _exact_trees(recipe, known) if recipe.check else ([], Counter[str]())
     if ray is not None and (policy is not None or judge is not None):
         raise ConfigError(
             "workers of a Ray cluster open a policy and a judge themselves: name the policy in the recipe"
         )
-    stage = _Stage(recipe, out, {problem.text: problem for problem in task.problems}, live, say)
+    notes = task.notes() + unguarded(recipe.sandbox, task.problems)
+    for note in notes:
+        say(note)
+    stage = _Stage(recipe, out, known, live, say)
     consensus: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         if judge is None and ray is None:
@@ -115,9 +120,8 @@ def label_task(
 
         with hands(recipe.policy, policy) as workers:
             write_text(out / "settings.toml", to_toml(recipe))
-            found = stage.solve(workers, task.problems)
+            trees = _numbered(stage.solve(workers, task.problems))
             noise = stage.check(workers, exact, left_out) if recipe.check else None
-        trees = _numbered(found)
         if second is not None:
             with hands(second) as workers:
                 trees = stage.agree(workers, trees, consensus)
@@ -127,7 +131,7 @@ def label_task(
     if not trees:
         raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
     write_trees(out / "trees.parquet", trees, source=recipe.policy.name)
-    report = make_report(LabelRun(recipe, task.name, found, trees, consensus, noise, critic))
+    report = make_report(LabelRun(recipe, task.name, stage.found, trees, consensus, noise, critic, notes))
     report.write(out)
     return report.metrics
 
@@ -159,6 +163,15 @@ def _numbered(found: Sequence[Labelled]) -> list[StepTree]:
     return [replace(tree, tree_id=i, name=name) for i, (tree, name) in enumerate(zip(trees, names, strict=True))]
 
 
+@dataclass(frozen=True, slots=True)
+class _Filed:
+    """A record of the journal."""
+
+    made_from: str
+    """One of `LabelWork.contents`: it is used again only for the same."""
+    labelled: Labelled
+
+
 @dataclass(slots=True)
 class _Stage:
     """The parts of a run that ask a policy; each has a journal of what is done."""
@@ -166,9 +179,11 @@ class _Stage:
     recipe: LabelRecipe
     out: Path
     known: Mapping[str, TaskProblem]
-    """The task's problems by their texts: how near an answer must be, or which tests, is known of them alone."""
+    """All problems of the task by their texts: how near an answer must be, or which tests, is known of them alone."""
     live: Live
     say: Say
+    found: dict[str, list[Labelled]] = field(default_factory=dict)
+    """By the name of the part."""
 
     def solve(self, workers: Workers[Hands], problems: Sequence[TaskProblem]) -> list[Labelled]:
         """Sample solutions and label them."""
@@ -177,7 +192,8 @@ class _Stage:
 
     def check(self, workers: Workers[Hands], exact: Sequence[StepTree], left_out: Counter[str]) -> LabelNoise:
         """Label an exactly labelled sample in the same way, and compare."""
-        found = self._relabel("check", workers, exact, self.recipe.label)
+        keys = unique_names(tree.problem for tree in exact)
+        found = self._relabel("check", workers, exact, self.recipe.label, keys)
         noise = measure_noise(
             exact, [one.trees[0] for one in found], [one.reached[0] for one in found]
         )  # fmt: skip
@@ -185,27 +201,38 @@ class _Stage:
         return noise
 
     def agree(self, workers: Workers[Hands], trees: Sequence[StepTree], counts: Counter[str]) -> list[StepTree]:
-        """Ask a second policy about the labels there are; it need not search for them."""
+        """Ask a second policy about the labels there are; it need not search for them.
+
+        Its noise is its own: two policies that draw the same numbers agree more often than they should.
+        """
         settings = self.recipe.label
         if settings.method == "binary":
             settings = replace(settings, method="adaptive")
-        found = self._relabel("second", workers, trees, settings)
+        keys = [f"second {key}" for key in unique_names(tree.problem for tree in trees)]
+        found = self._relabel("second", workers, trees, settings, keys)
         return keep_agreed(trees, [one.trees[0] for one in found], counts)
 
     def _relabel(
-        self, name: str, workers: Workers[Hands], trees: Sequence[StepTree], settings: LabelSettings
+        self,
+        name: str,
+        workers: Workers[Hands],
+        trees: Sequence[StepTree],
+        settings: LabelSettings,
+        keys: Sequence[str],
     ) -> list[Labelled]:
-        keys = unique_names(tree.problem for tree in trees)
         problems = [problem_of_tree(tree, self.known) for tree in trees]
-        content = content_key([tree.content_hash() for tree in trees])
-        return self._run(name, "trees", workers, LabelWork(settings, problems, trees, keys), {"trees": content})
+        return self._run(name, "trees", workers, LabelWork(settings, problems, trees, keys))
 
-    def _run(
-        self, name: str, what: str, workers: Workers[Hands], work: LabelWork, more: Mapping[str, Any] | None = None
-    ) -> list[Labelled]:
+    def _run(self, name: str, what: str, workers: Workers[Hands], work: LabelWork) -> list[Labelled]:
         """Portions that are not in the journal yet are done and filed there."""
-        made_with = {"settings": asdict(work.settings), "policy": workers.ask(policy_identity), **(more or {})}
-        with Journal(self.out / "journal" / f"{name}.jsonl", made_with, Labelled) as journal:
+        made_with = {"settings": asdict(work.settings), "policy": workers.ask(policy_identity)}
+        made_from = dict(zip(work.keys, work.contents(), strict=True))
+        with Journal(self.out / "journal" / f"{name}.jsonl", made_with, _Filed) as journal:
+            changed = [key for key, one in journal.done.items() if made_from.get(key, one.made_from) != one.made_from]
+            for key in changed:
+                del journal.done[key]
+            if changed:
+                self.say(f"{len(changed):,} {what}, {name}, have other answers, tests or steps now: labelled again")
             is_here = isinstance(workers, Here)
             todo = not_done(work.portions(self.recipe.at_once, what), journal.done, is_here=is_here)
             total = len(work.keys)
@@ -219,7 +246,7 @@ class _Stage:
 
                 def file(key: str, labelled: Labelled) -> None:
                     if key not in journal.done:
-                        journal.append(key, labelled)
+                        journal.append(key, _Filed(made_from[key], labelled))
 
                 all_of_it = AllWatched(watch, Watch())
                 act = partial(label_portion, watch=all_of_it.see, file=file) if is_here else label_portion
@@ -227,28 +254,29 @@ class _Stage:
                     all_of_it.add(made.watch, workers.rates())
                     for key, labelled in zip(portion.work.keys, made.labelled, strict=True):
                         file(key, labelled)
-            return [journal.done[key] for key in work.keys]
+            self.found[name] = [journal.done[key].labelled for key in work.keys]
+            return self.found[name]
 
 
-def _exact_trees(recipe: LabelRecipe, task: Task) -> tuple[list[StepTree], Counter[str]]:
-    """The exactly labelled sample, each tree with a reference answer: its own, or that of the task's equal problem."""
+def _exact_trees(recipe: LabelRecipe, known: Mapping[str, TaskProblem]) -> tuple[list[StepTree], Counter[str]]:
+    """The exactly labelled sample: trees about a problem that is known, or with a reference answer of their own."""
     assert recipe.check is not None, "asked for only where there is a sample"
     reader = Reader([recipe.check])
-    answers = {problem.text.strip(): problem.answer for problem in task.problems}
     left_out: Counter[str] = Counter()
     trees: list[StepTree] = []
     for _, draft in reader.drafts():
-        answer = draft.answer or answers.get(draft.problem.strip())
-        if answer is None:
-            left_out["trees without a reference answer"] += 1
+        tree = draft.tree(len(trees))
+        problem = problem_of_tree(tree, known)
+        if not problem.is_judged:
+            left_out["trees without a reference answer or tests"] += 1
         elif len(trees) == recipe.check_limit:
             left_out["trees over --check-limit"] += 1
         else:
-            trees.append(replace(draft.tree(len(trees)), answer=answer))
+            trees.append(tree)
     left_out.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
     if not trees:
         raise DataError(
-            f"{recipe.check}: no tree has a reference answer, and none is about a problem of {recipe.task}, so its "
-            "rollouts cannot be judged"
+            f"{recipe.check}: no tree has a reference answer, and none is about a problem of {recipe.task}, so their "
+            "rollouts cannot be judged. Name the task whose problems they solve."
         )
     return trees, left_out

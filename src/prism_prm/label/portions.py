@@ -17,7 +17,9 @@ from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Policy, PolicySettings
 from prism_prm.policies.spread import policy_for_workers
 from prism_prm.programs import Level
+from prism_prm.programs.cases import Packed
 from prism_prm.records import StepTree
+from prism_prm.resume import content_key
 from prism_prm.tasks import TaskGrader, TaskProblem
 from prism_prm.types import Say, silent
 from prism_prm.workers import Portion, Workers, open_workers
@@ -43,6 +45,11 @@ class LabelWork:
     keys: Sequence[str]
     """What names the noise of each."""
 
+    def contents(self) -> list[str]:
+        """Of each a hash of what its labels follow from, besides settings and policy: answer or tests, and its tree."""
+        trees = [None] * len(self.keys) if self.trees is None else [tree.content_hash() for tree in self.trees]
+        return [content_key(_judged_by(problem), tree) for problem, tree in zip(self.problems, trees, strict=True)]
+
     def portions(self, size: int, what: str) -> Iterator[Portion[LabelWork]]:
         """The same in parts; `what` they are is for messages."""
         for start in range(0, len(self.keys), size):
@@ -58,6 +65,13 @@ class LabelWork:
         return LabelWork(
             self.settings, [self.problems[i] for i in wanted], trees, [self.keys[i] for i in wanted]
         )  # fmt: skip
+
+
+def _judged_by(problem: TaskProblem) -> tuple[str | float | None, ...]:
+    tests = problem.tests
+    if tests is not None and isinstance(tests.hidden, Packed):  # LiveCodeBench's would take minutes to unpack
+        return tests.shown().reference(), tests.hidden.payload
+    return problem.reference, problem.tolerance
 
 
 @dataclass(frozen=True, slots=True)

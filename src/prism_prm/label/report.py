@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,14 +27,16 @@ class LabelRun:
 
     recipe: LabelRecipe
     task: str
-    found: Sequence[Labelled]
-    """Per problem."""
+    found: Mapping[str, Sequence[Labelled]]
+    """By stage: "labels" has one per problem, "second" and "check" one per tree, where there are such stages."""
     trees: Sequence[StepTree]
     consensus: Counter[str]
     """How labels fared with the second opinion; empty without one."""
     noise: LabelNoise | None
     critic: dict[str, Any] | None = None
     """What a critic's second opinion has cost; None without one."""
+    notes: Sequence[str] = ()
+    """Warnings, and what the task lacks."""
 
 
 def make_report(run: LabelRun) -> Report:
@@ -47,6 +49,8 @@ def make_report(run: LabelRun) -> Report:
         finding=_finding(metrics),
         metrics=metrics,
     )
+    for note in run.notes:
+        report.text(note)
     _draw_values(run.trees, report)
     _tabulate(metrics, report)
     report.table(
@@ -64,24 +68,24 @@ def _metrics(run: LabelRun) -> dict[str, Any]:
     steps = [step for tree in run.trees for step in tree.nodes]
     labels = [step.label for step in steps if step.label is not None]
     left_out: Counter[str] = Counter()
-    for one in run.found:
+    found = run.found["labels"]
+    for one in found:
         left_out.update(one.counts)
     gaps = [pair.gap for tree in run.trees for pair in annotated_pairs(tree)]
-    rollouts = sum(one.rollouts for one in run.found)
     metrics: dict[str, Any] = {
         "settings": asdict(run.recipe),
         "task": run.task,
-        "num_problems": len(run.found),
+        "num_problems": len(found),
         "num_trees": len(run.trees),
-        "num_solved": sum(sum(one.reached) for one in run.found),
+        "num_solved": sum(sum(one.reached) for one in found),
         "num_steps": len(steps),
         "num_labelled": len(labels),
         "num_right": sum(label > 0.5 for label in labels),
-        "rollouts": rollouts,
-        "policy_tokens": sum(one.tokens for one in run.found),
+        **_cost(found),
         "pairs": {f"{least:g}": sum(gap is None or gap >= least for gap in gaps) for least in GAPS},
         "left_out": dict(sorted(left_out.items())),
     }
+    metrics |= {f"{name}_cost": _cost(run.found[name]) for name in ("second", "check") if name in run.found}
     if run.recipe.second_policy or run.recipe.consensus:
         metrics["consensus"] = dict(run.consensus)
     if run.critic is not None:
@@ -89,6 +93,12 @@ def _metrics(run: LabelRun) -> dict[str, Any]:
     if run.noise is not None:
         metrics["label_noise"] = noise_facts(run.noise)
     return metrics
+
+
+def _cost(found: Sequence[Labelled]) -> dict[str, int]:
+    return {
+        "rollouts": sum(one.rollouts for one in found), "policy_tokens": sum(one.tokens for one in found),
+    }  # fmt: skip
 
 
 def noise_facts(noise: LabelNoise) -> dict[str, Any]:
@@ -155,8 +165,14 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
         "num_problems": "problems", "num_trees": "trees", "num_steps": "steps", "num_labelled": "labelled steps",
         "num_right": "labelled right", "rollouts": "rollouts", "policy_tokens": "policy tokens",
     }  # fmt: skip
+    further = {"second_cost": "of the second policy", "check_cost": "for the check"}
     return [
         *([words, number(metrics[name])] for name, words in names.items()),
+        *(
+            [f"{names[name]} {words}", number(count)]
+            for stage, words in further.items()
+            for name, count in metrics.get(stage, {}).items()
+        ),
         ["solutions with the right answer", solved],
         *([f"matched pairs, gap ≥ {least}", number(count)] for least, count in metrics["pairs"].items()),
         *([f"consensus: {words}", number(count)] for words, count in metrics.get("consensus", {}).items()),

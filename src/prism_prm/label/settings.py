@@ -29,7 +29,7 @@ class LabelSettings:
     share than T (value>T); soft keeps the share itself as label."""
     after_error: Literal["keep", "drop"] = "keep"
     """Whether steps after a wrong one (label 0) in the same solution keep their labels (Math-Shepherd) or not
-    (OmegaPRM)."""
+    (OmegaPRM). With binary they never do."""
     confidence: Annotated[float, Range(above=0, below=1)] = 0.95
     """The level of intervals. With adaptive, a step's rollouts stop when its interval excludes the rule's threshold."""
     per_round: Count = 2

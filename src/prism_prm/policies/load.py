@@ -83,7 +83,8 @@ def _tokenizer(name: str) -> object:
     except (OSError, ValueError, ModelError) as error:
         raise PolicyError(
             f"No tokenizer {name!r} to apply a chat template with ({type(error).__name__}). Name the served model's "
-            "with --tokenizer, or send problems as plain text with --template none."
+            "with --tokenizer (of a second policy: --second-tokenizer), or send problems as plain text with --template "
+            "none."
         ) from error
 
 

@@ -6,7 +6,7 @@ Whether a step ended the solution, by the first of these rules that applies:
    off): the step stopped there.
 2. The finish reason is "length", or "content_filter" (the server withholds the rest): cut.
 3. The server says what stopped it (`stop_reason` of vLLM, `matched_stop` of SGLang): our stop string, or else the end.
-4. The server has left a whole stop string in a text before, so it would have done so here: the end.
+4. The server has left a whole stop string in a text of this batch or before, so it would have done so here: the end.
 5. The finish reason alone cannot tell. The text is sent once more, without a stop string, for one greedy token: if
    nothing comes, the end; otherwise the solution continues.
 
@@ -84,9 +84,17 @@ class OpenAiPolicy:
 
     def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
         """One continuation per ask; as many requests at a time as `concurrency` says."""
-        return self.server.together([self._write_one(ask, sampling) for ask in asks])
+        found = self.server.together([self._complete(self._body(ask, sampling)) for ask in asks])
+        # All answers are read before the first decision, so that it does not depend on which of them came first. A
+        # server that stops at a stop string which the prompt began has not shown what it does with whole ones.
+        self._leaves_stop |= any(
+            cut_at_stop(one.text, sampling.stop)[1] for ask, one in zip(asks, found, strict=True) if not ask.whole
+        )
+        return self.server.together(
+            [self._written(ask, one, sampling.stop) for ask, one in zip(asks, found, strict=True)]
+        )
 
-    async def _write_one(self, ask: Ask, sampling: Sampling) -> Written:
+    def _body(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
         greedy = ask.greedy or sampling.temperature == 0
         body: dict[str, Any] = {
             "model": self.model,
@@ -101,20 +109,20 @@ class OpenAiPolicy:
             body["seed"] = ask.key % SEEDS
         if self.has_log_likelihood:
             body["logprobs"] = 1
-        found = await self._complete(body)
+        return body
+
+    async def _written(self, ask: Ask, found: Completion, stop: str) -> Written:
         if ask.whole:
             over: Ending = "end" if found.reason == "stop" else "cut"
             return Written(found.text, over, found.num_tokens, self._log_likelihood(found))
-        text, stopped = cut_at_stop(found.text, sampling.stop)
-        # A server that stops at a stop string which the prompt began has not shown what it does with whole ones.
-        self._leaves_stop |= stopped
-        stopped = stopped or (bool(text) and (ask.text + text).endswith(sampling.stop))
+        text, stopped = cut_at_stop(found.text, stop)
+        stopped = stopped or (bool(text) and (ask.text + text).endswith(stop))
         ending: Ending = "stop"
         probed = 0
         if not stopped:
-            ending, probed = await self._ending(ask, found, sampling.stop)
+            ending, probed = await self._ending(ask, found, stop)
         if ending == "stop" and not stopped:
-            text += sampling.stop
+            text += stop
         return Written(text, ending, found.num_tokens + probed, self._log_likelihood(found))
 
     async def _ending(self, ask: Ask, found: Completion, stop: str) -> tuple[Ending, int]:
@@ -192,7 +200,9 @@ def served_model(server: Server) -> str:
     (names,) = server.together([server.ask("GET", "/models", _names)])
     if len(names) != 1:
         listed = ", ".join(names[:8]) or "no model by name"
-        raise PolicyError(f"{server.shown} serves {listed}; choose one with --model")
+        raise PolicyError(
+            f"{server.shown} serves {listed}; choose one with --model (of a second policy: --second-model)"
+        )
     return names[0]
 
 

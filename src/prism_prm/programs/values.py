@@ -45,7 +45,9 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in value]
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
-            return {kind.__name__: [encode(item) for item in value]}
+            items = [encode(item) for item in value]
+            # Sets have an order of their own in every process; written down, equal ones are to be equal.
+            return {kind.__name__: items if kind is tuple else sorted(items, key=repr)}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     if isinstance(value, (bytes, bytearray)):

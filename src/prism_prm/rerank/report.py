@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
+from prism_prm.graders import unguarded
 from prism_prm.programs.quirks import count_packages, count_quirks
 from prism_prm.report import (
     Look,
@@ -85,12 +86,6 @@ def without_solution(count: int, total: int) -> str:
     return f"{count:,} of {total:,} problems have no solution and count as unsolved." if count else ""
 
 
-def unguarded(sandbox: str, graded: GradedPool) -> list[str]:
-    """A warning where programs ran without a sandbox."""
-    ran = sandbox == "none" and any(entry.problem.tests is not None for entry in graded.pool.problems)
-    return ["Warning: programs ran WITHOUT a sandbox (--sandbox none): they could do whatever you may do."] * ran
-
-
 def unlike_the_benchmark(pools: Sequence[GradedPool]) -> list[str]:
     """How many programs the benchmarks' own harnesses may judge otherwise, by what they do."""
     asked = [
@@ -124,7 +119,7 @@ def notes(results: Results) -> list[str]:
             f"The problems have {min(sizes):,} to {max(sizes):,} solutions. At each n, a problem with fewer uses all "
             f"of them: {counts} (of {len(graded.measured):,})."
         )
-    found += unguarded(results.sandbox, graded) + unlike_the_benchmark([graded])
+    found += unguarded(results.sandbox, [entry.problem for entry in pool.problems]) + unlike_the_benchmark([graded])
     found += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
     return [note for note in found if note]
 

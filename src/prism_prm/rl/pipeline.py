@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prism_prm.config import to_toml
 from prism_prm.errors import ConfigError
 from prism_prm.files import JsonLines, write_text
+from prism_prm.graders import unguarded
 from prism_prm.lm.load import load_tokenizer
 from prism_prm.lm.place import local_folder
 from prism_prm.names import file_name
@@ -96,7 +97,8 @@ def train_policy(
         after = _evaluated(recipe, str(curve.policy), out / "evaluation" / "after", state, bars)
         if state.is_main_process:
             costs = [line for path in sorted(out.glob(COSTS.format("*"))) for line in JsonLines(path).read()]
-            make_report(recipe, curve, before, after, costs).write(out)
+            notes = unguarded(recipe.sandbox, [*train, *held_out])
+            make_report(recipe, curve, before, after, costs, notes).write(out)
         state.wait_for_everyone()
     return curve
 

@@ -34,12 +34,15 @@ def make_report(
     before: dict[tuple[str, str], Point],
     after: dict[tuple[str, str], Point],
     costs: Sequence[Mapping[str, Any]] = (),
+    notes: Sequence[str] = (),
 ) -> Report:
-    """The page and its metrics; `costs` are those of a critic, each time the command ran."""
+    """The page and its metrics; `costs` are those of a critic, each time the command ran, `notes` are warnings."""
     rewarded = recipe.prm or "right answers"
     report = Report(
         "A policy trained by GRPO", subtitle=f"{recipe.policy}, rewarded by {rewarded}", finding=_finding(curve)
     )
+    for note in notes:
+        report.text(note)
     _curves(curve, report)
     _alarms(curve, report)
     _health(curve, report)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from prism_prm.graders import unguarded
 from prism_prm.report import Report, escaped, label, legend, looks, number, p_value, percent, signed_percent
 from prism_prm.rerank.grading import GradedPool
-from prism_prm.rerank.report import unguarded, unlike_the_benchmark
+from prism_prm.rerank.report import unlike_the_benchmark
 from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
 from prism_prm.search.recipe import SearchRecipe
@@ -42,7 +43,8 @@ def make_report(
         finding=_finding(method, points, found),
         metrics=_metrics(recipe, task, points, pools, found),
     )
-    for note in unguarded(recipe.sandbox, pools[0]) + unlike_the_benchmark(pools):
+    problems = [entry.problem for entry in pools[0].pool.problems]
+    for note in unguarded(recipe.sandbox, problems) + unlike_the_benchmark(pools):
         report.text(note)
     _draw(points, report)
     _tabulate(points, report)
