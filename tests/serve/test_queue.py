@@ -186,6 +186,14 @@ def test_one_items_error_is_not_anothers(pool: ThreadPoolExecutor, caplog: pytes
     assert "secret" not in caplog.text
 
 
+def test_a_models_failure_is_logged_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
+    with running({"m": GatedScorer()}) as server:
+        assert ask(server, "nan", "s").status_code == 500
+    assert "/v1/steps failed with ModelError" in caplog.text
+    assert "in score_trees" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_nothing_is_taken_while_models_load() -> None:
     go = threading.Event()
     scorer = GatedScorer()

@@ -173,6 +173,21 @@ def test_no_text_takes_quadratic_time() -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (
+            {"problem": "p", "nodes": ["a", 1], "parents": [-1, 0]},
+            "items.0.Tree.nodes.1: Input should be a valid string",
+        ),
+        ({"problem": "p", "step": []}, "items.0.Solution: unknown field 'step'; known: problem, steps"),
+        ({"problem": "p", "solution": 1}, "items.0.Text.solution: Input should be a valid string"),
+    ],
+)
+def test_a_mistake_is_that_of_the_form_that_was_meant(server: Running, item: Any, message: str) -> None:
+    assert server.post("/v1/steps", {"items": [item]}).json()["error"]["message"] == message
+
+
 def test_models_health_version_and_metrics(server: Running, prms: dict[str, Any]) -> None:
     from prism_prm import __version__
 
