@@ -61,8 +61,29 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._order)
 
-    def score(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found] | None:
-        """The scores of each (owner, tree), all of which fit the context; None if their states exceed the cache."""
+    def score(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found | None]:
+        """The scores of each (owner, tree), all of which fit the context; None where its states alone exceed the cache.
+
+        What does not fit at once is halved, so that trees that share a prompt stay together.
+        """
+        firsts: dict[tuple[Hashable, tuple[int, ...]], int] = {}
+        groups = [firsts.setdefault((owner, tree.prompt), i) for i, (owner, tree) in enumerate(asked)]
+        waiting = [sorted(range(len(asked)), key=groups.__getitem__)]
+        found: dict[int, Found | None] = {}
+        while waiting:
+            numbers = waiting.pop()
+            scored = self._score_together([asked[i] for i in numbers])
+            if scored is not None:
+                found |= zip(numbers, scored, strict=True)
+            elif len(numbers) == 1:
+                found[numbers[0]] = None
+            else:
+                half = len(numbers) // 2
+                waiting += [numbers[half:], numbers[:half]]
+        return [found[i] for i in range(len(asked))]
+
+    def _score_together(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found] | None:
+        """The scores of all; None if their states exceed the cache."""
         call = _Call(self, asked)
         self._touch(node for nodes in call.nodes for node in nodes)
         size = sum(map(self._size, call.new))

@@ -70,6 +70,8 @@ class ServedModel:
         self.identity = scorer.identity()
         self.model_hash = scorer.model_hash() if isinstance(scorer, PRM) else self.identity
         self.cache = _cache(scorer, cache_bytes)
+        self.family = scorer.family.remembering(0) if isinstance(scorer, PRM) else None
+        """Remembers no texts: they would add up, and the time that one takes would tell whether another key sent it."""
         self.batch_items: int | None = None if isinstance(scorer, PRM) else OTHERS_ITEMS
         """How many items it gets together; None for as many as there are."""
 
@@ -78,14 +80,15 @@ class ServedModel:
         prm = self.scorer
         if not isinstance(prm, PRM):
             return Item(tree, None, _guess_tokens(tree))
-        family = prm.family
+        family = own = self.family
+        assert family is not None, "a PRM has one"
         if system is not None and system != family.chosen.get("system", system):
             family = _with_system(family, system)
         encoded = encode_tree(tree, family)
         choice = on_too_long or prm.on_too_long
         if choice == "error":
             fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")
-        elif family is not prm.family and _longest(encoded) > prm.context:
+        elif family is not own and _longest(encoded) > prm.context:
             raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
         return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)), choice)
 
@@ -144,18 +147,18 @@ class ServedModel:
                 (scores,) = own.score_trees([item.tree])
                 found[i] = ItemScores(scores.log_odds_NO, scores.too_long)
         pairs = [(owner, tree) for _, owner, tree in fitting]
-        kept = None if self.cache is None else self.cache.score(pairs)
-        if kept is not None:
-            scored = [ItemScores(one.log_odds_NO, cached_tokens=one.cached_tokens) for one in kept]
-        else:
-            packed = score_merged(
-                [tree for _, tree in pairs],
-                lambda i: (pairs[i][0], pairs[i][1].prompt),
+        kept = [None] * len(pairs) if self.cache is None else self.cache.score(pairs)
+        left = [pair for pair, one in zip(pairs, kept, strict=True) if one is None]
+        packed = iter(
+            score_merged(
+                [tree for _, tree in left],
+                lambda i: (left[i][0], left[i][1].prompt),
                 merge_encoded,
                 lambda trees: score_encoded(prm, trees),
             )
-            scored = [ItemScores(values_NO) for values_NO in packed]
-        found |= {i: scores for (i, _, _), scores in zip(fitting, scored, strict=True)}
+        )
+        for (i, _, _), one in zip(fitting, kept, strict=True):
+            found[i] = ItemScores(next(packed)) if one is None else ItemScores(one.log_odds_NO, (), one.cached_tokens)
         return [found[i] for i in range(len(asked))]
 
     def _score_trees(self, asked: Sequence[tuple[Hashable, Item]]) -> list[ItemScores]:
@@ -202,13 +205,12 @@ def _longest(tree: EncodedTree) -> int:
     return max((tree.path_tokens(node) for node in range(len(tree.ids))), default=0)
 
 
-@lru_cache(maxsize=64)
 def _with_system(family: Family, system: str) -> Family:
     """The family with another system message; only for one that has such a setting."""
     variant: Family = type(family)(
         family.text.tokenizer, compat=family.compat, settings={**family.chosen, "system": system}
     )
-    return variant
+    return variant.remembering(0)
 
 
 @lru_cache(maxsize=64)
