@@ -24,6 +24,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
+ITEM = {"items": [{"problem": "p", "steps": ["s"]}]}
+
+
 def ask(server: Running, problem: str, *steps: str) -> httpx.Response:
     return httpx.post(
         f"{server.url}/v1/steps", json={"items": [{"problem": problem, "steps": list(steps)}]}, timeout=60
@@ -34,9 +37,9 @@ def waiting(server: Running, pool: ThreadPoolExecutor, *problems: str) -> list[F
     """Requests that are in the queue, in this order."""
     asked = []
     for problem in problems:
-        before = server.server.engine._tokens
+        before = server.server.engine.num_queued
         asked.append(pool.submit(ask, server, problem, "step", f"of {problem}"))
-        until(lambda before=before: server.server.engine._tokens > before)
+        until(lambda before=before: server.server.engine.num_queued > before)
     return asked
 
 
@@ -97,6 +100,57 @@ def test_too_many_requests(pool: ThreadPoolExecutor) -> None:
         assert server.metric('prism_requests_total{route="/v1/steps",status="429"}') == 1
 
 
+def test_a_request_counts_before_it_is_read(pool: ThreadPoolExecutor) -> None:
+    """By its bytes: many long texts that wait to be read must not be accepted all."""
+    go = threading.Event()
+    with running({"m": GatedScorer()}, max_tokens=1000) as server:
+        engine = server.server.engine
+        engine._readers.submit(go.wait)
+        accepted = [pool.submit(ask, server, "a" * 2400, "s"), pool.submit(server.post, "/v1/tokens", ITEM)]
+        until(lambda: engine.num_requests == 2)
+        assert 600 < engine.backlog.tokens < 650
+        refused = ask(server, "b" * 2400, "s")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert "tokens are waiting already" in refused.json()["error"]["message"]
+        large = ask(server, "b" * 40_000, "s")
+        assert large.status_code == 429, "the gate sees that it does not fit now"
+        go.set()
+        assert [one.result().status_code for one in accepted] == [200, 200]
+        until(lambda: not engine.backlog.tokens)
+        engine._readers.submit((stop := threading.Event()).wait)
+        large = ask(server, "b" * 40_000, "s")
+        stop.set()
+        assert large.status_code == 413, "it is far too long, and nobody had to read it"
+        assert "About 9,9" in large.json()["error"]["message"]
+
+
+def test_a_model_of_unknown_speed_gets_few_requests(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        scorer.open.clear()
+        accepted = waiting(server, pool, *"abcdefgh")
+        refused = ask(server, "i", "s")
+        assert refused.status_code == 429
+        assert "waiting for the model's first answer" in refused.json()["error"]["message"]
+        scorer.open.set()
+        assert [one.result().status_code for one in accepted] == [200] * 8
+        scorer.open.clear()
+        accepted = waiting(server, pool, *"abcdefghijkl")
+        scorer.open.set()
+        assert [one.result().status_code for one in accepted] == [200] * 12
+
+
+def test_what_is_late_counts_until_the_model_is_done_with_it() -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}, deadline=0.3) as server:
+        engine = server.server.engine
+        scorer.open.clear()
+        assert ask(server, "a" * 400, "s").status_code == 504
+        assert (engine.num_requests, engine.backlog.tokens) == (0, 101)
+        scorer.open.set()
+        until(lambda: engine.backlog.tokens == 0)
+
+
 def test_too_many_tokens(pool: ThreadPoolExecutor) -> None:
     scorer = GatedScorer()
     with running({"m": scorer}, max_tokens=44) as server:
@@ -116,7 +170,7 @@ def test_what_would_not_be_answered_in_time_is_refused(pool: ThreadPoolExecutor)
     with running({"m": scorer}, deadline=30.0) as server:
         scorer.open.clear()
         accepted = waiting(server, pool, "a" * 80)
-        server.server.engine._rate = 2.0  # what waits takes more than a minute
+        server.server.engine.backlog.rates["m"] = 2.0  # what waits takes more than a minute
         refused = ask(server, "b", "s")
         assert refused.status_code == 429
         assert "before its deadline" in refused.json()["error"]["message"]

@@ -98,6 +98,15 @@ class PrefixCache:
             for nodes, cached in zip(call.nodes, call.cached, strict=True)
         ]
 
+    def held_tokens(self, owner: Hashable, tree: EncodedTree) -> int:
+        """How many tokens of a tree are kept now; from any thread, so that it is only an estimate."""
+        root = self.root(owner, tree.prompt)
+        nodes = [root]
+        for ids, read, parent in zip(tree.ids, tree.reads, tree.parents, strict=True):
+            above = root if parent == ROOT else nodes[parent + 1]
+            nodes.append(None if above is None else self.child(above, (ids, read)))
+        return sum(len(node.ids) for node in set(nodes) if node is not None)
+
     def root(self, owner: Hashable, prompt: tuple[int, ...]) -> SessionNode | None:
         return self._roots.get((owner, prompt))
 

@@ -126,7 +126,9 @@ async def tokens(body: StepsRequest, request: Request) -> Response:
     """How many tokens solutions and trees are, without scoring them."""
     model = _model(request, body.model)
     items = await _engine(request).encode(
-        lambda: list(map(model.counted, _steps_items(model, body, "skip"))), request.scope["started"]
+        lambda: list(map(model.counted, _steps_items(model, body, "skip"))),
+        request.scope["started"],
+        request.scope["size"],
     )
     return _json({"model": model.name, "items": [sizes(item) for item in items]})
 
