@@ -310,7 +310,8 @@ class Engine:
     def _measure(self, batch: Sequence[Part], found: Sequence[ItemScores], seconds: float, is_full: bool) -> None:
         model = self.models[batch[0][0].model]
         tokens, cached = sum(job.items[i].cost for job, i in batch), sum(scores.cached_tokens for scores in found)
-        self.backlog.note_rate(model.name, tokens - cached, seconds, is_full=is_full)
+        # Of a batch that is mostly cached, what else it costs outweighs the rest.
+        self.backlog.note_rate(model.name, tokens - cached, seconds, is_full=is_full and 2 * cached < tokens)
         self.metrics.batches(len(batch), tokens, cached, seconds)
         if model.cache is not None:
             self.metrics.cache_bytes.labels(model.name).set(model.cache.num_bytes)

@@ -97,11 +97,11 @@ class ServedModel:
             family = _with_system(family, system)
         encoded = encode_tree(tree, family)
         choice = on_too_long or prm.on_too_long
-        if choice == "error":
-            fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")
-        elif family is not own and _longest(encoded) > prm.context:
-            raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
         num_long = sum(encoded.path_tokens(node) > prm.context for node in range(len(encoded.ids)))
+        if num_long and choice == "error":
+            fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")  # says which step it is
+        elif num_long and family is not own:
+            raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
         again = num_long * prm.context if choice == "drop-left-steps" else 0
         return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)), choice, again)
 
