@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.errors import DataError
+from prism_prm.errors import DataError, ModelError
 from prism_prm.records import StepTree
 from prism_prm.scorer import TreeScores
 
 
 class GatedScorer:
-    """Gives every step the log-odds of its text's length; a problem "bad" is an error, "broken" one of ours."""
+    """Gives every step the log-odds of its text's length.
+
+    A problem "bad" is an error, "broken" one of ours, "nan" one of the model.
+    """
 
     outputs = ("correct",)
     context = 1000
@@ -35,6 +38,8 @@ class GatedScorer:
         assert self.open.wait(60)
         if any(tree.problem == "bad" for tree in trees):
             raise DataError("a bad problem")
+        if any(tree.problem == "nan" for tree in trees):
+            raise ModelError("a sec" + "ret is not a finite number")
         if any(tree.problem == "broken" for tree in trees):
             raise ZeroDivisionError("".join(["a sec", "ret"]))
         return [TreeScores(self.outputs, np.array([[float(len(step.text))] for step in tree.nodes])) for tree in trees]

@@ -42,6 +42,10 @@ class ServerError(PrismError):
         """What a gateway before it would answer: 502 if it is gone or broken, 503 if it is busy, 504 if it is slow."""
 
 
+class TooMuchError(ServerError):
+    """A request that is too large for the server, or takes it too long."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Trouble:
     """Why a try failed, where another may not."""
@@ -60,7 +64,7 @@ class Patience:
     timeout: Positive = 300.0
     """Seconds to wait for one complete answer from the server."""
     retries: Natural = 5
-    """How often a failed request is retried."""
+    """How often a failed request is retried. Waits that a busy server asks for count only after the time-out."""
     backoff: NotNegative = 1.0
     """Seconds before the first retry. Each further wait is twice as long."""
 
@@ -115,22 +119,39 @@ class Server:
             future.cancel()
 
     async def ask(
-        self, method: str, path: str, read: Callable[[dict[str, Any]], T], body: dict[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        read: Callable[[dict[str, Any]], T],
+        body: dict[str, Any] | None = None,
+        *,
+        can_split: bool = False,
     ) -> T:
-        """What `read` makes of the JSON object that answers; it raises ValueError where the answer is nonsense."""
+        """What `read` makes of the JSON object that answers; it raises ValueError where the answer is nonsense.
+
+        With `can_split` a request that takes the server too long is a TooMuchError at once.
+        """
         where = f"{method} {self.shown}{path}"
         wait = self.patience.backoff
-        for left in range(self.patience.retries, -1, -1):
+        left = self.patience.retries
+        tries = 0
+        polite_until: float | None = None
+        while True:
             async with self._turns:
-                answer = await self._once(method, path, body, where)
+                answer = await self._once(method, path, body, where, can_split)
+            tries += 1
             if not isinstance(answer, _Trouble):
                 try:
                     return read(answer)
                 except ValueError as error:
                     answer = _Trouble(str(error))
-            if not left:
+            # A server that is busy and says when to come back is well, so this does not use up retries, for a while.
+            now = asyncio.get_running_loop().time()
+            polite_until = now + self.patience.timeout if polite_until is None else polite_until
+            is_polite = answer.status == 503 and answer.wait > 0 and now < polite_until
+            if not left and not is_polite:
                 raise ServerError(
-                    f"{where}: {answer.problem} ({self.patience.retries + 1} tries). Check the server and rerun the "
+                    f"{where}: {answer.problem} ({tries} tries). Check the server and rerun the "
                     "same command to resume.",
                     status=answer.status,
                 )
@@ -138,10 +159,12 @@ class Server:
             self._last_problem = answer.problem
             # A little disorder, so that many requests do not all come back at once.
             await asyncio.sleep(min(LONGEST_WAIT, max(answer.wait, wait * random.uniform(0.75, 1.25))))
-            wait *= 2
-        raise AssertionError("the last try returns or raises")
+            if not is_polite:
+                left, wait = left - 1, 2 * wait
 
-    async def _once(self, method: str, path: str, body: dict[str, Any] | None, where: str) -> dict[str, Any] | _Trouble:
+    async def _once(
+        self, method: str, path: str, body: dict[str, Any] | None, where: str, can_split: bool
+    ) -> dict[str, Any] | _Trouble:
         """The answer, or what was wrong with it; an error if trying again is idle."""
         seconds = self.patience.timeout
         try:
@@ -160,6 +183,8 @@ class Server:
         if data is None:
             return _Trouble(f"the answer is longer than {MOST_BYTES:,} bytes")
         status, text = response.status_code, _shorten(data.decode("utf-8", "replace"))
+        if status == 413 or (status == 504 and can_split):
+            raise TooMuchError(f"{where}: status {status}: {text}", status=504 if status == 504 else 502)
         if status in BUSY or status >= 500:
             is_busy = status in BUSY or status == 503
             return _Trouble(f"status {status}: {text}", 503 if is_busy else 502, _retry_after(response))

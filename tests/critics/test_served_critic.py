@@ -148,7 +148,7 @@ def test_what_a_critic_has_to_do_counts_in_the_queue(tmp_path: Path) -> None:
         assert server.post("/v1/steps", {"items": [ITEM | {"problem": "p" * 2000}]}).status_code == 413
         first = threading.Thread(target=server.steps, args=(ITEM | {"problem": "p" * 200},))
         first.start()
-        until(lambda: server.server.engine._tokens > 50)
+        until(lambda: server.server.engine.backlog.tokens > 50)
         refused = server.post("/v1/steps", {"items": [ITEM | {"problem": "q" * 200}]})
         go.set()
         first.join()

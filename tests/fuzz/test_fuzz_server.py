@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from gated_scorer import GatedScorer
+from prism_prm.serve import schemas
 from serving_prms import Running, running
 
 TURNS = [
@@ -21,7 +24,12 @@ BODIES: dict[str, list[Any]] = {
     "/v1/steps": [
         {"model": "qwen", "items": [{"problem": "1+1", "steps": ["1+1=2", "#### 2"]}]},
         {"model": "base", "items": [{"problem": "1+1", "nodes": ["1+1=2", "#### 2", "3"], "parents": [-1, 0, 0]}]},
+        {"model": "base", "items": [{"problem": "1+1", "solution": "1+1=2\n\n#### 2"}]},
+        {"model": "base", "items": [{"problem": "1+1", "steps": ["1+1=2"] * 40}], "on_too_long": "drop-left-steps"},
         {"items": [], "model": "qwen"},
+    ],
+    "/v1/tokens": [
+        {"model": "qwen", "items": [{"problem": "1+1", "steps": ["1+1=2"]}, {"problem": "1", "solution": "2"}]},
     ],
     "/pooling": [
         {"model": "qwen", "messages": TURNS},
@@ -64,3 +72,26 @@ def test_bodies(server: Running, request: tuple[str, bytes]) -> None:
     if answer.status_code != 200:
         assert found["error"]["code"] == answer.status_code
         assert found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/steps", {"items": [1] * 300_000}),
+        ("/v1/steps", {"items": [{"problem": "p", "nodes": [1] * 100_000, "parents": ["a"] * 100_000}]}),
+        ("/v1/steps", {"items": [{"problem": "p", "steps": []} | dict.fromkeys(map(str, range(100_000)), 1)]}),
+        ("/v1/tokens", {"items": []} | dict.fromkeys(map(str, range(100_000)), 1)),
+        ("/pooling", {"input": ["x", *[1] * 300_000]}),
+        ("/pooling", {"input": [["x"] * 300_000]}),
+        ("/pooling", {"messages": [{"role": "user", "content": [1] * 300_000}]}),
+        ("/get_reward", {"query": [1] * 300_000, "prompts": []}),
+    ],
+)
+def test_a_body_with_many_mistakes_is_refused_for_the_first(path: str, body: Any) -> None:
+    """At the default size of bodies: a report of every mistake would take gigabytes, and the loop would stand still."""
+    kind = {"/pooling": schemas.PoolingRequest, "/get_reward": schemas.RewardRequest}.get(path, schemas.StepsRequest)
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() < 10
+    with running({"m": GatedScorer()}) as found:
+        assert found.post(path, body).status_code == 400

@@ -78,6 +78,8 @@ def test_openrlhf(prm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["extra_logs"]["gated"].tolist() == [0.0, 1.0, 1.0]
     assert isinstance(found["rewards"], torch.Tensor)
     assert reward_func([f"1 + 2?\n{TEXT}<|im_end|>"], ["1 + 2?\n"], ["4"])["rewards"].tolist() == pytest.approx([score])
+    with pytest.raises(DataError, match="query 1 does not begin with its prompt"):
+        reward_func([prompt, f"#{prompt}{TEXT}"], [prompt] * 2, ["3", "3"])
 
 
 def test_options_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gated_scorer import GatedScorer
 from prism_prm.errors import ConfigError
 from prism_prm.serve.keys import KeyRing, read_keys
+from prism_prm.serve.run import serve_prms
 from prism_prm.serve.settings import ServeSettings
 from serving_prms import running
 
@@ -85,6 +86,20 @@ def test_others_need_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             read_keys(ServeSettings(keys=tmp_path / "keys"))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_keys(ServeSettings(keys=tmp_path / "nosuch"))
+
+
+def test_the_key_of_another_server_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same variable would open this server, and tell that one how."""
+    place = "prism:http://127.0.0.1:9#m"
+    monkeypatch.setenv("PRISM_API_KEY", "theirs")
+    with pytest.raises(ConfigError, match=r"--prm prism:http://127.0.0.1:9#m: \$PRISM_API_KEY is sent to that server"):
+        serve_prms({"m": place}, ServeSettings(port=0))
+    assert not read_keys(ServeSettings(allow_anyone=True), place)
+    (tmp_path / "keys").write_text("ours\n")
+    ring = read_keys(ServeSettings(keys=tmp_path / "keys"), place)
+    assert [ring.owner(f"Bearer {key}") for key in ("ours", "theirs")] == [0, None]
+    monkeypatch.delenv("PRISM_API_KEY")
+    assert not read_keys(ServeSettings(), place)
 
 
 def test_a_web_page_cannot_reach_a_local_server_by_a_name_of_its_own() -> None:

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import csv
 import json
 import os
+import random
 import re
 import shutil
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,65 @@ def test_ten_times_its_rate_with_locust(tmp_path: Path, prm: Path, right: list[f
     assert float(rows["accepted"]["99%"]) < 1000 * DEADLINE
     assert int(rows["refused"]["Request Count"]) > int(rows["accepted"]["Request Count"])
     assert late < 1.1 * early
+
+
+Case = tuple[str, list[str], list[float]]
+"""A problem, steps, and their right probabilities."""
+
+
+async def hammer(url: str, cases: Sequence[Case], clients: int) -> list[tuple[int, float, bool]]:
+    """(status, seconds, whether it was right) of requests that clients send one after the other, whatever they hear.
+
+    Each asks for beginnings of some solutions, as searches do: some come again, some are new.
+    """
+    found: list[tuple[int, float, bool]] = []
+    end = time.monotonic() + SECONDS
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        draw = random.Random(number)
+        while time.monotonic() < end:
+            asked = [(case, draw.randint(1, len(case[1]))) for case in draw.choices(cases, k=draw.randint(1, 4))]
+            items = [{"problem": problem, "steps": steps[:count]} for (problem, steps, _), count in asked]
+            started = time.monotonic()
+            answer = await client.post("/v1/steps", json={"items": items})
+            is_right = answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0
+            if answer.status_code == 200:
+                scores = [item["probabilities"] for item in answer.json()["items"]]
+                is_right = scores == [pytest.approx(right[:count], abs=1e-5) for (_, _, right), count in asked]
+            found.append((answer.status_code, time.monotonic() - started, is_right))
+            await asyncio.sleep(0.2 if answer.status_code == 429 else 0.0)
+
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+        await asyncio.gather(*(one(client, number) for number in range(clients)))
+    return found
+
+
+@pytest.mark.parametrize("is_cold", [True, False], ids=["cold", "warm"])
+def test_varied_requests_with_default_batches_and_cache(prm: Path, is_cold: bool) -> None:
+    """Cold: all clients come at once to a server that has answered nothing yet."""
+    numbers = range(60)
+    steps = [[f"So {k} of {i}: x + {k} = {i + k}." * (1 + k % 2) for k in range(5 + i % 9)] for i in numbers]
+    texts = [(f"What is x + {i}, if x is {i % 7}?", some) for i, some in zip(numbers, steps, strict=True)]
+    scores = load_prm(prm).score_many(texts)
+    cases = [(problem, some, right) for (problem, some), right in zip(texts, scores, strict=True)]
+    with command("--port", "0", "--deadline", str(DEADLINE), prm=f"m={prm}") as (process, url):
+        wait_ready(url)
+        if not is_cold:
+            for problem, some, _ in cases[:5]:
+                body = {"items": [{"problem": problem, "steps": some}]}
+                assert httpx.post(f"{url}/v1/steps", json=body, timeout=60).status_code == 200
+        watch = Watch(process.pid)
+        found = asyncio.run(hammer(url, cases, 300))
+        early, late = watch.end()
+    accepted = sorted(seconds for status, seconds, _ in found if status == 200)
+    p99 = accepted[int(0.99 * len(accepted))]
+    print(
+        f"varied: {len(accepted)} accepted, {len(found) - len(accepted)} refused, p99 {p99:.1f} s, "
+        f"{early:.0f} and later {late:.0f} MB"
+    )
+    assert {status for status, _, _ in found} == {200, 429}
+    assert all(is_right for _, _, is_right in found)
+    assert p99 < DEADLINE
 
 
 def test_a_thousand_clients_that_hang_up(prm: Path, right: list[float]) -> None:

@@ -14,7 +14,7 @@ from prism_prm import PRM, StepTree
 from prism_prm.records import Step
 from prism_prm.scorer import prefix_cache, step_batch
 from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
-from prism_prm.scorer.prefix_cache import PrefixCache
+from prism_prm.scorer.prefix_cache import Found, PrefixCache
 from prism_prm.scorer.whole_trees import score_encoded
 from serving_prms import running
 
@@ -47,9 +47,9 @@ def test_scores_are_those_of_whole_trees(prm: PRM, calls: Any, chunk: int, size:
         for call in calls:
             found = cache.score([(owner, prm.encode_tree(tree)) for owner, tree in call])
             assert cache.num_bytes <= size
-            if found is not None:
-                expected = prm.score_trees([tree for _, tree in call])
-                for one, scores in zip(found, expected, strict=True):
+            expected = prm.score_trees([tree for _, tree in call])
+            for one, scores in zip(found, expected, strict=True):
+                if one is not None:
                     assert one.log_odds_NO == pytest.approx(scores.log_odds_NO, abs=1e-9)
 
 
@@ -76,6 +76,11 @@ def chain(prm: PRM, *steps: str, problem: str = "x?") -> Any:
     return prm.encode_tree(StepTree.chain(problem, steps))
 
 
+def score(cache: PrefixCache, *asked: Any) -> list[Found]:
+    """What is found for trees that the cache can hold."""
+    return [one for one in cache.score(asked) if one is not None]
+
+
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The new tokens of each pass through the model."""
     passes: list[int] = []
@@ -95,13 +100,13 @@ def test_only_new_tokens_are_computed(prm: PRM, monkeypatch: pytest.MonkeyPatch)
     first = chain(prm, "Let x be 1.", "so 3")
     longer = chain(prm, "Let x be 1.", "so 3", "done")
     sizes = [len(first.prompt), *map(len, longer.ids)]
-    (found,) = cache.score([("a", first)]) or []
+    (found,) = score(cache, ("a", first))
     assert found.cached_tokens == 0
     assert passes == [sum(sizes[:3])], "prompt and steps in one pass"
-    found, again = cache.score([("a", longer), ("a", longer)]) or []
+    found, again = score(cache, ("a", longer), ("a", longer))
     assert found.cached_tokens == again.cached_tokens == sum(sizes[:3])
     assert passes[1:] == [sizes[3]], "what both ask for is computed once"
-    (found,) = cache.score([("a", first)]) or []
+    (found,) = score(cache, ("a", first))
     assert found.cached_tokens == sum(sizes[:3])
     assert len(passes) == 2, "nothing is new"
 
@@ -111,10 +116,10 @@ def test_owners_share_nothing(prm: PRM, monkeypatch: pytest.MonkeyPatch) -> None
     passes = counted(monkeypatch)
     tree = chain(prm, "so 3")
     size = len(tree.prompt) + len(tree.ids[0])
-    found = cache.score([("a", tree), ("b", tree)]) or []
+    found = score(cache, ("a", tree), ("b", tree))
     assert [one.cached_tokens for one in found] == [0, 0]
     assert passes == [2 * size]
-    assert [one.cached_tokens for one in cache.score([("c", tree), ("a", tree)]) or []] == [0, size]
+    assert [one.cached_tokens for one in score(cache, ("c", tree), ("a", tree))] == [0, size]
 
 
 def test_the_least_recently_used_leaves_first(prm: PRM) -> None:
@@ -124,15 +129,33 @@ def test_the_least_recently_used_leaves_first(prm: PRM) -> None:
     cache = PrefixCache(prm, 2 * one.num_bytes)
     for owner in "abac":
         cache.score([(owner, tree)])
-    cached = {owner: bool(found[0].cached_tokens) for owner in "ac" if (found := cache.score([(owner, tree)]))}
-    assert cached == {"a": True, "c": True}
-    assert (cache.score([("b", tree)]) or [])[0].cached_tokens == 0
+    cached = {owner: bool(score(cache, (owner, tree))[0].cached_tokens) for owner in "acb"}
+    assert cached == {"a": True, "c": True, "b": False}
 
 
 def test_what_cannot_be_kept_is_left_to_others(prm: PRM) -> None:
     cache = PrefixCache(prm, 10_000)
-    assert cache.score([("a", chain(prm, "so 3", "done"))]) is None
+    assert cache.score([("a", chain(prm, "so 3", "done"))]) == [None]
     assert (cache.num_bytes, len(cache)) == (0, 0)
+
+
+def test_a_batch_beyond_the_cache_is_cut_by_problems(prm: PRM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what does not fit alone is left to others; what shares a problem stays together."""
+    some = [chain(prm, step, problem=problem) for step in ("so 3", "done") for problem in ("x?", "y?", "z?")]
+    large = chain(prm, *["Let x be 1."] * 40)
+    alone = PrefixCache(prm, 10**7)
+    alone.score([("a", some[0]), ("a", some[3])])
+    cache = PrefixCache(prm, alone.num_bytes + 100)
+    passes = counted(monkeypatch)
+    found = cache.score([("a", tree) for tree in (*some, large)])
+    assert found[-1] is None
+    expected = score_encoded(prm, some)
+    for one, right_NO in zip(found, expected, strict=False):
+        assert one is not None
+        assert one.log_odds_NO == pytest.approx(right_NO, abs=1e-9)
+    prompts = [len(tree.prompt) for tree in some[:3]]
+    assert sum(passes) == sum(prompts) + sum(len(tree.ids[0]) for tree in some), "every prompt was computed once"
+    assert score(cache, ("a", some[2]))[0].cached_tokens > 0
 
 
 def test_a_server_with_and_without_a_cache(prms: dict[str, Any]) -> None:
@@ -166,6 +189,35 @@ def test_steps_beyond_the_context(choice: str, prm: PRM) -> None:
         last = expected.probability[39]
         assert item["probabilities"][39] == (None if np.isnan(last) else pytest.approx(last, abs=1e-9))
         assert (item["score"] is None) == (choice == "skip")
+
+
+def test_the_memory_for_texts_is_bounded(tiny_prm: Any) -> None:
+    from prism_prm.prms.base import TextEncoder
+
+    tokenizer = tiny_prm("qwen", "qwen2").family.text.tokenizer
+    text = TextEncoder(tokenizer, remembered=100_000)
+    texts = [f"Let x be {i}." for i in range(1000)]
+    right = [text._plain(one) for one in texts]
+    assert [text.plain(one) for one in texts] == right
+    assert text.plain(texts[-1]) is text.plain(texts[-1]), "what was read last is remembered"
+    kept = [*text._recent, *text._earlier]
+    assert texts[0] not in kept
+    assert 0 < sum(map(len, kept)) < 100_000
+    long = "x " * 1000
+    assert text.plain(long) == text._plain(long)
+    assert long not in text._recent, "long texts seldom come again"
+
+
+def test_a_server_remembers_no_texts(tiny_prm: Any) -> None:
+    prm = tiny_prm("qwen", "qwen2")
+    with running({"m": prm}) as server:
+        model = server.server.engine.models["m"]
+        messages = [("system", "Be brief."), ("user", "a problem"), ("assistant", "a step of it<extra_0>")]
+        turns = [{"role": role, "content": content} for role, content in messages]
+        assert server.post("/pooling", {"messages": turns}).status_code == 200
+        server.steps({"problem": "a problem", "steps": ["a step of it"]})
+    for family in (prm.family, model.family):
+        assert not {"a problem", "a step of it"} & {*family.text._recent, *family.text._earlier}
 
 
 def test_threads_share_a_tokenizer(tiny_prm: Any) -> None:

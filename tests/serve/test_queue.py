@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -24,19 +25,31 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
+ITEM = {"items": [{"problem": "p", "steps": ["s"]}]}
+
+
 def ask(server: Running, problem: str, *steps: str) -> httpx.Response:
     return httpx.post(
         f"{server.url}/v1/steps", json={"items": [{"problem": problem, "steps": list(steps)}]}, timeout=60
     )
 
 
+@contextlib.contextmanager
+def connected(server: Running, body: bytes) -> Iterator[None]:
+    """A client that has sent this body to /v1/steps, and hangs up at the end."""
+    head = f"POST /v1/steps HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n".encode()
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+        connection.sendall(head + b"Content-Type: application/json\r\n\r\n" + body)
+        yield
+
+
 def waiting(server: Running, pool: ThreadPoolExecutor, *problems: str) -> list[Future[httpx.Response]]:
     """Requests that are in the queue, in this order."""
     asked = []
     for problem in problems:
-        before = server.server.engine._tokens
+        before = server.server.engine.num_queued
         asked.append(pool.submit(ask, server, problem, "step", f"of {problem}"))
-        until(lambda before=before: server.server.engine._tokens > before)
+        until(lambda before=before: server.server.engine.num_queued > before)
     return asked
 
 
@@ -97,6 +110,59 @@ def test_too_many_requests(pool: ThreadPoolExecutor) -> None:
         assert server.metric('prism_requests_total{route="/v1/steps",status="429"}') == 1
 
 
+def test_a_request_counts_before_it_is_read(pool: ThreadPoolExecutor) -> None:
+    """By its bytes: many long texts that wait to be read must not be accepted all."""
+    go = threading.Event()
+    with running({"m": GatedScorer()}, max_tokens=1000) as server:
+        engine = server.server.engine
+        engine._readers.submit(go.wait)
+        accepted = [pool.submit(ask, server, "a" * 2400, "s"), pool.submit(server.post, "/v1/tokens", ITEM)]
+        until(lambda: engine.num_requests == 2)
+        assert 600 < engine.backlog.tokens < 650
+        refused = ask(server, "b" * 2400, "s")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert "tokens are waiting already" in refused.json()["error"]["message"]
+        large = ask(server, "b" * 40_000, "s")
+        assert large.status_code == 429, "the gate sees that it does not fit now"
+        go.set()
+        assert [one.result().status_code for one in accepted] == [200, 200]
+        until(lambda: not engine.backlog.tokens)
+        engine._readers.submit((stop := threading.Event()).wait)
+        large = ask(server, "b" * 40_000, "s")
+        stop.set()
+        assert large.status_code == 413, "it is far too long, and nobody had to read it"
+        assert "About 9,9" in large.json()["error"]["message"]
+
+
+def test_a_model_of_unknown_speed_gets_few_requests(pool: ThreadPoolExecutor) -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        scorer.open.clear()
+        accepted = waiting(server, pool, *"abcdefgh")
+        refused = ask(server, "i", "s")
+        assert refused.status_code == 429
+        assert "waiting for the model's first answer" in refused.json()["error"]["message"]
+        scorer.open.set()
+        assert [one.result().status_code for one in accepted] == [200] * 8
+        scorer.open.clear()
+        accepted = waiting(server, pool, *"abcdefghijkl")
+        scorer.open.set()
+        assert [one.result().status_code for one in accepted] == [200] * 12
+
+
+def test_what_nobody_waits_for_counts_until_the_model_is_done_with_it() -> None:
+    scorer = GatedScorer()
+    with running({"m": scorer}) as server:
+        engine = server.server.engine
+        scorer.open.clear()
+        with connected(server, b'{"items": [{"problem": "gone", "steps": ["' + b"s" * 396 + b'"]}]}'):
+            until(lambda: scorer.calls)
+        until(lambda: engine.num_requests == 0)
+        assert engine.backlog.tokens == 101
+        scorer.open.set()
+        until(lambda: engine.backlog.tokens == 0)
+
+
 def test_too_many_tokens(pool: ThreadPoolExecutor) -> None:
     scorer = GatedScorer()
     with running({"m": scorer}, max_tokens=44) as server:
@@ -116,7 +182,7 @@ def test_what_would_not_be_answered_in_time_is_refused(pool: ThreadPoolExecutor)
     with running({"m": scorer}, deadline=30.0) as server:
         scorer.open.clear()
         accepted = waiting(server, pool, "a" * 80)
-        server.server.engine._rate = 2.0  # what waits takes more than a minute
+        server.server.engine.backlog.rates["m"] = 2.0  # what waits takes more than a minute
         refused = ask(server, "b", "s")
         assert refused.status_code == 429
         assert "before its deadline" in refused.json()["error"]["message"]
@@ -159,11 +225,7 @@ def test_a_client_that_hangs_up_costs_nothing(pool: ThreadPoolExecutor) -> None:
     with running({"m": scorer}) as server:
         scorer.open.clear()
         first = waiting(server, pool, "a")
-        body = b'{"items": [{"problem": "gone", "steps": ["s"]}]}'
-        head = f"POST /v1/steps HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n".encode()
-        head += b"Content-Type: application/json\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
-            connection.sendall(head + body)
+        with connected(server, b'{"items": [{"problem": "gone", "steps": ["s"]}]}'):
             until(lambda: server.server.engine.num_requests == 2)
         until(lambda: server.server.engine.num_requests == 1)
         scorer.open.set()
@@ -183,6 +245,14 @@ def test_one_items_error_is_not_anothers(pool: ThreadPoolExecutor, caplog: pytes
         assert [one.result().status_code for one in first + asked] == [200, 200, 400, 500, 200]
         assert asked[1].result().json()["error"]["message"] == "a bad problem"
     assert "ZeroDivisionError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_models_failure_is_logged_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
+    with running({"m": GatedScorer()}) as server:
+        assert ask(server, "nan", "s").status_code == 500
+    assert "/v1/steps failed with ModelError" in caplog.text
+    assert "in score_trees" in caplog.text
     assert "secret" not in caplog.text
 
 

@@ -14,7 +14,7 @@ import pytest
 import loopback
 from prism_prm import PRM, StepTree, example_folder, load_prm, score_files
 from prism_prm.errors import ConfigError, ModelError, PrismError
-from prism_prm.http import ServerError
+from prism_prm.http import Patience, ServerError
 from prism_prm.records import Step
 from prism_prm.scorer import remote
 from serving_prms import Running, running
@@ -22,6 +22,7 @@ from serving_prms import Running, running
 TREE = StepTree(0, "1+1+2-1", tuple(map(Step, ["1+1=2", "2+2=4", "2+2=3", "3-1=2"])), (-1, 0, 0, 2), ())
 CARD = {
     "id": "m", "outputs": ["correct"], "max_model_len": 9, "aggregator": "min", "threshold": 0.5, "identity": "x",
+    "model_hash": "h",
 }  # fmt: skip
 CHAIN = StepTree.chain("1+2", ["1+2=3", "#### 3"], tree_id=1)
 
@@ -181,6 +182,79 @@ def test_a_busy_server_is_asked_again() -> None:
         assert len(asked) == 3
         assert prm.server.num_retries == 2
         assert prm.count_tokens(StepTree.chain("p", ["s"])) == 3
+
+
+def scored(body: dict[str, Any]) -> dict[str, Any]:
+    """What a server of ours answers: log-odds are how long a step is."""
+    return {
+        "model_hash": "h",
+        "items": [
+            {
+                "tokens": 3, "prompt_tokens": 1, "step_tokens": [2] * len(item["nodes"]), "too_long": [],
+                "log_odds": [{"correct": float(len(node))} for node in item["nodes"]],
+            }
+            for item in body["items"]
+        ],
+    }  # fmt: skip
+
+
+def test_a_server_that_says_when_to_come_back_uses_up_no_retries() -> None:
+    answers = iter([(429, {}, {"Retry-After": "0.01"})] * 6 + [(503, {}, {"Retry-After": "0.01"})])
+    with loopback.serve(lambda body: next(answers, (200, scored(body))), {"data": [CARD]}) as (url, asked):
+        prm = load_prm(f"prism:{url.removesuffix('/v1')}", prm_retries=0)
+        prm.server.patience = Patience(retries=0, backoff=0.0)
+        assert prm.score("p", ["s"]) == pytest.approx([1 / (1 + math.exp(-1.0))])
+        assert len(asked) == 8
+    busy = (429, {}, {"Retry-After": "0.05"})
+    with loopback.serve(lambda _: busy, {"data": [CARD]}) as (url, asked):
+        prm = load_prm(f"prism:{url.removesuffix('/v1')}")
+        prm.server.patience = Patience(timeout=0.3, retries=1, backoff=0.0)
+        with pytest.raises(ServerError, match=r"status 429.*tries\)") as caught:
+            prm.score("p", ["s"])
+        assert caught.value.status == 503
+        assert len(asked) > 3
+
+
+@pytest.mark.parametrize("status", [413, 504])
+def test_what_is_too_much_is_asked_for_in_halves(status: int) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        return (status, {"error": "too much"}) if len(body["items"]) > 4 else (200, scored(body))
+
+    with loopback.serve(answer, {"data": [CARD]}) as (url, asked):
+        prm = load_prm(f"prism:{url.removesuffix('/v1')}", prm_retries=0)
+        found = prm.score_many([(f"p{i}", ["x" * i]) for i in range(1, 10)])
+        assert [len(one["items"]) for one in asked] == [9, 4, 5, 2, 3]
+        assert found == [pytest.approx([1 / (1 + math.exp(-i))]) for i in range(1, 10)]
+    with loopback.serve(lambda _: (413, {"error": "too much"}), {"data": [CARD]}) as (url, asked):
+        prm = load_prm(f"prism:{url.removesuffix('/v1')}", prm_retries=0)
+        with pytest.raises(ServerError, match=r"status 413.*too much"):
+            prm.score("p", ["s"])
+        assert len(asked) == 1
+
+
+def test_other_weights_are_an_error() -> None:
+    """A server that was started again with another model under the same name."""
+    said = {"model_hash": "h"}
+    with loopback.serve(lambda body: (200, scored(body) | said), {"data": [CARD]}) as (url, asked):
+        prm = load_prm(f"prism:{url.removesuffix('/v1')}", prm_retries=3)
+        assert prm.score("p", ["s"]) == pytest.approx([1 / (1 + math.exp(-1.0))])
+        said["model_hash"] = "other"
+        with pytest.raises(ModelError, match=r"'m' has other weights than at the beginning \(other instead of h\)"):
+            prm.score("p", ["s"])
+        assert len(asked) == 2, "asking again is idle"
+
+
+def test_the_memory_for_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism_prm.scorer.remote.SIZES_KNOWN", 100)
+    with loopback.serve(lambda body: (200, scored(body)), {"data": [CARD]}) as (url, asked):
+        prm: Any = load_prm(f"prism:{url.removesuffix('/v1')}")
+        for i in range(100):
+            prm.score(f"p{i}", [f"s{i}"])
+        assert len(prm._sizes._known) <= 102
+        assert prm.count_tokens(StepTree.chain("p99", ["s99"])) == 3
+        assert len(asked) == 100, "what is new is remembered"
+        assert prm.count_tokens(StepTree.chain("p0", ["s0"])) == 3
+        assert len(asked) == 101, "what is old is asked for again"
 
 
 def test_strange_answers_are_errors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -9,7 +10,11 @@ import numpy as np
 import pytest
 
 from prism_prm import PRM, StepTree, solution_score
+from prism_prm.errors import DataError
 from prism_prm.records import Step
+from prism_prm.rl.openrlhf import completion_in, problem_in
+from prism_prm.serve.routes import _without_end
+from prism_prm.steps import cut_steps
 from serving_prms import Running, running
 
 PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=3", "3-1=2", "#### 2"]
@@ -139,6 +144,48 @@ def test_get_reward_as_openrlhf_asks(server: Running, prms: dict[str, Any]) -> N
     assert answer["rewards"] == pytest.approx([prms["owner/prism"].solution_score(PROBLEM, STEPS), 0.0], abs=1e-6)
     assert answer["scores"] == answer["rewards"]
     assert answer["extra_logs"] == {"steps": [4.0, 0.0], "has_error": [1.0, 0.0]}
+
+
+def test_a_query_begins_with_its_prompt(server: Running, prms: dict[str, Any]) -> None:
+    """Behind special tokens it is found; where it is not there, nothing of it is scored as a step."""
+    path, text = "/get_reward?model=owner/prism", "\n\n".join(STEPS)
+    right = prms["owner/prism"].solution_score(PROBLEM, STEPS)
+    answer = server.post(path, {"query": [f"<s>[CLS] {PROBLEM}\n{text}"], "prompts": [f"{PROBLEM}\n"]})
+    assert answer.json()["rewards"] == pytest.approx([right], abs=1e-6)
+    for query in (f"#{PROBLEM}\n{text}", text):
+        answer = server.post(path, {"query": [f"{PROBLEM}\n", query], "prompts": [f"{PROBLEM}\n"] * 2})
+        assert answer.status_code == 400
+        assert "query 1 does not begin with its prompt" in answer.json()["error"]["message"]
+
+
+def test_no_text_takes_quadratic_time() -> None:
+    """They are read while the whole process waits."""
+    started = time.monotonic()
+    many = 100_000
+    assert _without_end("a" + "\n" * many + "x </s>\n<|im_end|>") == "a" + "\n" * many + "x"
+    assert _without_end("a" + "</s>\n" * many) == "a"
+    assert problem_in("[INST]" * many) == "[INST]" * many
+    assert problem_in("[INST] a [/INST] b" * many + "[INST] open") == "a"
+    assert problem_in("<|im_start|>user\n" * many + "c<|im_end|>[INST]") == "c"
+    assert cut_steps("a" + "\n" * many + "b") == ["a", "b"]
+    with pytest.raises(DataError, match="query 7 does not begin"):
+        completion_in("<" * many + "p", "<p", 7)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (
+            {"problem": "p", "nodes": ["a", 1], "parents": [-1, 0]},
+            "items.0.Tree.nodes.1: Input should be a valid string",
+        ),
+        ({"problem": "p", "step": []}, "items.0.Solution: unknown field 'step'; known: problem, steps"),
+        ({"problem": "p", "solution": 1}, "items.0.Text.solution: Input should be a valid string"),
+    ],
+)
+def test_a_mistake_is_that_of_the_form_that_was_meant(server: Running, item: Any, message: str) -> None:
+    assert server.post("/v1/steps", {"items": [item]}).json()["error"]["message"] == message
 
 
 def test_models_health_version_and_metrics(server: Running, prms: dict[str, Any]) -> None:

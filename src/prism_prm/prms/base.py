@@ -6,20 +6,23 @@ head's output there becomes named log-odds. Packing, sessions, training and eval
 
 from __future__ import annotations
 
+import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prism_prm.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-STEPS_REMEMBERED = 16384
-"""How many texts a tokenizer's ids are kept for: candidates of one prefix return as lookaheads of others."""
-
+REMEMBERED = 64 * 2**20
+"""Bytes of texts and their ids that a tokenizer keeps: candidates of one prefix return as lookaheads of others."""
+LARGEST = 1 / 64
+"""The part of these that one text may take; longer ones seldom come again."""
+ID_BYTES, TEXT_BYTES = 40, 200
+"""What an id takes, and a text beside its characters, roughly."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """Whether text may become control tokens is a state of the tokenizer, which several threads may share."""
@@ -28,14 +31,36 @@ _ONE_AT_A_TIME = threading.Lock()
 class TextEncoder:
     """A tokenizer as the families use it: text never turns into control tokens, and tokens are found by their text."""
 
-    def __init__(self, tokenizer: Any, new_tokens: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: Any, new_tokens: tuple[str, ...] = (), remembered: int = REMEMBERED) -> None:
         self.tokenizer = tokenizer
+        self.remembered = remembered
+        """Bytes of texts and ids that are kept."""
         self._new_tokens = new_tokens
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self.plain = lru_cache(maxsize=STEPS_REMEMBERED)(self._plain)
+        self._recent: dict[str, tuple[int, ...]] = {}
+        self._earlier: dict[str, tuple[int, ...]] = {}
+        self._recent_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.tokenizer, self._new_tokens)  # what is remembered does not pickle
+        return type(self), (self.tokenizer, self._new_tokens, self.remembered)  # without what was read
+
+    def plain(self, text: str) -> tuple[int, ...]:
+        """The ids of a text in which nothing is a control token."""
+        ids = self._recent.get(text)
+        if ids is None:
+            ids = self._earlier.get(text) or self._plain(text)
+            self._remember(text, ids)
+        return ids
+
+    def _remember(self, text: str, ids: tuple[int, ...]) -> None:
+        """Keep it in the newer of two halves; when that is full, the older one is forgotten."""
+        size = TEXT_BYTES + len(text) + ID_BYTES * len(ids)
+        if size > LARGEST * self.remembered:
+            return
+        if self._recent_bytes + size > self.remembered / 2:
+            self._earlier, self._recent, self._recent_bytes = self._recent, {}, 0
+        self._recent[text] = ids
+        self._recent_bytes += size
 
     def _plain(self, text: str) -> tuple[int, ...]:
         if self._backend is None:
@@ -112,6 +137,12 @@ class Family(ABC):
         self.compat = compat
         """Reproduce the published code's quirk, where it has one."""
         self.chosen = {**self.settings, **(settings or {})}
+
+    def remembering(self, num_bytes: int) -> Self:
+        """The same layout, with a memory of its own for texts and their ids."""
+        other = copy.copy(self)
+        other.text = TextEncoder(self.text.tokenizer, self.new_tokens, num_bytes)
+        return other
 
     @abstractmethod
     def prompt_ids(self, problem: str) -> list[int]:

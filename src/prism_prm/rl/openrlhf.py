@@ -16,16 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prism_prm.errors import DataError
 from prism_prm.rl.configured import configured_reward, without_end
 
-_USER_TURN = re.compile(
-    r"<\|im_start\|>user\n(.*?)<\|im_end\|>"
-    r"|<\|start_header_id\|>user<\|end_header_id\|>\n\n(.*?)<\|eot_id\|>"
-    r"|<start_of_turn>user\n(.*?)<end_of_turn>"
-    r"|\[INST\](.*?)\[/INST\]",
-    re.DOTALL,
+_USER_TURNS = (
+    ("<|im_start|>user\n", "<|im_end|>"),
+    ("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("<start_of_turn>user\n", "<end_of_turn>"),
+    ("[INST]", "[/INST]"),
 )
-"""Where chat templates put the problem."""
+"""What chat templates put before and behind the problem."""
+_SPECIAL = re.compile(r"<[^<>\s]*>|\[[A-Z]+\]|\s")
+"""Tokens that a tokenizer puts before a prompt: `<s>`, `<|begin_of_text|>`, `[CLS]`, padding."""
 
 
 def reward_func(
@@ -33,8 +35,8 @@ def reward_func(
 ) -> dict[str, Any]:
     """The reward of each query (a prompt and its completion); `scores` is the same within [0, 1], for filtering."""
     texts, cut = [], []
-    for query, prompt in zip(queries, prompts, strict=True):
-        text, is_cut = without_end(query.removeprefix(prompt))
+    for number, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
+        text, is_cut = without_end(completion_in(query, prompt, number))
         texts.append(text)
         cut.append(is_cut)
     judged = configured_reward().judge([problem_in(prompt) for prompt in prompts], texts, cut=cut, references=labels)
@@ -49,5 +51,24 @@ def reward_func(
 
 def problem_in(prompt: str) -> str:
     """The problem in a prompt: the last user turn, where a chat template was applied, else all of it."""
-    turns = _USER_TURN.findall(prompt)
-    return ("".join(turns[-1]) if turns else prompt).strip()
+    starts = [(_last_turn(prompt, before, behind), behind) for before, behind in _USER_TURNS]
+    start, behind = max(starts)
+    return (prompt if start < 0 else prompt[start : prompt.index(behind, start)]).strip()
+
+
+def _last_turn(prompt: str, before: str, behind: str) -> int:
+    """Where the text of the last complete turn between these marks begins; -1 if there is none."""
+    start = prompt.rfind(before, 0, max(0, prompt.rfind(behind)))
+    return start if start < 0 else start + len(before)
+
+
+def completion_in(query: str, prompt: str, number: int) -> str:
+    """What follows the prompt in a query, which may begin with special tokens."""
+    start = query.find(prompt)
+    if start < 0 or _SPECIAL.sub("", query[:start]):
+        raise DataError(
+            f"query {number} does not begin with its prompt, so its completion cannot be told from it; decode prompt "
+            "and query with the same tokenizer, and keep special tokens in both or in neither",
+            reason="wrong-value",
+        )
+    return query[start + len(prompt) :]

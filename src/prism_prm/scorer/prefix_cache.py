@@ -61,8 +61,29 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._order)
 
-    def score(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found] | None:
-        """The scores of each (owner, tree), all of which fit the context; None if their states exceed the cache."""
+    def score(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found | None]:
+        """The scores of each (owner, tree), all of which fit the context; None where its states alone exceed the cache.
+
+        What does not fit at once is halved, so that trees that share a prompt stay together.
+        """
+        firsts: dict[tuple[Hashable, tuple[int, ...]], int] = {}
+        groups = [firsts.setdefault((owner, tree.prompt), i) for i, (owner, tree) in enumerate(asked)]
+        waiting = [sorted(range(len(asked)), key=groups.__getitem__)]
+        found: dict[int, Found | None] = {}
+        while waiting:
+            numbers = waiting.pop()
+            scored = self._score_together([asked[i] for i in numbers])
+            if scored is not None:
+                found |= zip(numbers, scored, strict=True)
+            elif len(numbers) == 1:
+                found[numbers[0]] = None
+            else:
+                half = len(numbers) // 2
+                waiting += [numbers[half:], numbers[:half]]
+        return [found[i] for i in range(len(asked))]
+
+    def _score_together(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found] | None:
+        """The scores of all; None if their states exceed the cache."""
         call = _Call(self, asked)
         self._touch(node for nodes in call.nodes for node in nodes)
         size = sum(map(self._size, call.new))
@@ -76,6 +97,15 @@ class PrefixCache:
             Found(np.array([node.log_odds for node in nodes[1:]]).reshape(-1, len(self.prm.outputs)), cached)
             for nodes, cached in zip(call.nodes, call.cached, strict=True)
         ]
+
+    def held_tokens(self, owner: Hashable, tree: EncodedTree) -> int:
+        """How many tokens of a tree are kept now; from any thread, so that it is only an estimate."""
+        root = self.root(owner, tree.prompt)
+        nodes = [root]
+        for ids, read, parent in zip(tree.ids, tree.reads, tree.parents, strict=True):
+            above = root if parent == ROOT else nodes[parent + 1]
+            nodes.append(None if above is None else self.child(above, (ids, read)))
+        return sum(len(node.ids) for node in set(nodes) if node is not None)
 
     def root(self, owner: Hashable, prompt: tuple[int, ...]) -> SessionNode | None:
         return self._roots.get((owner, prompt))

@@ -6,8 +6,9 @@ share are computed once there.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.chosen import CardValues
 from prism_prm.errors import ConfigError, DataError, ModelError
-from prism_prm.http import Server
+from prism_prm.http import Server, TooMuchError
 from prism_prm.protocol import Scorer, Solution, TreeScores, as_trees, sigmoid
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.scorer.settings import OnTooLong
@@ -26,6 +27,8 @@ ITEMS_AT_ONCE = 32
 """Trees of one request."""
 CHARACTERS_AT_ONCE = 200_000
 """Of one request, unless one tree has more: far below the size that servers accept."""
+SIZES_KNOWN = 200_000
+"""Problems and steps whose numbers of tokens are remembered."""
 CLOSE = 0.01
 """How far a server's probabilities may be from a local reading: servers may use 16 bits."""
 SAMPLE = ("1+1+2-1", ["1+1=2", "2+2=3", "3-1=2"])
@@ -193,6 +196,8 @@ class _Sizes:
 
     def note(self, tree: StepTree, item: Any) -> None:
         """Remember an answer's item; a ValueError where it makes no sense."""
+        if len(self._known) > SIZES_KNOWN:  # the oldest leave; one tree has far fewer
+            self._known = dict(itertools.islice(self._known.items(), SIZES_KNOWN // 2, None))
         if not isinstance(item, dict) or not isinstance(item.get("tokens"), int):
             raise ValueError("an item of the answer has no number of tokens")
         prompt, steps = item.get("prompt_tokens"), item.get("step_tokens")
@@ -227,6 +232,7 @@ class PrismPRM(RemotePRM):
             self.context = int(card["max_model_len"])
             self.card = CardValues(str(card["aggregator"]), float(card["threshold"]))
             self._identity = str(card["identity"])
+            self._weights = str(card["model_hash"])
         except (KeyError, TypeError, ValueError):
             raise ModelError(
                 f"{server.shown}: its list of models is not that of `prism serve`; for vLLM write vllm: instead of "
@@ -268,20 +274,22 @@ class PrismPRM(RemotePRM):
         cut = [_without_others(tree, nodes) for tree, nodes in zip(trees, wanted, strict=True)]
         asked = [i for i, nodes in enumerate(wanted) if len(nodes)]
         for part in portions(asked, [sum(map(len, cut[i][0].texts(range(len(cut[i][0].nodes))))) for i in asked]):
-            yield self._ask(part, trees, cut, wanted, found)
+            yield by_halves(part, lambda some, can_split: self._ask(some, can_split, trees, cut, wanted, found))
 
     async def _ask(
-        self, part: Sequence[int], trees: Sequence[StepTree], cut: Sequence[tuple[StepTree, list[int]]],
-        wanted: Sequence[Sequence[int]], found: list[TreeScores | None],
+        self, part: Sequence[int], can_split: bool, trees: Sequence[StepTree],
+        cut: Sequence[tuple[StepTree, list[int]]], wanted: Sequence[Sequence[int]], found: list[TreeScores | None],
     ) -> int:  # fmt: skip
         some = [cut[i][0] for i in part]
         body = {"model": self.model, "items": list(map(_item, some)), "on_too_long": self.on_too_long}
 
         def read(answer: dict[str, Any]) -> list[tuple[np.ndarray, list[int]]]:
+            self._check_weights(answer)
             items = self._note(some, answer)
             return [self._rows(item, len(tree.nodes)) for item, tree in zip(items, some, strict=True)]
 
-        for i, (rows_NO, too_long) in zip(part, await self.server.ask("POST", "/v1/steps", read, body), strict=True):
+        answers = await self.server.ask("POST", "/v1/steps", read, body, can_split=can_split)
+        for i, (rows_NO, too_long) in zip(part, answers, strict=True):
             kept = cut[i][1]
             values_NO = self._nothing(trees[i])
             asked_for = set(wanted[i])
@@ -291,6 +299,15 @@ class PrismPRM(RemotePRM):
             long = tuple(kept[node] for node in too_long if kept[node] in asked_for)
             found[i] = TreeScores(self.outputs, values_NO, long)
         return len(part)
+
+    def _check_weights(self, answer: dict[str, Any]) -> None:
+        """Scores of different weights must not be mixed; the server, or one behind a proxy, may have others now."""
+        said = answer.get("model_hash", self._weights)
+        if said != self._weights:
+            raise ModelError(
+                f"{self.server.shown}: {self.model!r} has other weights than at the beginning ({said} instead of "
+                f"{self._weights}). Serve the first ones again, or run the command again with a new --out."
+            )
 
     def _rows(self, item: dict[str, Any], count: int) -> tuple[np.ndarray, list[int]]:
         """The log-odds_NO of an item, and the nodes that were too long; a ValueError where it makes no sense."""
@@ -319,6 +336,17 @@ def _without_others(tree: StepTree, wanted: Sequence[int]) -> tuple[StepTree, li
     place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
     nodes: tuple[Step, ...] = tuple(tree.nodes[node] for node in kept)
     return StepTree(tree.tree_id, tree.problem, nodes, tuple(place[tree.parents[node]] for node in kept), ()), kept
+
+
+async def by_halves(part: Sequence[int], ask: Callable[[Sequence[int], bool], Awaitable[int]]) -> int:
+    """How many trees `ask` completes; what is too much for the server is asked for in halves."""
+    try:
+        return await ask(part, len(part) > 1)
+    except TooMuchError:
+        if len(part) == 1:
+            raise
+    half = len(part) // 2
+    return await by_halves(part[:half], ask) + await by_halves(part[half:], ask)
 
 
 def portions(numbers: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:

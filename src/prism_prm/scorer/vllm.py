@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from prism_prm.places import no_connection
 from prism_prm.prms.folder import find_card
 from prism_prm.protocol import TreeScores
 from prism_prm.records import ROOT, StepTree
-from prism_prm.scorer.remote import RemotePRM, chosen_model, portions, server_models
+from prism_prm.scorer.remote import RemotePRM, by_halves, chosen_model, portions, server_models
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import PackItem, fit
 
@@ -87,18 +88,20 @@ class VllmPRM(RemotePRM):
             items, too_long = fit(tree, i, nodes, self.family, self.context, self.on_too_long)
             found[i] = TreeScores(self.outputs, self._nothing(tree), tuple(too_long))
             paths += [path for item in items for path in _paths(item)]
-        left = [sum(path.tree == i for path in paths) for i in range(len(trees))]
+        left = Counter(path.tree for path in paths)
         for part in portions(range(len(paths)), [4 * len(path.ids) for path in paths]):
-            yield self._ask([paths[number] for number in part], found, left)
+            yield by_halves(part, lambda some, can_split: self._ask([paths[i] for i in some], can_split, found, left))
 
-    async def _ask(self, paths: Sequence[_Path], found: list[TreeScores | None], left: list[int]) -> int:
+    async def _ask(
+        self, paths: Sequence[_Path], can_split: bool, found: list[TreeScores | None], left: Counter[int]
+    ) -> int:
         body = {
             "model": self.model,
             "input": [path.ids for path in paths],
             "task": "token_classify",
             "add_special_tokens": False,
         }
-        rows = await self.server.ask("POST", "/pooling", lambda answer: _rows(answer, paths), body)
+        rows = await self.server.ask("POST", "/pooling", lambda answer: _rows(answer, paths), body, can_split=can_split)
         done = 0
         for path, values in zip(paths, rows, strict=True):
             scores = found[path.tree]

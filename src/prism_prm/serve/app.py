@@ -21,7 +21,7 @@ from prism_prm.critics.verdicts import CriticError
 from prism_prm.errors import DataError, PrismError
 from prism_prm.http import ServerError
 from prism_prm.serve.engine import Engine, RefusedError
-from prism_prm.serve.gate import HUNG_UP, UNEXPECTED, Gate, error_body
+from prism_prm.serve.gate import HUNG_UP, UNEXPECTED, Gate, error_body, log_failure
 from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.page import Shelf
 from prism_prm.serve.page import router as page_router
@@ -76,8 +76,10 @@ def _add_errors(app: FastAPI, deadline: float) -> None:
     }
     for kind, handle in handlers.items():
 
-        async def answer(_request: Request, error: Exception, handle: Any = handle) -> Response:
+        async def answer(request: Request, error: Exception, handle: Any = handle) -> Response:
             found: Response = handle(error)
+            if found.status_code == 500 and isinstance(error, PrismError):  # the gate sees and logs all others
+                log_failure(request.url.path, error)
             return found
 
         app.add_exception_handler(kind, answer)
@@ -89,10 +91,14 @@ def _error(status: int, message: str, retry_after: int | None = None) -> Respons
 
 
 def _invalid(error: RequestValidationError) -> str:
-    """Where a body is not what it should be; what stands there is not repeated."""
-    found = error.errors()[0]
+    """Where a body is not what it should be; what stands there is not repeated.
+
+    Of a body that may have several forms, that which fits best is the one whose mistake lies deepest.
+    """
+    found = max(error.errors(), key=lambda one: len(one["loc"]))
     where = ".".join(str(part) for part in found["loc"] if part != "body")[:200]
-    return f"{where}: {found['msg']}" if where else str(found["msg"])
+    message = str(found["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
 
 
 def _add_docs(app: FastAPI) -> None:

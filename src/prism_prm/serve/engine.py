@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import threading
 import time
@@ -18,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from prism_prm.serve.backlog import Backlog, Place
 from prism_prm.serve.metrics import Metrics
 from prism_prm.serve.models import Item, ItemScores, ServedModel
 from prism_prm.serve.settings import ServeSettings
@@ -26,8 +26,10 @@ T = TypeVar("T")
 LONGEST_RETRY = 60
 SAFETY = 0.5
 """The part of the deadline that a request may be expected to wait; the rest is for errors of the estimate."""
-MEMORY = 0.8
-"""How much of the rate is what it was before the last batch."""
+UNKNOWN = 8
+"""Requests that may wait where nobody knows yet how fast their model is."""
+FAR = 8
+"""How many times too large a request must look by its bytes to be refused before it is read."""
 
 
 class RefusedError(Exception):
@@ -47,6 +49,7 @@ class _Job:
     items: Sequence[Item]
     deadline: float
     future: asyncio.Future[list[ItemScores]]
+    place: Place
     next: int = 0
     """The first item that is not being scored yet."""
     found: dict[int, ItemScores] = field(default_factory=dict)
@@ -58,6 +61,8 @@ class _Job:
 
 Part = tuple[_Job, int]
 """An item of a job."""
+Result = tuple[_Job, int, ItemScores | Exception]
+"""What became of it."""
 
 
 class Engine:
@@ -74,19 +79,15 @@ class Engine:
         self.is_draining = False
         self._load = load
         self._loaded = threading.Event()
-        self._numbers = itertools.count()
         self._queue: dict[int, _Job] = {}
-        """Jobs of which something waits."""
+        """Jobs of which something waits, by their number."""
+        self.num_queued = 0
+        """How many jobs there have been."""
         self.num_requests = 0
         """How many requests are waiting or being worked on."""
-        self._tokens = 0
-        """Of these requests, once they are read."""
-        self._rate = 0.0
-        """Tokens per second, of the last batches."""
+        self.backlog = Backlog()
         self._busy_since: float | None = None
         """When the last batch ended, unless nothing waited then."""
-        self._density = 0.0
-        """Tokens per byte of a body, of the last requests."""
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
@@ -130,11 +131,11 @@ class Engine:
             raise RefusedError(503, "The server is shutting down.", 5)
         if self.num_requests >= self.settings.max_requests:
             raise RefusedError(429, f"{self.num_requests} requests are waiting already.", self._retry_after())
-        self._check_wait(num_bytes * self._density)
+        self._check_wait(self.backlog.guess(None, num_bytes))
 
-    async def encode(self, make: Callable[[], T], since: float) -> T:
-        """The result of work on a request's texts; TimeoutError at its deadline."""
-        async with self._accepted(since):
+    async def encode(self, make: Callable[[], T], since: float, num_bytes: int) -> T:
+        """The result of work on the texts of a request of this size; TimeoutError at its deadline."""
+        async with self._accepted(None, since, num_bytes):
             return await self._read(make)
 
     async def score(
@@ -144,90 +145,122 @@ class Engine:
 
         TimeoutError at its deadline. Cancelled, it costs nothing more.
         """
-        async with self._accepted(since):
-            items = await self._read(make)
-            density = sum(item.tokens for item in items) / max(1, num_bytes)
-            self._density = MEMORY * self._density + (1 - MEMORY) * density if self._density else density
-            return items, await self._scored(model, owner, items, since) if items else []
+
+        def read() -> tuple[Sequence[Item], int]:
+            items = make()
+            return items, sum(self.models[model].work(owner, item) for item in items)
+
+        async with self._accepted(model, since, num_bytes) as place:
+            items, work = await self._read(read)
+            self.backlog.note_density(items, work, num_bytes)
+            self._count(place, sum(item.cost for item in items), work)
+            if not items:
+                return items, []
+            future: asyncio.Future[list[ItemScores]] = asyncio.get_running_loop().create_future()
+            return items, await self._scored(_Job(model, owner, items, since + self.settings.deadline, future, place))
 
     @contextlib.asynccontextmanager
-    async def _accepted(self, since: float) -> AsyncIterator[None]:
+    async def _accepted(self, model: str | None, since: float, num_bytes: int) -> AsyncIterator[Place]:
         """A place among the requests, held until the answer or the deadline."""
         self.check_room()
+        place = self.backlog.guess(model, num_bytes)
+        self._check_size(place.tokens, FAR * self.settings.max_tokens, "About ")
+        self._check_wait(place)
+        self.backlog.add(place)
         self.num_requests += 1
         self._show()
         try:
             left = since + self.settings.deadline - time.monotonic()
             async with asyncio.timeout(max(0.0, left)):
-                yield
+                yield place
         finally:
             self.num_requests -= 1
-            self._show()
+            place.is_left = True
+            self._leave(place)
 
     async def _read(self, make: Callable[[], T]) -> T:
         """In a thread of its own: a long text must not keep others waiting."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, make)
 
-    async def _scored(self, model: str, owner: Hashable, items: Sequence[Item], since: float) -> list[ItemScores]:
-        tokens = sum(item.tokens for item in items)
-        self._check_tokens(tokens)
-        future: asyncio.Future[list[ItemScores]] = asyncio.get_running_loop().create_future()
-        job = _Job(model, owner, items, since + self.settings.deadline, future)
-        number = next(self._numbers)
+    async def _scored(self, job: _Job) -> list[ItemScores]:
         with self._changed:
+            number = self.num_queued
+            self.num_queued += 1
             self._queue[number] = job
             self._changed.notify()
-        self._tokens += tokens
         try:
-            return await future
+            return await job.future
         finally:
             with self._changed:
                 self._queue.pop(number, None)
-            self._tokens -= tokens
 
-    def _check_tokens(self, tokens: int) -> None:
-        limit = self.settings.max_tokens
+    def _count(self, place: Place, tokens: int, work: int) -> None:
+        """Put what was counted in place of the guess, or refuse it."""
+        self._check_size(tokens, self.settings.max_tokens)
+        self.backlog.remove(place)
+        place.tokens = place.work = 0
+        self._check_wait(Place(place.model, tokens, work))
+        place.tokens, place.work = tokens, work
+        self.backlog.add(place)
+        self._show()
+
+    def _leave(self, place: Place) -> None:
+        """Give up a place, unless the model still works on it."""
+        if not place.num_running:
+            self.backlog.remove(place)
+        self._show()
+
+    def _check_size(self, tokens: int, limit: int, roughly: str = "") -> None:
         if tokens > limit:
-            raise RefusedError(413, f"{tokens:,} tokens in one request; the limit is {limit:,}. Send it in parts.")
-        self._check_wait(tokens)
+            raise RefusedError(
+                413,
+                f"{roughly}{tokens:,} tokens in one request; the limit is {self.settings.max_tokens:,}. Send it in "
+                "parts, or with fewer steps beyond the context.",
+            )
 
-    def _check_wait(self, tokens: float) -> None:
-        """Refuse so many tokens if they would have to wait too long; where nothing waits, anything may come."""
-        if not self._tokens:
+    def _check_wait(self, place: Place) -> None:
+        """Refuse what would have to wait too long; where nothing waits, anything may come."""
+        backlog = self.backlog
+        if not backlog.tokens:
             return
-        if self._tokens + tokens > self.settings.max_tokens:
-            raise RefusedError(429, f"{self._tokens:,} tokens are waiting already.", self._retry_after())
-        if self._rate and (self._tokens + tokens) / self._rate > SAFETY * self.settings.deadline:
+        if backlog.tokens + place.tokens > self.settings.max_tokens:
+            raise RefusedError(429, f"{backlog.tokens:,} tokens are waiting already.", self._retry_after())
+        if place.model is not None and place.model not in backlog.rates and self.num_requests > UNKNOWN:
+            raise RefusedError(429, "Too many requests are waiting for the model's first answer.", 1)
+        if backlog.seconds(place) > SAFETY * self.settings.deadline:
             raise RefusedError(429, "This request would not be answered before its deadline.", self._retry_after())
 
     def _retry_after(self) -> int:
         """Seconds until half of what is waiting should be done."""
-        return min(LONGEST_RETRY, max(1, math.ceil(0.5 * self._tokens / self._rate))) if self._rate else 1
+        return min(LONGEST_RETRY, max(1, math.ceil(0.5 * self.backlog.seconds())))
 
     def _show(self) -> None:
         self.metrics.waiting_requests.set(self.num_requests)
-        self.metrics.waiting_tokens.set(self._tokens)
+        self.metrics.waiting_tokens.set(self.backlog.tokens)
 
     # The model thread
 
     def _work(self) -> None:
         try:
-            self.models = {model.name: model for model in self._load()}
+            models = {model.name: model for model in self._load()}
+            for name, model in models.items():
+                self.backlog.note_rate(name, *model.try_out(), is_full=True)
+            self.models = models
         except BaseException as error:
             self.failure = error
         finally:
             self._loaded.set()
         while self.failure is None:
             with self._changed:
-                while not self._stopped and not (batch := self._take()):
+                while not self._stopped and not (taken := self._take())[0]:
                     self._busy_since = None
                     self._changed.wait()
                 if self._stopped:
                     return
-            self._score(batch)
+            self._score(*taken)
 
-    def _take(self) -> list[Part]:
-        """The next items: of one model, in their order, up to the limits of a batch."""
+    def _take(self) -> tuple[list[Part], bool]:
+        """The next items: of one model, in their order, up to the limits of a batch; and whether these were met."""
         batch: list[Part] = []
         tokens = 0
         now = time.monotonic()
@@ -239,57 +272,66 @@ class Engine:
                 continue
             most = min(self.settings.batch_items, self.models[job.model].batch_items or self.settings.batch_items)
             while job.next < len(job.items):
-                size = job.items[job.next].tokens
+                size = job.items[job.next].cost
                 if batch and (tokens + size > self.settings.batch_tokens or len(batch) >= most):
-                    return batch
+                    return batch, True
                 batch.append((job, job.next))
+                job.place.num_running += 1
                 tokens += size
                 job.next += 1
             del self._queue[number]
-        return batch
+        return batch, False
 
-    def _score(self, batch: Sequence[Part]) -> None:
+    def _score(self, batch: Sequence[Part], is_full: bool) -> None:
         model = self.models[batch[0][0].model]
         started = self._busy_since or time.monotonic()  # what happens between batches takes time, too
-        results: list[tuple[_Job, int, ItemScores | Exception]] = []
+
+        def is_over() -> bool:
+            now = time.monotonic()
+            return all(job.is_over(now) for job, _ in batch)
+
         try:
-            found = model.score([(job.owner, job.items[i]) for job, i in batch])
-            results = [(job, i, scores) for (job, i), scores in zip(batch, found, strict=True)]
+            found = model.score([(job.owner, job.items[i]) for job, i in batch], is_over)
         except Exception as error:
-            if len(batch) == 1:
-                results = [(*batch[0], error)]
-        if not results:  # one item's mistake must not be another's
-            for part in batch:
-                if not part[0].is_over(time.monotonic()):
-                    self._score([part])
+            self._busy_since = time.monotonic()
+            if len(batch) == 1 or is_over():
+                self._hand_over([(*part, error) for part in batch])
+                return
+            for part in batch:  # one item's mistake must not be another's
+                if part[0].is_over(time.monotonic()):
+                    self._hand_over([(*part, TimeoutError())])
+                else:
+                    self._score([part], is_full=False)
             return
         self._busy_since = time.monotonic()
-        self._measure(batch, results, self._busy_since - started)
-        assert self._loop is not None, "the engine was started"
-        self._loop.call_soon_threadsafe(_deliver, results)
+        self._measure(batch, found, self._busy_since - started, is_full)
+        self._hand_over([(job, i, scores) for (job, i), scores in zip(batch, found, strict=True)])
 
-    def _measure(
-        self, batch: Sequence[Part], results: Sequence[tuple[_Job, int, ItemScores | Exception]], seconds: float
-    ) -> None:
-        tokens = sum(job.items[i].tokens for job, i in batch)
-        rate = tokens / max(seconds, 1e-6)
-        # It falls at once and rises slowly: a request that is refused comes again, one that is late is lost.
-        self._rate = min(rate, MEMORY * self._rate + (1 - MEMORY) * rate) if self._rate else rate
-        cached = sum(found.cached_tokens for _, _, found in results if isinstance(found, ItemScores))
-        self.metrics.batches(len(batch), tokens, cached, seconds)
+    def _measure(self, batch: Sequence[Part], found: Sequence[ItemScores], seconds: float, is_full: bool) -> None:
         model = self.models[batch[0][0].model]
+        tokens, cached = sum(job.items[i].cost for job, i in batch), sum(scores.cached_tokens for scores in found)
+        # Of a batch that is mostly cached, what else it costs outweighs the rest.
+        self.backlog.note_rate(model.name, tokens - cached, seconds, is_full=is_full and 2 * cached < tokens)
+        self.metrics.batches(len(batch), tokens, cached, seconds)
         if model.cache is not None:
             self.metrics.cache_bytes.labels(model.name).set(model.cache.num_bytes)
 
+    def _hand_over(self, results: Sequence[Result]) -> None:
+        assert self._loop is not None, "the engine was started"
+        self._loop.call_soon_threadsafe(self._deliver, results)
 
-def _deliver(results: Sequence[tuple[_Job, int, ItemScores | Exception]]) -> None:
-    """Hand out what was found; in the event loop."""
-    for job, i, found in results:
-        if job.future.done():
-            continue
-        if isinstance(found, Exception):
-            job.future.set_exception(found)
-            continue
-        job.found[i] = found
-        if len(job.found) == len(job.items):
-            job.future.set_result([job.found[k] for k in range(len(job.items))])
+    def _deliver(self, results: Sequence[Result]) -> None:
+        """Hand out what was found; in the event loop."""
+        for job, i, found in results:
+            with self._changed:
+                job.place.num_running -= 1
+            if job.place.is_left:
+                self._leave(job.place)
+            if job.future.done():
+                continue
+            if isinstance(found, Exception):
+                job.future.set_exception(found)
+                continue
+            job.found[i] = found
+            if len(job.found) == len(job.items):
+                job.future.set_result([job.found[k] for k in range(len(job.items))])

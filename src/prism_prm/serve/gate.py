@@ -69,9 +69,7 @@ class Gate:
             rest = incoming if self.engine.is_draining or refused.status == 413 else None
             await answer_error(noted, refused.status, str(refused), retry_after=refused.retry_after, rest=rest)
         except Exception as error:
-            # Without the error's message, which may hold a request's text.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s failed with %s:\n%s", scope["path"], type(error).__name__, frames)
+            log_failure(scope["path"], error)
             if status == HUNG_UP:
                 await answer_error(noted, 500, UNEXPECTED)
         finally:
@@ -175,6 +173,11 @@ def _is_address(host: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def log_failure(path: str, error: BaseException) -> None:
+    """Where something failed; without the error's message, which may hold a request's text."""
+    log.error("%s failed with %s:\n%s", path, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:

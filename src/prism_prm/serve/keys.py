@@ -37,10 +37,19 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def read_keys(settings: ServeSettings) -> KeyRing:
-    """The keys of the file and the environment; an error where a server for others would have none."""
+def read_keys(settings: ServeSettings, upstream: str = "") -> KeyRing:
+    """The keys of the file and the environment; an error where a server for others would have none.
+
+    Where PRMs of another server of ours (`upstream`) are served, the key in the environment is for that one alone.
+    """
     keys = [] if settings.keys is None else _in_file(settings.keys)
-    if own := os.environ.get(VARIABLE, "").strip():
+    own = os.environ.get(VARIABLE, "").strip()
+    if own and upstream and not keys and not settings.allow_anyone:
+        raise ConfigError(
+            f"--prm {upstream}: ${VARIABLE} is sent to that server, so it is no key of this one. Name a file of this "
+            "server's own keys with --keys, or allow anyone with --allow-anyone."
+        )
+    if own and not upstream:
         keys.append(_checked(own, f"${VARIABLE}"))
     if not keys and not settings.is_local and not settings.allow_anyone:
         raise ConfigError(

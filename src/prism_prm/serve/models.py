@@ -6,8 +6,9 @@ unless it reads whole solutions: what others ask must not change a verdict.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Hashable, Sequence
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,17 +18,20 @@ import numpy as np
 from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.errors import DataError, ModelError
 from prism_prm.packing import EncodedTree, encode_tree
-from prism_prm.prms.base import Family
+from prism_prm.prms.base import REMEMBERED, Family
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
 from prism_prm.scorer.prefix_cache import PrefixCache
 from prism_prm.scorer.prm import PRM
+from prism_prm.scorer.remote import SAMPLE
 from prism_prm.scorer.settings import OnTooLong
-from prism_prm.scorer.whole_trees import fit, score_encoded
+from prism_prm.scorer.whole_trees import fit, score_encoded, score_items
 
 OTHERS_ITEMS = 16
 """Items that a scorer other than a PRM gets together: between batches it is seen whether anyone still waits."""
+TRIED = 1024
+"""Tokens by which a PRM's rate is measured before the first request."""
 CHARACTERS = 4
 """Of a token, roughly."""
 
@@ -44,6 +48,13 @@ class Item:
     """Where the scorer is no PRM: roughly, since only its server knows."""
     on_too_long: OnTooLong = "error"
     """What to do with steps beyond the context, where there are any."""
+    again: int = 0
+    """Tokens that are read once more for steps beyond the context, each as a solution of its own; at most."""
+
+    @property
+    def cost(self) -> int:
+        """Tokens that the model reads if none are in its cache."""
+        return self.tokens + self.again
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,8 @@ class ServedModel:
         self.identity = scorer.identity()
         self.model_hash = scorer.model_hash() if isinstance(scorer, PRM) else self.identity
         self.cache = _cache(scorer, cache_bytes)
+        self.family = scorer.family.remembering(0) if isinstance(scorer, PRM) else None
+        """Remembers no texts: they would add up, and the time that one takes would tell whether another key sent it."""
         self.batch_items: int | None = None if isinstance(scorer, PRM) else OTHERS_ITEMS
         """How many items it gets together; None for as many as there are."""
 
@@ -78,16 +91,19 @@ class ServedModel:
         prm = self.scorer
         if not isinstance(prm, PRM):
             return Item(tree, None, _guess_tokens(tree))
-        family = prm.family
+        family = own = self.family
+        assert family is not None, "a PRM has one"
         if system is not None and system != family.chosen.get("system", system):
             family = _with_system(family, system)
         encoded = encode_tree(tree, family)
         choice = on_too_long or prm.on_too_long
-        if choice == "error":
-            fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")
-        elif family is not prm.family and _longest(encoded) > prm.context:
+        num_long = sum(encoded.path_tokens(node) > prm.context for node in range(len(encoded.ids)))
+        if num_long and choice == "error":
+            fit(tree, 0, range(len(tree.nodes)), family, prm.context, "error")  # says which step it is
+        elif num_long and family is not own:
             raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
-        return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)), choice)
+        again = num_long * prm.context if choice == "drop-left-steps" else 0
+        return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)), choice, again)
 
     def text(self, text: str, *, add_special_tokens: bool) -> Item:
         """A text that the client has laid out, with its control tokens."""
@@ -120,14 +136,39 @@ class ServedModel:
         assert item.tree is not None, "only PRMs take sequences"
         return replace(item, tokens=self.scorer.count_tokens(item.tree))
 
+    def work(self, owner: Hashable, item: Item) -> int:
+        """Tokens that the model has to read for an item, as far as can be told before."""
+        cached = 0 if self.cache is None or item.encoded is None else self.cache.held_tokens(owner, item.encoded)
+        return item.cost - cached
+
+    def try_out(self) -> tuple[int, float]:
+        """Tokens of a made-up batch, and the seconds that it takes; (0, 0) for a scorer that asks a server."""
+        prm = self.scorer
+        if not isinstance(prm, PRM):
+            return 0, 0.0
+        tree = prm.encode_tree(StepTree.chain(*SAMPLE))
+        if _longest(tree) > prm.context:
+            return 0, 0.0
+        size = len(tree.prompt) + sum(map(len, tree.ids))
+        count = math.ceil(TRIED / size)
+        score_encoded(prm, [tree])  # the first time takes longer
+        started = time.monotonic()
+        score_encoded(prm, [tree] * count)
+        return count * size, time.monotonic() - started
+
     @property
     def _prm(self) -> PRM:
         if not isinstance(self.scorer, PRM):
             raise DataError(f"{self.name!r} takes messages and steps; it has no tokens of its own", reason="wrong-type")
         return self.scorer
 
-    def score(self, asked: Sequence[tuple[Hashable, Item]]) -> list[ItemScores]:
-        """The scores of each (owner, item). What items of one owner share is computed once."""
+    def score(
+        self, asked: Sequence[tuple[Hashable, Item]], is_over: Callable[[], bool] = lambda: False
+    ) -> list[ItemScores]:
+        """The scores of each (owner, item). What items of one owner share is computed once.
+
+        TimeoutError where `is_over` says between parts of a long item that nobody waits for it.
+        """
         prm = self.scorer
         if not isinstance(prm, PRM):
             return self._score_trees(asked)
@@ -138,24 +179,20 @@ class ServedModel:
             if _longest(item.encoded) <= prm.context:
                 fitting.append((i, owner, item.encoded))
             else:
-                assert item.tree is not None, "sequences that are too long were refused"
-                own = copy.copy(prm)
-                own.on_too_long = item.on_too_long
-                (scores,) = own.score_trees([item.tree])
-                found[i] = ItemScores(scores.log_odds_NO, scores.too_long)
+                found[i] = _score_too_long(prm, item, is_over)
         pairs = [(owner, tree) for _, owner, tree in fitting]
-        kept = None if self.cache is None else self.cache.score(pairs)
-        if kept is not None:
-            scored = [ItemScores(one.log_odds_NO, cached_tokens=one.cached_tokens) for one in kept]
-        else:
-            packed = score_merged(
-                [tree for _, tree in pairs],
-                lambda i: (pairs[i][0], pairs[i][1].prompt),
+        kept = [None] * len(pairs) if self.cache is None else self.cache.score(pairs)
+        left = [pair for pair, one in zip(pairs, kept, strict=True) if one is None]
+        packed = iter(
+            score_merged(
+                [tree for _, tree in left],
+                lambda i: (left[i][0], left[i][1].prompt),
                 merge_encoded,
                 lambda trees: score_encoded(prm, trees),
             )
-            scored = [ItemScores(values_NO) for values_NO in packed]
-        found |= {i: scores for (i, _, _), scores in zip(fitting, scored, strict=True)}
+        )
+        for (i, _, _), one in zip(fitting, kept, strict=True):
+            found[i] = ItemScores(next(packed)) if one is None else ItemScores(one.log_odds_NO, (), one.cached_tokens)
         return [found[i] for i in range(len(asked))]
 
     def _score_trees(self, asked: Sequence[tuple[Hashable, Item]]) -> list[ItemScores]:
@@ -176,6 +213,27 @@ class ServedModel:
             )
             for values, tree in zip(found, trees, strict=True)
         ]
+
+
+def _score_too_long(prm: PRM, item: Item, is_over: Callable[[], bool]) -> ItemScores:
+    """The scores of an item with steps beyond the context, about one forward pass after the other."""
+    tree = item.tree
+    assert tree is not None, "sequences that are too long were refused"
+    nodes = range(len(tree.nodes))
+    # A layout for each of many ends of one solution: their steps are remembered until then.
+    family = prm.family.remembering(REMEMBERED)
+    items, too_long = fit(tree, 0, nodes, family, prm.context, item.on_too_long)
+    scores_NO = np.full((len(nodes), len(prm.outputs)), np.nan)
+    at_once = max(1, prm.token_budget // prm.context)
+    for start in range(0, len(items), at_once):
+        if is_over():
+            raise TimeoutError
+        with prm.module.scoring():
+            (values_NO,) = score_items(
+                prm, items[start : start + at_once], [len(nodes)], lambda _, node: f"node {node}"
+            )
+        scores_NO = np.where(np.isnan(values_NO), scores_NO, values_NO)
+    return ItemScores(scores_NO, tuple(too_long))
 
 
 def _cache(scorer: Scorer, num_bytes: int) -> PrefixCache | None:
@@ -202,13 +260,12 @@ def _longest(tree: EncodedTree) -> int:
     return max((tree.path_tokens(node) for node in range(len(tree.ids))), default=0)
 
 
-@lru_cache(maxsize=64)
 def _with_system(family: Family, system: str) -> Family:
     """The family with another system message; only for one that has such a setting."""
     variant: Family = type(family)(
         family.text.tokenizer, compat=family.compat, settings={**family.chosen, "system": system}
     )
-    return variant
+    return variant.remembering(0)
 
 
 @lru_cache(maxsize=64)

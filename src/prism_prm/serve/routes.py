@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from prism_prm import __version__
 from prism_prm.errors import DataError
 from prism_prm.protocol import sigmoid
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.rl.openrlhf import problem_in
+from prism_prm.rl.openrlhf import completion_in, problem_in
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.serve.answers import judged, pooled, sizes, steps_answer, usage
 from prism_prm.serve.engine import Engine, RefusedError
@@ -40,7 +39,7 @@ from prism_prm.steps import cut_steps
 
 SEPARATOR = "<extra_0>"
 """Ends a step in the assistant's turn."""
-_END = re.compile(r"(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|end_of_text\|>|<end_of_turn>|</s>|\s)+\Z")
+_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
 """What chat templates put behind a completion."""
 
 router = APIRouter()
@@ -127,7 +126,9 @@ async def tokens(body: StepsRequest, request: Request) -> Response:
     """How many tokens solutions and trees are, without scoring them."""
     model = _model(request, body.model)
     items = await _engine(request).encode(
-        lambda: list(map(model.counted, _steps_items(model, body, "skip"))), request.scope["started"]
+        lambda: list(map(model.counted, _steps_items(model, body, "skip"))),
+        request.scope["started"],
+        request.scope["size"],
     )
     return _json({"model": model.name, "items": [sizes(item) for item in items]})
 
@@ -237,10 +238,23 @@ def _reward_items(model: ServedModel, body: RewardRequest) -> list[Item]:
     if len(body.query) != len(body.prompts):
         raise DataError(f"{len(body.query)} queries, but {len(body.prompts)} prompts")
     items = []
-    for query, prompt in zip(body.query, body.prompts, strict=True):
-        steps = cut_steps(_END.sub("", query.removeprefix(prompt)))
+    for number, (query, prompt) in enumerate(zip(body.query, body.prompts, strict=True)):
+        steps = cut_steps(_without_end(completion_in(query, prompt, number)))
         items.append(model.item(StepTree.chain(problem_in(prompt), steps)))
     return items
+
+
+def _without_end(text: str) -> str:
+    """A completion without white space and marks at its end; no regular expression, which may take quadratic time."""
+    end = len(text)
+    while end:
+        if text[end - 1].isspace():
+            end -= 1
+        elif mark := next((mark for mark in _ENDS if text.endswith(mark, 0, end)), ""):
+            end -= len(mark)
+        else:
+            break
+    return text[:end]
 
 
 def _head(kind: str, shape: str, model: ServedModel) -> dict[str, Any]:

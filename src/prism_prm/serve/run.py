@@ -13,7 +13,7 @@ from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, MissingExtraError
 from prism_prm.page.document import Results
 from prism_prm.page.documents import find_documents
-from prism_prm.scorer.place import check_scorer
+from prism_prm.scorer.place import check_scorer, remote_place
 from prism_prm.serve.keys import read_keys
 from prism_prm.serve.settings import ServeSettings
 from prism_prm.types import Say, silent
@@ -59,7 +59,8 @@ def serve_prms(
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
-    keys = read_keys(settings)
+    upstream = next((str(prm) for prm in prms.values() if (place := remote_place(prm)) and place.kind == "prism"), "")
+    keys = read_keys(settings, upstream)
     find_documents(Results.named(places))
     for name, prm in prms.items():
         if isinstance(prm, str | Path):

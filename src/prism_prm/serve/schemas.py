@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prism_prm.scorer.settings import OnTooLong
 
-Ids = list[int]
+T = TypeVar("T")
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""A list of a request. Only its first mistake is reported: a body of two megabytes can have half a million of them."""
+Ids = Many[int]
 Model = Annotated[str | None, Field(description="Which model to use; not needed if only one is served.")]
+
+
+class Strict(BaseModel):
+    """Refuses unknown fields, of which it reports the first, as `Many` does."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, given: Any) -> Any:
+        unknown = (
+            next((name for name in given if name not in cls.model_fields), None) if isinstance(given, dict) else None
+        )
+        if unknown is not None:
+            raise ValueError(f"unknown field {unknown[:40]!r}; known: {', '.join(cls.model_fields)}")
+        return given
 
 
 class Message(BaseModel):
@@ -17,7 +36,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Many[TextPart]
 
     @property
     def text(self) -> str:
@@ -39,8 +58,8 @@ class PoolingRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     model: Model = None
-    messages: list[Message] | None = None
-    input: str | Ids | list[str] | list[Ids] | None = None
+    messages: Many[Message] | None = None
+    input: str | Ids | Many[str] | Many[Ids] | None = None
     add_special_tokens: bool = True
     encoding_format: Literal["float"] = "float"
 
@@ -73,37 +92,33 @@ class PoolingAnswer(BaseModel):
     usage: Usage
 
 
-class Solution(BaseModel):
+class Solution(Strict):
     """A problem and the steps of one solution."""
 
-    model_config = ConfigDict(extra="forbid")
     problem: str
-    steps: list[str]
+    steps: Many[str]
 
 
-class Text(BaseModel):
+class Text(Strict):
     """A problem and a solution as one text, which is cut into steps at blank lines; the answer has the steps."""
 
-    model_config = ConfigDict(extra="forbid")
     problem: str
     solution: str
 
 
-class Tree(BaseModel):
+class Tree(Strict):
     """A problem and a tree of steps."""
 
-    model_config = ConfigDict(extra="forbid")
     problem: str
-    nodes: list[str]
-    parents: list[int] = Field(description="The node before each node, or -1 for a first step. Parents come first.")
+    nodes: Many[str]
+    parents: Many[int] = Field(description="The node before each node, or -1 for a first step. Parents come first.")
 
 
-class StepsRequest(BaseModel):
+class StepsRequest(Strict):
     """Solutions and trees to score."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Model = None
-    items: list[Solution | Text | Tree]
+    items: Many[Solution | Text | Tree]
     on_too_long: OnTooLong | None = Field(
         None, description="What to do with steps beyond the context; by default as the server was told."
     )
@@ -166,8 +181,8 @@ class RewardRequest(BaseModel):
     """OpenRLHF's request: each query is a prompt and its completion."""
 
     model_config = ConfigDict(extra="ignore")
-    query: list[str]
-    prompts: list[str]
+    query: Many[str]
+    prompts: Many[str]
     labels: list[Any] | None = None
 
 
