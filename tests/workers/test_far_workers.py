@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from prism_prm.search import SearchSettings
 from prism_prm.search import portions as search_portions
 from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.workers import Portion
+from prism_prm.workers import Opening, Portion
 from prism_prm.workers.settings import RaySettings
 
 cloudpickle = pytest.importorskip("cloudpickle")
@@ -42,8 +42,8 @@ def sent(thing: Any) -> Any:
 class Far:
     """Workers in other processes, as far as one can tell."""
 
-    def __init__(self, make: Any, folders: Sequence[str]) -> None:
-        self.held = [sent(make)({folder: folder for folder in folders}) for _ in range(2)]
+    def __init__(self, opening: Opening[Any]) -> None:
+        self.held = [sent(opening).make({folder: folder for folder in opening.folders}) for _ in range(2)]
         self.rng = random.Random(0)
 
     def run(self, act: Any, portions: Iterable[Portion[Any] | None]) -> Iterator[tuple[Portion[Any], Any]]:
@@ -68,11 +68,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     @contextlib.contextmanager
-    def open_far(make: Any, settings: Any, *, folders: Sequence[str], alike: Any, say: Any) -> Iterator[Far]:  # noqa: ARG001
+    def open_far(opening: Opening[Any], settings: Any, *, alike: Any, say: Any) -> Iterator[Far]:  # noqa: ARG001
         assert settings is RAY
-        far = Far(make, folders)
+        assert opening.loads
+        far = Far(opening)
         assert len({alike(one) for one in far.held}) == 1
-        names.extend(folders)
+        names.extend(opening.folders)
         yield far
 
     for module in (search_portions, label_portions, opened):

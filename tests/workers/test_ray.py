@@ -31,7 +31,7 @@ from prism_prm.records import Step, StepPair, StepTree
 from prism_prm.scorer.opened import SpreadPRM, _identity, _make, opened_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.tables import write_pairs, write_trees
-from prism_prm.workers import open_workers, pool
+from prism_prm.workers import Opening, open_workers, pool
 from prism_prm.workers.settings import RaySettings
 from ray_cluster import RayCluster
 
@@ -161,7 +161,7 @@ def test_a_node_without_the_folder_gets_one_copy(
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)
     said: list[str] = []
-    with open_workers(make, settings, folders=["/elsewhere/prm"], alike=_identity, say=said.append) as workers:
+    with open_workers(Opening(make, ("/elsewhere/prm",)), settings, alike=_identity, say=said.append) as workers:
         assert workers.ask(_identity) == load_prm(place / "prm").identity()
     assert sum("copying /elsewhere/prm" in line for line in said) == 1
 

@@ -3,7 +3,7 @@
 A worker holds what `make` gives: a PRM, or a policy with a PRM. `run` sends it portions and yields each with its
 result, once, in whatever order they are done:
 
-    with open_workers(make, settings, folders=["my-prm"], alike=Scorer.identity) as workers:
+    with open_workers(Opening(make, folders=("my-prm",)), settings, alike=Scorer.identity) as workers:
         for portion, scores in workers.run(score, (Portion(i, f"trees {i}", some, len(some)) for i, some in ...)):
             file(portion.number, scores)
 
@@ -18,7 +18,7 @@ result, once, in whatever order they are done:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -33,6 +33,17 @@ Result = TypeVar("Result")
 
 Make = Callable[[Mapping[str, str]], Held]
 """Makes what a worker holds, given where it finds each folder: the driver's name of it → that on the worker's node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening(Generic[Held_co]):
+    """How a worker opens something."""
+
+    make: Callable[[Mapping[str, str]], Held_co]
+    folders: tuple[str, ...] = ()
+    """What `make` reads. A node that does not see one gets a copy of its own, once for all its workers."""
+    loads: bool = True
+    """Whether it loads a model; if not, workers get no GPU unless the settings say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +95,28 @@ class Here(Generic[Held]):
 
 @contextlib.contextmanager
 def open_workers(
-    make: Make[Held],
+    opening: Opening[Held],
     settings: RaySettings | None,
     *,
-    folders: Sequence[str] = (),
     alike: Callable[[Held], str] | None = None,
     say: Say = silent,
 ) -> Iterator[Workers[Held]]:
     """The workers that the settings ask for, until the block ends; without settings, this process.
 
     Args:
-        make: makes what each worker holds.
+        opening: makes what each worker holds.
         settings: the Ray cluster, and how many workers of what size.
-        folders: what `make` reads. A node that does not see one gets a copy of its own, once for all its workers.
         alike: names what a worker holds. A worker that holds something else than the first one is refused.
         say: called with each status message.
     """
     if settings is None:
-        yield Here(make({folder: folder for folder in folders}))
+        yield Here(opening.make({folder: folder for folder in opening.folders}))
         return
     from prism_prm.workers.cluster import connected
     from prism_prm.workers.pool import Pool
 
-    with connected(settings) as cluster, contextlib.closing(Pool(cluster, make, folders, alike, say)) as pool:
+    with (
+        connected(settings, loads=opening.loads) as cluster,
+        contextlib.closing(Pool(cluster, opening.make, opening.folders, alike, say)) as pool,
+    ):
         yield pool
