@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,15 @@ class Far:
         self.held = [sent(opening).make({folder: folder for folder in opening.folders}) for _ in range(2)]
         self.rng = random.Random(0)
 
-    def run(self, act: Any, portions: Iterable[Portion[Any] | None]) -> Iterator[tuple[Portion[Any], Any]]:
+    num_workers = 2
+
+    def run(
+        self,
+        act: Any,
+        portions: Iterable[Portion[Any] | None],
+        *,
+        queued: bool = True,  # noqa: ARG002
+    ) -> Iterator[tuple[Portion[Any], Any]]:
         waiting = [portion for portion in portions if portion is not None]
         self.rng.shuffle(waiting)
         for number, portion in enumerate(waiting):
@@ -99,17 +108,23 @@ def search(place: Path, out: Path, ray: RaySettings | None, method: str) -> None
     search_task(recipe, out, loading={"ray": ray}, judges=1)
 
 
-def label(place: Path, out: Path, ray: RaySettings | None, method: str) -> None:
+def label(place: Path, out: Path, ray: RaySettings | None, method: str, consensus: bool = False) -> None:
     recipe = LabelRecipe(
         task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), at_once=3,
         label=LabelSettings(method, rollouts=2, solutions=2, max_policy_tokens=100, sampling=SAMPLING),
+        consensus=str(place / "prm") if consensus else None,
     )  # fmt: skip
     label_task(recipe, out, judges=1, ray=ray)
 
 
 @pytest.mark.parametrize(
     ("work", "method", "folders"),
-    [(search, "beam", ["policy", "prm"]), (search, "best-of-n", ["policy", "prm"]), (label, "monte-carlo", ["policy"])],
+    [
+        (search, "beam", ["policy", "prm"]),
+        (search, "best-of-n", ["policy", "prm"]),
+        (label, "monte-carlo", ["policy"]),
+        (partial(label, consensus=True), "monte-carlo", ["policy", "prm"]),
+    ],
 )
 def test_files_are_those_of_one_process(
     place: Path, tmp_path: Path, asked: list[str], work: Callable[..., None], method: str, folders: list[str]
@@ -117,7 +132,7 @@ def test_files_are_those_of_one_process(
     work(place, tmp_path / "one", None, method)
     work(place, tmp_path / "two", RAY, method)
     assert [Path(name).name for name in asked] == folders
-    for name in ["metrics.json", *(("trees.parquet",) if work is label else ("pools",))]:
+    for name in ["metrics.json", "pools" if work is search else "trees.parquet"]:
         files = [tmp_path / "one" / name]
         files = sorted(files[0].iterdir()) if files[0].is_dir() else files
         for one in files:

@@ -23,6 +23,7 @@ from prism_prm.workers.cluster import Cluster, connected
 from prism_prm.workers.copies import FolderCopy
 from prism_prm.workers.pool import IN_FLIGHT, TRIES, Pool
 from prism_prm.workers.settings import RaySettings, is_address
+from prism_prm.workers.watching import run_evenly
 
 
 class LostError(Exception):
@@ -178,6 +179,21 @@ def test_portions_are_read_only_as_workers_have_room() -> None:
     for done, _ in enumerate(opened(Ray(), workers=4).run(add, source()), start=1):
         assert len(read) <= done + 4 * IN_FLIGHT
     assert len(read) == 1000
+
+
+def test_long_portions_do_not_wait_at_a_busy_worker() -> None:
+    """Of five portions none is given away while the four before it are not done; workers without one are counted."""
+    said: list[str] = []
+    workers = opened(Ray(), workers=4)
+    most = 0
+    for _ in run_evenly(workers, add, list(portions(range(5))), said.append):
+        most = max(most, *(len(slot.queue) for slot in workers._slots))
+    assert (most, said) == (1, [])
+    assert len(list(run_evenly(workers, add, list(portions(range(1))), said.append))) == 1
+    assert said == [
+        "Ray: 3 of 4 workers are idle, since the work left is 1 portion; a smaller --at-once makes more of them, and "
+        "smaller batches"
+    ]
 
 
 def test_the_portion_that_kills_workers_is_named_and_not_its_neighbour() -> None:

@@ -100,9 +100,15 @@ def hands_on_ray(
     """Workers of a cluster, each with the policy and with processes that judge answers."""
     of_policy = policy_for_workers(policy)
     make = functools.partial(
-        _make, policy=of_policy.make, judges=judges or settings.cpus_per_worker, sandbox=sandbox, has_programs=has_programs
+        _make,
+        policy=of_policy.make,
+        judges=judges or settings.cpus_per_worker,
+        sandbox=sandbox,
+        has_programs=has_programs,
     )
-    with open_workers(Opening(make, of_policy.folders, of_policy.loads), settings, alike=policy_identity, say=say) as workers:
+    with open_workers(
+        Opening(make, of_policy.folders, of_policy.loads), settings, alike=policy_identity, say=say
+    ) as workers:
         yield workers
 
 

@@ -61,10 +61,17 @@ class Portion(Generic[Work]):
 class Workers(Protocol[Held_co]):
     """Those who do the work."""
 
+    @property
+    def num_workers(self) -> int: ...
+
     def run(
-        self, act: Callable[[Held_co, Work], Done], portions: Iterable[Portion[Work] | None]
+        self, act: Callable[[Held_co, Work], Done], portions: Iterable[Portion[Work] | None], *, queued: bool = True
     ) -> Iterator[tuple[Portion[Work], Done]]:
-        """Do `act` on every portion; each is yielded once with its result, in any order."""
+        """Do `act` on every portion; each is yielded once with its result, in any order.
+
+        `queued`: a second portion waits at each worker, which is then never idle. Where portions take minutes this
+        would leave one waiting at a busy worker while another is free.
+        """
 
     def ask(self, act: Callable[[Held_co], Result]) -> Result:
         """What one of the workers says; all hold the same."""
@@ -76,11 +83,17 @@ class Workers(Protocol[Held_co]):
 class Here(Generic[Held]):
     """The one worker that is this process; portions come in order."""
 
+    num_workers = 1
+
     def __init__(self, held: Held) -> None:
         self.held = held
 
     def run(
-        self, act: Callable[[Held, Work], Done], portions: Iterable[Portion[Work] | None]
+        self,
+        act: Callable[[Held, Work], Done],
+        portions: Iterable[Portion[Work] | None],
+        *,
+        queued: bool = True,  # noqa: ARG002
     ) -> Iterator[tuple[Portion[Work], Done]]:
         for portion in portions:
             assert portion is not None, "all before it are done"

@@ -109,8 +109,8 @@ def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Cluster:
         )
     if wanted > room and loads and not gpus and settings.gpus_per_worker is None:
         raise ConfigError(
-            f"{where}: there is room for {room} of {wanted} workers, and no node has a GPU yet. To wait for more nodes, "
-            "say what they bring: --gpus-per-worker 1, or --gpus-per-worker 0 to run on CPUs."
+            f"{where}: there is room for {room} of {wanted} workers, and no node has a GPU yet. To wait for more "
+            "nodes, say what they bring: --gpus-per-worker 1, or --gpus-per-worker 0 to run on CPUs."
         )
     return Cluster(ray, wanted, cpus, gpus, room)
 

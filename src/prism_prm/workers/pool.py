@@ -100,6 +100,11 @@ class Pool(Generic[Held]):
             self._ray.kill(slot.actor)
         self._slots = []
 
+    @property
+    def num_workers(self) -> int:
+        """Those that work, start, or wait for a node."""
+        return len(self._slots)
+
     def ask(self, act: Callable[[Held], Result]) -> Result:
         """What one of the workers says."""
         [(_, said)] = self.run(lambda held, _: act(held), [Portion(0, "a question to a worker", None, 0)])
@@ -113,7 +118,7 @@ class Pool(Generic[Held]):
         return ", ".join(f"worker {number}: {rate:,.1f}/s" for number, rate in known.items())
 
     def run(
-        self, act: Callable[[Held, Work], Done], portions: Iterable[Portion[Work] | None]
+        self, act: Callable[[Held, Work], Done], portions: Iterable[Portion[Work] | None], *, queued: bool = True
     ) -> Iterator[tuple[Portion[Work], Done]]:
         """Do `act` on every portion."""
         new = iter(portions)
@@ -121,7 +126,7 @@ class Pool(Generic[Held]):
         by = self._ray.put(act)
         try:
             while True:
-                has_more = self._feed(by, new, again)
+                has_more = self._feed(by, new, again, IN_FLIGHT if queued else 1)
                 if not has_more and not any(slot.queue for slot in self._slots):
                     return
                 for slot in self._answering():
@@ -133,9 +138,9 @@ class Pool(Generic[Held]):
             for slot in self._slots:  # what nobody waits for any more; workers still finish it first
                 slot.queue.clear()
 
-    def _feed(self, by: Any, new: Iterator[Portion[Any] | None], again: deque[_Task]) -> bool:
+    def _feed(self, by: Any, new: Iterator[Portion[Any] | None], again: deque[_Task], in_flight: int) -> bool:
         """Give work to all who have room, the least busy first; whether there may be more."""
-        for room in range(IN_FLIGHT):
+        for room in range(in_flight):
             for slot in self._slots:
                 if slot.starting is None and len(slot.queue) <= room:
                     try:
