@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 from prism_prm import StepTree
+from prism_prm.errors import PrismError
 from prism_prm.protocol import TreeScores
 from prism_prm.records import Step
 from prism_prm.scorer import store
@@ -39,6 +43,19 @@ def test_an_index_in_files_is_a_dict() -> None:
     assert is_there_N.tolist() == [key in expected for key in pool]
     assert [float(value) for value in rows_N["value"][is_there_N, 0]] == [expected[k] for k in pool if k in expected]
     assert len(index) == len(expected) > 4_000
+
+
+def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    said = (
+        rf"^{re.escape(str(tmp_path))}: temporary files of scores cannot be written \(No space left on device\)\. To re"
+    )
+    with pytest.raises(PrismError, match=said):
+        KeyIndex(ROW, in_memory=1).add(np.array([b"a", b"b"], KEYS), np.zeros(2, ROW))
 
 
 class Rounding:

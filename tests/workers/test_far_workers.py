@@ -9,18 +9,21 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prism_prm import init_prm
+from prism_prm import evaluate_prm, init_prm, rerank_pool
+from prism_prm.errors import ConfigError
 from prism_prm.label import portions as label_portions
 from prism_prm.label.pipeline import label_task
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import PolicySettings, Sampling
+from prism_prm.policies.spread import policy_for_workers
 from prism_prm.scorer import opened
 from prism_prm.search import SearchSettings
 from prism_prm.search import portions as search_portions
@@ -149,3 +152,48 @@ def without_times(path: Path) -> Any:
     for point in metrics.get("points", []):
         del point["seconds"]
     return metrics
+
+
+@pytest.mark.parametrize(
+    ("prm", "said"),
+    [("critic:openai:http://x/v1", "critic:openai:http://x/v1 is a critic, and critics do not run on Ray"),
+     (object(), "workers of a Ray cluster load a PRM themselves")],
+)  # fmt: skip
+def test_what_workers_cannot_hold_is_refused_before_anything_is_sampled(
+    place: Path, tmp_path: Path, asked: list[str], prm: Any, said: str
+) -> None:
+    recipe = SearchRecipe(
+        task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), prm=("mine",),
+        n=(4,), search=SearchSettings("best-of-n", sampling=SAMPLING),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=said):
+        search_task(recipe, tmp_path, prms={"mine": prm}, loading={"ray": RAY}, judges=1)
+    assert asked == []
+    with pytest.raises(ConfigError, match=said):
+        rerank_pool("pool.jsonl", tmp_path, prms={"mine": prm}, loading={"ray": RAY})
+    with pytest.raises(ConfigError, match=said):
+        evaluate_prm(prm, "labelled", tmp_path, data="labelled.jsonl", loading={"ray": RAY})
+
+
+@pytest.mark.parametrize(
+    ("settings", "opened_there", "loads"),
+    [({"name": "hf:{here}"}, {"name": "hf:/there"}, True),
+     ({"name": "hf:owner/name"}, {"name": "hf:owner/name"}, True),
+     ({"name": "openai:http://x/v1", "tokenizer": "{here}"}, {"tokenizer": "/there"}, False),
+     ({"name": "openai:http://x/v1", "tokenizer": "owner/name"}, {"tokenizer": "owner/name"}, False)],
+)  # fmt: skip
+def test_a_policy_is_opened_where_its_folder_is_found(
+    settings: dict[str, str], opened_there: dict[str, str], loads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hub ids travel as they are, and nothing is downloaded here."""
+    monkeypatch.setattr("prism_prm.policies.spread.open_policy", lambda settings: settings)
+    given = PolicySettings(**{key: value.format(here=tmp_path) for key, value in settings.items()})
+    opening = policy_for_workers(given)
+    assert opening.folders == ((str(tmp_path),) if "/there" in "".join(opened_there.values()) else ())
+    assert opening.loads == loads
+    assert opening.make({str(tmp_path): "/there"}) == replace(given, **opened_there)
+
+
+@pytest.mark.parametrize(("prm", "loads"), [("owner/name", True), ("prism:http://x:8000", False)])
+def test_a_served_prm_needs_no_gpu(prm: str, loads: bool) -> None:
+    assert opened.prm_for_workers(prm, {}).loads == loads
