@@ -547,9 +547,11 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
         pass
 
 
-def test_the_command_line_imports_ray_only_to_use_it() -> None:
-    code = "import sys; from prism_prm.cli import app; import prism_prm.scorer.opened; sys.exit('ray' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_the_command_line_imports_ray_only_to_use_it_and_the_driver_no_torch() -> None:
+    code = "import sys; from prism_prm.cli import app; import prism_prm.scorer.table\n"
+    code += "sys.exit(str({'ray', 'torch'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert run.stderr == "set()\n"
 
 
 @pytest.mark.parametrize(

@@ -207,11 +207,11 @@ def kill_node(cluster: RayCluster, spread: Spread, place: Path, folder: Path, se
     cluster.add_node()
 
 
-def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int) -> None:
+def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int, workers: int) -> None:
     """`prism score --ray` is killed when some of its portions are filed, and run again."""
     words = [sys.executable, "-m", "prism_prm", "score", place / "solutions.jsonl", "--prm", place / "prm"]
     words += ["--store", folder / "store", "--out", folder / "table.parquet", "--ray", cluster.address]
-    command = [*map(str, words), "--chunk", "1", "--workers", "2", "--json"]
+    command = [*map(str, words), "--chunk", "1", "--workers", f"{workers}", "--json"]
     enough = 1 + random.Random(seed).randrange(NUM_TREES // 2)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         until = time.monotonic() + 300
@@ -253,7 +253,7 @@ def test_a_killed_node_costs_what_it_had_in_flight(
 
 
 def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Path) -> None:
-    kill_driver(cluster, place, tmp_path, seed=0)
+    kill_driver(cluster, place, tmp_path, seed=0, workers=1)  # each takes seconds to start
 
 
 @pytest.mark.slow
@@ -261,4 +261,4 @@ def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Pat
 def test_kills_at_random_moments(cluster: RayCluster, spread: Spread, place: Path, tmp_path: Path, seed: int) -> None:
     kill_worker(spread, place, tmp_path / "worker" / "store", seed)
     kill_node(cluster, spread, place, tmp_path / "node" / "store", seed)
-    kill_driver(cluster, place, tmp_path / "driver", seed)
+    kill_driver(cluster, place, tmp_path / "driver", seed, workers=2)

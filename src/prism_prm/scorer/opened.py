@@ -15,7 +15,6 @@ from prism_prm.lm.place import base_of, is_adapter
 from prism_prm.prms.place import prm_folder
 from prism_prm.protocol import Scorer, Solution, StepSession, TreeScores, as_trees, can_score_all
 from prism_prm.records import StepTree
-from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.place import place_for_workers, remote_place
 from prism_prm.types import Advance, Say, bar_on_stderr, ignore, silent
 from prism_prm.workers import Opening, Portion, Workers, open_workers
@@ -35,6 +34,8 @@ def opened_prm(
     loading = dict(loading or {})
     ray = loading.pop("ray", None)
     if ray is None:
+        from prism_prm.scorer.load import open_prm
+
         yield open_prm(prm, loading, name)
         return
     with open_workers(prm_for_workers(prm, loading, name), ray, alike=_identity, say=say) as workers:
@@ -72,6 +73,8 @@ def _absolute(place: str | Path) -> str:
 
 
 def _make(found: Mapping[str, str], *, place: str, options: Mapping[str, Any]) -> Scorer:
+    from prism_prm.scorer.load import open_prm  # heavy, and the driver does without
+
     own = {key: found.get(value, value) if key in ("adapter", "local") else value for key, value in options.items()}
     return open_prm(found.get(place, place), own)
 
