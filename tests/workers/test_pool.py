@@ -339,10 +339,10 @@ def test_workers_that_load_nothing_take_no_gpu(monkeypatch: pytest.MonkeyPatch) 
       "--ray auto: there is room for 0 of 1 worker of 8 CPU cores, on 8 × 4 CPU cores. Ask for less with --workers, "
       "--cpus-per-worker or --gpus-per-worker, or name --workers to wait for nodes that are still to come."),
      ([(2, 0)], {"ray": "local", "workers": 4},
-      "--ray local: there is room for 2 of 4 workers of 1 CPU core, on 1 × 2 CPU cores. Ask for less with --workers, "
+      "--ray: there is room for 2 of 4 workers of 1 CPU core, on 1 × 2 CPU cores. Ask for less with --workers, "
       "--cpus-per-worker or --gpus-per-worker."),
      ([(2, 0)], {"ray": "local", "workers": 1, "gpus_per_worker": 1},
-      "--ray local: there is room for 0 of 1 worker of 1 CPU core and 1 GPU, on 1 × 2 CPU cores. Ask for less with "
+      "--ray: there is room for 0 of 1 worker of 1 CPU core and 1 GPU, on 1 × 2 CPU cores. Ask for less with "
       "--workers, --cpus-per-worker or --gpus-per-worker."),
      ([(0, 0)], {"ray": "auto", "workers": 8},
       "--ray auto: there is room for 0 of 8 workers, and no node has a GPU yet. To wait for more nodes, say what they "
@@ -475,7 +475,7 @@ def test_a_node_without_the_package() -> None:
     def bare(_found: Mapping[str, str]) -> int:
         raise ModuleNotFoundError("No module named 'prism_prm'")
 
-    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install it on all of them: pip"):
+    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install it on all of them as here"):
         opened(Ray(), make=bare).ask(str)
 
 

@@ -166,7 +166,9 @@ def test_a_node_without_the_folder_gets_one_copy(
     assert sum("copying /elsewhere/prm" in line for line in said) == 1
 
 
-def kill_while_scoring(spread: Spread, place: Path, folder: Path, kill: Callable[[Any], None], after: int) -> None:
+def kill_while_scoring(
+    spread: Spread, place: Path, folder: Path, kill: Callable[[Any], None], after: int, said: str
+) -> None:
     """Fill a store; after so many portions `kill` gets a worker that is at work. Then look at all that was filed."""
     trees = [StepTree.chain(f"{i} + 1?", [f"{i} + {k}" for k in range(2 + i % 5)]) for i in range(300)]
     requests = [Request.all_of(tree) for tree in trees]
@@ -182,7 +184,7 @@ def kill_while_scoring(spread: Spread, place: Path, folder: Path, kill: Callable
     before = len(spread.said)
     found = ScoreStore(folder, spread.prm, portion=3).score(requests, advance=advance)
     assert killed, "work was in flight"
-    assert any("was lost" in line for line in spread.said[before:])
+    assert any(said in line for line in spread.said[before:]), spread.said
     assert sum(portions) == 300
     _check_filed(folder, requests)
     expected = ScoreStore(folder.with_name("one"), load_prm(place / "prm"), portion=3).score(requests)
@@ -198,12 +200,15 @@ def _check_filed(folder: Path, requests: list[Request]) -> None:
 
 def kill_worker(spread: Spread, place: Path, folder: Path, seed: int) -> None:
     after = random.Random(seed).randrange(60)
-    kill_while_scoring(spread, place, folder, lambda slot: os.kill(slot.process, signal.SIGKILL), after)
+    kill_while_scoring(
+        spread, place, folder, lambda slot: os.kill(slot.process, signal.SIGKILL), after, "was lost (The"
+    )
 
 
 def kill_node(cluster: RayCluster, spread: Spread, place: Path, folder: Path, seed: int) -> None:
     after = random.Random(seed).randrange(60)
-    kill_while_scoring(spread, place, folder, lambda slot: cluster.kill_node(slot.node.split("/")[1]), after)
+    said = "was lost (its node is gone)"
+    kill_while_scoring(spread, place, folder, lambda slot: cluster.kill_node(slot.node.split("/")[1]), after, said)
     cluster.add_node()
 
 

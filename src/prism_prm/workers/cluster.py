@@ -98,7 +98,7 @@ def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Cluster:
         gpus = 1.0 if loads and any(node.get("GPU") for node in nodes) else 0.0
     room = sum(_room(node, cpus, gpus) for node in nodes)
     wanted = settings.workers or room
-    where = f"--ray {settings.ray}"
+    where = "--ray" if settings.ray == LOCAL else f"--ray {settings.ray}"
     if not wanted or (wanted > room and settings.ray == LOCAL):
         sizes = Counter(_size(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
         raise ConfigError(

@@ -255,7 +255,7 @@ class Pool(Generic[Held]):
         except errors.RayError as error:
             if "No module named 'prism_prm'" in str(error):
                 raise ConfigError(
-                    "a node of the cluster has no prism-prm; install it on all of them: pip install 'prism-prm[ray]'"
+                    "a node of the cluster has no prism-prm; install it on all of them as here, with the extra [ray]"
                 ) from None
             if isinstance(error, errors.RayTaskError):  # our own mistake; its text has the worker's traceback
                 error.add_note(what)
