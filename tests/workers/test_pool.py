@@ -475,7 +475,7 @@ def test_a_node_without_the_package() -> None:
     def bare(_found: Mapping[str, str]) -> int:
         raise ModuleNotFoundError("No module named 'prism_prm'")
 
-    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install it on all of them as here"):
+    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install it on all of them"):
         opened(Ray(), make=bare).ask(str)
 
 

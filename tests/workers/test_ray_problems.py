@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism_prm import init_prm
 from prism_prm.label.pipeline import label_task
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.settings import LabelSettings
@@ -27,9 +26,6 @@ from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.workers.pool import Pool
 from prism_prm.workers.settings import RaySettings
-from prism_prm.world.problems import draw_problems
-from prism_prm.world.settings import world_settings
-from prism_prm.world.tokens import PRM_SETTINGS
 from ray_cluster import RayCluster
 
 NUM_PROBLEMS = 11
@@ -41,6 +37,11 @@ pytest.importorskip("ray")
 @pytest.fixture(scope="module")
 def place(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Problems and a PRM, beside the policy."""
+    from prism_prm import init_prm  # here, since drivers import this module and should not wait for torch
+    from prism_prm.world.problems import draw_problems
+    from prism_prm.world.settings import world_settings
+    from prism_prm.world.tokens import PRM_SETTINGS
+
     root = tmp_path_factory.mktemp("problems")
     init_prm(world_policy, family="qwen", settings=PRM_SETTINGS).save(root / "prm")
     (root / "policy").symlink_to(world_policy)

@@ -165,7 +165,8 @@ class Pool(Generic[Held]):
                 return [heads[ref] for ref in ready]
             waited += PATIENCE
             if all(slot.starting is not None for slot in self._slots):
-                self.say(f"Ray: no worker for {waited:.0f} s, or they load the model; {self.cluster.waiting()}")
+                needs = self.cluster.waiting()
+                self.say(f"Ray: no worker after {waited:.0f} s; they load the model, or have no room: {needs}")
 
     def _start(self, slot: _Slot) -> None:
         slot.actor = self._actor.remote()
