@@ -35,9 +35,9 @@ from prism_prm.workers import Here, Portion, Workers
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""
 AHEAD = 64
-"""Finished portions that wait for an earlier one; then no more is read. With many workers it is AHEAD_EACH of each."""
+"""Finished portions that wait for an earlier one; then no more is read. With many workers, AHEAD_EACH for each."""
 AHEAD_EACH = 16
-"""Two at an eighth of the others' speed: as slow may a worker be, with two portions, without holding them up."""
+"""A worker with two portions that takes eight times as long as the others does not hold them up."""
 
 
 @dataclass(frozen=True, slots=True)
