@@ -20,7 +20,6 @@ from prism_prm.label.pipeline import label_task
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import PolicySettings, Sampling
-from prism_prm.resume import Journal
 from prism_prm.search import SearchSettings
 from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
@@ -98,27 +97,23 @@ def kill_worker(
     cluster: RayCluster, place: Path, folder: Path, work: Callable[..., None], seed: int, patch: pytest.MonkeyPatch
 ) -> None:
     """When so many problems are done, a worker that is at work is killed."""
-    pools: list[Any] = []
     enough, killed = random.Random(seed).randrange(1, NUM_PROBLEMS - 4), list[int]()
-    start, append = Pool._start, Journal.append
+    answering = Pool._answering
 
-    def noted(self: Any, slot: Any) -> None:
-        pools.append(self)
-        start(self, slot)
-
-    def kills(self: Any, key: str, record: Any) -> None:
-        append(self, key, record)
-        busy = [slot for slot in pools[-1]._slots if slot.queue and slot.process]
-        if len(self.done) >= enough and not killed and busy:
+    def kills(self: Any) -> Any:
+        """Portions were just given to all who are free."""
+        busy = [slot for slot in self._slots if slot.queue]
+        if num_done(folder / "killed") >= enough and not killed and busy:
             killed.append(busy[0].process)
             os.kill(busy[0].process, signal.SIGKILL)
+        return answering(self)
 
     said: list[str] = []
     with patch.context() as patched:
-        patched.setattr(Pool, "_start", noted)
-        patched.setattr(Journal, "append", kills)
+        patched.setattr(Pool, "_answering", kills)
         work(place, folder / "killed", RaySettings(ray=cluster.address, workers=2), say=said.append)
     assert killed
+    assert any("was lost (The" in line for line in said), said
     work(place, folder / "one")
     assert results(folder / "killed") == results(folder / "one")
     assert num_done(folder / "killed") == NUM_PROBLEMS, "nothing twice"
