@@ -81,6 +81,9 @@ def run(folder: Path, count: int, workers: int, minutes: float) -> tuple[list[Sa
                 samples.append(Sample(time.monotonic() - begun, 64 * (_count(filed) - portions), *memory(process.pid)))
             except (FileNotFoundError, KeyError):  # it ends just now
                 break
+            if len(samples) > 1 and samples[-1].solutions < samples[-2].solutions:  # it is done and removes its store
+                samples.pop()
+                break
             if samples[-1].seconds > 60 * minutes:
                 process.send_signal(signal.SIGINT)
                 process.wait(60)

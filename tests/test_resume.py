@@ -110,6 +110,15 @@ def test_a_folder_is_one_process_s_until_it_ends_or_dies(tmp_path: Path) -> None
         pass
 
 
+def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path: Path) -> None:
+    names = [".a[1].parquet.0123abcd.part", ".b.parquet.0123abcd.part", ".a[1].parquet.mine.part", "a[1].parquet"]
+    for name in names:
+        (tmp_path / name).touch()
+    with locked_file(tmp_path / "a[1].parquet"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
 def test_a_lock_leaves_no_trace_unless_something_was_written(tmp_path: Path) -> None:
     with locked(tmp_path / "a" / "b"), locked_file(tmp_path / "c" / "d.parquet"):
         assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*.lock"))] == [

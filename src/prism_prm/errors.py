@@ -53,3 +53,11 @@ def shown(value: object) -> str:
 def first_sentence(error: BaseException) -> str:
     """What kind of error another library has raised and how its message begins."""
     return f"{type(error).__name__}: {str(error).split('. ')[0]}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on any device; torch's own kind is known by its name."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import logging
 import os
 import re
@@ -24,6 +25,12 @@ log = logging.getLogger(__name__)
 def _aside(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+
+
+def remove_parts(path: Path) -> None:
+    """Remove what killed processes have left of a file; nobody may be writing it."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):
+        part.unlink(missing_ok=True)
 
 
 def _usual_mode(path: Path) -> int:

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from prism_prm.errors import ConfigError, DataError, PrismError
-from prism_prm.files import JsonLines, write_text, writing
+from prism_prm.files import JsonLines, remove_parts, write_text, writing
 
 try:
     import fcntl
@@ -162,10 +162,14 @@ def locked(folder: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_file(path: str | Path) -> Iterator[None]:
-    """The same for one file that will be written; the others of its folder are free."""
+    """The same for one file that will be written; the others of its folder are free.
+
+    What a killed process has left of the file is removed.
+    """
     path = Path(path)
     message = f"{path}: another process is writing it; wait for it, or name another --out."
     with _held(path.with_name(f".{path.name}{LOCK}"), message):
+        remove_parts(path)
         yield
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 from prism_prm import StepTree
+from prism_prm.errors import PrismError
 from prism_prm.protocol import TreeScores
 from prism_prm.records import Step
 from prism_prm.scorer import store
@@ -39,6 +43,19 @@ def test_an_index_in_files_is_a_dict() -> None:
     assert is_there_N.tolist() == [key in expected for key in pool]
     assert [float(value) for value in rows_N["value"][is_there_N, 0]] == [expected[k] for k in pool if k in expected]
     assert len(index) == len(expected) > 4_000
+
+
+def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    said = (
+        rf"^{re.escape(str(tmp_path))}: temporary files of scores cannot be written \(No space left on device\)\. To re"
+    )
+    with pytest.raises(PrismError, match=said):
+        KeyIndex(ROW, in_memory=1).add(np.array([b"a", b"b"], KEYS), np.zeros(2, ROW))
 
 
 class Rounding:
@@ -99,10 +116,15 @@ def as_whole(
 class Scrambled:
     """Workers that answer in any order; the first portion comes last, as after the loss of its worker."""
 
+    num_workers = 3
+
     def __init__(self, held: Any, in_flight: int = 5) -> None:
         self.held, self.in_flight, self.rng = held, in_flight, random.Random(1)
 
-    def run(self, act: Any, portions: Iterable[Portion[Any] | None]) -> Iterator[tuple[Portion[Any], Any]]:
+    def run(
+        self, act: Any, portions: Iterable[Portion[Any] | None], *, queued: bool = True
+    ) -> Iterator[tuple[Portion[Any], Any]]:
+        assert queued
         flying: list[Portion[Any]] = []
         left, more = iter(portions), True
         while more or flying:
@@ -189,6 +211,7 @@ def test_a_late_portion_does_not_make_the_others_pile_up(
 ) -> None:
     """Whether they are scored meanwhile or were there before."""
     monkeypatch.setattr(store, "AHEAD", 8)
+    monkeypatch.setattr(store, "AHEAD_EACH", 2)
     work = [Request.all_of(StepTree.chain(f"problem {i}", ["a"])) for i in range(60)]
     if filed_before:
         ScoreStore(tmp_path, Rounding(), portion=64).fill(work[1:])  # type: ignore[arg-type]
@@ -211,3 +234,25 @@ def test_a_late_portion_does_not_make_the_others_pile_up(
     ScoreStore(tmp_path, scorer, portion=1).fill(requests(), each=each)
     assert passed_on == 60
     assert most_waiting <= 8 + scorer.workers.in_flight + 2
+
+
+@pytest.mark.parametrize(("is_heard", "expected"), [(True, 7 * 16), (False, 0)])
+def test_a_slow_worker_holds_up_few(tmp_path: Path, is_heard: bool, expected: int) -> None:
+    """How many portions are done before the first, and not passed on: more with more workers, none if nobody hears."""
+    work = [Request.all_of(StepTree.chain(f"problem {i}", ["a"])) for i in range(200)]
+    scorer: Any = Rounding()
+    scorer.workers = Scrambled(scorer)
+    scorer.workers.num_workers = 7
+    passed_on, most_waiting = 0, 0
+
+    def advance(more: int, _said: str = "") -> None:
+        nonlocal passed_on, most_waiting
+        most_waiting = max(most_waiting, len(scorer.calls) - 1 - passed_on)
+        passed_on += more
+
+    def each(_some: Sequence[Request], _scores: list[TreeScores]) -> None:
+        pass
+
+    ScoreStore(tmp_path, scorer, portion=1).fill(work, each=each if is_heard else None, advance=advance)
+    assert passed_on == 200
+    assert expected <= most_waiting <= expected + is_heard * scorer.workers.in_flight

@@ -8,24 +8,28 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prism_prm import init_prm
+from prism_prm import evaluate_prm, init_prm, rerank_pool
+from prism_prm.errors import ConfigError
 from prism_prm.label import portions as label_portions
 from prism_prm.label.pipeline import label_task
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import PolicySettings, Sampling
+from prism_prm.policies.spread import policy_for_workers
 from prism_prm.scorer import opened
 from prism_prm.search import SearchSettings
 from prism_prm.search import portions as search_portions
 from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.workers import Portion
+from prism_prm.workers import Opening, Portion
 from prism_prm.workers.settings import RaySettings
 
 cloudpickle = pytest.importorskip("cloudpickle")
@@ -42,11 +46,19 @@ def sent(thing: Any) -> Any:
 class Far:
     """Workers in other processes, as far as one can tell."""
 
-    def __init__(self, make: Any, folders: Sequence[str]) -> None:
-        self.held = [sent(make)({folder: folder for folder in folders}) for _ in range(2)]
+    def __init__(self, opening: Opening[Any]) -> None:
+        self.held = [sent(opening).make({folder: folder for folder in opening.folders}) for _ in range(2)]
         self.rng = random.Random(0)
 
-    def run(self, act: Any, portions: Iterable[Portion[Any] | None]) -> Iterator[tuple[Portion[Any], Any]]:
+    num_workers = 2
+
+    def run(
+        self,
+        act: Any,
+        portions: Iterable[Portion[Any] | None],
+        *,
+        queued: bool = True,  # noqa: ARG002
+    ) -> Iterator[tuple[Portion[Any], Any]]:
         waiting = [portion for portion in portions if portion is not None]
         self.rng.shuffle(waiting)
         for number, portion in enumerate(waiting):
@@ -68,11 +80,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     @contextlib.contextmanager
-    def open_far(make: Any, settings: Any, *, folders: Sequence[str], alike: Any, say: Any) -> Iterator[Far]:  # noqa: ARG001
+    def open_far(opening: Opening[Any], settings: Any, *, alike: Any, say: Any) -> Iterator[Far]:  # noqa: ARG001
         assert settings is RAY
-        far = Far(make, folders)
+        assert opening.loads
+        far = Far(opening)
         assert len({alike(one) for one in far.held}) == 1
-        names.extend(folders)
+        names.extend(opening.folders)
         yield far
 
     for module in (search_portions, label_portions, opened):
@@ -98,17 +111,23 @@ def search(place: Path, out: Path, ray: RaySettings | None, method: str) -> None
     search_task(recipe, out, loading={"ray": ray}, judges=1)
 
 
-def label(place: Path, out: Path, ray: RaySettings | None, method: str) -> None:
+def label(place: Path, out: Path, ray: RaySettings | None, method: str, consensus: bool = False) -> None:
     recipe = LabelRecipe(
         task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), at_once=3,
         label=LabelSettings(method, rollouts=2, solutions=2, max_policy_tokens=100, sampling=SAMPLING),
+        consensus=str(place / "prm") if consensus else None,
     )  # fmt: skip
     label_task(recipe, out, judges=1, ray=ray)
 
 
 @pytest.mark.parametrize(
     ("work", "method", "folders"),
-    [(search, "beam", ["policy", "prm"]), (search, "best-of-n", ["policy", "prm"]), (label, "monte-carlo", ["policy"])],
+    [
+        (search, "beam", ["policy", "prm"]),
+        (search, "best-of-n", ["policy", "prm"]),
+        (label, "monte-carlo", ["policy"]),
+        (partial(label, consensus=True), "monte-carlo", ["policy", "prm"]),
+    ],
 )
 def test_files_are_those_of_one_process(
     place: Path, tmp_path: Path, asked: list[str], work: Callable[..., None], method: str, folders: list[str]
@@ -116,7 +135,7 @@ def test_files_are_those_of_one_process(
     work(place, tmp_path / "one", None, method)
     work(place, tmp_path / "two", RAY, method)
     assert [Path(name).name for name in asked] == folders
-    for name in ["metrics.json", *(("trees.parquet",) if work is label else ("pools",))]:
+    for name in ["metrics.json", "pools" if work is search else "trees.parquet"]:
         files = [tmp_path / "one" / name]
         files = sorted(files[0].iterdir()) if files[0].is_dir() else files
         for one in files:
@@ -133,3 +152,48 @@ def without_times(path: Path) -> Any:
     for point in metrics.get("points", []):
         del point["seconds"]
     return metrics
+
+
+@pytest.mark.parametrize(
+    ("prm", "said"),
+    [("critic:openai:http://x/v1", "critic:openai:http://x/v1 is a critic, and critics do not run on Ray"),
+     (object(), "workers of a Ray cluster load a PRM themselves")],
+)  # fmt: skip
+def test_what_workers_cannot_hold_is_refused_before_anything_is_sampled(
+    place: Path, tmp_path: Path, asked: list[str], prm: Any, said: str
+) -> None:
+    recipe = SearchRecipe(
+        task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), prm=("mine",),
+        n=(4,), search=SearchSettings("best-of-n", sampling=SAMPLING),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=said):
+        search_task(recipe, tmp_path, prms={"mine": prm}, loading={"ray": RAY}, judges=1)
+    assert asked == []
+    with pytest.raises(ConfigError, match=said):
+        rerank_pool("pool.jsonl", tmp_path, prms={"mine": prm}, loading={"ray": RAY})
+    with pytest.raises(ConfigError, match=said):
+        evaluate_prm(prm, "labelled", tmp_path, data="labelled.jsonl", loading={"ray": RAY})
+
+
+@pytest.mark.parametrize(
+    ("settings", "opened_there", "loads"),
+    [({"name": "hf:{here}"}, {"name": "hf:/there"}, True),
+     ({"name": "hf:owner/name"}, {"name": "hf:owner/name"}, True),
+     ({"name": "openai:http://x/v1", "tokenizer": "{here}"}, {"tokenizer": "/there"}, False),
+     ({"name": "openai:http://x/v1", "tokenizer": "owner/name"}, {"tokenizer": "owner/name"}, False)],
+)  # fmt: skip
+def test_a_policy_is_opened_where_its_folder_is_found(
+    settings: dict[str, str], opened_there: dict[str, str], loads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hub ids travel as they are, and nothing is downloaded here."""
+    monkeypatch.setattr("prism_prm.policies.spread.open_policy", lambda settings: settings)
+    given = PolicySettings(**{key: value.format(here=tmp_path) for key, value in settings.items()})
+    opening = policy_for_workers(given)
+    assert opening.folders == ((str(tmp_path),) if "/there" in "".join(opened_there.values()) else ())
+    assert opening.loads == loads
+    assert opening.make({str(tmp_path): "/there"}) == replace(given, **opened_there)
+
+
+@pytest.mark.parametrize(("prm", "loads"), [("owner/name", True), ("prism:http://x:8000", False)])
+def test_a_served_prm_needs_no_gpu(prm: str, loads: bool) -> None:
+    assert opened.prm_for_workers(prm, {}).loads == loads

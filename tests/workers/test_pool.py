@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -17,15 +18,20 @@ import pytest
 
 from prism_prm.cli.options import with_address
 from prism_prm.errors import ConfigError, DataError, MissingExtraError, ModelError, PrismError
-from prism_prm.workers import Here, Portion, copies, open_workers, pool
+from prism_prm.workers import Here, Opening, Portion, copies, open_workers, pool
 from prism_prm.workers.cluster import Cluster, connected
 from prism_prm.workers.copies import FolderCopy
 from prism_prm.workers.pool import IN_FLIGHT, TRIES, Pool
 from prism_prm.workers.settings import RaySettings, is_address
+from prism_prm.workers.watching import run_evenly
 
 
 class LostError(Exception):
     """What Ray says of a worker that is gone."""
+
+
+class NodeError(LostError):
+    """What Ray says of a worker whose node is gone."""
 
 
 class TaskError(LostError):
@@ -61,25 +67,25 @@ class Actor:
         ref = self.queue[0]
         try:
             ref.answer = ref.call()
-        except LostError:
-            self.die()
+        except LostError as error:
+            self.die(error)
             return
         except Exception as error:  # as Ray does with any error
             ref.answer = TaskError(f"{error}")
         ref.done = True
         self.queue.popleft()
 
-    def die(self) -> None:
+    def die(self, error: LostError | None = None) -> None:
         self.alive = False
         while self.queue:
             ref = self.queue.popleft()
-            ref.answer, ref.done = LostError("The actor died\nfor a reason"), True
+            ref.answer, ref.done = type(error or LostError())("The actor died\n\tid: 7\nfor a reason"), True
 
 
 class Ray:
     """The few functions of Ray that the pool uses; workers take turns at random."""
 
-    exceptions = SimpleNamespace(RayError=LostError, RayTaskError=TaskError)
+    exceptions = SimpleNamespace(RayError=LostError, RayTaskError=TaskError, NodeDiedError=NodeError)
 
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -120,6 +126,7 @@ class Ray:
 @pytest.fixture(autouse=True)
 def _names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prism_prm.workers.worker.node_name", lambda: "box/1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # workers in this process change it
 
 
 def make_ten(_found: Mapping[str, str]) -> int:
@@ -136,7 +143,7 @@ def portions(numbers: range) -> Iterator[Portion[int]]:
 
 def opened(ray: Ray, workers: int = 3, **more: Any) -> Pool[int]:
     given: dict[str, Any] = {"make": make_ten, "folders": (), "alike": str} | more
-    return Pool(Cluster(ray, workers, 1, 0.0), **given)
+    return Pool(Cluster(ray, workers, 1, 0.0, workers), **given)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -174,6 +181,21 @@ def test_portions_are_read_only_as_workers_have_room() -> None:
     assert len(read) == 1000
 
 
+def test_long_portions_do_not_wait_at_a_busy_worker() -> None:
+    """Of five portions none is given away while the four before it are not done; workers without one are counted."""
+    said: list[str] = []
+    workers = opened(Ray(), workers=4)
+    most = 0
+    for _ in run_evenly(workers, add, list(portions(range(5))), said.append):
+        most = max(most, *(len(slot.queue) for slot in workers._slots))
+    assert (most, said) == (1, [])
+    assert len(list(run_evenly(workers, add, list(portions(range(1))), said.append))) == 1
+    assert said == [
+        "Ray: 3 of 4 workers are idle, since the work left is 1 portion; a smaller --at-once makes more of them, and "
+        "smaller batches"
+    ]
+
+
 def test_the_portion_that_kills_workers_is_named_and_not_its_neighbour() -> None:
     def poisoned(held: int, work: int) -> int:
         if work == 13:
@@ -183,7 +205,7 @@ def test_the_portion_that_kills_workers_is_named_and_not_its_neighbour() -> None
     ray = Ray()
     found = []
     with pytest.raises(
-        PrismError, match=rf"^item 13: {TRIES} workers died of it, the last on node box/1: The actor died"
+        PrismError, match=rf"^item 13: {TRIES} workers died of it, the last on node box/1: The actor died for a reason"
     ):
         found.extend(result for _, result in opened(ray, workers=1).run(poisoned, portions(range(12, 16))))
     assert found == [22, 24, 25], "those that waited behind it at its worker were done"
@@ -197,6 +219,150 @@ def test_out_of_memory_is_a_death() -> None:
         PrismError, match=rf"^item 0: {TRIES} workers died .*: out of memory: no more\. If memory is short"
     ):
         list(opened(Ray()).run(heavy, portions(range(1))))
+
+
+def torch_error(name: str, text: str) -> RuntimeError:
+    """As torch raises it; a CPU has no such errors of its own."""
+    return type(name, (RuntimeError,), {})(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(torch_error("AcceleratorError", "CUDA error: an illegal memory access"), "its device failed: CUDA error: an"),
+     (RuntimeError("CUDA error: device-side assert triggered"), "its device failed: CUDA error: device-side"),
+     (torch_error("OutOfMemoryError", "CUDA: full"), "out of memory: CUDA: full"),
+     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory: DefaultCPUAllocator")],
+)  # fmt: skip
+def test_a_device_that_fails_is_a_death(error: RuntimeError, said: str) -> None:
+    """Once: the portion is done by a new worker."""
+    left = [error]
+
+    def fails(held: int, work: int) -> int:
+        if work == 3 and left:
+            raise left.pop()
+        return held + work
+
+    heard: list[str] = []
+    found = sorted(result for _, result in opened(Ray(), say=heard.append).run(fails, portions(range(6))))
+    assert found == [10, 11, 12, 13, 14, 15]
+    assert [line for line in heard if f"was lost ({said}" in line], heard
+
+
+def test_a_place_where_no_worker_gets_anywhere_is_given_up() -> None:
+    """Two workers start; the third cannot, again and again, and its place is given up."""
+    made = itertools.count(1)
+
+    def make(_found: Mapping[str, str]) -> int:
+        if next(made) > 2:
+            raise PrismError("the disk is full")
+        return 10
+
+    ray, said = Ray(), list[str]()
+    workers = opened(ray, workers=3, make=make, say=said.append)
+    found = sorted(result for _, result in workers.run(add, portions(range(100))))
+    assert found == list(range(10, 110))
+    assert len(ray.actors) == 2 + TRIES
+    assert said[-1] == (
+        f"Ray: worker {({1, 2, 3} - {slot.number for slot in workers._slots}).pop()} is given up, and 2 go on: {TRIES} "
+        "workers in a row died before they finished anything; the last one: the disk is full (on node box/1)"
+    )
+
+
+def test_without_any_place_left_the_run_ends() -> None:
+    """One worker starts and is lost; none can start in its place."""
+    made = itertools.count()
+
+    def make(_found: Mapping[str, str]) -> int:
+        if next(made):
+            raise ModelError("the hub does not answer")
+        return 10
+
+    def dies(_held: int, _work: int) -> int:
+        raise LostError
+
+    with pytest.raises(PrismError, match=rf"^{TRIES} workers in a row .*: the hub does not answer \(on node box/1\)"):
+        list(opened(Ray(), workers=1, make=make).run(dies, portions(range(3))))
+
+
+def test_workers_lost_with_their_nodes_are_not_held_against_a_portion() -> None:
+    nodes = iter(range(3 * TRIES))
+
+    def unlucky(held: int, work: int) -> int:
+        if next(nodes, None) is not None:
+            raise NodeError
+        return held + work
+
+    said: list[str] = []
+    assert [result for _, result in opened(Ray(), workers=1, say=said.append).run(unlucky, portions(range(1)))] == [10]
+    assert said.count("Ray: worker 1 on node box/1 was lost (its node is gone); its portions are repeated") == 3 * TRIES
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(0.0, ""), (0.5, "0")])
+def test_workers_without_gpus_see_none(gpus: float, seen: str) -> None:
+    """Ray leaves all GPUs in sight of an actor that asked for none."""
+    workers = Pool(Cluster(Ray(), 1, 1, gpus, 1), lambda _: os.environ["CUDA_VISIBLE_DEVICES"], (), None)
+    assert workers.ask(str) == seen
+
+
+def nodes(*sizes: tuple[int, int]) -> Any:
+    """A cluster of nodes with so many cores and GPUs, and one that is gone."""
+    alive = [{"Alive": True, "Resources": {"CPU": cpus, **({"GPU": gpus} if gpus else {})}} for cpus, gpus in sizes]
+    gone = {"Alive": False, "Resources": {"CPU": 64, "GPU": 8}}
+    free = {"CPU": 2.0, "GPU": 1.0}
+    return SimpleNamespace(is_initialized=lambda: True, nodes=lambda: [gone, *alive], available_resources=lambda: free)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "workers", "gpus"),
+    [([(4, 0)] * 3, {}, 12, 0), ([(4, 0)] * 3, {"cpus_per_worker": 3}, 3, 0), ([(0, 0), (8, 2)], {}, 2, 1),
+     ([(64, 3)], {"gpus_per_worker": 0.1}, 30, 0.1), ([(64, 3)], {"gpus_per_worker": 0.4}, 6, 0.4),
+     ([(64, 3), (64, 3)], {"gpus_per_worker": 2}, 2, 2), ([(8, 2)], {"gpus_per_worker": 0}, 8, 0),
+     ([(8, 2)], {"workers": 9}, 9, 1), ([(0, 0)], {"workers": 9, "gpus_per_worker": 1}, 9, 1)],
+)  # fmt: skip
+def test_workers_are_counted_node_by_node(
+    sizes: Any, settings: Any, workers: int, gpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prism_prm.workers.cluster._ray", lambda: nodes(*sizes))
+    with connected(RaySettings(ray="auto", **settings)) as cluster:
+        assert (cluster.workers, cluster.gpus) == (workers, gpus)
+
+
+def test_workers_that_load_nothing_take_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism_prm.workers.cluster._ray", lambda: nodes((8, 2)))
+    with connected(RaySettings(ray="auto"), loads=False) as cluster:
+        assert (cluster.workers, cluster.gpus) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "said"),
+    [([(4, 0)] * 8, {"ray": "auto", "cpus_per_worker": 8},
+      "--ray auto: there is room for 0 of 1 worker of 8 CPU cores, on 8 × 4 CPU cores. Ask for less with --workers, "
+      "--cpus-per-worker or --gpus-per-worker, or name --workers to wait for nodes that are still to come."),
+     ([(2, 0)], {"ray": "local", "workers": 4},
+      "--ray: there is room for 2 of 4 workers of 1 CPU core, on 1 × 2 CPU cores. Ask for less with --workers, "
+      "--cpus-per-worker or --gpus-per-worker."),
+     ([(2, 0)], {"ray": "local", "workers": 1, "gpus_per_worker": 1},
+      "--ray: there is room for 0 of 1 worker of 1 CPU core and 1 GPU, on 1 × 2 CPU cores. Ask for less with "
+      "--workers, --cpus-per-worker or --gpus-per-worker."),
+     ([(0, 0)], {"ray": "auto", "workers": 8},
+      "--ray auto: there is room for 0 of 8 workers, and no node has a GPU yet. To wait for more nodes, say what they "
+      "bring: --gpus-per-worker 1, or --gpus-per-worker 0 to run on CPUs.")],
+)  # fmt: skip
+def test_workers_that_can_never_start_are_refused(
+    sizes: Any, settings: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prism_prm.workers.cluster._ray", lambda: nodes(*sizes))
+    with pytest.raises(ConfigError) as raised, connected(RaySettings(**settings)):
+        pass
+    assert str(raised.value) == said
+
+
+def test_who_waits_says_what_for() -> None:
+    said: list[str] = []
+    Pool(Cluster(Ray(), 8, 4, 1.0, 3), make_ten, (), None, said.append)
+    assert said == ["Ray: 8 workers of 4 CPU cores and 1 GPU; 5 of them wait for more nodes"]
+    waiting = Cluster(nodes((4, 1)), 8, 4, 1.0, 3).waiting()
+    assert waiting == "each needs 4 CPU cores and 1 GPU of one node, and free in all are 2 CPU cores and 1 GPU"
 
 
 def test_an_error_of_an_item_is_the_users_with_its_node() -> None:
@@ -252,7 +418,7 @@ def test_workers_that_never_start() -> None:
         raise LostError
 
     ray = Ray()
-    with pytest.raises(PrismError, match=f"^{TRIES} workers in a row died while they started; the last one: The actor"):
+    with pytest.raises(PrismError, match=f"^{TRIES} workers in a row died before they finished anything; the last one"):
         opened(ray, workers=1, make=dies).ask(str)
     assert len(ray.actors) == TRIES
 
@@ -285,7 +451,7 @@ def test_a_folder_that_nodes_do_not_see_is_packed_once(monkeypatch: pytest.Monke
 
 def test_actors_get_the_resources_asked_for() -> None:
     ray = Ray()
-    Pool(Cluster(ray, 2, 4, 0.5), make_ten, (), None)
+    Pool(Cluster(ray, 2, 4, 0.5, 2), make_ten, (), None)
     assert ray.options == {"num_cpus": 4, "num_gpus": 0.5, "scheduling_strategy": "SPREAD", "max_restarts": 0}
 
 
@@ -309,7 +475,7 @@ def test_a_node_without_the_package() -> None:
     def bare(_found: Mapping[str, str]) -> int:
         raise ModuleNotFoundError("No module named 'prism_prm'")
 
-    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install it on all of them: pip"):
+    with pytest.raises(ConfigError, match=r"^a node of the cluster has no prism-prm; install it on all of them"):
         opened(Ray(), make=bare).ask(str)
 
 
@@ -353,7 +519,7 @@ def raises(error: Exception) -> Callable[..., Any]:
 
 
 def test_without_settings_the_work_is_done_here() -> None:
-    with open_workers(make_ten, None) as workers:
+    with open_workers(Opening(make_ten), None) as workers:
         assert isinstance(workers, Here)
         assert [(portion.number, result) for portion, result in workers.run(add, portions(range(3)))] == [
             (0, 10), (1, 11), (2, 12),
@@ -377,13 +543,15 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
     with pytest.raises(MissingExtraError, match=r"^This needs Ray\. Install it with: pip install 'prism-prm\[ray\]'$"):
         RaySettings(ray="local").given  # noqa: B018
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match="prism-prm"), open_workers(make_ten, RaySettings(ray="local")):
+    with pytest.raises(MissingExtraError, match="prism-prm"), open_workers(Opening(make_ten), RaySettings(ray="local")):
         pass
 
 
-def test_the_command_line_imports_ray_only_to_use_it() -> None:
-    code = "import sys; from prism_prm.cli import app; import prism_prm.scorer.opened; sys.exit('ray' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_the_command_line_imports_ray_only_to_use_it_and_the_driver_no_torch() -> None:
+    code = "import sys; from prism_prm.cli import app; import prism_prm.scorer.table\n"
+    code += "sys.exit(str({'ray', 'torch'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert run.stderr == "set()\n"
 
 
 @pytest.mark.parametrize(
@@ -400,7 +568,8 @@ def test_ray_without_an_address_is_this_machine(words: str, meant: str) -> None:
     ("settings", "reason"),
     [({"ray": "trees.jsonl"}, "must be HOST:PORT, auto"), ({"workers": 2}, "needs --ray"),
      ({"gpus_per_worker": 1.0}, "needs --ray"), ({"cpus_per_worker": 2}, "needs --ray"),
-     ({"ray": "auto", "workers": 0}, "must be 1 or more"), ({"ray": "auto", "gpus_per_worker": -1.0}, "0 or more")],
+     ({"ray": "auto", "workers": 0}, "must be 1 or more"), ({"ray": "auto", "gpus_per_worker": -1.0}, "0 or more"),
+     ({"ray": "auto", "gpus_per_worker": 1.5}, "must be a whole number")],
 )  # fmt: skip
 def test_settings_that_make_no_sense(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

@@ -31,7 +31,7 @@ from prism_prm.records import Step, StepPair, StepTree
 from prism_prm.scorer.opened import SpreadPRM, _identity, _make, opened_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.tables import write_pairs, write_trees
-from prism_prm.workers import open_workers, pool
+from prism_prm.workers import Opening, open_workers, pool
 from prism_prm.workers.settings import RaySettings
 from ray_cluster import RayCluster
 
@@ -161,12 +161,14 @@ def test_a_node_without_the_folder_gets_one_copy(
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)
     said: list[str] = []
-    with open_workers(make, settings, folders=["/elsewhere/prm"], alike=_identity, say=said.append) as workers:
+    with open_workers(Opening(make, ("/elsewhere/prm",)), settings, alike=_identity, say=said.append) as workers:
         assert workers.ask(_identity) == load_prm(place / "prm").identity()
     assert sum("copying /elsewhere/prm" in line for line in said) == 1
 
 
-def kill_while_scoring(spread: Spread, place: Path, folder: Path, kill: Callable[[Any], None], after: int) -> None:
+def kill_while_scoring(
+    spread: Spread, place: Path, folder: Path, kill: Callable[[Any], None], after: int, said: str
+) -> None:
     """Fill a store; after so many portions `kill` gets a worker that is at work. Then look at all that was filed."""
     trees = [StepTree.chain(f"{i} + 1?", [f"{i} + {k}" for k in range(2 + i % 5)]) for i in range(300)]
     requests = [Request.all_of(tree) for tree in trees]
@@ -182,7 +184,7 @@ def kill_while_scoring(spread: Spread, place: Path, folder: Path, kill: Callable
     before = len(spread.said)
     found = ScoreStore(folder, spread.prm, portion=3).score(requests, advance=advance)
     assert killed, "work was in flight"
-    assert any("was lost" in line for line in spread.said[before:])
+    assert any(said in line for line in spread.said[before:]), spread.said
     assert sum(portions) == 300
     _check_filed(folder, requests)
     expected = ScoreStore(folder.with_name("one"), load_prm(place / "prm"), portion=3).score(requests)
@@ -198,20 +200,23 @@ def _check_filed(folder: Path, requests: list[Request]) -> None:
 
 def kill_worker(spread: Spread, place: Path, folder: Path, seed: int) -> None:
     after = random.Random(seed).randrange(60)
-    kill_while_scoring(spread, place, folder, lambda slot: os.kill(slot.process, signal.SIGKILL), after)
+    kill_while_scoring(
+        spread, place, folder, lambda slot: os.kill(slot.process, signal.SIGKILL), after, "was lost (The"
+    )
 
 
 def kill_node(cluster: RayCluster, spread: Spread, place: Path, folder: Path, seed: int) -> None:
     after = random.Random(seed).randrange(60)
-    kill_while_scoring(spread, place, folder, lambda slot: cluster.kill_node(slot.node.split("/")[1]), after)
+    said = "was lost (its node is gone)"
+    kill_while_scoring(spread, place, folder, lambda slot: cluster.kill_node(slot.node.split("/")[1]), after, said)
     cluster.add_node()
 
 
-def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int) -> None:
+def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int, workers: int) -> None:
     """`prism score --ray` is killed when some of its portions are filed, and run again."""
     words = [sys.executable, "-m", "prism_prm", "score", place / "solutions.jsonl", "--prm", place / "prm"]
     words += ["--store", folder / "store", "--out", folder / "table.parquet", "--ray", cluster.address]
-    command = [*map(str, words), "--chunk", "1", "--workers", "2", "--json"]
+    command = [*map(str, words), "--chunk", "1", "--workers", f"{workers}", "--json"]
     enough = 1 + random.Random(seed).randrange(NUM_TREES // 2)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         until = time.monotonic() + 300
@@ -253,7 +258,7 @@ def test_a_killed_node_costs_what_it_had_in_flight(
 
 
 def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Path) -> None:
-    kill_driver(cluster, place, tmp_path, seed=0)
+    kill_driver(cluster, place, tmp_path, seed=0, workers=1)  # each takes seconds to start
 
 
 @pytest.mark.slow
@@ -261,4 +266,4 @@ def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Pat
 def test_kills_at_random_moments(cluster: RayCluster, spread: Spread, place: Path, tmp_path: Path, seed: int) -> None:
     kill_worker(spread, place, tmp_path / "worker" / "store", seed)
     kill_node(cluster, spread, place, tmp_path / "node" / "store", seed)
-    kill_driver(cluster, place, tmp_path / "driver", seed)
+    kill_driver(cluster, place, tmp_path / "driver", seed, workers=2)

@@ -179,7 +179,7 @@ class _Scores:
 
     def check(self) -> None:
         """Refuse places where there can be no scores, before anything is read."""
-        if isinstance(self.prm, str | Path):
+        if self.prm is not None:
             check_scorer(self.prm, self.loading)
         for file in (self.scores, self.predictions):
             if file is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prism_prm.records import Step, StepTree
@@ -41,15 +42,27 @@ def _agreed(step: Step, second: Step, counts: Counter[str]) -> Step:
 
 
 def scored_opinion(
-    trees: Sequence[StepTree], scorer: Scorer, threshold: float = 0.5, *, advance: Advance = ignore
+    trees: Sequence[StepTree],
+    scorer: Scorer,
+    threshold: float = 0.5,
+    *,
+    store: Path | None = None,
+    advance: Advance = ignore,
 ) -> list[StepTree]:
     """The same trees labelled by a scorer (a PRM, a critic): steps are right above a threshold of its probability.
 
-    It is asked only about steps that have a label.
+    It is asked only about steps that have a label. With a `store`, what is in there is not scored again.
     """
+    from prism_prm.scorer.store import Request, ScoreStore
+
     wanted = [[i for i, step in enumerate(tree.nodes) if step.label is not None] for tree in trees]
+    if store is None:
+        all_scores = scorer.score_trees(trees, wanted, advance=advance)
+    else:
+        requests = [Request(tree, nodes) for tree, nodes in zip(trees, wanted, strict=True)]
+        all_scores = ScoreStore(store, scorer).score(requests, advance=advance)
     found = []
-    for tree, scores in zip(trees, scorer.score_trees(trees, wanted, advance=advance), strict=True):
+    for tree, scores in zip(trees, all_scores, strict=True):
         probabilities = scores.probability.tolist()
         labels = [None if p != p else float(p > threshold) for p in probabilities]  # NaN: it could not be scored
         steps = tuple(replace(step, label=label) for step, label in zip(tree.nodes, labels, strict=True))

@@ -13,6 +13,7 @@ from typing import Any
 
 from prism_prm.chosen import card_values, choose_threshold
 from prism_prm.config import to_toml
+from prism_prm.critics.load import is_critic
 from prism_prm.data import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
@@ -36,7 +37,7 @@ from prism_prm.tasks import TaskGrader, TaskProblem, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 from prism_prm.workers import Here, Workers
 from prism_prm.workers.settings import RaySettings
-from prism_prm.workers.watching import AllWatched, not_done
+from prism_prm.workers.watching import AllWatched, not_done, run_evenly
 
 Live = Callable[[str, int, int], AbstractContextManager[Callable[[Watch], None]]]
 """(description, problems, already done) → a live display of the labelling."""
@@ -127,7 +128,8 @@ def label_task(
                 trees = stage.agree(workers, trees, consensus)
         critic = None
         if recipe.consensus:
-            trees, critic = _confirmed(trees, recipe.consensus, loading, consensus, bars, say)
+            how = {"on_too_long": "skip", **(loading or {}), "ray": ray}
+            trees, critic = _confirmed(trees, recipe.consensus, how, out, consensus, bars, say)
     if not trees:
         raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
     write_trees(out / "trees.parquet", trees, source=recipe.policy.name)
@@ -143,18 +145,21 @@ def _hands_here(settings: PolicySettings, policy: Policy | None, judge: Judging)
 
 
 def _confirmed(
-    trees: Sequence[StepTree], place: str, loading: Mapping[str, Any] | None, counts: Counter[str], bars: Bars, say: Say
-) -> tuple[list[StepTree], dict[str, Any] | None]:
+    trees: Sequence[StepTree], place: str, loading: dict[str, Any], out: Path, counts: Counter[str], bars: Bars,
+    say: Say,
+) -> tuple[list[StepTree], dict[str, Any] | None]:  # fmt: skip
     """The trees with the labels that a scorer confirms, and what it has cost if it is a critic."""
-    from prism_prm.scorer.load import open_prm
+    from prism_prm.scorer.opened import opened_prm
 
-    scorer = open_prm(place, {"on_too_long": "skip", **(loading or {})})
-    threshold = choose_threshold(None, card_values(scorer)).value
-    with stoppable(lambda: "with the second opinion"), bars("second opinion", len(trees), unit="trees") as advance:
-        others = scored_opinion(trees, scorer, threshold, advance=advance)
-    for note in notes_of(scorer):
-        say(note)
-    return keep_agreed(trees, others, counts), summary_of(scorer)
+    # A critic is asked from here, all trees at once, and keeps replies itself; a PRM's scores are kept in a store.
+    store, loading = (None, {**loading, "ray": None}) if is_critic(place) else (out / "journal" / "scores", loading)
+    with opened_prm(place, loading, say=say) as scorer:
+        threshold = choose_threshold(None, card_values(scorer)).value
+        with stoppable(lambda: "with the second opinion"), bars("second opinion", len(trees), unit="trees") as advance:
+            others = scored_opinion(trees, scorer, threshold, store=store, advance=advance)
+        for note in notes_of(scorer):
+            say(note)
+        return keep_agreed(trees, others, counts), summary_of(scorer)
 
 
 def _numbered(found: Sequence[Labelled]) -> list[StepTree]:
@@ -250,7 +255,7 @@ class _Stage:
 
                 all_of_it = AllWatched(watch, Watch())
                 act = partial(label_portion, watch=all_of_it.see, file=file) if is_here else label_portion
-                for portion, made in workers.run(act, todo):
+                for portion, made in run_evenly(workers, act, todo, self.say):
                     all_of_it.add(made.watch, workers.rates())
                     for key, labelled in zip(portion.work.keys, made.labelled, strict=True):
                         file(key, labelled)

@@ -22,7 +22,7 @@ from prism_prm.records import StepTree
 from prism_prm.resume import content_key
 from prism_prm.tasks import TaskGrader, TaskProblem
 from prism_prm.types import Say, silent
-from prism_prm.workers import Portion, Workers, open_workers
+from prism_prm.workers import Opening, Portion, Workers, open_workers
 from prism_prm.workers.settings import RaySettings
 
 
@@ -112,11 +112,17 @@ def hands_on_ray(
     say: Say = silent,
 ) -> Iterator[Workers[Hands]]:  # fmt: skip
     """Workers of a cluster, each with the policy and with processes that judge answers."""
-    of_policy, folders = policy_for_workers(policy)
+    of_policy = policy_for_workers(policy)
     make = functools.partial(
-        _make, policy=of_policy, judges=judges or settings.cpus_per_worker, sandbox=sandbox, has_programs=has_programs
+        _make,
+        policy=of_policy.make,
+        judges=judges or settings.cpus_per_worker,
+        sandbox=sandbox,
+        has_programs=has_programs,
     )
-    with open_workers(make, settings, folders=folders, alike=policy_identity, say=say) as workers:
+    with open_workers(
+        Opening(make, of_policy.folders, of_policy.loads), settings, alike=policy_identity, say=say
+    ) as workers:
         yield workers
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from prism_prm.errors import ModelError
+from prism_prm.errors import ModelError, is_out_of_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,7 +21,7 @@ def halving(
     try:
         result = run(items)
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         if len(items) == 1:
             raise ModelError(
@@ -37,11 +37,3 @@ def halving(
     half = (len(items) + 1) // 2
     yield from halving(items[:half], run, name)
     yield from halving(items[half:], run, name)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text

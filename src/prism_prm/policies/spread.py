@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from prism_prm.lm.place import local_folder
 from prism_prm.policies.base import Policy
 from prism_prm.policies.load import PolicySettings, kind_and_place, open_policy
+from prism_prm.workers import Opening
 
 
-def policy_for_workers(settings: PolicySettings) -> tuple[Callable[[Mapping[str, str]], Policy], list[str]]:
-    """What opens the policy where its folders are found, and these folders; a server has none."""
+def policy_for_workers(settings: PolicySettings) -> Opening[Policy]:
+    """What opens the policy where its folders are found; hub ids are downloaded there."""
     kind, place = kind_and_place(settings)
-    if kind != "hf":
-        return functools.partial(_open, settings=settings, folder=None), []
-    folder = os.path.abspath(local_folder(place))
-    return functools.partial(_open, settings=settings, folder=folder), [folder]
+    named = place if kind == "hf" else settings.tokenizer
+    if named is None or not os.path.isdir(named):
+        return Opening(functools.partial(_open, settings=settings, folder=""), loads=kind == "hf")
+    folder = os.path.abspath(named)
+    return Opening(functools.partial(_open, settings=settings, folder=folder), (folder,), loads=kind == "hf")
 
 
-def _open(found: Mapping[str, str], *, settings: PolicySettings, folder: str | None) -> Policy:
-    return open_policy(settings if folder is None else replace(settings, name=f"hf:{found[folder]}"))
+def _open(found: Mapping[str, str], *, settings: PolicySettings, folder: str) -> Policy:
+    if not folder:
+        return open_policy(settings)
+    kind, _ = kind_and_place(settings)
+    here = found[folder]
+    return open_policy(replace(settings, name=f"hf:{here}") if kind == "hf" else replace(settings, tokenizer=here))

@@ -184,8 +184,7 @@ def _check_places(
 ) -> None:
     """Refuse mistyped places before solutions are judged, which takes long."""
     for name, prm in prms.items():
-        if isinstance(prm, str | Path):
-            check_scorer(prm, loading, name)
+        check_scorer(prm, loading, name)
     find_sources(tables.values())
     if twice := sorted(set(prms) & set(tables)):
         raise ConfigError(

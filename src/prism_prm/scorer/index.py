@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from prism_prm.errors import PrismError
+
 KEY_BYTES = 16
 KEYS = np.dtype(f"S{KEY_BYTES}")
 IN_MEMORY = 2**16
@@ -96,7 +98,18 @@ def _merged(one: _Run, other: _Run) -> _Run:
 
 
 def _in_file(runs: Sequence[_Run]) -> _Run:
-    """Runs as one, written part by part so that little of it is in memory."""
+    """Runs as one, in a temporary file."""
+    try:
+        return _written(runs)
+    except OSError as error:  # without a name, it would be taken for one of the output
+        raise PrismError(
+            f"{tempfile.gettempdir()}: temporary files of scores cannot be written ({error.strerror}). To resume, make "
+            "room there or set TMPDIR to another disk, and rerun the same command."
+        ) from error
+
+
+def _written(runs: Sequence[_Run]) -> _Run:
+    """The same, part by part so that little of it is in memory."""
     size, row = sum(len(run.keys_N) for run in runs), runs[0].rows_N.dtype
     rows_from = size * KEY_BYTES
     with tempfile.TemporaryFile(prefix="prism-") as file:

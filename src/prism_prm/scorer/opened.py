@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism_prm.critics.load import is_critic
 from prism_prm.errors import ConfigError
 from prism_prm.lm.place import base_of, is_adapter
 from prism_prm.prms.place import prm_folder
 from prism_prm.protocol import Scorer, Solution, StepSession, TreeScores, as_trees, can_score_all
 from prism_prm.records import StepTree
-from prism_prm.scorer.load import open_prm
-from prism_prm.scorer.place import remote_place
+from prism_prm.scorer.place import place_for_workers, remote_place
 from prism_prm.types import Advance, Say, bar_on_stderr, ignore, silent
-from prism_prm.workers import Portion, Workers, open_workers
+from prism_prm.workers import Opening, Portion, Workers, open_workers
 
 if TYPE_CHECKING:
     from prism_prm.prms.card import Card
@@ -36,26 +34,19 @@ def opened_prm(
     loading = dict(loading or {})
     ray = loading.pop("ray", None)
     if ray is None:
+        from prism_prm.scorer.load import open_prm
+
         yield open_prm(prm, loading, name)
         return
-    make, folders = prm_for_workers(prm, loading, name)
-    with open_workers(make, ray, folders=folders, alike=_identity, say=say) as workers:
+    with open_workers(prm_for_workers(prm, loading, name), ray, alike=_identity, say=say) as workers:
         yield SpreadPRM(workers)
 
 
-def prm_for_workers(
-    prm: Scorer | str | Path, loading: Mapping[str, Any], name: str = ""
-) -> tuple[Callable[[Mapping[str, str]], Scorer], list[str]]:
-    """What opens the PRM where its folders are found, and these folders."""
-    if not isinstance(prm, str | Path):
-        raise ConfigError("workers of a Ray cluster load a PRM themselves: give its folder or hub id, not the PRM")
-    if is_critic(prm):
-        raise ConfigError(
-            f"--ray: {prm} is a critic, and critics do not run on Ray. Serve its model on the cluster, e.g. with vLLM, "
-            "and give critic:openai:URL with more --critic-concurrency"
-        )
-    place, options, folders = _for_workers(prm, loading, name)
-    return functools.partial(_make, place=place, options=options), folders
+def prm_for_workers(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str = "") -> Opening[Scorer]:
+    """What opens the PRM where its folders are found."""
+    place, options, folders = _for_workers(place_for_workers(prm), loading, name)
+    loads = remote_place(prm) is None or "local" in options
+    return Opening(functools.partial(_make, place=place, options=options), tuple(folders), loads)
 
 
 def _for_workers(prm: str | Path, loading: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any], list[str]]:
@@ -82,6 +73,8 @@ def _absolute(place: str | Path) -> str:
 
 
 def _make(found: Mapping[str, str], *, place: str, options: Mapping[str, Any]) -> Scorer:
+    from prism_prm.scorer.load import open_prm  # heavy, and the driver does without
+
     own = {key: found.get(value, value) if key in ("adapter", "local") else value for key, value in options.items()}
     return open_prm(found.get(place, place), own)
 

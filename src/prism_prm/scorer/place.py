@@ -11,6 +11,7 @@ from prism_prm.critics.load import check_critic, is_critic
 from prism_prm.errors import ConfigError
 from prism_prm.http import server_address
 from prism_prm.prms.place import check_prm, checkable
+from prism_prm.protocol import Scorer
 
 REMOTE = ("prism", "vllm")
 """What stands before the address of a server."""
@@ -36,8 +37,24 @@ def remote_place(name: object) -> RemotePlace | None:
     return RemotePlace(kind, url, model)
 
 
-def check_scorer(place: str | Path, loading: Mapping[str, Any] | None, name: str = "") -> None:
-    """Refuse at once what `open_prm` would refuse later, given the same options."""
+def place_for_workers(prm: Scorer | str | Path) -> str | Path:
+    """The place of a PRM that workers of a cluster can open; a critic, or a PRM that is open, is refused."""
+    if not isinstance(prm, str | Path):
+        raise ConfigError("workers of a Ray cluster load a PRM themselves: give its folder or hub id, not the PRM")
+    if is_critic(prm):
+        raise ConfigError(
+            f"--ray: {prm} is a critic, and critics do not run on Ray. Serve its model on the cluster, e.g. with vLLM, "
+            "and give critic:openai:URL with more --critic-concurrency"
+        )
+    return prm
+
+
+def check_scorer(place: Scorer | str | Path, loading: Mapping[str, Any] | None, name: str = "") -> None:
+    """Refuse at once what `opened_prm` would refuse later, given the same options."""
+    if (loading or {}).get("ray") is not None:
+        place_for_workers(place)
+    if not isinstance(place, str | Path):
+        return
     if is_critic(place):
         check_critic(str(place), (loading or {}).get("critic"))
         return

@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import itertools
 import shutil
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,9 @@ from prism_prm.workers import Here, Portion, Workers
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""
 AHEAD = 64
-"""Finished portions that wait for an earlier one; then no more is read."""
+"""Finished portions that wait for an earlier one; then no more is read. With many workers, AHEAD_EACH for each."""
+AHEAD_EACH = 16
+"""A worker with two portions that takes eight times as long as the others does not hold them up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +234,8 @@ class _Filling:
         self.store, self.share, self.advance, self.each = store, share, advance, each
         self.workers = workers_of(store.scorer)
         self.num_portions = self.num_found = self.num_steps = self.num_missing = 0
-        self._waiting: deque[_Portion] = deque()
-        """What is read and not passed on, in order."""
+        self._waiting: dict[int, _Portion] = {}
+        """What is read and not passed on, by number and in order."""
         self._in_work: set[int] = set()
         """The numbers of those that are not scored yet."""
         self._taken: set[bytes] = set()
@@ -250,7 +251,8 @@ class _Filling:
 
     def _to_score(self, requests: Iterable[Request]) -> Iterator[Portion[_Portion] | None]:
         for one in self.store._portions(requests):
-            while len(self._waiting) - len(self._in_work) > AHEAD and self._in_work:
+            most = max(AHEAD, AHEAD_EACH * self.workers.num_workers)
+            while len(self._waiting) - len(self._in_work) > most and self._in_work:
                 yield None
             number = self.num_portions
             rest = self.store.missing(one, self._taken)
@@ -258,7 +260,7 @@ class _Filling:
             self.num_steps += len(one.keys_N)
             self.num_missing += len(rest.keys_N)
             self.num_found += not len(rest.keys_N)
-            self._waiting.append(one)
+            self._waiting[number] = one
             self._taken.update(rest.keys_N.tolist())
             if len(rest.keys_N) and number % self.share.world == self.share.rank:
                 self._in_work.add(number)
@@ -267,9 +269,13 @@ class _Filling:
                 self._pass_on()
 
     def _pass_on(self) -> None:
-        """Hand over all that is done up to the first portion in work."""
-        while self._waiting and self.num_portions - len(self._waiting) not in self._in_work:
-            one = self._waiting.popleft()
+        """Hand over what is done: up to the first portion in work, if somebody hears them in order."""
+        for number in list(self._waiting):
+            if number in self._in_work:
+                if self.each is not None:
+                    return
+                continue
+            one = self._waiting.pop(number)
             if self.each is not None:
                 self.each(one.requests, list(self.store.scores_of(one)))
             rates = self.workers.rates()

@@ -24,11 +24,9 @@ from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.protocol import Scorer, TreeScores, notes_of, sigmoid
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
-from prism_prm.scorer.opened import opened_prm
-from prism_prm.scorer.prm import PRM
+from prism_prm.scorer.opened import SpreadPRM, opened_prm
 from prism_prm.scorer.store import PORTION, Filled, Request, ScoreStore, store_for
 from prism_prm.scorer.to_score import TreesToScore
-from prism_prm.scorer.whole_trees import memory_estimate
 from prism_prm.tables import scores_schema
 from prism_prm.types import Advance, Bars, Say, ignore, no_bars, silent
 
@@ -200,8 +198,8 @@ def score_files(
     trees = TreesToScore(as_places(inputs), format, options)
     trees.check()
     with opened_prm(prm, loading, say=say) as scorer:
-        if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
-            say(f"needs about {size / 1e9:.1f} GB of memory (an estimate)")
+        if not isinstance(scorer, SpreadPRM):
+            _say_size(scorer, say)
         with bars("scoring", trees.size(), unit="bytes") as bar:
             report = write_scores(
                 scorer, trees, out, store=store, portion=portion, inputs=as_places(inputs), say=say,
@@ -215,6 +213,14 @@ def score_files(
         done = "scored without their earliest steps" if report.steps == report.given else "left out"
         say(f"{report.too_long} steps exceeded the context of {scorer.context} tokens and were {done}")
     return report
+
+
+def _say_size(scorer: Scorer, say: Say) -> None:
+    from prism_prm.scorer.prm import PRM  # heavy, and the driver of a cluster does without
+    from prism_prm.scorer.whole_trees import memory_estimate
+
+    if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
+        say(f"needs about {size / 1e9:.1f} GB of memory (an estimate)")
 
 
 class _Job:

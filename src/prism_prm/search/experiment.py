@@ -35,7 +35,7 @@ from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, TaskProblem
 from prism_prm.types import Bars, Floats, Say, no_bars, silent
 from prism_prm.workers import Here, Portion, Workers
-from prism_prm.workers.watching import AllWatched, not_done
+from prism_prm.workers.watching import AllWatched, not_done, run_evenly
 
 if TYPE_CHECKING:
     from prism_prm.policies import Policy
@@ -214,7 +214,7 @@ class Experiment:
             act = search_portion
             if isinstance(workers, Here):
                 act = partial(search_portion, watch=all_of_it.see, tell=tell, file=file)
-            for portion, searched in workers.run(act, todo):
+            for portion, searched in run_evenly(workers, act, todo, self.say):
                 all_of_it.add(searched.watch, workers.rates())
                 for key, told in searched.rounds:
                     tell(key, told)

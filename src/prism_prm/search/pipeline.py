@@ -80,8 +80,7 @@ def search_task(
     # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
     options = {"on_too_long": "skip", **(loading or {})}
     for name, place in given.items():
-        if isinstance(place, str | Path):
-            check_scorer(place, options, name)
+        check_scorer(place, options, name)
     if policy is None:
         check_policy(recipe.policy)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field, window=recipe.window)

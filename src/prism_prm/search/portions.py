@@ -20,7 +20,7 @@ from prism_prm.search.found import Found
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.rounds import Round, ToldRound, told_round
 from prism_prm.types import Say, silent
-from prism_prm.workers import Portion, Workers, open_workers
+from prism_prm.workers import Opening, Portion, Workers, open_workers
 from prism_prm.workers.settings import RaySettings
 
 if TYPE_CHECKING:
@@ -134,10 +134,13 @@ def searchers_on_ray(
     """Workers of a cluster, each with the policy and the PRM."""
     from prism_prm.scorer.opened import prm_for_workers
 
-    of_policy, folders = policy_for_workers(policy)
-    of_prm, more = (None, []) if prm is None else prm_for_workers(prm, loading, name)
-    make = functools.partial(_make, policy=of_policy, prm=of_prm)
-    with open_workers(make, settings, folders=list(dict.fromkeys(folders + more)), alike=_alike, say=say) as workers:
+    of_policy = policy_for_workers(policy)
+    of_prm = None if prm is None else prm_for_workers(prm, loading, name)
+    make = functools.partial(_make, policy=of_policy.make, prm=None if of_prm is None else of_prm.make)
+    both = [one for one in (of_policy, of_prm) if one is not None]
+    folders = dict.fromkeys(folder for one in both for folder in one.folders)
+    opening = Opening(make, tuple(folders), any(one.loads for one in both))
+    with open_workers(opening, settings, alike=_alike, say=say) as workers:
         yield workers
 
 

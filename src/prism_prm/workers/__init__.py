@@ -3,7 +3,7 @@
 A worker holds what `make` gives: a PRM, or a policy with a PRM. `run` sends it portions and yields each with its
 result, once, in whatever order they are done:
 
-    with open_workers(make, settings, folders=["my-prm"], alike=Scorer.identity) as workers:
+    with open_workers(Opening(make, folders=("my-prm",)), settings, alike=Scorer.identity) as workers:
         for portion, scores in workers.run(score, (Portion(i, f"trees {i}", some, len(some)) for i, some in ...)):
             file(portion.number, scores)
 
@@ -18,7 +18,7 @@ result, once, in whatever order they are done:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -36,6 +36,17 @@ Make = Callable[[Mapping[str, str]], Held]
 
 
 @dataclass(frozen=True, slots=True)
+class Opening(Generic[Held_co]):
+    """How a worker opens something."""
+
+    make: Callable[[Mapping[str, str]], Held_co]
+    folders: tuple[str, ...] = ()
+    """What `make` reads. A node that does not see one gets a copy of its own, once for all its workers."""
+    loads: bool = True
+    """Whether it loads a model; if not, workers get no GPU unless the settings say so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Portion(Generic[Work]):
     """Some items of work that are done together by one worker."""
 
@@ -50,10 +61,17 @@ class Portion(Generic[Work]):
 class Workers(Protocol[Held_co]):
     """Those who do the work."""
 
+    @property
+    def num_workers(self) -> int: ...
+
     def run(
-        self, act: Callable[[Held_co, Work], Done], portions: Iterable[Portion[Work] | None]
+        self, act: Callable[[Held_co, Work], Done], portions: Iterable[Portion[Work] | None], *, queued: bool = True
     ) -> Iterator[tuple[Portion[Work], Done]]:
-        """Do `act` on every portion; each is yielded once with its result, in any order."""
+        """Do `act` on every portion; each is yielded once with its result, in any order.
+
+        `queued`: a second portion waits at each worker, which is then never idle. Where portions take minutes this
+        would leave one waiting at a busy worker while another is free.
+        """
 
     def ask(self, act: Callable[[Held_co], Result]) -> Result:
         """What one of the workers says; all hold the same."""
@@ -65,11 +83,17 @@ class Workers(Protocol[Held_co]):
 class Here(Generic[Held]):
     """The one worker that is this process; portions come in order."""
 
+    num_workers = 1
+
     def __init__(self, held: Held) -> None:
         self.held = held
 
     def run(
-        self, act: Callable[[Held, Work], Done], portions: Iterable[Portion[Work] | None]
+        self,
+        act: Callable[[Held, Work], Done],
+        portions: Iterable[Portion[Work] | None],
+        *,
+        queued: bool = True,  # noqa: ARG002
     ) -> Iterator[tuple[Portion[Work], Done]]:
         for portion in portions:
             assert portion is not None, "all before it are done"
@@ -84,27 +108,28 @@ class Here(Generic[Held]):
 
 @contextlib.contextmanager
 def open_workers(
-    make: Make[Held],
+    opening: Opening[Held],
     settings: RaySettings | None,
     *,
-    folders: Sequence[str] = (),
     alike: Callable[[Held], str] | None = None,
     say: Say = silent,
 ) -> Iterator[Workers[Held]]:
     """The workers that the settings ask for, until the block ends; without settings, this process.
 
     Args:
-        make: makes what each worker holds.
+        opening: makes what each worker holds.
         settings: the Ray cluster, and how many workers of what size.
-        folders: what `make` reads. A node that does not see one gets a copy of its own, once for all its workers.
         alike: names what a worker holds. A worker that holds something else than the first one is refused.
         say: called with each status message.
     """
     if settings is None:
-        yield Here(make({folder: folder for folder in folders}))
+        yield Here(opening.make({folder: folder for folder in opening.folders}))
         return
     from prism_prm.workers.cluster import connected
     from prism_prm.workers.pool import Pool
 
-    with connected(settings) as cluster, contextlib.closing(Pool(cluster, make, folders, alike, say)) as pool:
+    with (
+        connected(settings, loads=opening.loads) as cluster,
+        contextlib.closing(Pool(cluster, opening.make, opening.folders, alike, say)) as pool,
+    ):
         yield pool

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,23 +25,35 @@ class Cluster:
     workers: int
     cpus: int
     gpus: float
+    room: int
+    """How many of the workers can start at once on the nodes that are there."""
 
     def described(self) -> str:
         """The workers, for people."""
-        size = f"{self.cpus} CPU core{'s' * (self.cpus > 1)}" + (f" and {self.gpus:g} GPU" if self.gpus else "")
-        return f"{self.workers} worker{'s' * (self.workers > 1)} of {size}"
+        return f"{self.workers} worker{'s' * (self.workers > 1)} of {_size(self.cpus, self.gpus)}"
+
+    def waiting(self) -> str:
+        """What each worker asks for, and what is free."""
+        free = self.ray.available_resources()
+        return (
+            f"each needs {_size(self.cpus, self.gpus)} of one node, and free in all are "
+            f"{_size(free.get('CPU', 0), free.get('GPU', 0))}"
+        )
 
 
 @contextlib.contextmanager
-def connected(settings: RaySettings) -> Iterator[Cluster]:
-    """The cluster of these settings; one that runs already, or that the caller has connected to, stays as it is."""
+def connected(settings: RaySettings, *, loads: bool = True) -> Iterator[Cluster]:
+    """The cluster of these settings; one that runs already, or that the caller has connected to, stays as it is.
+
+    Workers that load no model (`loads`) get no GPU unless the settings say so.
+    """
     assert settings.ray is not None, "only settings that name a cluster come here"
     ray = _ray()
     was_connected = ray.is_initialized()
     if not was_connected:
         _connect(ray, settings.ray)
     try:
-        yield _fitted(ray, settings)
+        yield _fitted(ray, settings, loads)
     finally:
         if not was_connected:
             ray.shutdown()
@@ -77,18 +90,39 @@ def _connect(ray: Any, address: str) -> None:
         signal.signal(signal.SIGTERM, on_end)  # Ray would end the process without the line on how to resume
 
 
-def _fitted(ray: Any, settings: RaySettings) -> Cluster:
-    """The sizes that were not given, from what the cluster has."""
-    has = ray.cluster_resources()
-    gpus = settings.gpus_per_worker
-    gpus = (1.0 if has.get("GPU") else 0.0) if gpus is None else gpus
-    room = int(has.get("CPU", 0) // settings.cpus_per_worker)
-    if gpus:
-        room = min(room, int(has.get("GPU", 0) // gpus))
-    if settings.workers is None and not room:
+def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Cluster:
+    """The sizes that were not given, from what the cluster has now; what can never start is refused."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if loads and any(node.get("GPU") for node in nodes) else 0.0
+    room = sum(_room(node, cpus, gpus) for node in nodes)
+    wanted = settings.workers or room
+    where = "--ray" if settings.ray == LOCAL else f"--ray {settings.ray}"
+    if not wanted or (wanted > room and settings.ray == LOCAL):
+        sizes = Counter(_size(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
         raise ConfigError(
-            f"--ray {settings.ray}: the cluster has {has.get('CPU', 0):g} CPU cores and {has.get('GPU', 0):g} GPUs, "
-            f"too few for a worker of {settings.cpus_per_worker} and {gpus:g}. Ask for less with --cpus-per-worker "
-            "and --gpus-per-worker, or name --workers to wait for nodes that are still to come."
+            f"{where}: there is room for {room} of {Cluster(ray, wanted or 1, cpus, gpus, room).described()}, on "
+            f"{' and '.join(f'{count} × {size}' for size, count in sizes.items())}. Ask for less with --workers, "
+            "--cpus-per-worker or --gpus-per-worker"
+            + ("." if settings.ray == LOCAL else ", or name --workers to wait for nodes that are still to come.")
         )
-    return Cluster(ray, settings.workers or room, settings.cpus_per_worker, gpus)
+    if wanted > room and loads and not gpus and settings.gpus_per_worker is None:
+        raise ConfigError(
+            f"{where}: there is room for {room} of {wanted} workers, and no node has a GPU yet. To wait for more "
+            "nodes, say what they bring: --gpus-per-worker 1, or --gpus-per-worker 0 to run on CPUs."
+        )
+    return Cluster(ray, wanted, cpus, gpus, room)
+
+
+def _room(node: Mapping[str, float], cpus: int, gpus: float) -> int:
+    """How many workers fit on a node. A worker with a part of a GPU has it on one GPU."""
+    room = int(node.get("CPU", 0) // cpus)
+    if gpus:
+        whole = int(node.get("GPU", 0))
+        room = min(room, whole // int(gpus) if gpus >= 1 else whole * int(1 / gpus + 1e-6))
+    return room
+
+
+def _size(cpus: float, gpus: float) -> str:
+    return f"{cpus:g} CPU core{'s' * (cpus != 1)}" + (f" and {gpus:g} GPU{'s' * (gpus > 1)}" if gpus else "")

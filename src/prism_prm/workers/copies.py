@@ -15,7 +15,8 @@ from prism_prm.errors import PrismError
 from prism_prm.files import whole_folder, writing
 
 CHUNK = 64 * 2**20
-"""Bytes that travel as one object: nodes never hold more of a model in memory than that."""
+"""Bytes that travel as one object, so that a node writes them before it fetches more. The driver's node keeps the whole
+folder in its object store, which spills to disk when it is full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 The driver starts a new worker in place of a lost one, checks that it holds what the first one held, and gives the lost
 portions to whoever is free. A portion that was first in line at a worker that died is suspected of having killed it;
-after `TRIES` such deaths the run ends and names it.
+after `TRIES` such deaths the run ends and names it. A place whose workers do nothing but die is given up after as many,
+and the others go on. Neither counts workers that were lost with their node.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from prism_prm.types import Say, silent
 from prism_prm.workers import Done, Held, Make, Portion, Result, Work
 from prism_prm.workers.cluster import Cluster
 from prism_prm.workers.copies import FolderCopy, pack
-from prism_prm.workers.worker import Finished, Lacks, OutOfMemory, Ready, Refusal, Worker
+from prism_prm.workers.worker import Broken, Finished, Lacks, Ready, Refusal, Worker
 
 IN_FLIGHT = 2
 """Portions at a worker: one that it works on, and one that waits there, so that it never waits itself."""
 TRIES = 4
-"""How many workers may die of a portion, or in a row while they start."""
+"""How many workers may die of a portion, or in a row in one place before one of them has finished anything."""
 PATIENCE = 30.0
 """Seconds without any worker after which it is said what is waited for."""
+
+HINT = "If memory is short, use fewer workers per node, or smaller portions."
 
 SHOWN = 8
 """Workers whose rates are shown one by one."""
@@ -50,11 +53,20 @@ class _Slot:
     node: str = ""
     process: int = 0
     deaths: int = 0
-    """Of workers that did not come up, in a row."""
+    """Of workers that finished nothing, in a row."""
     queue: deque[tuple[Any, _Task]] = field(default_factory=deque)
     """What will be answered, and the tasks, in the order in which the worker does them."""
     items: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A worker that is gone, or must go."""
+
+    why: str
+    with_node: bool = False
+    """Whether its whole node is gone, so that nothing is to be learned from it."""
 
 
 class Pool(Generic[Held]):
@@ -76,7 +88,8 @@ class Pool(Generic[Held]):
         self._actor = self._ray.remote(
             num_cpus=cluster.cpus, num_gpus=cluster.gpus, scheduling_strategy="SPREAD", max_restarts=0
         )(Worker)
-        say(f"Ray: {cluster.described()}")
+        waiting = cluster.workers - cluster.room
+        say(f"Ray: {cluster.described()}" + (f"; {waiting} of them wait for more nodes" if waiting > 0 else ""))
         self._slots = [_Slot(number) for number in range(1, cluster.workers + 1)]
         for slot in self._slots:
             self._start(slot)
@@ -86,6 +99,11 @@ class Pool(Generic[Held]):
         for slot in self._slots:
             self._ray.kill(slot.actor)
         self._slots = []
+
+    @property
+    def num_workers(self) -> int:
+        """Those that work, start, or wait for a node."""
+        return len(self._slots)
 
     def ask(self, act: Callable[[Held], Result]) -> Result:
         """What one of the workers says."""
@@ -100,7 +118,7 @@ class Pool(Generic[Held]):
         return ", ".join(f"worker {number}: {rate:,.1f}/s" for number, rate in known.items())
 
     def run(
-        self, act: Callable[[Held, Work], Done], portions: Iterable[Portion[Work] | None]
+        self, act: Callable[[Held, Work], Done], portions: Iterable[Portion[Work] | None], *, queued: bool = True
     ) -> Iterator[tuple[Portion[Work], Done]]:
         """Do `act` on every portion."""
         new = iter(portions)
@@ -108,7 +126,7 @@ class Pool(Generic[Held]):
         by = self._ray.put(act)
         try:
             while True:
-                has_more = self._feed(by, new, again)
+                has_more = self._feed(by, new, again, IN_FLIGHT if queued else 1)
                 if not has_more and not any(slot.queue for slot in self._slots):
                     return
                 for slot in self._answering():
@@ -120,9 +138,9 @@ class Pool(Generic[Held]):
             for slot in self._slots:  # what nobody waits for any more; workers still finish it first
                 slot.queue.clear()
 
-    def _feed(self, by: Any, new: Iterator[Portion[Any] | None], again: deque[_Task]) -> bool:
+    def _feed(self, by: Any, new: Iterator[Portion[Any] | None], again: deque[_Task], in_flight: int) -> bool:
         """Give work to all who have room, the least busy first; whether there may be more."""
-        for room in range(IN_FLIGHT):
+        for room in range(in_flight):
             for slot in self._slots:
                 if slot.starting is None and len(slot.queue) <= room:
                     try:
@@ -147,38 +165,37 @@ class Pool(Generic[Held]):
                 return [heads[ref] for ref in ready]
             waited += PATIENCE
             if all(slot.starting is not None for slot in self._slots):
-                self.say(
-                    f"Ray: no worker for {waited:.0f} s; the cluster has no room yet, or they are loading the model"
-                )
+                needs = self.cluster.waiting()
+                self.say(f"Ray: no worker after {waited:.0f} s; they load the model, or have no room: {needs}")
 
     def _start(self, slot: _Slot) -> None:
         slot.actor = self._actor.remote()
         self._prepare(slot)
 
     def _prepare(self, slot: _Slot) -> None:
-        slot.starting = slot.actor.prepare.remote(self._made_by, self.folders, self._copies, self.cluster.cpus)
+        size = self.cluster.cpus, self.cluster.gpus
+        slot.starting = slot.actor.prepare.remote(self._made_by, self.folders, self._copies, *size)
 
     def _started(self, slot: _Slot) -> None:
         """Take in what a new worker says."""
-        said, lost = self._got(slot.starting, "a worker that starts")
+        said = self._got(slot.starting, "a worker that starts")
         slot.starting = None
         match said:
             case Ready():
                 self._check(said)
-                slot.deaths, slot.node, slot.process = 0, said.node, said.process
+                slot.node, slot.process = said.node, said.process
             case Lacks():
                 for folder in said.folders:
                     if folder not in self._copies:
                         self.say(f"Ray: copying {folder} to nodes that do not see it")
                         self._copies[folder] = pack(self._ray, folder)
                 self._prepare(slot)
-            case Refusal():
+            case Refusal() if self._first is None:
                 raise said.error()
+            case Refusal():  # others could start, so it is about the node
+                self._replace(slot, _Lost(str(said.error())))
             case _:
-                slot.deaths += 1
-                if slot.deaths >= TRIES:
-                    raise PrismError(f"{TRIES} workers in a row died while they started; the last one: {lost}")
-                self._replace(slot)
+                self._replace(slot, said)
 
     def _check(self, new: Ready) -> None:
         """All workers must hold the same, or results would depend on who did what."""
@@ -196,42 +213,55 @@ class Pool(Generic[Held]):
     def _answer(self, slot: _Slot, again: deque[_Task]) -> Iterator[tuple[Portion[Any], Any]]:
         """What a worker has to say to its first task."""
         ref, task = slot.queue.popleft()
-        said, lost = self._got(ref, f"{task.portion.name}, on node {slot.node}")
+        said = self._got(ref, f"{task.portion.name}, on node {slot.node}")
         match said:
             case Finished():
+                slot.deaths = 0
                 slot.items += task.portion.size
                 slot.seconds += said.seconds
                 yield task.portion, said.result
             case Refusal():
                 raise said.error()
             case _:
-                task.deaths += 1
+                task.deaths += not said.with_node
                 if task.deaths >= TRIES:
                     raise PrismError(
-                        f"{task.portion.name}: {TRIES} workers died of it, the last on node {slot.node}: {lost}. "
-                        "If memory is short, use fewer workers per node, or smaller portions."
+                        f"{task.portion.name}: {TRIES} workers died of it, the last on node {slot.node}: {said.why}. "
+                        f"{HINT}"
                     )
-                self.say(f"Ray: worker {slot.number} on node {slot.node} was lost; a new one repeats its portions")
+                why = "its node is gone" if said.with_node else said.why
+                self.say(f"Ray: worker {slot.number} on node {slot.node} was lost ({why}); its portions are repeated")
                 again.extend([*(waiting for _, waiting in slot.queue), task])  # the suspect last
-                self._replace(slot)
+                self._replace(slot, said)
 
-    def _replace(self, slot: _Slot) -> None:
+    def _replace(self, slot: _Slot, lost: _Lost) -> None:
+        """Start a new worker in the place of one; a place where none gets anywhere is given up."""
         slot.queue.clear()
         self._ray.kill(slot.actor)  # it may be out of memory, or out of reach, rather than dead
-        self._start(slot)
+        slot.deaths += not lost.with_node
+        if slot.deaths < TRIES:
+            self._start(slot)
+            return
+        said = f"{TRIES} workers in a row died before they finished anything; the last one: {lost.why}"
+        self._slots.remove(slot)
+        if self._first is None or not self._slots:
+            raise PrismError(f"{said}. {HINT}")
+        self.say(f"Ray: worker {slot.number} is given up, and {len(self._slots)} go on: {said}")
 
-    def _got(self, ref: Any, what: str) -> tuple[Any, str]:
-        """What was answered; or None, and how the worker was lost."""
+    def _got(self, ref: Any, what: str) -> Any:
+        """What was answered, or how the worker was lost."""
         errors = self._ray.exceptions
         try:
             said = self._ray.get(ref)
         except errors.RayError as error:
             if "No module named 'prism_prm'" in str(error):
                 raise ConfigError(
-                    "a node of the cluster has no prism-prm; install it on all of them: pip install 'prism-prm[ray]'"
+                    "a node of the cluster has no prism-prm; install it on all of them as here, with the extra [ray]"
                 ) from None
             if isinstance(error, errors.RayTaskError):  # our own mistake; its text has the worker's traceback
                 error.add_note(what)
                 raise
-            return None, str(error).strip().splitlines()[0]
-        return (None, f"out of memory: {said.text}") if isinstance(said, OutOfMemory) else (said, "")
+            gone = isinstance(error, errors.NodeDiedError) or getattr(error, "preempted", False)
+            why = " ".join(line for line in str(error).strip().splitlines() if not line.startswith("\t"))  # ids
+            return _Lost(why, gone or "node has died" in why)
+        return _Lost(said.text) if isinstance(said, Broken) else said

@@ -29,7 +29,8 @@ class RaySettings:
     workers: Count | None = None
     """The number of workers, each with a copy of the model. By default as many as the cluster has room for."""
     gpus_per_worker: NotNegative | None = None
-    """GPUs of each worker. 0.5 puts two workers on a GPU. By default 1 if the cluster has GPUs, else 0."""
+    """GPUs of each worker. 0.5 puts two workers on a GPU; with 0 they see none. By default 1 if the cluster has GPUs
+    and the workers load a model, else 0."""
     cpus_per_worker: Count = 1
     """CPU cores of each worker, which are also its threads."""
 
@@ -37,6 +38,8 @@ class RaySettings:
         check(self)
         if self.ray is not None and not is_address(self.ray):
             raise SettingError("ray", self.ray, "must be HOST:PORT, auto, or nothing for a cluster on this machine")
+        if (gpus := self.gpus_per_worker or 0) > 1 and gpus % 1:
+            raise SettingError("gpus_per_worker", gpus, "must be a whole number if it is above 1")
         for name in ("workers", "gpus_per_worker"):
             if self.ray is None and getattr(self, name) is not None:
                 raise SettingError(name, getattr(self, name), "needs --ray, whose workers these are")

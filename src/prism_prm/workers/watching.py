@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from prism_prm.workers import Portion
+from prism_prm.types import Say
+from prism_prm.workers import Done, Held, Portion, Work, Workers
 
 
 class _Keyed(Protocol):
@@ -49,6 +50,18 @@ def not_done(portions: Iterable[Portion[K]], done: Collection[str], *, is_here: 
         if keys:
             left.append(replace(portion, work=portion.work.only(keys), size=len(keys)) if is_here else portion)
     return left
+
+
+def run_evenly(
+    workers: Workers[Held], act: Callable[[Held, Work], Done], portions: Sequence[Portion[Work]], say: Say
+) -> Iterator[tuple[Portion[Work], Done]]:
+    """Run portions of problems: few, and long. Whoever is free takes the next; workers that get none are counted."""
+    if portions and (idle := workers.num_workers - len(portions)) > 0:
+        say(
+            f"Ray: {idle} of {workers.num_workers} workers are idle, since the work left is {len(portions)} "
+            f"portion{'s' * (len(portions) > 1)}; a smaller --at-once makes more of them, and smaller batches"
+        )
+    return workers.run(act, portions, queued=False)
 
 
 class AllWatched(Generic[W]):

@@ -7,12 +7,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from prism_prm import __version__
-from prism_prm.errors import ConfigError, DataError, ModelError, PrismError
+from prism_prm.errors import ConfigError, DataError, ModelError, PrismError, is_out_of_memory
 from prism_prm.workers.copies import FolderCopy, unpack
 
+T = TypeVar("T")
 KINDS = (DataError, ConfigError, ModelError, PrismError)
 """Errors that keep their kind on their way to the driver."""
 
@@ -53,8 +54,8 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """The work did not fit; what is left of the memory is not to be trusted, so the worker is to be replaced."""
+class Broken:
+    """Memory ran out, or a device failed: what this process does next is not to be trusted, so it is to be replaced."""
 
     text: str
 
@@ -76,35 +77,43 @@ class Worker:
         folders: Sequence[str],
         copies: Mapping[str, FolderCopy],
         threads: int,
-    ) -> Ready | Lacks | Refusal | OutOfMemory:
+        gpus: float,
+    ) -> Ready | Lacks | Refusal | Broken:
         """Make what this worker holds; it may answer that it needs a copy of a folder first."""
+        if not gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them in sight
         import torch
 
-        make, alike = made_by
         torch.set_num_threads(threads)
         unseen = tuple(folder for folder in folders if not os.path.isdir(folder) and folder not in copies)
         if unseen:
             return Lacks(unseen)
-        try:
-            found = {name: name if os.path.isdir(name) else unpack(copies[name]) for name in folders}
-            self.held = make(found)
+
+        def ready() -> Ready:
+            make, alike = made_by
+            self.held = make({name: name if os.path.isdir(name) else unpack(copies[name]) for name in folders})
             return Ready(node_name(), os.getpid(), __version__, "" if alike is None else alike(self.held))
-        except PrismError as error:
-            return Refusal.of(error)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            return OutOfMemory(str(error))
 
-    def act(self, act: Callable[[Any, Any], Any], work: Any) -> Finished | Refusal | OutOfMemory:
+        return _tried(ready)
+
+    def act(self, act: Callable[[Any, Any], Any], work: Any) -> Finished | Refusal | Broken:
         """Act on a portion."""
-        import torch
-
         begun = time.perf_counter()
-        try:
-            return Finished(act(self.held, work), time.perf_counter() - begun)
-        except PrismError as error:
-            return Refusal.of(error)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            return OutOfMemory(str(error))
+        return _tried(lambda: Finished(act(self.held, work), time.perf_counter() - begun))
+
+
+def _tried(do: Callable[[], T]) -> T | Refusal | Broken:
+    """What came of it; other errors are our own mistakes."""
+    try:
+        return do()
+    except PrismError as error:
+        return Refusal.of(error)
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            return Broken(f"out of memory: {error}")
+        if type(error).__name__ == "AcceleratorError" or str(error).startswith("CUDA error"):  # before torch 2.8
+            return Broken(f"its device failed: {error}")
+        raise
 
 
 def node_name() -> str:
