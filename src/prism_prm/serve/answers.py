@@ -58,7 +58,7 @@ def steps_answer(model: ServedModel, item: Item, scores: ItemScores) -> dict[str
     if item.tree.trunk or not item.tree.nodes:
         return answer | judged(model, probability_N)
     answer["leaves"] = [
-        {"node": leaf} | _on_path(model, probability_N, item.tree.path(leaf)) for leaf in _leaves(item.tree)
+        {"node": leaf} | _on_path(model, probability_N, item.tree.path(leaf)) for leaf in leaves_of(item.tree)
     ]
     return answer
 
@@ -78,7 +78,8 @@ def _on_path(model: ServedModel, probability_N: np.ndarray, path: Sequence[int])
     return found | {"first_error": None if first is None else path[first]}
 
 
-def _leaves(tree: StepTree) -> list[int]:
+def leaves_of(tree: StepTree) -> list[int]:
+    """The nodes that nothing follows."""
     inner = set(tree.parents)
     return [node for node in range(len(tree.nodes)) if node not in inner]
 

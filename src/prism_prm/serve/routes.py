@@ -17,7 +17,7 @@ from prism_prm.protocol import sigmoid
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.rl.openrlhf import completion_in, problem_in
 from prism_prm.scorer.settings import OnTooLong
-from prism_prm.serve.answers import judged, pooled, sizes, steps_answer, usage
+from prism_prm.serve.answers import judged, leaves_of, pooled, sizes, steps_answer, usage
 from prism_prm.serve.engine import Engine, RefusedError
 from prism_prm.serve.models import Item, ItemScores, ServedModel
 from prism_prm.serve.schemas import (
@@ -41,6 +41,10 @@ SEPARATOR = "<extra_0>"
 """Ends a step in the assistant's turn."""
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
 """What chat templates put behind a completion."""
+
+PATHS = 500_000
+"""Steps on all paths of a request's trees: each path gets a score, and a deep tree with many leaves has far more of
+them than it has nodes."""
 
 router = APIRouter()
 _numbers = itertools.count()
@@ -218,6 +222,11 @@ def _chat_item(model: ServedModel, messages: Sequence[Message]) -> Item:
 
 def _steps_items(model: ServedModel, body: StepsRequest, on_too_long: OnTooLong | None = None) -> list[Item]:
     trees = [_tree(one, number) for number, one in enumerate(body.items)]
+    num_on_paths = sum(_num_on_paths(tree) for tree in trees)
+    if num_on_paths > PATHS:
+        raise RefusedError(
+            413, f"The paths of the trees have {num_on_paths:,} steps in all; the limit is {PATHS:,}. Send it in parts."
+        )
     return [model.item(tree, on_too_long=on_too_long or body.on_too_long) for tree in trees]
 
 
@@ -232,6 +241,11 @@ def _tree(given: Solution | Text | Tree, number: int) -> StepTree:
     if strange is not None:
         raise DataError(f"item {number}, node {strange}: its parent must be a node before it, or -1")
     return StepTree(number, given.problem, tuple(map(Step, given.nodes)), tuple(given.parents), ())
+
+
+def _num_on_paths(tree: StepTree) -> int:
+    depths = tree.depths()
+    return sum(depths[leaf] + 1 for leaf in leaves_of(tree))
 
 
 def _reward_items(model: ServedModel, body: RewardRequest) -> list[Item]:
