@@ -50,7 +50,7 @@ def test_a_solution_is_scored_by_two_prms(served: str, visit: Visit) -> None:
     cells = page.locator(".score .value").all_text_contents()
     both = zip(*(answer["items"][0]["probabilities"] for answer in answers), strict=True)
     assert cells == [f"{100 * one:.1f} %" for pair in both for one in pair]
-    assert page.locator(".first-error .flag").all_text_contents() == ["first error of owner/prism"]
+    assert page.locator(".flagged .flag").all_text_contents() == ["first error of owner/prism"]
     assert page.locator(".step").nth(1).locator(".score .mark").all_text_contents() == ["✓", "✗"]
 
     assert numbers(page) == ["1", "2", "3", "4"]
@@ -114,7 +114,10 @@ def test_errors_are_shown_with_their_texts(where: str, visit: Visit, request: py
     ]
     assert "1–10 of 36" in (page.locator(".pager").text_content() or "")
     first = page.locator(".item").first
-    assert "scored 99.0 %" in (first.locator("header").text_content() or "")
+    assert "P(right) 99.0 %" in (first.locator("header").text_content() or "")
+    assert page.locator(".card .note").first.text_content() == "Passed: P(right) above 50.0 %"
+    assert first.locator(".flagged .number").all_text_contents() == ["Step 7"]
+    assert first.locator(".flag").all_text_contents() == ["wrong, but passed"]
     first.get_by_role("button", name="Show all").click()
     assert first.locator(".words").all_text_contents() == [HOSTILE[0], *HOSTILE]
 

@@ -21,9 +21,9 @@ export function differences(prms, length) {
 }
 
 // Steps are [{text, after, label}], `after` only where a step does not follow the one before it; prms are
-// [{name, probabilities}]. Returns {element, judge(thresholds), arrange(order)}. `focus` marks a step; only a chain, where
-// each step follows the one before it, has a first error.
-export function stepList(steps, prms, { focus = null, labelled = false, isChain = true } = {}) {
+// [{name, probabilities}]. Returns {element, judge(thresholds), arrange(order)}. `flagged` {at, text} marks a
+// step instead of the first error, which only a chain has, where each step follows the one before it.
+export function stepList(steps, prms, { flagged = null, labelled = false, isChain = true } = {}) {
   const judges = [];
   const rows = steps.map((step, number) => {
     const cells = prms.map((prm, which) => {
@@ -34,7 +34,7 @@ export function stepList(steps, prms, { focus = null, labelled = false, isChain 
     const flags = h("span", { class: "flags" });
     const row = h(
       "li",
-      { class: number === focus ? "step focus" : "step" },
+      { class: "step" },
       h("span", { class: "number" }, h("span", { class: "hidden" }, "Step "), String(number + 1)),
       h("div", { class: "said" }, words(step.text), step.after && h("p", { class: "after" }, step.after), flags),
       labelled && h("span", { class: "label" }, truth(step.label)),
@@ -44,9 +44,10 @@ export function stepList(steps, prms, { focus = null, labelled = false, isChain 
       const first = prms.filter(
         (prm, which) => isChain && prm.probabilities && firstError(prm.probabilities, thresholds[which]) === number,
       );
-      row.classList.toggle("first-error", first.length > 0);
       const whose = prms.length > 1 ? ` of ${first.map((prm) => prm.name).join(" and ")}` : "";
-      replace(flags, first.length > 0 && h("span", { class: "flag" }, `first error${whose}`));
+      const text = flagged ? flagged.at === number && flagged.text : first.length > 0 && `first error${whose}`;
+      row.classList.toggle("flagged", Boolean(text));
+      replace(flags, text && h("span", { class: "flag" }, text));
     });
     return row;
   });
