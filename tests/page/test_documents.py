@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from gated_scorer import GatedScorer
 from prism_prm import EvalSettings, PairRecipe, build_pairs, evaluate_prm, view_results
+from prism_prm.cli import app
 from prism_prm.errors import DataError
 from prism_prm.page.document import Document, Results, encode
 from prism_prm.page.documents import find_documents
@@ -42,7 +44,7 @@ def test_a_static_page_allows_its_own_script_and_style_alone() -> None:
     )
     blocks = dict(re.findall(r'<script type="application/json" id="([^"]+)">(.*?)</script>', page, re.DOTALL))
     assert {name: json.loads(text) for name, text in blocks.items()} == {
-        "documents": [{"id": "0", "kind": "errors", "title": HOSTILE, "note": HOSTILE, "listed": True}],
+        "documents": [{"id": "0", "kind": "errors", "title": HOSTILE, "note": HOSTILE}],
         "document-0": {"text": HOSTILE},
     }
     assert len(re.findall("<script", page)) == 3
@@ -208,6 +210,13 @@ def test_a_changed_file_makes_another_document(measured: Path) -> None:
     table = measured / "eval" / "labelled.steps.parquet"
     table.write_bytes(table.read_bytes() + b"x")
     assert document.stamp() != before
+
+
+def test_a_large_page_is_said_to_be_one(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["view", str(measured / "eval"), "--out", str(measured / "page.html")]
+    assert "browsers open slowly" not in CliRunner().invoke(app, words).output
+    monkeypatch.setattr("prism_prm.cli.view.LARGE", 1000)
+    assert "page.html has 0 MB, which browsers open slowly; name fewer results" in CliRunner().invoke(app, words).output
 
 
 def test_a_place_that_is_nothing_is_refused(tmp_path: Path) -> None:

@@ -12,11 +12,17 @@ export function firstError(probabilities, threshold) {
   return probabilities.findIndex((one) => isRight(one, threshold) === false);
 }
 
-// For each step, how far PRMs are apart; −1 where fewer than two have a score.
-export function differences(prms, length) {
+// For each step how far PRMs are apart, and whether their verdicts are opposite. That decides the rank, then the distance,
+// since thresholds differ between PRMs; −1 where fewer than two have a score.
+export function disagreements(prms, length, thresholds) {
   return Array.from({ length }, (_, number) => {
-    const scores = prms.map((prm) => prm.probabilities?.[number]).filter((one) => typeof one === "number");
-    return scores.length < 2 ? -1 : Math.max(...scores) - Math.min(...scores);
+    const own = prms
+      .map((prm, which) => ({ score: prm.probabilities?.[number], threshold: thresholds[which] }))
+      .filter(({ score }) => typeof score === "number");
+    if (own.length < 2) return { by: -1, isOpposite: false, rank: -1 };
+    const by = Math.max(...own.map(({ score }) => score)) - Math.min(...own.map(({ score }) => score));
+    const isOpposite = new Set(own.map(({ score, threshold }) => isRight(score, threshold))).size > 1;
+    return { by, isOpposite, rank: by + (isOpposite ? 1 : 0) };
   });
 }
 
@@ -99,8 +105,9 @@ export function scoreCell(name, probability) {
   return { element, judge };
 }
 
-// A card for each PRM, with its threshold to move; `lines` says further things: lines(which, thresholds) → [[term, text]].
-export function prmCards(prms, thresholds, changed, lines = () => []) {
+// A card for each PRM, with its threshold to move: changed() while it moves, settled() when it is let go. `lines` says
+// further things: lines(which, thresholds) → [[term, text]].
+export function prmCards(prms, thresholds, changed, { lines = () => [], settled = () => {} } = {}) {
   const cards = prms.map((prm, which) => {
     const facts = h("dl", { class: "facts" });
     const shown = h("output", { class: "at" });
@@ -121,9 +128,11 @@ export function prmCards(prms, thresholds, changed, lines = () => []) {
       changed(thresholds);
     };
     slider.addEventListener("input", () => move(Number(slider.value)));
+    slider.addEventListener("change", settled);
     reset.addEventListener("click", () => {
       slider.value = String(prm.threshold);
       move(prm.threshold);
+      settled();
       slider.focus();
     });
     draw();
