@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from prism_prm.page.html import own_file, served_page
-from screens import SCREENS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Browser, Page, Route
 
-Visit = Callable[..., "Page"]
 URL = "http://prism.test/"
-pytestmark = pytest.mark.parametrize("visit", [SCREENS[0]], ids=["1280"], indirect=True)
 
 
 class Server:
@@ -80,6 +77,26 @@ class Server:
             route.fulfill(status=304) if same else route.fulfill(json=self.bodies[last], headers={"ETag": tag})
 
 
+Serve = Callable[..., tuple["Page", Server]]
+
+
+@pytest.fixture
+def serve(browser: Browser) -> Iterator[Serve]:
+    """A page and its server, before it is opened; what its script fails to catch is an error."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(20_000)
+    failed: list[str] = []
+
+    def serve(listed: dict[str, tuple[str, Any]], **more: Any) -> tuple[Page, Server]:
+        page = context.new_page()
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        return page, Server(page, listed, **more)
+
+    yield serve
+    context.close()
+    assert failed == []
+
+
 def entry(name: str, kind: str) -> dict[str, str]:
     return {"id": name, "kind": kind, "title": f"title {name}", "note": ""}
 
@@ -118,8 +135,8 @@ def tree(*steps: list[Any], kept: list[Any] | None = None, problem: str = "p") -
 STEPS = [[0, 0, 0.9, 0.9, "", 0, 0], [0, 1, 0.2, 0.2, "", 0, 0]]
 
 
-def test_what_cannot_be_loaded_is_said_in_its_place_until_it_can_be(visit: Visit) -> None:
-    server = Server(page := visit("about:blank", "500"), {"bad": ("broken", {"message": "one"})})
+def test_what_cannot_be_loaded_is_said_in_its_place_until_it_can_be(serve: Serve) -> None:
+    page, server = serve({"bad": ("broken", {"message": "one"})})
     server.models = ["one"]
     server.open()
     page.get_by_role("button", name="Score").wait_for()
@@ -134,8 +151,8 @@ def test_what_cannot_be_loaded_is_said_in_its_place_until_it_can_be(visit: Visit
     assert page.locator(".problem").all_inner_texts() == ["one"]
 
 
-def test_it_looks_again_though_the_first_look_failed(visit: Visit) -> None:
-    server = Server(page := visit("about:blank", "500"), {"a": ("broken", {"message": "here"})})
+def test_it_looks_again_though_the_first_look_failed(serve: Serve) -> None:
+    page, server = serve({"a": ("broken", {"message": "here"})})
     server.down = {"documents"}
     server.open()
     page.get_by_text("documents is down").wait_for()
@@ -150,9 +167,9 @@ def test_it_looks_again_though_the_first_look_failed(visit: Visit) -> None:
     assert page.locator("#stale").count() == 0
 
 
-def test_a_message_stays_when_something_else_works(visit: Visit) -> None:
+def test_a_message_stays_when_something_else_works(serve: Serve) -> None:
     bodies = {"p1": program("first"), "p2": program("second")}
-    server = Server(page := visit("about:blank", "500"), {"a": ("programs", programs("p1", "p2"))}, **bodies)
+    page, server = serve({"a": ("programs", programs("p1", "p2"))}, **bodies)
     server.open()
     page.locator(".question", has_text="first").wait_for()
     server.down = {"p2"}
@@ -169,9 +186,9 @@ def test_a_message_stays_when_something_else_works(visit: Visit) -> None:
     assert page.evaluate("document.activeElement.tagName") == "SELECT"
 
 
-def test_a_search_that_could_not_be_read_again_is_read_once_more(visit: Visit) -> None:
+def test_a_search_that_could_not_be_read_again_is_read_once_more(serve: Serve) -> None:
     bodies = {"p": tree(*STEPS)}
-    server = Server(page := visit("about:blank", "500"), {"a": ("search", searches("p", running=True))}, **bodies)
+    page, server = serve({"a": ("search", searches("p", running=True))}, **bodies)
     server.open()
     page.locator(".dot").nth(1).wait_for()
     server.down = {"p"}
@@ -184,9 +201,9 @@ def test_a_search_that_could_not_be_read_again_is_read_once_more(visit: Visit) -
     assert page.locator("#stale").count() == 0
 
 
-def test_a_round_of_another_problem_leaves_the_one_being_read(visit: Visit) -> None:
+def test_a_round_of_another_problem_leaves_the_one_being_read(serve: Serve) -> None:
     bodies = {"p": tree(*STEPS), "q": tree(*STEPS)}
-    server = Server(page := visit("about:blank"), {"a": ("search", searches("p", "q", running=True))}, **bodies)
+    page, server = serve({"a": ("search", searches("p", "q", running=True))}, **bodies)
     server.open()
     page.get_by_role("button", name="Show the path to step 2").focus()
     page.evaluate("document.querySelector('.candidate').mark = document.querySelector('.map svg').mark = 1")
@@ -200,9 +217,9 @@ def test_a_round_of_another_problem_leaves_the_one_being_read(visit: Visit) -> N
     assert page.evaluate("document.activeElement.dataset.step") == "2"
 
 
-def test_an_answer_that_comes_late_changes_nothing(visit: Visit) -> None:
+def test_an_answer_that_comes_late_changes_nothing(serve: Serve) -> None:
     listed = {"slow": ("broken", {"message": "slow"}), "fast": ("broken", {"message": "fast"})}
-    server = Server(page := visit("about:blank"), listed)
+    page, server = serve(listed)
     server.open("#broken/fast")
     page.get_by_text("fast", exact=True).wait_for()
     server.held = {"slow"}
@@ -213,9 +230,9 @@ def test_an_answer_that_comes_late_changes_nothing(visit: Visit) -> None:
     assert page.locator(".problem").all_inner_texts() == ["fast"]
 
 
-def test_a_problem_that_comes_late_changes_nothing(visit: Visit) -> None:
+def test_a_problem_that_comes_late_changes_nothing(serve: Serve) -> None:
     bodies = {"p1": program("first"), "p2": program("second"), "p3": program("third")}
-    server = Server(page := visit("about:blank"), {"a": ("programs", programs(*bodies))}, **bodies)
+    page, server = serve({"a": ("programs", programs(*bodies))}, **bodies)
     server.open()
     page.locator(".question", has_text="first").wait_for()
     server.held = {"p2"}
@@ -227,8 +244,8 @@ def test_a_problem_that_comes_late_changes_nothing(visit: Visit) -> None:
     assert page.get_by_label("Problem").input_value() == "2"
 
 
-def test_scores_are_asked_for_once_sorted_by_disagreement_and_kept(visit: Visit) -> None:
-    server = Server(page := visit("about:blank"), {"a": ("broken", {"message": "other"})})
+def test_scores_are_asked_for_once_sorted_by_disagreement_and_kept(serve: Serve) -> None:
+    page, server = serve({"a": ("broken", {"message": "other"})})
     server.models = ["one", "two"]
     server.open()
     page.get_by_label("Problem").fill("p")
@@ -256,15 +273,41 @@ def test_scores_are_asked_for_once_sorted_by_disagreement_and_kept(visit: Visit)
     assert order() == ["b", "c", "a"], "still there"
 
 
-def test_kept_steps_are_never_called_equal_to_others(visit: Visit) -> None:
+def test_kept_steps_are_never_called_equal_to_others(serve: Serve) -> None:
     """A search tells apart texts that are equal once trimmed."""
     steps = [[0, 0, 0.9, 0.9, "", 0, 0], [0, 0, 0.8, 0.8, "", 0, 0, -1.25], [0, 0, 0.8, 0.8, "", 0, 0]]
-    server = Server(page := visit("about:blank"), {"a": ("search", searches("p"))}, p=tree(*steps, kept=[[1, 2]]))
+    page, server = serve({"a": ("search", searches("p"))}, p=tree(*steps, kept=[[1, 2]]))
     server.open()
     page.locator(".dot").nth(2).wait_for()
     assert [page.locator(f".dot.{fate}").count() for fate in ("kept", "merged", "dropped")] == [2, 1, 0]
     assert page.locator(".candidate .fate").all_inner_texts() == ["✓kept", "✓kept"]
     assert "log-likelihood -1.25" in page.locator(".candidate").nth(1).inner_text()
+
+
+def test_errors_are_judged_by_the_score_that_decides(serve: Serve) -> None:
+    item = {
+        "name": "x",
+        "group": "circular",
+        "problem": "p",
+        "contaminated": -1,
+        "texts": ["a", "b"],
+        "parents": [-1, 0],
+    }
+    found = {
+        "prm": "mine", "errors": [{"bench": "prmbench", "kind": "fp", "item": 0, "step": 1}],
+        "benchmarks": [{"name": "prmbench", "thresholds": {"right": 0.5, "not redundant": 0.85},
+                        "counts": {"right": 1, "wrong": 1, "fp": 1, "fn": 0}}],
+        "items": [item | {"labels": [1, 0], "scores": [0.7, 0.9], "decides": "not redundant"}],
+    }  # fmt: skip
+    page, server = serve({"a": ("errors", found)})
+    server.open()
+    page.locator(".item").wait_for()
+    assert "P(not redundant) 90.0 %" in page.locator(".item header").inner_text()
+    assert page.locator(".steps-head .who").all_inner_texts() == ["not redundant"]
+    assert page.locator(".score .mark").all_inner_texts() == ["✗", "✓"]
+    assert page.locator(".card .note").inner_text() == (
+        "Passed: P(right) above 50.0 %; in classes of redundancy, P(not redundant) above 85.0 %"
+    )
 
 
 def run(rewards: list[float], kl: list[float | None]) -> dict[str, Any]:
@@ -279,9 +322,9 @@ def run(rewards: list[float], kl: list[float | None]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_rewards_beyond_0_and_1_are_numbers_on_the_chart(visit: Visit) -> None:
+def test_rewards_beyond_0_and_1_are_numbers_on_the_chart(serve: Serve) -> None:
     listed = {"a": ("grpo", run([-2.0, -0.5, 1.5], [None] * 3)), "b": ("grpo", run([0.2, 0.3, 0.4], [0.0, 0.1, 0.2]))}
-    server = Server(page := visit("about:blank"), listed)
+    page, server = serve(listed)
     server.open()
     page.locator(".chart svg").first.wait_for()
     bottom = page.evaluate(
@@ -298,9 +341,9 @@ def test_rewards_beyond_0_and_1_are_numbers_on_the_chart(visit: Visit) -> None:
     assert page.locator(".chart:visible").count() == 2
 
 
-def test_the_focus_stays_where_it_is(visit: Visit) -> None:
+def test_the_focus_stays_where_it_is(serve: Serve) -> None:
     listed = {"s": ("search", searches("p", "q")), "r": ("grpo", run([0.1, 0.2], [0.1, 0.2]))}
-    server = Server(page := visit("about:blank"), listed, p=tree(*STEPS, problem="p"), q=tree(*STEPS, problem="q"))
+    page, server = serve(listed, p=tree(*STEPS, problem="p"), q=tree(*STEPS, problem="q"))
     server.open()
     focused = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
     page.get_by_role("button", name="Show the path to step 2").press("Enter")

@@ -124,4 +124,4 @@ def _is_same(item: Item, steps: Steps, number: int) -> bool:
         return item.tree.content_hash() == steps.item_content[number]
     own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
     labels = [judgement(node.label) for node in item.tree.nodes]
-    return list(item.tree.parents) == steps.parent[own].tolist() and labels == steps.label[own].tolist()
+    return bool(list(item.tree.parents) == steps.parent[own].tolist() and labels == steps.label[own].tolist())

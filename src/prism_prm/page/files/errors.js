@@ -5,8 +5,8 @@ import { stepList } from "./steps.js";
 
 const SIZE = 10;
 const KINDS = {
-  fp: { title: "False positive", told: "a wrong step that passed", flag: "wrong, but passed", many: "False positives", of: "wrong" },
-  fn: { title: "False negative", told: "a right step that was rejected", flag: "right, but rejected", many: "False negatives", of: "right" },
+  fp: { title: "False positive", told: "wrong, but passed", many: "False positives", of: "wrong" },
+  fn: { title: "False negative", told: "right, but rejected", many: "False negatives", of: "right" },
 };
 
 export const errorsView = { kind: "errors", tab: "Errors", render };
@@ -95,17 +95,14 @@ function tile(bench) {
       h("dd", {}, share, h("small", {}, ` ${count(bench.counts[kind])} of ${count(bench.counts[of])} ${of} steps`)),
     );
   });
+  const passed = Object.entries(bench.thresholds).map(([what, threshold]) => `P(${what}) above ${percent(threshold)}`);
   return h(
     "section",
     { class: "card" },
     h("h2", {}, bench.name),
     h("dl", { class: "facts" }, rows),
-    h("p", { class: "note" }, `Passed: ${Object.entries(bench.thresholds).map(passing).join("; in classes of redundancy, ")}`),
+    h("p", { class: "note" }, `Passed: ${passed.join("; in classes of redundancy, ")}`),
   );
-}
-
-function passing([what, threshold]) {
-  return `P(${what}) above ${percent(threshold)}`;
 }
 
 function card(error, found) {
@@ -117,7 +114,7 @@ function card(error, found) {
   const name = item.decides === "right" ? found.prm : item.decides; // a score is P(right), or P(not redundant)
   const prms = [{ name, probabilities: path.map((at) => item.scores[at]) }];
   const steps = path.map((at) => ({ text: item.texts[at], label: item.labels[at] }));
-  const list = stepList(steps, prms, { labelled: true, flagged: { at: path.length - 1, text: is.flag } });
+  const list = stepList(steps, prms, { labelled: true, flagged: { at: path.length - 1, text: is.told } });
   list.judge([bench.thresholds[item.decides]]);
   const scored = `P(${item.decides}) ${percent(item.scores[error.step])}`;
   const rest = item.texts.length - path.length;
@@ -128,7 +125,7 @@ function card(error, found) {
       "header",
       {},
       h("h2", {}, is.title),
-      h("p", { class: "note" }, [`${is.told}, ${scored}`, item.group, item.name].join(" · ")),
+      h("p", { class: "note" }, [scored, item.group, item.name].join(" · ")),
     ),
     words(item.problem, "words question"),
     list.element,
