@@ -53,10 +53,11 @@ def test_a_place_that_breaks_takes_no_other_with_it(tmp_path: Path) -> None:
         before = metrics.read_bytes()
         metrics.write_text("{")
         listed = server.client.get("/v1/documents").json()["data"]
-        assert [(one["id"], one["kind"], one["title"]) for one in listed] == [
-            ("0-broken", "broken", "a"), ("1", "errors", "mine on labelled"),
-        ]  # fmt: skip
-        assert str(metrics) in server.client.get("/v1/documents/0-broken").json()["message"]
+        assert [(one["kind"], one["title"]) for one in listed] == [("broken", "a"), ("errors", "mine on labelled")]
+        assert str(metrics) in server.client.get(f"/v1/documents/{listed[0]['id']}").json()["message"]
+        metrics.write_text('{"a": 1,')
+        again = server.client.get("/v1/documents").json()["data"]
+        assert again[0]["id"] != listed[0]["id"], "another message"
         assert len(server.client.get("/v1/documents/1").json()["errors"]) == 1
         metrics.write_bytes(before)
         assert [one["id"] for one in server.client.get("/v1/documents").json()["data"]] == ["0", "1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,7 +51,9 @@ def find_documents(results: Results, *, show_broken: bool = False) -> dict[str, 
 
 
 def _broken(place: Place, message: str) -> Document:
-    return Document("broken", place.name, lambda: {"message": message}, key="broken")
+    """Another message is another document, since no file says when it changes."""
+    key = f"broken-{hashlib.sha256(message.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+    return Document("broken", place.name, lambda: {"message": message}, key=key)
 
 
 def _of_place(place: Place, results: Results) -> Sequence[Document]:

@@ -57,7 +57,7 @@ def _add(
     counts = {"right": right.sum(), "wrong": wrong.sum(), "fp": passed.sum(), "fn": rejected.sum()}
     by_redundancy = set(benchmark.by_redundancy) & set(steps.group_names) if steps.redundancy is not None else set()
     thresholds = {RIGHT: threshold}
-    if by_redundancy:  # not redundant is what is not above the threshold, which belongs to it
+    if by_redundancy:  # a step at the threshold is not redundant, while the page wants scores above its own
         thresholds[NOT_REDUNDANT] = float(np.nextafter(1 - redundancy, 0))
     body["benchmarks"].append({"name": bench, "thresholds": thresholds, "counts": counts})
     places: dict[int, int] = {}
@@ -77,11 +77,11 @@ def _add(
 
 def _item(steps: Steps, number: int, item: Item, group: str, decides: str) -> dict[str, Any]:
     """An item with the scores that decide."""
-    scores = steps.probability
+    own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
+    scores = steps.probability[own]
     if decides == NOT_REDUNDANT:
         assert steps.redundancy is not None, "judged by scores that are not there"
-        scores = 1 - steps.redundancy
-    own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
+        scores = 1 - steps.redundancy[own]
     return {
         "name": steps.items[number],
         "group": group,
@@ -90,7 +90,7 @@ def _item(steps: Steps, number: int, item: Item, group: str, decides: str) -> di
         "texts": [node.text for node in item.tree.nodes],
         "parents": list(item.tree.parents),
         "labels": steps.label[own].tolist(),
-        "scores": scores[own].tolist(),
+        "scores": scores.tolist(),
         "decides": decides,
     }
 

@@ -45,10 +45,11 @@ export function choose(options, chosen, changed) {
 }
 
 // Other options for a select that stays, so that whoever is at it stays there.
+const optionsOf = new WeakMap();
 export function refill(select, options, chosen) {
   const known = JSON.stringify(options);
-  if (select.dataset.options !== known) {
-    select.dataset.options = known;
+  if (optionsOf.get(select) !== known) {
+    optionsOf.set(select, known);
     replace(select, options.map(([value, text]) => h("option", { value }, text)));
   }
   select.value = chosen;

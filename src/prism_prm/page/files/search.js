@@ -84,7 +84,7 @@ function render(root, overview, page) {
     const next = parts.candidates.querySelectorAll(".candidate").length;
     state.shown = Infinity;
     draw();
-    parts.candidates.querySelectorAll(".candidate button")[next].focus();
+    parts.candidates.querySelectorAll("[data-step]")[next].focus();
   }
 
   function stop() {
@@ -142,7 +142,7 @@ function render(root, overview, page) {
   return async (changed) => {
     state.overview = changed;
     if (!changed.problems.length) return;
-    if (!state.tree) return open(0);
+    if (!state.tree || state.which >= changed.problems.length) return open(0); // it may have begun again
     drawProblems();
     const [own, before] = [turn, state.tree];
     const found = await page.load(changed.problems[state.which].id);
