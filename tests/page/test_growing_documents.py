@@ -94,6 +94,12 @@ def test_sampled_solutions_are_shown_with_the_scores_of_every_prm(tmp_path: Path
     assert {step[2] for step in body(unscored, "0-n4-1")["steps"]} == {None}
 
 
+def test_likelihoods_are_shown_where_they_rank(tmp_path: Path) -> None:
+    tree = body(documents(searched(tmp_path, replace(BEAM, prm_weight=0.5))), "0-mine-n4-0")
+    assert {len(step) for step in tree["steps"]} == {8}
+    assert all(step[7] < 0 for step in tree["steps"])
+
+
 class StoppingPrm(FakePrm):
     """Ends the process' work in the middle of the second problem."""
 
