@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from prism_prm import example_folder
+from prism_prm.page.document import Results
 from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.server import DrainingServer, make_server
 from prism_prm.serve.settings import ServeSettings
@@ -55,7 +56,9 @@ def running(
     """A server that has loaded its models, unless told not to wait for that."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = make_server(prms, ServeSettings(**settings), KeyRing(list(keys)), loading=loading, results=results)
+    server = make_server(
+        prms, ServeSettings(**settings), KeyRing(list(keys)), loading=loading, results=Results.named(results)
+    )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
     with httpx.Client(base_url=url, timeout=60) as client:

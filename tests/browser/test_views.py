@@ -72,6 +72,10 @@ def test_a_search_is_walked_through_round_by_round(page: Callable[[str], Page], 
     dropped.get_by_role("button", name="Show the path to step").click()
     assert "dropped" in view.locator(".path .note").inner_text()
     assert view.locator(".path .flag").inner_text() == "first error"
+    box = "(one) => [one.getBoundingClientRect().top >= 0, one.getBoundingClientRect().bottom <= innerHeight]"
+    assert view.locator(".path h2").evaluate(box) == [True, True], "it is in sight"
+    beyond = "(all) => all.filter((one) => one.getBoundingClientRect().right > innerWidth).length"
+    assert view.locator("nav a").evaluate_all(beyond) == 0, "all tabs are"
 
     view.locator(".map").focus()
     for number in range(2, len(per_round) + 1):

@@ -63,6 +63,17 @@ def test_two_prms_side_by_side() -> None:
     assert shown[-1].rstrip() == "other: score 0.288 (product) · no error · threshold 0.3"
 
 
+def test_with_little_room_scores_stand_below_the_text() -> None:
+    many = tuple(Judged(f"prm {i}", 0.5, "min", (0.5 + i / 100,), None, 0.9) for i in range(12))
+    shown = [line.rstrip() for line in lines(LookedAt(solution("3 * 4 = 12."), many), width=80)]
+    assert shown[2:5] == ["1  3 * 4 = 12.", "   ✗ 0.500  prm 0", "   ✓ 0.510  prm 1"]
+    assert shown[14] == "   ✓ 0.610  prm 11"
+    beside = [line.rstrip() for line in lines(LookedAt(solution("x " * 30), many[:6]), width=80)]
+    assert beside[3] == "1  ✗ 0.500  ✓ 0.510  ✓ 0.520  ✓ 0.530  ✓ 0.540  ✓ 0.550  x x x x x x x x x x x x"
+    alone = [line.rstrip() for line in lines(LookedAt(solution("3 * 4 = 12."), many[1:2]), width=24)]
+    assert alone[2:4] == ["1  3 * 4 = 12.", "   ✓ 0.510"]
+
+
 def test_colours_are_those_of_the_verdicts_and_can_be_left_out() -> None:
     one = LookedAt(solution(*STEPS), (MINE,))
     coloured = lines(one, force_terminal=True, color_system="standard")

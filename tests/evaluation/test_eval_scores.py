@@ -132,10 +132,12 @@ def test_judged_steps_survive_a_round_trip(tmp_path: Path, benchmark: ItemSet) -
     _assert_same(only, read_steps(tmp_path / "steps.parquet"))
     assert only.items == ("math-1",)
     assert only.num_clusters == 1
+    assert only.item_content == (benchmark.items[1].tree.content_hash(),)
 
 
 def _assert_same(a: Steps, b: Steps) -> None:
     assert (a.items, a.group_names, a.num_clusters, a.hard) == (b.items, b.group_names, b.num_clusters, b.hard)
+    assert a.item_content == b.item_content
     for name in ("item_group", "item_cluster", "item_contaminated", "starts", "parent", "label", "probability"):
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
     assert (a.redundancy is None) == (b.redundancy is None)

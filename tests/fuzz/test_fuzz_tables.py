@@ -62,6 +62,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "item": pa.array(["x", "x"]).dictionary_encode(), "group": pa.array(["g", "g"]).dictionary_encode(),
         "cluster": [0, 0], "contaminated": pa.array([-1, -1], pa.int8()), "parent": [-1, 0],
         "label": pa.array([1, 0], pa.int8()), "probability": [0.5, 0.25], "redundancy": [float("nan")] * 2,
+        "content_hash": pa.array(["0f", "0f"]).dictionary_encode(),
     })  # fmt: skip
     pq.write_table(steps, folder / "steps.parquet")
     found = {file.stem: file.read_bytes() for file in folder.glob("*.parquet")}

@@ -8,10 +8,13 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from gated_scorer import GatedScorer
 from prism_prm import EvalSettings, PairRecipe, build_pairs, evaluate_prm, view_results
+from prism_prm.cli import app
 from prism_prm.errors import DataError
 from prism_prm.page.document import Document, Results, encode
 from prism_prm.page.documents import find_documents
@@ -41,7 +44,7 @@ def test_a_static_page_allows_its_own_script_and_style_alone() -> None:
     )
     blocks = dict(re.findall(r'<script type="application/json" id="([^"]+)">(.*?)</script>', page, re.DOTALL))
     assert {name: json.loads(text) for name, text in blocks.items()} == {
-        "documents": [{"id": "0", "kind": "errors", "title": HOSTILE, "note": HOSTILE, "listed": True}],
+        "documents": [{"id": "0", "kind": "errors", "title": HOSTILE, "note": HOSTILE}],
         "document-0": {"text": HOSTILE},
     }
     assert len(re.findall("<script", page)) == 3
@@ -105,8 +108,7 @@ def test_errors_come_with_their_texts(measured: Path) -> None:
     assert found["benchmarks"] == [
         {
             "name": "labelled",
-            "threshold": 0.5,
-            "redundancy_threshold": 0.15,
+            "thresholds": {"right": 0.5},
             "counts": {"right": 3, "wrong": 2, "fp": 1, "fn": 1},
         }
     ]
@@ -115,9 +117,47 @@ def test_errors_come_with_their_texts(measured: Path) -> None:
         ("tree-1", ["c", "<d>"], [1, 0], [-1, 0]),
     ]
     assert found["errors"] == [
-        {"bench": "labelled", "kind": "fn", "item": 0, "step": 1, "probability": 0.2},
-        {"bench": "labelled", "kind": "fp", "item": 1, "step": 1, "probability": 0.8},
+        {"bench": "labelled", "kind": "fn", "item": 0, "step": 1},
+        {"bench": "labelled", "kind": "fp", "item": 1, "step": 1},
     ]
+    assert [(item["decides"], item["scores"]) for item in found["items"]] == [
+        ("right", [0.9, 0.2]),
+        ("right", [0.9, 0.8]),
+    ]
+
+
+def test_classes_of_redundancy_are_shown_by_the_score_that_decides(tmp_path: Path) -> None:
+    """The threshold itself is not redundant; P(right), which plays no part there, is the opposite."""
+    one = {"original_question": "q", "modified_question": "q", "original_process": ["a", "b", "c"],
+           "modified_process": ["a", "b", "c"], "reason": "r"}  # fmt: skip
+    data = write(
+        tmp_path / "data.jsonl",
+        [
+            one | {"idx": "p0", "classification": "redundency", "error_steps": [3]},
+            one | {"idx": "p0", "classification": "confidence", "error_steps": [3]},
+        ],
+    )
+    own = [
+        {"id": "redundency_p0", "scores": [0.9, 0.9, 0.1], "redundancy": [0.3, 0.25, 0.1]},
+        {"id": "confidence_p0", "scores": [0.9, 0.2, 0.8], "redundancy": [0.9, 0.9, 0.9]},
+    ]
+    settings = EvalSettings(threshold=0.5, redundancy_threshold=0.25, num_draws=100)
+    given = write(tmp_path / "own.jsonl", list(own))
+    evaluate_prm(None, "prmbench", tmp_path / "eval", data=data, predictions=given, name="mine", settings=settings)
+    [document] = find_documents(Results.named([tmp_path / "eval"])).values()
+    found = json.loads(encode(document.body()))
+    [bench] = found["benchmarks"]
+    assert bench["thresholds"] == {"right": 0.5, "not redundant": pytest.approx(0.75, abs=1e-9)}
+    items = [(item["decides"], item["scores"]) for item in found["items"]]
+    assert items == [("not redundant", [0.7, 0.75, 0.9]), ("right", [0.9, 0.2, 0.8])]
+    assert [(error["item"], error["step"], error["kind"]) for error in found["errors"]] == [
+        (0, 0, "fn"), (0, 2, "fp"), (1, 1, "fn"), (1, 2, "fp"),
+    ]  # fmt: skip
+    for item in found["items"]:  # what the page calls right is what the evaluation does
+        errors = {error["step"] for error in found["errors"] if found["items"][error["item"]] is item}
+        passes = [score > bench["thresholds"][item["decides"]] for score in item["scores"]]
+        wrong = {at for at, (label, good) in enumerate(zip(item["labels"], passes, strict=True)) if label != good}
+        assert wrong == errors
 
 
 def test_the_split_that_was_measured_is_read_again(tmp_path: Path) -> None:
@@ -138,12 +178,29 @@ def test_the_split_that_was_measured_is_read_again(tmp_path: Path) -> None:
 
 def test_other_data_is_refused(measured: Path) -> None:
     other = write(measured / "other.jsonl", [{"prompt": "p", "completions": ["a"], "labels": [True]}])
-    with pytest.raises(DataError, match=r"other\.jsonl: the item tree-0 is not there, or has other steps"):
+    with pytest.raises(DataError, match=r"other\.jsonl: the item tree-0 is not there, or says something else"):
         view_results(measured / "eval", measured / "page.html", data=other)
     assert not (measured / "page.html").exists()
     (measured / "data.jsonl").unlink()
     with pytest.raises(DataError, match=r"data\.jsonl: no such file.*say where they are now with --data"):
         view_results(measured / "eval", measured / "page.html")
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_scores_are_not_joined_to_the_texts_of_another_item(measured: Path, is_old: bool) -> None:
+    """Unnamed items are numbered, so another order is other data; older tables have only labels to tell by."""
+    if is_old:
+        table = measured / "eval" / "labelled.steps.parquet"
+        pq.write_table(pq.read_table(table).drop_columns("content_hash"), table)
+        view_results(measured / "eval", measured / "page.html")
+    lines = (measured / "data.jsonl").read_text().splitlines()
+    (measured / "data.jsonl").write_text("\n".join([lines[1], lines[0], lines[2]]))
+    with pytest.raises(DataError, match=r"data\.jsonl: the item tree-0 is not there, or says something else"):
+        view_results(measured / "eval", measured / "page.html")
+    if not is_old:
+        (measured / "data.jsonl").write_text("\n".join([lines[0].replace('"b"', '"other"'), *lines[1:]]))
+        with pytest.raises(DataError, match="says something else"):
+            view_results(measured / "eval", measured / "page.html")
 
 
 def test_a_changed_file_makes_another_document(measured: Path) -> None:
@@ -153,6 +210,13 @@ def test_a_changed_file_makes_another_document(measured: Path) -> None:
     table = measured / "eval" / "labelled.steps.parquet"
     table.write_bytes(table.read_bytes() + b"x")
     assert document.stamp() != before
+
+
+def test_a_large_page_is_said_to_be_one(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["view", str(measured / "eval"), "--out", str(measured / "page.html")]
+    assert "browsers open slowly" not in CliRunner().invoke(app, words).output
+    monkeypatch.setattr("prism_prm.cli.view.LARGE", 1000)
+    assert "page.html has 0 MB, which browsers open slowly; name fewer results" in CliRunner().invoke(app, words).output
 
 
 def test_a_place_that_is_nothing_is_refused(tmp_path: Path) -> None:

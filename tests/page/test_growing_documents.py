@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 
 from prism_prm.errors import DataError
 from prism_prm.page.document import Document, Results, encode
-from prism_prm.page.documents import find_documents
+from prism_prm.page.documents import find_documents, listing
 from prism_prm.policies import PolicySettings
 from prism_prm.rl.looks import LOOKS, Look, write_looks
 from prism_prm.rl.samples import SamplesFile
+from prism_prm.search import rounds
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
@@ -92,6 +94,12 @@ def test_sampled_solutions_are_shown_with_the_scores_of_every_prm(tmp_path: Path
     assert {step[2] for step in body(unscored, "0-n4-1")["steps"]} == {None}
 
 
+def test_likelihoods_are_shown_where_they_rank(tmp_path: Path) -> None:
+    tree = body(documents(searched(tmp_path, replace(BEAM, prm_weight=0.5))), "0-mine-n4-0")
+    assert {len(step) for step in tree["steps"]} == {8}
+    assert all(step[7] < 0 for step in tree["steps"])
+
+
 class StoppingPrm(FakePrm):
     """Ends the process' work in the middle of the second problem."""
 
@@ -120,6 +128,19 @@ def test_a_search_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     assert now["0-mine-n4-1"].stamp() != before
     assert body(now, "0-mine-n4-1")["result"]
     assert len(body(now, "0-mine-n4")["problems"]) == 3
+
+
+def test_many_searches_are_watched_without_reading_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = searched(tmp_path)
+    places = [shutil.copytree(out, tmp_path / f"copy{number}") for number in range(8)]
+    read = []
+    lines = rounds._lines
+    monkeypatch.setattr(rounds, "_lines", lambda path, *rest: read.append(path) or lines(path, *rest))
+    for _ in range(2):
+        found = find_documents(Results.named(places))
+        assert len(found) == 8 * 4
+    assert len(read) == 8, "each once"
+    assert [one["id"] for one in listing(found)] == [f"{number}-mine-n4" for number in range(8)], "trees are not listed"
 
 
 def test_a_search_without_rounds_is_refused(tmp_path: Path) -> None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
 from gated_scorer import GatedScorer
 from prism_prm import EvalSettings, evaluate_prm
+from prism_prm.cli import app
+from prism_prm.errors import ConfigError
+from prism_prm.page.document import Results
+from prism_prm.page.documents import find_documents
 from serving_prms import running
 
 
@@ -24,9 +31,7 @@ def test_a_document_is_sent_again_only_if_it_has_changed(tmp_path: Path) -> None
     measure(tmp_path, [0.9, 0.8])
     with running({}, results=[str(tmp_path / "eval")]) as server:
         listed = server.client.get("/v1/documents").json()["data"]
-        assert listed == [
-            {"id": "0", "kind": "errors", "title": "mine on labelled", "note": "labelled: 1 items", "listed": True}
-        ]
+        assert listed == [{"id": "0", "kind": "errors", "title": "mine on labelled", "note": "labelled: 1 items"}]
         first = server.client.get("/v1/documents/0")
         assert [error["kind"] for error in first.json()["errors"]] == ["fp"]
         known = {"If-None-Match": first.headers["ETag"]}
@@ -37,6 +42,43 @@ def test_a_document_is_sent_again_only_if_it_has_changed(tmp_path: Path) -> None
         assert [error["kind"] for error in second.json()["errors"]] == ["fn", "fp"]
         assert second.headers["ETag"] != first.headers["ETag"]
         assert server.client.get("/v1/documents/1").status_code == 404
+
+
+def test_a_place_that_breaks_takes_no_other_with_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        measure(tmp_path / name, [0.9, 0.8])
+    with running({}, results=[f"{name}={tmp_path / name / 'eval'}" for name in ("a", "b")]) as server:
+        metrics = tmp_path / "a" / "eval" / "metrics.json"
+        before = metrics.read_bytes()
+        metrics.write_text("{")
+        listed = server.client.get("/v1/documents").json()["data"]
+        assert [(one["kind"], one["title"]) for one in listed] == [("broken", "a"), ("errors", "mine on labelled")]
+        assert str(metrics) in server.client.get(f"/v1/documents/{listed[0]['id']}").json()["message"]
+        metrics.write_text('{"a": 1,')
+        again = server.client.get("/v1/documents").json()["data"]
+        assert again[0]["id"] != listed[0]["id"], "another message"
+        assert len(server.client.get("/v1/documents/1").json()["errors"]) == 1
+        metrics.write_bytes(before)
+        assert [one["id"] for one in server.client.get("/v1/documents").json()["data"]] == ["0", "1"]
+
+
+def test_texts_are_read_where_the_command_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(tmp_path, [0.9, 0.8])
+    moved = (tmp_path / "data.jsonl").rename(tmp_path / "moved.jsonl")
+    seen = []
+
+    def make_server(*_: object, results: Results, **__: object) -> None:
+        seen.append(results)
+        raise ConfigError("that is enough")
+
+    monkeypatch.setattr("prism_prm.serve.server.make_server", make_server)
+    words = ["serve", "--results", f"mine={tmp_path / 'eval'}", "--data", str(moved), "--port", "0"]
+    CliRunner().invoke(app, words)
+    CliRunner().invoke(app, [*words, "--split", "validation"])
+    assert [(one.data, one.split) for one in seen] == [((str(moved),), None), ((str(moved),), "validation")]
+    [document] = find_documents(seen[0]).values()
+    assert [item["texts"] for item in document.body()["items"]] == [["a", "b"]]
 
 
 def test_the_page_is_served_under_a_strict_policy() -> None:

@@ -72,6 +72,16 @@ def serve(
             "`prism view`. May be repeated."
         ),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The texts of the results: the benchmark's files, or the solutions that were scored. By default those "
+            "that the results name. May be repeated."
+        ),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="For labelled and pairs: the split that was measured, if results do not say.")
+    ] = None,
     settings: ServeSettings,
     family: Families = None,
     loading: LoadSettings,
@@ -88,7 +98,7 @@ def serve(
 
     prms = named_places(list(map(_with_name, prm or [])))
     how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}
-    answered = serve_prms(prms, settings, loading=how, results=results or (), say=say)
+    answered = serve_prms(prms, settings, loading=how, results=results or (), data=data or (), split=split, say=say)
     gc.freeze()  # or the interpreter would go through everything that torch has made before it ends
     conclude(lambda: {"requests": answered}, lambda: tell(f"{answered:,} requests answered"))
 

@@ -24,6 +24,10 @@ COLOURS = {True: "green", False: "red", None: "yellow"}
 TAB = 4
 LONGEST_NAME = 12
 """Columns of a PRM's name above its scores."""
+SCORE = len("+ 0.999")
+GAP = 2
+LEAST = 20
+"""Columns that the text of a step needs beside the scores; with less, they stand below it."""
 _JOINING = frozenset("\u00ad\u061c\u200c\u200d\u200e\u200f")
 """Invisible characters that many languages and emoji need; they change nothing beyond their neighbours."""
 
@@ -49,15 +53,15 @@ def show(console: Console, solutions: Sequence[LookedAt]) -> None:
     for number, one in enumerate(solutions, start=1):
         if number > 1:
             console.print()
-        for line in _Lines(console.encoding).of(one, f"{number} of {len(solutions)}"):
+        for line in _Lines(console.encoding, console.width).of(one, f"{number} of {len(solutions)}"):
             console.print(line)
 
 
 class _Lines:
-    """Lines in an encoding."""
+    """Lines in an encoding, for a terminal of some width."""
 
-    def __init__(self, encoding: str) -> None:
-        self.encoding = encoding
+    def __init__(self, encoding: str, width: int) -> None:
+        self.encoding, self.width = encoding, width
         can_all = encoding.lower().startswith("utf")
         self.marks = MARKS if can_all else PLAIN_MARKS
         self.dash, self.dot = ("–", " · ") if can_all else ("-", " - ")
@@ -77,14 +81,25 @@ class _Lines:
 
     def _steps(self, one: LookedAt) -> Table:
         several = len(one.by_prm) > 1
-        table = Table(box=None, show_header=several, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        names = [self._text(harmless(judged.prm)[:LONGEST_NAME]) for judged in one.by_prm]
+        columns = [max(SCORE, name.cell_len if several else 0) for name in names]
+        number = len(str(len(one.tree.nodes)))
+        fits = number + GAP + sum(columns) + GAP * len(columns) + LEAST <= self.width
+        table = Table(
+            box=None, show_header=several and fits, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold"
+        )
         table.add_column(justify="right", no_wrap=True)
-        for judged in one.by_prm:
-            table.add_column(self._text(harmless(judged.prm)[:LONGEST_NAME]), no_wrap=True)
+        for name, width in zip(names, columns, strict=True) if fits else ():
+            table.add_column(name, no_wrap=True, min_width=width)
         table.add_column(overflow="fold")
         for step in range(len(one.tree.nodes)):
             cells = [self._text(self._score(judged, step), COLOURS[judged.is_right(step)]) for judged in one.by_prm]
-            table.add_row(self._text(str(step + 1)), *cells, self._said(one, step))
+            if fits:
+                table.add_row(self._text(str(step + 1)), *cells, self._said(one, step))
+                continue
+            table.add_row(self._text(str(step + 1)), self._said(one, step))
+            for judged, cell in zip(one.by_prm, cells, strict=True):
+                table.add_row("", cell + self._text(f"  {harmless(judged.prm)}" if several else ""))
         return table
 
     def _said(self, one: LookedAt, step: int) -> Text:

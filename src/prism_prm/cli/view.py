@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from prism_prm.cli.options import out_file
-from prism_prm.cli.ui import conclude, tell
+from prism_prm.cli.ui import conclude, say, tell
+
+LARGE = 20 * 10**6
+"""Bytes of a page that browsers open slowly."""
 
 EXAMPLES = """
 **Examples**
@@ -58,5 +61,11 @@ def view(
     from prism_prm.page.view import view_results
 
     documents = view_results(results, out, data=data or (), split=split)
+    size = out.stat().st_size
+    if size > LARGE:
+        say(
+            f"{out} has {size / 1e6:,.0f} MB, which browsers open slowly; name fewer results, or look at them with "
+            "`prism serve --results`"
+        )
     facts = {"out": str(out), "documents": [{"kind": one.kind, "title": one.title} for one in documents.values()]}
     conclude(lambda: facts, lambda: tell(out))

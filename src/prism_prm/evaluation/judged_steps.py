@@ -47,6 +47,8 @@ class Steps:
     redundancy: Floats | None = None
     hard: bool = False
     """Whether the scores are only verdicts (0 or 1), which give no ranking."""
+    item_content: tuple[str, ...] | None = None
+    """The content hash of each item; None in tables of earlier versions."""
 
     @cached_property
     def lengths(self) -> Ints:
@@ -104,7 +106,7 @@ class Steps:
         clusters, num_clusters = number_clusters(self.item_cluster[keep].tolist())
         return replace(
             self,
-            items=tuple(name for name, kept in zip(self.items, keep, strict=True) if kept),
+            items=_chosen(self.items, keep),
             group_names=tuple(self.group_names[i] for i in present),
             item_group=groups.astype(np.int64),
             item_cluster=clusters,
@@ -115,6 +117,7 @@ class Steps:
             label=self.label[step_keep],
             probability=self.probability[step_keep],
             redundancy=None if self.redundancy is None else self.redundancy[step_keep],
+            item_content=None if self.item_content is None else _chosen(self.item_content, keep),
         )
 
     def only_groups(self, names: Sequence[str]) -> Steps:
@@ -122,8 +125,14 @@ class Steps:
         return self.only(np.isin(np.array(self.group_names)[self.item_group], list(names)))
 
 
+def _chosen(values: Sequence[str], keep: Bools) -> tuple[str, ...]:
+    return tuple(value for value, kept in zip(values, keep, strict=True) if kept)
+
+
 _AGAIN = "run `prism eval` again"
 _COLUMNS = ("item", "group", "cluster", "contaminated", "parent", "label", "probability", "redundancy")
+_CONTENT = "content_hash"
+"""A column that tables of earlier versions do not have."""
 
 
 def write_steps(path: str | Path, steps: Steps) -> None:
@@ -145,6 +154,8 @@ def write_steps(path: str | Path, steps: Steps) -> None:
         pa.array(np.full(len(steps.label), np.nan) if steps.redundancy is None else steps.redundancy, pa.float64()),
     ]
     table = pa.Table.from_arrays(columns, names=list(_COLUMNS))
+    if steps.item_content is not None:
+        table = table.append_column(_CONTENT, names(steps.item_content, steps.step_item))
     with whole_file(path) as aside:
         pq.write_table(table.replace_schema_metadata({"hard": str(int(steps.hard))}), aside)
 
@@ -157,12 +168,12 @@ def read_steps(path: str | Path) -> Steps:
     if not Path(path).exists():
         raise DataError(f"{path}: no such file; {_AGAIN}")
     words, kinds = pa.dictionary(pa.int32(), pa.string()), (pa.int32(), pa.int8(), pa.int32(), pa.int8())
-    types = (words, words, *kinds, pa.float64(), pa.float64())
-    fields = [pa.field(name, kind, nullable=False) for name, kind in zip(_COLUMNS, types, strict=True)]
+    types = (words, words, *kinds, pa.float64(), pa.float64(), words)
     with reading_parquet(path, _AGAIN):
         table = pq.read_table(path)
-        if tuple(table.column_names) != _COLUMNS:
+        if tuple(table.column_names) not in (_COLUMNS, (*_COLUMNS, _CONTENT)):
             raise DataError(f"{path}: not a table of judged steps; it has the columns {table.column_names}")
+        fields = [pa.field(*field, nullable=False) for field in zip(table.column_names, types, strict=False)]
         table = fitted(path, table, pa.schema(fields))
     clusters = table["cluster"].to_numpy()
     if not len(clusters) or not 0 <= clusters.min() <= clusters.max() < len(clusters):
@@ -173,6 +184,7 @@ def read_steps(path: str | Path) -> Steps:
     group = table["group"].combine_chunks()
     redundancy = table["redundancy"].to_numpy()
     cluster = table["cluster"].to_numpy().astype(np.int64)
+    content = table[_CONTENT].combine_chunks() if _CONTENT in table.column_names else None
     return Steps(
         items=tuple(names),
         group_names=tuple(group.dictionary.to_pylist()),
@@ -186,4 +198,5 @@ def read_steps(path: str | Path) -> Steps:
         probability=table["probability"].to_numpy(),
         redundancy=None if np.isnan(redundancy).all() else redundancy,
         hard=(table.schema.metadata or {}).get(b"hard") == b"1",
+        item_content=None if content is None else tuple(content.take(pa.array(starts)).to_pylist()),
     )

@@ -24,7 +24,8 @@ SHOWN = 3
 """Names shown in a message about many."""
 
 
-def _judgement(label: float | None) -> int:
+def judgement(label: float | None) -> int:
+    """A label as metrics use it: 1 right, 0 wrong, −1 not judged."""
     if label is None or label == 0.5:
         return NOT_JUDGED
     return int(label > 0.5)
@@ -56,10 +57,11 @@ def collect_steps(
         item_contaminated=np.array([-1 if i.contaminated is None else i.contaminated for i in items], np.int8),
         starts=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
         parent=np.array([parent for item in items for parent in item.tree.parents], np.int64),
-        label=np.array([_judgement(node.label) for item in items for node in item.tree.nodes], np.int8),
+        label=np.array([judgement(node.label) for item in items for node in item.tree.nodes], np.int8),
         probability=np.concatenate(probability),
         redundancy=None if redundancy is None else np.concatenate(redundancy),
         hard=hard,
+        item_content=tuple(item.tree.content_hash() for item in items),
     )
 
 

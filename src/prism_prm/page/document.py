@@ -16,6 +16,9 @@ from prism_prm.report import plain_json
 
 T = TypeVar("T")
 
+FEW, MANY = 4, 256
+"""Files to keep in memory: whole ones, and the little of each that is needed at every look."""
+
 _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 """What could end or change a block of JSON within HTML, as JSON may write it."""
 
@@ -82,15 +85,19 @@ class Document:
         return digest.hexdigest()[:32]
 
 
-def kept_until_changed(read: Callable[[Path], T]) -> Callable[[Path], T]:
-    """The function of a file, which reads it again only when it has changed."""
-    known = lru_cache(maxsize=4)(lambda path, *_state: read(path))
+def kept_until_changed(most: int) -> Callable[[Callable[[Path], T]], Callable[[Path], T]]:
+    """A function of a file, which reads it again only when it has changed; what `most` files hold is kept."""
 
-    def find(path: Path) -> T:
-        state = path.stat()
-        return known(path, state.st_mtime_ns, state.st_size)
+    def keep(read: Callable[[Path], T]) -> Callable[[Path], T]:
+        known = lru_cache(maxsize=most)(lambda path, *_state: read(path))
 
-    return find
+        def find(path: Path) -> T:
+            state = path.stat()
+            return known(path, state.st_mtime_ns, state.st_size)
+
+        return find
+
+    return keep
 
 
 def encode(value: Any) -> bytes:

@@ -14,10 +14,13 @@ from prism_prm.evaluation.benchmarks import Item, find_benchmark, read_benchmark
 from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.report import steps_file
+from prism_prm.evaluation.scores import judgement
 from prism_prm.foreign import read_json
 from prism_prm.page.document import Document, Place, Results
 
 METRICS = "metrics.json"
+RIGHT, NOT_REDUNDANT = "right", "not redundant"
+"""What a score is the probability of: in some classes, whether a step is redundant decides."""
 
 
 def evaluation_documents(place: Place, results: Results) -> list[Document] | None:
@@ -52,10 +55,11 @@ def _add(
     right, wrong = steps.judged & steps.right, steps.judged & steps.wrong
     passed, rejected = wrong & good, right & ~good
     counts = {"right": right.sum(), "wrong": wrong.sum(), "fp": passed.sum(), "fn": rejected.sum()}
-    body["benchmarks"].append(
-        {"name": bench, "threshold": threshold, "redundancy_threshold": redundancy, "counts": counts}
-    )
-    by_redundancy = set(benchmark.by_redundancy) if steps.redundancy is not None else set()
+    by_redundancy = set(benchmark.by_redundancy) & set(steps.group_names) if steps.redundancy is not None else set()
+    thresholds = {RIGHT: threshold}
+    if by_redundancy:  # a step at the threshold is not redundant, while the page wants scores above its own
+        thresholds[NOT_REDUNDANT] = float(np.nextafter(1 - redundancy, 0))
+    body["benchmarks"].append({"name": bench, "thresholds": thresholds, "counts": counts})
     places: dict[int, int] = {}
     for at in np.flatnonzero(passed | rejected).tolist():
         number = int(steps.step_item[at])
@@ -63,16 +67,21 @@ def _add(
         if number not in places:
             places[number] = len(body["items"])
             item = texts[steps.items[number]]
-            body["items"].append(_item(steps, number, item, group, by_redundancy=group in by_redundancy))
-        error = {
-            "bench": bench, "kind": "fp" if passed[at] else "fn", "item": places[number],
-            "step": int(at - steps.starts[number]), "probability": float(steps.probability[at]),
-        }  # fmt: skip
-        body["errors"].append(error)
+            decides = NOT_REDUNDANT if group in by_redundancy else RIGHT
+            body["items"].append(_item(steps, number, item, group, decides))
+        body["errors"].append(
+            {"bench": bench, "kind": "fp" if passed[at] else "fn", "item": places[number],
+             "step": int(at - steps.starts[number])}
+        )  # fmt: skip
 
 
-def _item(steps: Steps, number: int, item: Item, group: str, *, by_redundancy: bool) -> dict[str, Any]:
+def _item(steps: Steps, number: int, item: Item, group: str, decides: str) -> dict[str, Any]:
+    """An item with the scores that decide."""
     own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
+    scores = steps.probability[own]
+    if decides == NOT_REDUNDANT:
+        assert steps.redundancy is not None, "judged by scores that are not there"
+        scores = 1 - steps.redundancy[own]
     return {
         "name": steps.items[number],
         "group": group,
@@ -81,13 +90,17 @@ def _item(steps: Steps, number: int, item: Item, group: str, *, by_redundancy: b
         "texts": [node.text for node in item.tree.nodes],
         "parents": list(item.tree.parents),
         "labels": steps.label[own].tolist(),
-        "probabilities": steps.probability[own].tolist(),
-        "redundancy": steps.redundancy[own].tolist() if by_redundancy and steps.redundancy is not None else None,
+        "scores": scores.tolist(),
+        "decides": decides,
     }
 
 
 def _items(bench: str, said: Any, results: Results, steps: Steps) -> dict[str, Item]:
-    """The benchmark's items by name; those that were measured must be there, with the same steps and labels."""
+    """The benchmark's items by name; those that were measured must be there, with the same content.
+
+    Unnamed items are numbered, so the name says little. Tables of earlier versions have no content hash: there, labels
+    have to do.
+    """
     data = results.data or tuple(said["files"])
     split = results.split if results.split is not None else said.get("split")
     try:
@@ -97,11 +110,18 @@ def _items(bench: str, said: Any, results: Results, steps: Steps) -> dict[str, I
             raise
         raise DataError(f"{error} (the texts of {bench}; say where they are now with --data)") from error
     for number, name in enumerate(steps.items):
-        own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
-        if name not in found or list(found[name].tree.parents) != steps.parent[own].tolist():
+        if name not in found or not _is_same(found[name], steps, number):
             raise DataError(
-                f"{', '.join(data)}: the item {name} is not there, or has other steps; name the data of {bench} that "
-                "was measured with --data",
+                f"{', '.join(data)}: the item {name} is not there, or says something else than what was measured; name "
+                f"the data of {bench} that was measured with --data",
                 reason="other-data",
             )
     return found
+
+
+def _is_same(item: Item, steps: Steps, number: int) -> bool:
+    if steps.item_content is not None:
+        return item.tree.content_hash() == steps.item_content[number]
+    own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
+    labels = [judgement(node.label) for node in item.tree.nodes]
+    return bool(list(item.tree.parents) == steps.parent[own].tolist() and labels == steps.label[own].tolist())

@@ -13,10 +13,12 @@ from typing import Any
 
 from prism_prm.files import JsonLines
 from prism_prm.foreign import reading_parquet
-from prism_prm.page.document import Document, Place, Results, kept_until_changed
+from prism_prm.page.document import FEW, MANY, Document, Place, Results, kept_until_changed
 
 SOLUTIONS, SELECTED = "solutions.parquet", "selected.jsonl"
 COLUMNS = ("problem_id", "name", "solution", "answer", "correct", "status", "public_tests", "hidden_tests")
+
+AGAIN = "remove it, and run the command again"
 
 
 def reranked_documents(place: Place, results: Results) -> list[Document] | None:
@@ -36,11 +38,11 @@ def program_documents(
     place: Place, results: Results, table: Path, title: str, name: str, about: About
 ) -> list[Document]:
     """An overview of the problems of a table of solutions, and each of them; none where it has no programs."""
-    rows = _rows(table) if table.is_file() else {}
-    if not any(solution["public_tests"] is not None for own in rows.values() for solution in own):
+    problems = _problems(table) if table.is_file() else ()
+    if not problems:
         return []
     files = (table,)
-    keys = {problem: f"{name}-program-{problem}" for problem in rows}
+    keys = {problem: f"{name}-program-{problem}" for problem in problems}
     ids = {problem: results.id_of(place, key) for problem, key in keys.items()}
     overview = Document("programs", title, partial(_overview, table, ids), files, key=f"{name}-programs")
     return [
@@ -52,15 +54,26 @@ def program_documents(
     ]
 
 
-@kept_until_changed
+@kept_until_changed(MANY)
+def _problems(table: Path) -> tuple[int, ...]:
+    """The numbers of its problems, if these ask for programs."""
+    import pyarrow.parquet as pq
+
+    with reading_parquet(table, AGAIN):
+        if not set(COLUMNS) <= set(pq.read_schema(table).names):  # before the verdicts on single tests were kept
+            return ()
+        found = pq.read_table(table, columns=["problem_id", "public_tests"])
+    has_programs = found["public_tests"].null_count < found.num_rows
+    return tuple(dict.fromkeys(found["problem_id"].to_pylist())) if has_programs else ()
+
+
+@kept_until_changed(FEW)
 def _rows(table: Path) -> dict[int, list[dict[str, Any]]]:
     """Problem → its solutions."""
     import pyarrow.parquet as pq
 
-    with reading_parquet(table, "remove it, and run the command again"):
+    with reading_parquet(table, AGAIN):
         known = pq.read_schema(table).names
-        if not set(COLUMNS) <= set(known):  # graded before the verdicts on single tests were kept
-            return {}
         rows = pq.read_table(table, columns=[*COLUMNS, *(["chosen"] if "chosen" in known else [])]).to_pylist()
     found: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
@@ -103,7 +116,7 @@ def _selections(selected: Path, problem: int) -> tuple[str, dict[int, list[str]]
     return text, rules
 
 
-@kept_until_changed
+@kept_until_changed(FEW)
 def _selected(path: Path) -> dict[int, list[dict[str, Any]]]:
     """Problem → what is selected from its solutions."""
     found: dict[int, list[dict[str, Any]]] = {}

@@ -11,7 +11,7 @@ from prism_prm.aggregate import solution_score
 from prism_prm.config import read_toml
 from prism_prm.errors import DataError
 from prism_prm.foreign import reading_parquet
-from prism_prm.page.document import Document, Place, Results, kept_until_changed
+from prism_prm.page.document import FEW, MANY, Document, Place, Results, kept_until_changed
 from prism_prm.page.programs import program_documents
 from prism_prm.pools import read_pool
 from prism_prm.records import unique_names
@@ -102,9 +102,10 @@ def _tree(files: Sequence[Path], how: dict[str, Any], number: int) -> dict[str, 
     grades = _graded(files[2]).get(place, [])
     texts: dict[str, int] = {}
     steps = [
-        [one.parent, texts.setdefault(one.text, len(texts)), score, value, one.ending, one.round, int(one.ahead)]
+        [one.parent, texts.setdefault(one.text, len(texts)), score, value, one.ending, one.round, int(one.ahead),
+         *([] if one.likelihood is None else [one.likelihood])]
         for one, score, value in zip(seen.steps, scores, _values(seen, scores, how), strict=True)
-    ]
+    ]  # fmt: skip
     return {
         "problem": seen.key, "how": how, "texts": list(texts), "steps": steps, "kept": seen.kept,
         "result": seen.result, "chosen": next((k for k, grade in enumerate(grades) if grade["chosen"]), None),
@@ -134,17 +135,17 @@ def _graded(table: Path) -> dict[int, list[dict[str, Any]]]:
     return _grades_of(table) if table.is_file() else {}
 
 
-_outline = kept_until_changed(outline)
-_pool = kept_until_changed(read_pool)
+_outline = kept_until_changed(MANY)(outline)
+_pool = kept_until_changed(FEW)(read_pool)
 
 
-@kept_until_changed
+@kept_until_changed(FEW)
 def _numbers_of(pool: Path) -> dict[str, int]:
     names = unique_names(entry.problem.text for entry in _pool(pool).problems)
     return {name: number for number, name in enumerate(names)}
 
 
-@kept_until_changed
+@kept_until_changed(FEW)
 def _grades_of(table: Path) -> dict[int, list[dict[str, Any]]]:
     import pyarrow.parquet as pq
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
@@ -31,8 +30,8 @@ class Shelf:
         self._lock = threading.Lock()
 
     def documents(self) -> dict[str, Document]:
-        """What is there now."""
-        return find_documents(self.results)
+        """What is there now; a place that has become unreadable says so, and the others are shown."""
+        return find_documents(self.results, show_broken=True)
 
     def made(self, name: str, document: Document, stamp: str) -> bytes:
         """The body for a state of the files; one at a time, since a large one takes memory."""
@@ -79,11 +78,6 @@ def document(name: str, request: Request) -> Response:
     answer = _json(shelf.made(name, found, stamp))
     answer.headers.update(tag)
     return answer
-
-
-def shelf_of(results: Sequence[str]) -> Shelf:
-    """The shelf of places that were named with --results."""
-    return Shelf(Results.named(results))
 
 
 def _shelf(request: Request) -> Shelf:

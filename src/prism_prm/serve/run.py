@@ -31,6 +31,8 @@ def serve_prms(
     *,
     loading: Mapping[str, Any] | None = None,
     results: str | Path | Sequence[str | Path] = (),
+    data: str | Path | Sequence[str | Path] = (),
+    split: str | None = None,
     say: Say = silent,
 ) -> int:
     """Serve PRMs and a page to look at results over HTTP until SIGTERM or Ctrl-C, which lets accepted requests finish.
@@ -40,6 +42,8 @@ def serve_prms(
         settings: address, keys and limits.
         loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
         results: folders of results, or NAME=FOLDER, that the page at `/` shows and watches.
+        data: their texts, as for `view_results`; by default those that the results name.
+        split: for labelled data and pairs, the split that was measured.
         say: called with each status message, e.g. `print`.
 
     Returns:
@@ -53,25 +57,25 @@ def serve_prms(
         >>> serve_prms({"mine": "my-prm"}, settings, say=print)  # doctest: +SKIP
     """
     settings = settings or ServeSettings()
-    places = [str(place) for place in as_places(results)]
-    if not prms and not places:
+    shown = Results.named(as_places(results), tuple(map(str, as_places(data))), split)
+    if not prms and not shown.places:
         raise ConfigError("there is nothing to serve; name a PRM with --prm, or results to look at with --results")
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
     upstream = next((str(prm) for prm in prms.values() if (place := remote_place(prm)) and place.kind == "prism"), "")
     keys = read_keys(settings, upstream)
-    find_documents(Results.named(places))
+    find_documents(shown)
     for name, prm in prms.items():
         if isinstance(prm, str | Path):
             check_scorer(prm, loading, name)
     with contextlib.closing(_listen(settings)) as listener:
         from prism_prm.serve.server import make_server
 
-        server = make_server(prms, settings, keys, loading=loading, results=places, say=say)
+        server = make_server(prms, settings, keys, loading=loading, results=shown, say=say)
         address, port = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        say(f"Listening on http://{shown}:{port}; loading {', '.join(prms) or 'no PRM'}")
+        host = f"[{address}]" if ":" in address else address
+        say(f"Listening on http://{host}:{port}; loading {', '.join(prms) or 'no PRM'}")
         server.run(sockets=[listener])
     if server.engine.failure is not None:
         raise server.engine.failure

@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prism_prm.critics.load import critic_settings
+from prism_prm.page.document import Results
 from prism_prm.protocol import Scorer
 from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.settings import LoadSettings
@@ -24,7 +25,7 @@ from prism_prm.serve.app import build_app
 from prism_prm.serve.engine import Engine
 from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.models import ServedModel
-from prism_prm.serve.page import shelf_of
+from prism_prm.serve.page import Shelf
 from prism_prm.serve.settings import ServeSettings
 from prism_prm.types import Say, silent
 
@@ -45,7 +46,7 @@ def make_server(
     keys: KeyRing,
     *,
     loading: Mapping[str, Any] | None = None,
-    results: Sequence[str] = (),
+    results: Results | None = None,
     say: Say = silent,
 ) -> DrainingServer:
     """A server that is not running yet."""
@@ -58,7 +59,7 @@ def make_server(
     sys.setswitchinterval(SWITCH)
     engine = Engine(load, settings)
     config = uvicorn.Config(
-        build_app(engine, keys, shelf_of(results)),
+        build_app(engine, keys, Shelf(results or Results(()))),
         http=_hurried(settings.client_seconds),
         ws="none",
         lifespan="on",

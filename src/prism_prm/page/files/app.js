@@ -4,6 +4,7 @@
 // documents, isLive, models and score(). render may return a function that takes a changed document: without one the
 // view is drawn anew. The view "try" has no document: it is there where a server has models.
 
+import { brokenView } from "./broken.js";
 import { choose, field, h, replace } from "./dom.js";
 import { errorsView } from "./errors.js";
 import { grpoView } from "./grpo.js";
@@ -13,26 +14,28 @@ import { searchView } from "./search.js";
 import { KeyNeeded, openSource } from "./source.js";
 import { tryView } from "./try.js";
 
-const VIEWS = [tryView, scoresView, errorsView, searchView, grpoView, programsView];
+const VIEWS = [tryView, scoresView, errorsView, searchView, grpoView, programsView, brokenView];
 const SECONDS = 2;
+const [PROBLEM, STALE] = ["problem", "stale"]; // what failed that somebody did, and what failed by itself
 
 const source = openSource();
 const root = document.getElementById("view");
 const tabs = document.getElementById("tabs");
 let entries = [];
 let models = [];
-let shown = null; // {id, view, body, update}
+let shown = null; // {id, view, body, update, hasFailed}
 let isAsking = false; // for a key
+let turn = 0; // of showing something: whoever is not the last one comes too late
+let loading = 0;
 
 async function start() {
   [entries, models] = [await source.list(), await source.models()];
-  addEventListener("hashchange", () => guarded(show));
   await show();
-  if (source.isLive) setInterval(() => guarded(lookAgain, true), 1000 * SECONDS);
 }
 
-// The address is #KIND or #KIND/ID.
+// The address is #KIND or #KIND/ID. What cannot be loaded is said in its place.
 async function show() {
+  const own = ++turn;
   const [kind, id] = location.hash.slice(1).split("/").map(decodeURIComponent);
   const there = views();
   const view = there.find((one) => one.kind === kind) ?? there[0];
@@ -42,13 +45,26 @@ async function show() {
     replace(root, nothing());
     return;
   }
-  const own = documents(view);
-  const entry = own.find((one) => one.id === id) ?? own[0];
-  const found = entry ? await source.load(entry.id) : null;
+  const choices = documents(view);
+  const entry = choices.find((one) => one.id === id) ?? choices[0];
+  const [found, failure] = entry ? await attempt(() => source.load(entry.id)) : [null, null];
+  if (own !== turn) return;
   const body = h("div", { class: `of-${view.kind}` });
-  replace(root, picker(view, own, entry), body);
+  replace(root, picker(view, choices, entry), body);
   document.title = `${entry ? entry.title : view.tab} · prism`;
-  shown = { id: entry?.id, view, body, update: view.render(body, found, page) };
+  shown = { id: entry?.id, view, body, hasFailed: Boolean(failure) };
+  if (failure) replace(body, problem(failure.message));
+  else shown.update = view.render(body, found, page);
+}
+
+// What came of it, and the error if it failed; a missing key is nobody's answer.
+async function attempt(work) {
+  try {
+    return [await work(), null];
+  } catch (error) {
+    if (error instanceof KeyNeeded) throw error;
+    return [null, error];
+  }
 }
 
 function views() {
@@ -56,7 +72,7 @@ function views() {
 }
 
 function documents(view) {
-  return entries.filter((entry) => entry.kind === view.kind && entry.listed);
+  return entries.filter((entry) => entry.kind === view.kind);
 }
 
 const page = {
@@ -68,7 +84,7 @@ const page = {
   },
   load: (id) => source.load(id),
   score: (...asked) => source.score(...asked),
-  guarded,
+  guarded: (work) => guarded(work),
 };
 
 function drawTabs(view) {
@@ -99,38 +115,53 @@ function nothing() {
 
 // A watched document is asked for again; so is the list, where a run may have added to it, and models that are loading.
 async function lookAgain() {
-  if (document.hidden || isAsking) return;
   const before = JSON.stringify([entries, models]);
   [entries, models] = [await source.list(), models.length ? models : await source.models()];
-  if (JSON.stringify([entries, models]) !== before) {
-    if (!shown) return show();
-    drawTabs(shown.view);
-  }
-  const now = shown;
-  const found = now?.id ? await source.load(now.id, true) : null;
-  if (found === null || now !== shown) return;
-  if (now.update) now.update(found);
-  else now.update = now.view.render(now.body, found, page);
+  const isMended = shown?.view === brokenView && !entries.some((entry) => entry.id === shown.id);
+  if (!shown || isMended) return show();
+  if (JSON.stringify([entries, models]) !== before) drawTabs(shown.view);
+  if (shown.id) await update(shown);
 }
 
-// What fails is said, and where a key is needed it is asked for.
-async function guarded(work, quietly = false) {
+async function update(now) {
+  if (now.hasFailed) {
+    const [, failure] = await attempt(() => source.load(now.id));
+    return failure || now !== shown ? null : show();
+  }
+  const found = await source.load(now.id, true);
+  if (found === null || now !== shown) return;
+  try {
+    if (now.update) await now.update(found);
+    else now.update = now.view.render(now.body, found, page);
+  } catch (error) {
+    source.forget(now.id); // or the next look would find nothing new
+    throw error;
+  }
+}
+
+// What fails is said until the same works again, and where a key is needed it is asked for.
+async function guarded(work, kind = PROBLEM) {
   try {
     await work();
-    document.getElementById("problem")?.remove();
+    document.getElementById(kind)?.remove();
   } catch (error) {
-    if (error instanceof KeyNeeded) askForKey(error.message, work);
-    else if (quietly) complain(`Not up to date: ${error.message}`);
-    else complain(error.message);
+    if (error instanceof KeyNeeded) askForKey(error.message);
+    else complain(kind, kind === STALE ? `Not up to date: ${error.message}` : error.message);
   }
 }
 
-function complain(text) {
-  document.getElementById("problem")?.remove();
-  root.prepend(h("p", { id: "problem", class: "problem", role: "alert" }, text));
+function complain(kind, text) {
+  const before = document.getElementById(kind);
+  if (before?.textContent === text) return;
+  before?.remove();
+  root.prepend(problem(text, kind));
 }
 
-function askForKey(message, work) {
+function problem(text, kind = null) {
+  return h("p", { id: kind, class: "problem", role: "alert", dir: "auto" }, text);
+}
+
+function askForKey(message) {
   const input = h("input", { type: "password", autocomplete: "off", required: true, spellcheck: "false" });
   const form = h(
     "form",
@@ -140,7 +171,7 @@ function askForKey(message, work) {
         event.preventDefault();
         source.setKey(input.value.trim());
         isAsking = false;
-        guarded(work === start ? start : show);
+        guarded(() => alone(start));
       },
     },
     h("h1", {}, "This server needs a key"),
@@ -149,9 +180,30 @@ function askForKey(message, work) {
     h("button", { class: "primary" }, "Open"),
   );
   isAsking = true;
+  turn += 1; // whatever is still on its way comes too late
   shown = null;
   replace(root, form);
   input.focus();
 }
 
-guarded(start);
+// Nobody looks again while something is being loaded.
+async function alone(work) {
+  loading += 1;
+  try {
+    await work();
+  } finally {
+    loading -= 1;
+  }
+}
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address is that of a view
+  root.focus();
+});
+addEventListener("hashchange", () => guarded(() => alone(show)));
+if (source.isLive) {
+  setInterval(() => {
+    if (!document.hidden && !isAsking && !loading) guarded(() => alone(lookAgain), STALE);
+  }, 1000 * SECONDS);
+}
+guarded(() => alone(start));

@@ -6,19 +6,22 @@ const HEIGHT = 280;
 const SPACE = { left: 52, right: 14, top: 14, bottom: 34 };
 
 // lines: [{title, points: [[value, low, high], …]}], one point per update; `at` is the look shown, `marks` are
-// updates with an alarm.
-export function drawChart(figure, { updates, lines, at, marks = [], pick, caption, isShare = false }) {
+// updates with an alarm. Values that can be shares are, if all of them are within 0 and 1. Without any value, it is hidden.
+export function drawChart(figure, { updates, lines, at, marks = [], pick, caption, canBeShare = false }) {
+  const values = lines.flatMap((line) => line.points.flat()).filter((value) => Number.isFinite(value));
+  figure.hidden = !values.length;
+  if (!values.length) return;
+  const isShare = canBeShare && areShares(values);
   const width = Math.max(280, figure.clientWidth);
   const [left, right] = [SPACE.left, width - SPACE.right];
   const [top, bottom] = [SPACE.top, HEIGHT - SPACE.bottom];
   const first = updates[0];
   const span = Math.max(1, updates.at(-1) - first);
-  const values = lines.flatMap((line) => line.points.flat()).filter((value) => Number.isFinite(value));
   const ticks = niceTicks(Math.min(...values), Math.max(...values), isShare);
   const [low, high] = [ticks[0], ticks.at(-1)];
   const x = (update) => left + ((update - first) / span) * (right - left);
   const y = (value) => bottom - ((value - low) / (high - low || 1)) * (bottom - top);
-  const shown = (value) => (isShare || value === null ? percent(value, 0) : String(Number(value.toPrecision(3))));
+  const shown = (value) => (isShare ? percent(value, 0) : plain(value));
 
   const grid = ticks.map((tick) => [
     svg("line", { class: "grid", x1: left, x2: right, y1: y(tick), y2: y(tick) }),
@@ -49,6 +52,15 @@ export function drawChart(figure, { updates, lines, at, marks = [], pick, captio
     marks.length > 0 && h("li", {}, alarmKey(), "alarm"),
   );
   figure.replaceChildren(h("figcaption", {}, caption, lines.length + marks.length > 1 ? legend : ""), picture);
+}
+
+export function areShares(values) {
+  return values.every((value) => !Number.isFinite(value) || (value >= 0 && value <= 1));
+}
+
+// A number to three digits; "–" is "none".
+export function plain(value) {
+  return Number.isFinite(value) ? String(Number(value.toPrecision(3))) : "–";
 }
 
 function lineOf({ points }, number, updates, x, y) {

@@ -40,8 +40,30 @@ export function field(label, control, hint) {
 // choose([["all", "All classes"], …], "all", (value) => …)
 export function choose(options, chosen, changed) {
   const found = h("select", { onchange: () => changed(found.value) });
-  found.append(...options.map(([value, text]) => h("option", { value, selected: value === chosen }, text)));
+  refill(found, options, chosen);
   return found;
+}
+
+// Other options for a select that stays, so that whoever is at it stays there.
+const optionsOf = new WeakMap();
+export function refill(select, options, chosen) {
+  const known = JSON.stringify(options);
+  if (optionsOf.get(select) !== known) {
+    optionsOf.set(select, known);
+    replace(select, options.map(([value, text]) => h("option", { value }, text)));
+  }
+  select.value = chosen;
+}
+
+// A button that stays where it is, and keeps the focus, while it can do nothing: {element, turn(isOn)}.
+export function steady(text, pressed) {
+  let isOn = true;
+  const element = h("button", { type: "button", onclick: () => isOn && pressed() }, text);
+  const turn = (on) => {
+    isOn = on;
+    element.setAttribute("aria-disabled", String(!on));
+  };
+  return { element, turn };
 }
 
 // A text of unknown origin: its own direction, its own line breaks, and a button where it is very long.
@@ -78,21 +100,19 @@ export function percent(value, digits = 1) {
 
 // Pages of a long list, with buttons; calls show(first, last) for the page that is to be seen.
 export function pager(total, size, show) {
-  const bar = h("div", { class: "pager", role: "group", "aria-label": "Pages" });
   const last = Math.max(0, Math.ceil(total / size) - 1);
+  const [previous, next] = [steady("Previous", () => go(at - 1)), steady("Next", () => go(at + 1))];
+  const told = h("span", { "aria-live": "polite" });
+  let at = 0;
   function go(page) {
-    const at = Math.min(Math.max(page, 0), last);
+    at = page;
     const first = at * size;
     const end = Math.min(total, first + size);
     show(first, end);
-    const button = (text, to, off) => h("button", { type: "button", disabled: off, onclick: () => go(to) }, text);
-    replace(
-      bar,
-      button("Previous", at - 1, at === 0),
-      h("span", { "aria-live": "polite" }, total ? `${count(first + 1)}–${count(end)} of ${count(total)}` : "none"),
-      button("Next", at + 1, at === last),
-    );
+    previous.turn(at > 0);
+    next.turn(at < last);
+    replace(told, total ? `${count(first + 1)}–${count(end)} of ${count(total)}` : "none");
   }
   go(0);
-  return bar;
+  return h("div", { class: "pager", role: "group", "aria-label": "Pages" }, previous.element, told, next.element);
 }

@@ -5,8 +5,8 @@ import { stepList } from "./steps.js";
 
 const SIZE = 10;
 const KINDS = {
-  fp: { title: "False positive", told: "a wrong step that passed", many: "False positives", of: "wrong" },
-  fn: { title: "False negative", told: "a right step that was rejected", many: "False negatives", of: "right" },
+  fp: { title: "False positive", told: "wrong, but passed", many: "False positives", of: "wrong" },
+  fn: { title: "False negative", told: "right, but rejected", many: "False negatives", of: "right" },
 };
 
 export const errorsView = { kind: "errors", tab: "Errors", render };
@@ -57,7 +57,7 @@ function render(root, found) {
       field("Order", order),
     );
     if (used) document.getElementById(`filter-${used}`)?.focus();
-    const chosen = arranged(found.errors.filter((error) => kept(error)), wanted.order);
+    const chosen = arranged(found.errors.filter((error) => kept(error)), wanted.order, found.items);
     replace(
       bar,
       pager(chosen.length, SIZE, (first, end) => {
@@ -71,8 +71,9 @@ function render(root, found) {
 }
 
 // False positives first: they mislead a search, the others only cost samples.
-function arranged(errors, order) {
-  const wrongness = (error) => (error.kind === "fp" ? error.probability : 1 - error.probability);
+function arranged(errors, order, items) {
+  const score = (error) => items[error.item].scores[error.step];
+  const wrongness = (error) => (error.kind === "fp" ? score(error) : 1 - score(error));
   return errors
     .map((error, number) => ({ error, number }))
     .sort(
@@ -94,12 +95,13 @@ function tile(bench) {
       h("dd", {}, share, h("small", {}, ` ${count(bench.counts[kind])} of ${count(bench.counts[of])} ${of} steps`)),
     );
   });
+  const passed = Object.entries(bench.thresholds).map(([what, threshold]) => `P(${what}) above ${percent(threshold)}`);
   return h(
     "section",
     { class: "card" },
     h("h2", {}, bench.name),
     h("dl", { class: "facts" }, rows),
-    h("p", { class: "note" }, `Judged at ${bench.threshold.toPrecision(3)}`),
+    h("p", { class: "note" }, `Passed: ${passed.join("; in classes of redundancy, ")}`),
   );
 }
 
@@ -109,11 +111,12 @@ function card(error, found) {
   const path = [];
   for (let at = error.step; at >= 0; at = item.parents[at]) path.unshift(at);
   const is = KINDS[error.kind];
-  const prms = [{ name: found.prm, probabilities: path.map((at) => item.probabilities[at]) }];
-  if (item.redundancy) prms.push({ name: "redundant", probabilities: path.map((at) => item.redundancy[at]) });
+  const name = item.decides === "right" ? found.prm : item.decides; // a score is P(right), or P(not redundant)
+  const prms = [{ name, probabilities: path.map((at) => item.scores[at]) }];
   const steps = path.map((at) => ({ text: item.texts[at], label: item.labels[at] }));
-  const list = stepList(steps, prms, { labelled: true, focus: path.length - 1 });
-  list.judge([bench.threshold, bench.redundancy_threshold]);
+  const list = stepList(steps, prms, { labelled: true, flagged: { at: path.length - 1, text: is.told } });
+  list.judge([bench.thresholds[item.decides]]);
+  const scored = `P(${item.decides}) ${percent(item.scores[error.step])}`;
   const rest = item.texts.length - path.length;
   return h(
     "article",
@@ -122,7 +125,7 @@ function card(error, found) {
       "header",
       {},
       h("h2", {}, is.title),
-      h("p", { class: "note" }, [`${is.told}, scored ${percent(error.probability)}`, item.group, item.name].join(" · ")),
+      h("p", { class: "note" }, [scored, item.group, item.name].join(" · ")),
     ),
     words(item.problem, "words question"),
     list.element,

@@ -1,6 +1,6 @@
 // A policy in training: its reward against the truth over updates, what else changed, and what it wrote at each look.
 
-import { drawChart } from "./chart.js";
+import { areShares, drawChart, plain } from "./chart.js";
 import { choose, count, field, h, percent, replace, words } from "./dom.js";
 import { drawFacts, line, onArrows, onWidth, slider, verdict } from "./parts.js";
 
@@ -49,10 +49,8 @@ function render(root, given) {
     const raised = found.alarms.filter((alarm) => alarm.raised).map((alarm) => alarm.update);
     const common = { updates: found.updates, at: state.at, marks: raised, pick: go };
     const title = `Reward and truth on ${found.num_problems} held-out problems, with 95 % intervals`;
-    drawChart(parts.gold, { ...common, lines: found.lines, isShare: true, caption: title });
-    const { kl } = found.numbers;
-    parts.kl.hidden = !kl;
-    if (!kl) return;
+    drawChart(parts.gold, { ...common, lines: found.lines, canBeShare: true, caption: title });
+    const kl = found.numbers.kl ?? [];
     const lines = [{ title: "divergence", points: kl.map((value) => [value, value, value]) }];
     drawChart(parts.kl, { ...common, lines, caption: "Divergence from the untrained policy (nats per solution)" });
   }
@@ -105,15 +103,20 @@ function alarmLine(alarm) {
 }
 
 function shown(name, value) {
-  if (value === null || value === undefined) return "–";
-  return SHARES.has(name) ? percent(value) : value.toPrecision(3);
+  return SHARES.has(name) ? percent(value) : plain(value);
+}
+
+// How to write the values of a line: in percent, unless it is a reward that goes beyond 0 and 1.
+function unit(line) {
+  return areShares(line.points.flat()) ? percent : plain;
 }
 
 function facts(found, at) {
-  const lines = found.lines.map(({ title, points }) => {
-    const [value, low, high] = points[at];
-    const range = low === null || high === null ? "" : ` ${percent(low, 0)} to ${percent(high, 0)}`;
-    return [title, [percent(value), h("small", {}, range)]];
+  const lines = found.lines.map((line) => {
+    const [value, low, high] = line.points[at];
+    const told = unit(line);
+    const range = low === null || high === null ? "" : ` ${told(low, 0)} to ${told(high, 0)}`;
+    return [line.title, [told(value), h("small", {}, range)]];
   });
   const numbers = Object.entries(NUMBERS)
     .filter(([name]) => found.numbers[name])
@@ -126,7 +129,7 @@ function table(found) {
   const head = ["update", ...found.lines.map((one) => one.title), ...names.map((name) => NUMBERS[name] ?? name)];
   const rows = found.updates.map((update, at) => [
     count(update),
-    ...found.lines.map((one) => percent(one.points[at][0])),
+    ...found.lines.map((one) => unit(one)(one.points[at][0])),
     ...names.map((name) => shown(name, found.numbers[name][at])),
   ]);
   return h(
@@ -150,6 +153,7 @@ function samples(found, update, problem) {
   const look = found.samples.filter((one) => one.update <= update).at(-1);
   if (!look || !found.problems.length) return h("p", { class: "note" }, "This run kept no samples of this look.");
   const solutions = look.solutions[problem] ?? [];
+  const reward = unit(found.lines[0]);
   return [
     words(found.problems[problem], "words question"),
     ...solutions.map((one, number) => {
@@ -163,7 +167,7 @@ function samples(found, update, problem) {
           {},
           h("h3", {}, title),
           verdict(one.right),
-          !isGreedy && h("p", { class: "note" }, `reward ${one.reward.toFixed(3)}`),
+          !isGreedy && h("p", { class: "note" }, `reward ${reward(one.reward)}`),
         ),
         words(one.text || "(nothing)"),
       );

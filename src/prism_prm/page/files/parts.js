@@ -46,11 +46,18 @@ export function onArrows(root, go) {
     if (!root.isConnected) return document.removeEventListener("keydown", pressed);
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const hasOther = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey;
-    if (!by || hasOther || event.target.closest?.("input, select, textarea")) return;
+    if (!by || hasOther || event.target.closest?.("input, select, textarea") || scrollsSideways(event.target)) return;
     event.preventDefault();
     go(by);
   }
   document.addEventListener("keydown", pressed);
+}
+
+function scrollsSideways(target) {
+  for (let at = target; at instanceof Element && at !== document.body; at = at.parentElement) {
+    if (at.scrollWidth > at.clientWidth && ["auto", "scroll"].includes(getComputedStyle(at).overflowX)) return true;
+  }
+  return false;
 }
 
 // Draw again when there is more or less room.

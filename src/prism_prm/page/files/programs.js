@@ -1,6 +1,6 @@
 // Programs with the verdict on every test, one problem at a time.
 
-import { choose, field, h, pager, plural, replace, words } from "./dom.js";
+import { choose, field, h, pager, plural, refill, replace, words } from "./dom.js";
 import { verdict } from "./parts.js";
 
 const SIZE = 8;
@@ -16,28 +16,31 @@ const KINDS = [
 export const programsView = { kind: "programs", tab: "Programs", render };
 
 function render(root, overview, page) {
-  const bar = h("div", { class: "row toolbar" });
   const body = h("div");
   let which = 0;
-  let kind = "all";
+  let turn = 0; // of opening a problem: whoever is not the last one comes too late
   let found = null;
+  const told = (one) => `${one.name} (${one.right} of ${one.solutions} right)`;
+  const problems = overview.problems.map((one, number) => [String(number), told(one)]);
+  const problem = choose(problems, "0", (value) => page.guarded(() => open(Number(value))));
+  const kind = choose(KINDS, "all", () => found && draw());
 
   async function open(number) {
-    which = number;
-    found = await page.load(overview.problems[number].id);
-    draw();
+    const own = ++turn;
+    try {
+      const loaded = await page.load(overview.problems[number].id);
+      if (own !== turn) return;
+      [which, found] = [number, loaded];
+      draw();
+    } finally {
+      if (own === turn) problem.value = String(which); // as before, where it failed
+    }
   }
 
   function draw() {
-    const told = (one) => `${one.name} (${one.right} of ${one.solutions} right)`;
-    const problems = overview.problems.map((one, number) => [String(number), told(one)]);
     const kinds = KINDS.map(([value, title, fits]) => [value, `${title} (${found.solutions.filter(fits).length})`]);
-    replace(
-      bar,
-      field("Problem", choose(problems, String(which), (value) => page.guarded(() => open(Number(value))))),
-      field("Programs", choose(kinds, kind, (value) => ((kind = value), draw()))),
-    );
-    const [, , fits] = KINDS.find(([value]) => value === kind);
+    refill(kind, kinds, kind.value);
+    const [, , fits] = KINDS.find(([value]) => value === kind.value);
     const chosen = found.solutions.map((one, number) => ({ ...one, number })).filter(fits);
     const list = h("div", { class: "list" });
     const pages = pager(chosen.length, SIZE, (first, end) => replace(list, chosen.slice(first, end).map(card)));
@@ -45,7 +48,7 @@ function render(root, overview, page) {
     replace(body, question, tally(found), chosen.length > SIZE && pages, list);
   }
 
-  replace(root, bar, body);
+  replace(root, h("div", { class: "row toolbar" }, field("Problem", problem), field("Programs", kind)), body);
   page.guarded(() => open(0));
 }
 

@@ -1,7 +1,7 @@
 // Scored solutions of one or more PRMs, those first on which they disagree.
 
 import { choose, count, field, h, pager, percent, plural, replace, words } from "./dom.js";
-import { differences, firstError, prmCards, stepList } from "./steps.js";
+import { disagreements, firstError, prmCards, stepList } from "./steps.js";
 
 const SIZE = 5;
 
@@ -10,7 +10,7 @@ export const scoresView = { kind: "scores", tab: "Solutions", render };
 function render(root, found) {
   const { prms } = found;
   const thresholds = prms.map((prm) => prm.threshold);
-  const solutions = found.solutions.map((one) => ({ ...one, apart: widest(one) }));
+  const { solutions } = found;
   const hasSeveral = prms.length > 1;
   let lists = [];
   const facts = (which) => {
@@ -20,36 +20,36 @@ function render(root, found) {
   };
   const body = h("div", { class: "list" });
   const pages = h("div");
-  const cards = prmCards(prms, thresholds, () => lists.forEach((list) => list.judge(thresholds)), facts);
-  function draw(order) {
-    const chosen = arranged(solutions, order);
+  const judge = () => lists.forEach((list) => list.judge(thresholds));
+  const cards = prmCards(prms, thresholds, judge, { lines: facts, settled: () => hasSeveral && draw() });
+  function draw() {
+    const chosen = arranged(solutions.map((one) => ({ ...one, apart: widest(one, thresholds) })), select.value);
     const bar = pager(chosen.length, SIZE, (first, end) => {
       lists = [];
       replace(body, chosen.slice(first, end).map((one) => card(one, prms, lists)));
-      lists.forEach((list) => list.judge(thresholds));
+      judge();
     });
     replace(pages, bar);
   }
   const orders = [
-    ...(hasSeveral ? [["apart", "Where they disagree most"]] : []),
+    ...(hasSeveral ? [["apart", "Where they disagree first"]] : []),
     ["given", "As given"],
     ["low", `Lowest score${hasSeveral ? ` of ${prms[0].name}` : ""} first`],
   ];
   const select = choose(orders, orders[0][0], draw);
   replace(root, cards, h("div", { class: "row toolbar" }, field("Order", select), pages), body);
-  draw(orders[0][0]);
+  draw();
 }
 
-// The step on which the PRMs are furthest apart, and by how much.
-function widest(solution) {
-  const apart = differences(solution.prms, solution.texts.length);
-  const by = Math.max(...apart);
-  return { by, at: apart.indexOf(by) };
+// The step on which the PRMs disagree most.
+function widest(solution, thresholds) {
+  const apart = disagreements(solution.prms, solution.texts.length, thresholds);
+  return apart.reduce((most, one, at) => (one.rank > most.rank ? { ...one, at } : most), { ...apart[0], at: 0 });
 }
 
 function arranged(solutions, order) {
   const found = [...solutions];
-  if (order === "apart") found.sort((a, b) => b.apart.by - a.apart.by);
+  if (order === "apart") found.sort((a, b) => b.apart.rank - a.apart.rank);
   if (order === "low") found.sort((a, b) => (a.prms[0].score ?? 2) - (b.prms[0].score ?? 2));
   return found;
 }
@@ -65,8 +65,9 @@ function card(solution, prms, lists) {
   const list = stepList(steps, scored, { labelled, isChain: steps.every((step) => step.after === null) });
   lists.push(list);
   const score = (prm, which) => `${prm.name} ${percent(solution.prms[which].score)} (${prm.aggregator})`;
-  const { by, at } = solution.apart;
-  const said = [`Scores: ${prms.map(score).join(", ")}`, by >= 0 && `largest difference ${percent(by)} at step ${at + 1}`];
+  const { by, at, isOpposite } = solution.apart;
+  const apart = `${isOpposite ? "opposite verdicts" : "largest difference"} at step ${at + 1}, ${percent(by)} apart`;
+  const said = [`Scores: ${prms.map(score).join(", ")}`, by >= 0 && apart];
   return h(
     "article",
     { class: "item" },

@@ -2,7 +2,7 @@
 //
 // The overview lists the problems. The tree of one is loaded when it is chosen, and again while its search runs.
 
-import { choose, count, field, h, percent, plural, replace, words } from "./dom.js";
+import { choose, count, field, h, percent, plural, refill, replace, steady, words } from "./dom.js";
 import { drawMap } from "./map.js";
 import { brief, drawFacts, line, onArrows, onWidth, slider } from "./parts.js";
 import { scoreCell, stepList } from "./steps.js";
@@ -17,14 +17,19 @@ const FATES = {
   found: ["★", "a solution"],
   chosen: ["★", "selected"],
 };
-const SHOWN = 24;
+const SHOWN = 8;
 
 export const searchView = { kind: "search", tab: "Search", render };
 
 function render(root, overview, page) {
   const state = { overview, which: 0, tree: null, round: 0, picked: null, timer: null, shown: SHOWN };
+  let turn = 0; // of opening a problem: whoever is not the last one comes too late
+  let known = ""; // the document of the tree that is drawn
+  const problem = choose([], "", (value) => page.guarded(() => open(Number(value))));
+  const previous = steady("Previous", () => page.guarded(() => open(state.which - 1)));
+  const next = steady("Next", () => page.guarded(() => open(state.which + 1)));
   const parts = {
-    problems: h("div", { class: "row toolbar" }),
+    problems: h("div", { class: "row toolbar" }, field("Problem", problem), previous.element, next.element),
     question: h("div"),
     facts: h("dl", { class: "facts" }),
     rounds: h("div", { class: "rounds" }),
@@ -39,13 +44,25 @@ function render(root, overview, page) {
 
   async function open(which) {
     stop();
-    state.which = which;
-    state.tree = grown(await page.load(state.overview.problems[which].id));
-    state.round = state.tree.last;
-    state.picked = null;
-    drawProblems();
-    replace(parts.question, words(state.tree.problem, "words question"));
-    draw();
+    const own = ++turn;
+    try {
+      const found = await page.load(state.overview.problems[which].id);
+      if (own !== turn) return;
+      take(found);
+      Object.assign(state, { which, round: state.tree.last, picked: null, shown: SHOWN });
+      replace(parts.question, words(state.tree.problem, "words question"));
+      draw();
+    } finally {
+      if (own === turn) drawProblems(); // as before, where it failed
+    }
+  }
+
+  // Whether there is anything new in it.
+  function take(found) {
+    const said = JSON.stringify(found);
+    if (said === known) return false;
+    [known, state.tree] = [said, grown(found)];
+    return true;
   }
 
   function go(round, byHand = true) {
@@ -60,6 +77,14 @@ function render(root, overview, page) {
     stop();
     state.picked = number;
     draw();
+    parts.path.querySelector("h2").scrollIntoView({ block: "nearest" });
+  }
+
+  function showAll() {
+    const next = parts.candidates.querySelectorAll(".candidate").length;
+    state.shown = Infinity;
+    draw();
+    parts.candidates.querySelectorAll("[data-step]")[next].focus();
   }
 
   function stop() {
@@ -80,15 +105,10 @@ function render(root, overview, page) {
 
   function drawProblems() {
     const { problems } = state.overview;
-    const options = problems.map((one, number) => [String(number), problemLine(one, number)]);
-    const select = choose(options, String(state.which), (value) => page.guarded(() => open(Number(value))));
-    const step = (text, by) => {
-      const to = state.which + by;
-      const off = to < 0 || to >= problems.length;
-      return h("button", { type: "button", disabled: off, onclick: () => page.guarded(() => open(to)) }, text);
-    };
-    const several = problems.length > 1;
-    replace(parts.problems, field("Problem", select), several && step("Previous", -1), several && step("Next", 1));
+    refill(problem, problems.map((one, number) => [String(number), problemLine(one, number)]), String(state.which));
+    previous.turn(state.which > 0);
+    next.turn(state.which < problems.length - 1);
+    for (const { element } of [previous, next]) element.hidden = problems.length < 2;
   }
 
   function draw() {
@@ -99,7 +119,9 @@ function render(root, overview, page) {
     drawFacts(parts.facts, facts(tree, round));
     drawMap(parts.map, tree, round, picked, pick);
     replace(parts.fates, legend(tree, round));
-    replace(parts.candidates, candidates(tree, state, picked, pick, draw));
+    const held = parts.candidates.contains(document.activeElement) && document.activeElement.dataset.step;
+    replace(parts.candidates, candidates(tree, state, picked, pick, showAll));
+    if (held) parts.candidates.querySelector(`[data-step="${held}"]`)?.focus({ preventScroll: true });
     replace(parts.path, path(tree, round, picked));
   }
 
@@ -109,8 +131,7 @@ function render(root, overview, page) {
     parts.question,
     parts.facts,
     parts.rounds,
-    h("div", { class: "columns search" }, h("div", { class: "tree" }, parts.map, parts.fates), parts.candidates),
-    parts.path,
+    h("div", { class: "columns search" }, h("div", {}, parts.map, parts.fates, parts.path), parts.candidates),
   );
   onArrows(root, (by) => state.tree && go(state.round + by));
   onWidth(parts.map, () => state.tree && draw());
@@ -121,14 +142,14 @@ function render(root, overview, page) {
   return async (changed) => {
     state.overview = changed;
     if (!changed.problems.length) return;
-    if (!state.tree) return open(0);
-    const before = state.tree;
-    const tree = grown(await page.load(changed.problems[state.which].id));
-    if (before !== state.tree) return;
+    if (!state.tree || state.which >= changed.problems.length) return open(0); // it may have begun again
+    drawProblems();
+    const [own, before] = [turn, state.tree];
+    const found = await page.load(changed.problems[state.which].id);
+    if (own !== turn || !take(found)) return;
+    const { tree } = state;
     if (state.round >= before.last) state.round = tree.last;
     if (tree.steps.length < before.steps.length) [state.round, state.picked] = [tree.last, null];
-    state.tree = tree;
-    if (document.activeElement?.closest?.(".toolbar") !== parts.problems) drawProblems();
     draw();
   };
 }
@@ -161,11 +182,12 @@ function legend(tree, round) {
   const used = new Set(tree.steps.filter((step) => step.round <= round).map((step) => fateOf(tree, step, round)));
   return Object.entries(FATES)
     .filter(([fate]) => used.has(fate))
-    .map(([fate, [, text]]) => h("li", { class: fate }, h("span", { class: "swatch", "aria-hidden": "true" }), text));
+    .map(([fate, [, text]]) => h("li", { class: fate }, h("span", { class: "swatch", "aria-hidden": "true" }), text))
+    .concat(tree.how.prm ? h("li", {}, "score 0 %", h("span", { class: "scale", "aria-hidden": "true" }), "100 %") : []);
 }
 
 // The steps of a round, those first that were kept; each under the step that it follows.
-function candidates(tree, state, picked, pick, again) {
+function candidates(tree, state, picked, pick, showAll) {
   const { round } = state;
   const all = tree.steps.filter((step) => step.round === round);
   const own = all.filter((step) => fateOf(tree, step, round) !== "merged");
@@ -185,7 +207,7 @@ function candidates(tree, state, picked, pick, again) {
     more > 0 &&
       h(
         "button",
-        { type: "button", class: "quiet", onclick: () => ((state.shown = Infinity), again()) },
+        { type: "button", class: "quiet", onclick: showAll },
         `Show ${count(more)} more`,
       ),
   ];
@@ -210,6 +232,7 @@ function candidate(tree, step, round, picked, pick) {
       { class: "numbers" },
       step.score !== null && cell.element,
       step.value !== null && h("span", { class: "note" }, `path ${percent(step.value)}`),
+      step.likelihood !== null && h("span", { class: "note" }, `log-likelihood ${step.likelihood.toFixed(2)}`),
     ),
     h(
       "p",
@@ -220,6 +243,7 @@ function candidate(tree, step, round, picked, pick) {
         {
           type: "button",
           class: "quiet",
+          "data-step": String(step.number),
           "aria-pressed": String(isPicked),
           "aria-label": `Show the path to step ${step.number}`,
           onclick: () => pick(step.number),

@@ -1,7 +1,7 @@
 // Where documents come from: embedded in a file, or a server that is asked again while it is watched.
 //
-// Both have list() → [{id, kind, title, note, listed}] and load(id) → the document, or null where it has not changed since it
-// was last loaded with `again`. Only a server has models() and score().
+// Both have list() → [{id, kind, title, note}] and load(id) → the document, or null where it has not changed since it was
+// last loaded and `again` is asked for. Only a server has models() and score(), and forget(id) what was last loaded.
 
 const KEY = "prism-api-key";
 
@@ -43,8 +43,12 @@ class Server {
     const known = again ? { "If-None-Match": this.tags.get(id) ?? "" } : {};
     const answer = await this.ask(`v1/documents/${encodeURIComponent(id)}`, { headers: known });
     if (answer.status === 304) return null;
+    const found = await answer.json();
     this.tags.set(id, answer.headers.get("ETag") ?? "");
-    return answer.json();
+    return found;
+  }
+  forget(id) {
+    this.tags.delete(id);
   }
   async models() {
     return (await (await this.ask("v1/models")).json()).data;

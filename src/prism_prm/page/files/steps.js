@@ -12,18 +12,24 @@ export function firstError(probabilities, threshold) {
   return probabilities.findIndex((one) => isRight(one, threshold) === false);
 }
 
-// For each step, how far PRMs are apart; −1 where fewer than two have a score.
-export function differences(prms, length) {
+// For each step how far PRMs are apart, and whether their verdicts are opposite. That decides the rank, then the distance,
+// since thresholds differ between PRMs; −1 where fewer than two have a score.
+export function disagreements(prms, length, thresholds) {
   return Array.from({ length }, (_, number) => {
-    const scores = prms.map((prm) => prm.probabilities?.[number]).filter((one) => typeof one === "number");
-    return scores.length < 2 ? -1 : Math.max(...scores) - Math.min(...scores);
+    const own = prms
+      .map((prm, which) => ({ score: prm.probabilities?.[number], threshold: thresholds[which] }))
+      .filter(({ score }) => typeof score === "number");
+    if (own.length < 2) return { by: -1, isOpposite: false, rank: -1 };
+    const by = Math.max(...own.map(({ score }) => score)) - Math.min(...own.map(({ score }) => score));
+    const isOpposite = new Set(own.map(({ score, threshold }) => isRight(score, threshold))).size > 1;
+    return { by, isOpposite, rank: by + (isOpposite ? 1 : 0) };
   });
 }
 
 // Steps are [{text, after, label}], `after` only where a step does not follow the one before it; prms are
-// [{name, probabilities}]. Returns {element, judge(thresholds), arrange(order)}. `focus` marks a step; only a chain, where
-// each step follows the one before it, has a first error.
-export function stepList(steps, prms, { focus = null, labelled = false, isChain = true } = {}) {
+// [{name, probabilities}]. Returns {element, judge(thresholds), arrange(order)}. `flagged` {at, text} marks a
+// step instead of the first error, which only a chain has, where each step follows the one before it.
+export function stepList(steps, prms, { flagged = null, labelled = false, isChain = true } = {}) {
   const judges = [];
   const rows = steps.map((step, number) => {
     const cells = prms.map((prm, which) => {
@@ -34,7 +40,7 @@ export function stepList(steps, prms, { focus = null, labelled = false, isChain 
     const flags = h("span", { class: "flags" });
     const row = h(
       "li",
-      { class: number === focus ? "step focus" : "step" },
+      { class: "step" },
       h("span", { class: "number" }, h("span", { class: "hidden" }, "Step "), String(number + 1)),
       h("div", { class: "said" }, words(step.text), step.after && h("p", { class: "after" }, step.after), flags),
       labelled && h("span", { class: "label" }, truth(step.label)),
@@ -44,9 +50,10 @@ export function stepList(steps, prms, { focus = null, labelled = false, isChain 
       const first = prms.filter(
         (prm, which) => isChain && prm.probabilities && firstError(prm.probabilities, thresholds[which]) === number,
       );
-      row.classList.toggle("first-error", first.length > 0);
       const whose = prms.length > 1 ? ` of ${first.map((prm) => prm.name).join(" and ")}` : "";
-      replace(flags, first.length > 0 && h("span", { class: "flag" }, `first error${whose}`));
+      const text = flagged ? flagged.at === number && flagged.text : first.length > 0 && `first error${whose}`;
+      row.classList.toggle("flagged", Boolean(text));
+      replace(flags, text && h("span", { class: "flag" }, text));
     });
     return row;
   });
@@ -98,8 +105,9 @@ export function scoreCell(name, probability) {
   return { element, judge };
 }
 
-// A card for each PRM, with its threshold to move; `lines` says further things: lines(which, thresholds) → [[term, text]].
-export function prmCards(prms, thresholds, changed, lines = () => []) {
+// A card for each PRM, with its threshold to move: changed() while it moves, settled() when it is let go. `lines` says
+// further things: lines(which, thresholds) → [[term, text]].
+export function prmCards(prms, thresholds, changed, { lines = () => [], settled = () => {} } = {}) {
   const cards = prms.map((prm, which) => {
     const facts = h("dl", { class: "facts" });
     const shown = h("output", { class: "at" });
@@ -120,9 +128,11 @@ export function prmCards(prms, thresholds, changed, lines = () => []) {
       changed(thresholds);
     };
     slider.addEventListener("input", () => move(Number(slider.value)));
+    slider.addEventListener("change", settled);
     reset.addEventListener("click", () => {
       slider.value = String(prm.threshold);
       move(prm.threshold);
+      settled();
       slider.focus();
     });
     draw();

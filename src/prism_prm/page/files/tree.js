@@ -1,8 +1,9 @@
 // The tree of one search as values: its steps, and what became of each by the end of a round.
 
-const [PARENT, TEXT, SCORE, VALUE, ENDING, ROUND, AHEAD] = [0, 1, 2, 3, 4, 5, 6];
+const [PARENT, TEXT, SCORE, VALUE, ENDING, ROUND, AHEAD, LIKELIHOOD] = [0, 1, 2, 3, 4, 5, 6, 7];
 
-// From the document: steps are [parent, text, score, path's score, ending, round, looks ahead], numbered from 1.
+// From the document: steps are [parent, text, score, path's score, ending, round, looks ahead, and the path's log-likelihood
+// where the search ranks by it], numbered from 1.
 export function grown(found) {
   const steps = found.steps.map((one, at) => ({
     number: at + 1,
@@ -13,14 +14,18 @@ export function grown(found) {
     ending: one[ENDING],
     round: one[ROUND],
     ahead: Boolean(one[AHEAD]),
+    likelihood: one[LIKELIHOOD] ?? null,
   }));
+  const kept = found.kept.map((numbers) => numbers && new Set(numbers));
+  const everKept = new Set(found.kept.flatMap((numbers) => numbers ?? []));
   const firsts = new Map();
   for (const step of steps) {
     const content = JSON.stringify([step.round, step.parent, step.text, step.ending]);
-    step.equals = firsts.get(content) ?? null; // the first of equal steps
-    if (!step.equals) firsts.set(content, step.number);
+    const first = firsts.get(content) ?? null;
+    // The first of equal steps. What was kept was ranked by itself: a search tells apart what looks equal once trimmed.
+    step.equals = everKept.has(step.number) ? null : first;
+    if (!first) firsts.set(content, step.number);
   }
-  const kept = found.kept.map((numbers) => numbers && new Set(numbers));
   const { result } = found;
   const last = Math.max(0, kept.length - 1);
   const chosen = result && found.chosen !== null ? result[found.chosen] : null;

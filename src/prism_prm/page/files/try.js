@@ -1,10 +1,11 @@
 // Score a pasted solution with one PRM, or with two side by side.
 
 import { choose, field, h, percent, replace } from "./dom.js";
-import { differences, firstError, prmCards, stepList } from "./steps.js";
+import { disagreements, firstError, prmCards, stepList } from "./steps.js";
 
 const EXAMPLE = { problem: "1+1+2-1", solution: "1+1=2\n\n2+2=3\n\n3-1=2\n\n#### 2" };
-const typed = { problem: "", solution: "", first: null, second: "" };
+const typed = { problem: "", solution: "", first: null, second: "", answers: null }; // kept while other views are shown
+let turn = 0; // whoever is not the last to ask is answered too late
 
 export const tryView = { kind: "try", tab: "Score", render };
 
@@ -22,11 +23,14 @@ function render(root, _found, page) {
   solution.addEventListener("input", () => (typed.solution = solution.value));
 
   async function submit() {
+    const own = ++turn;
     button.disabled = true;
     results.setAttribute("aria-busy", "true");
     try {
       const chosen = [...new Set([typed.first, typed.second])].filter(Boolean);
       const answers = await Promise.all(chosen.map((name) => page.score(name, typed.problem, typed.solution)));
+      if (own !== turn) return;
+      typed.answers = answers;
       replace(results, shown(answers));
     } finally {
       button.disabled = false;
@@ -40,7 +44,7 @@ function render(root, _found, page) {
       class: "ask",
       onsubmit: (event) => {
         event.preventDefault();
-        page.guarded(submit);
+        if (!button.disabled) page.guarded(submit);
       },
       onkeydown: (event) => {
         if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
@@ -68,6 +72,7 @@ function render(root, _found, page) {
       ),
     ),
   );
+  if (typed.answers) replace(results, shown(typed.answers));
   replace(root, h("h1", {}, "Score a solution"), h("div", { class: "columns" }, form, results));
   return () => {}; // it has no document that changes
 }
@@ -92,16 +97,17 @@ function shown(answers) {
       ["First error", first < 0 ? "none" : `step ${first + 1}`],
     ];
   };
-  const cards = prmCards(prms, thresholds, list.judge, facts);
+  const hasTwo = prms.length === 2;
+  const inOrder = texts.map((_, number) => number);
+  const orders = [["apart", "Where they disagree first"], ["order", "In order"]];
+  const order = choose(orders, orders[0][0], arrange);
+  function arrange() {
+    const apart = disagreements(prms, texts.length, thresholds);
+    const byRank = [...inOrder].sort((a, b) => apart[b].rank - apart[a].rank);
+    list.arrange(hasTwo && order.value === "apart" ? byRank : inOrder);
+  }
+  const cards = prmCards(prms, thresholds, list.judge, { lines: facts, settled: arrange });
   list.judge(thresholds);
-  return [cards, prms.length === 2 && arranging(prms, texts.length, list), list.element];
-}
-
-function arranging(prms, length, list) {
-  const inOrder = Array.from({ length }, (_, number) => number);
-  const apart = differences(prms, length);
-  const byDifference = [...inOrder].sort((a, b) => apart[b] - apart[a]);
-  const orders = [["order", "In order"], ["apart", "Where they disagree most"]];
-  const select = choose(orders, "order", (value) => list.arrange(value === "order" ? inOrder : byDifference));
-  return h("div", { class: "row toolbar" }, field("Steps", select));
+  arrange();
+  return [cards, hasTwo && h("div", { class: "row toolbar" }, field("Steps", order)), list.element];
 }
