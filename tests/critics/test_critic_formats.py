@@ -155,7 +155,7 @@ def test_genprm_is_a_conversation_of_critiques(tmp_path: Path) -> None:
 
 def test_the_last_of_several_verdicts_counts_as_published_and_is_noted(tmp_path: Path) -> None:
     def answer(body: dict[str, Any]) -> Answer:
-        return chat("{Yes}, no, \\boxed{No}") if said(body).endswith("$\\boxed") else chat("Hm.")
+        return chat("{Yes}, no, \\boxed{\\text{No}}") if said(body).endswith("$\\boxed") else chat("Hm.")
 
     with critic(tmp_path, answer, models=VLLM, format="genprm") as (prm, _):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.0], abs=1e-9)
@@ -172,6 +172,7 @@ def with_code(tmp_path: Path, answer: Any, runs: list[str]) -> tuple[list[float]
 
     with critic(tmp_path, answer, models=VLLM, format="genprm", concurrency=1) as (plain, asked):
         prm = Critic(plain.backend, plain.format, plain.settings, run)
+        asked.clear()  # the probe
         return prm.score(PROBLEM, STEPS[:2]), asked
 
 
@@ -258,6 +259,7 @@ def test_what_a_critic_sees_of_its_code(monkeypatch: pytest.MonkeyPatch) -> None
         (["… \\boxed{1}"], [1, 0, math.nan]),
         (["… \\boxed{-1}."], [1, 1, 1]),
         (["\\boxed{0} no, \\boxed{ 2 }"], [1, 1, 0]),
+        (["\\boxed{-1} no, $\\boxed{\\text{1}}$"], [1, 0, math.nan]),
         (["\\boxed{1}", "\\boxed{1}", "\\boxed{2}", "\\boxed{-1}"], [0.75, 0.25, math.nan]),
         (["\\boxed{2}", "\\boxed{-1}"], [0.75, 0.75, 0.25]),
     ],

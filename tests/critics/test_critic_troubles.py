@@ -8,15 +8,18 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted import OTHER, PROBLEM, STEPS, VLLM, chat, critic, said
 
-from loopback import Answer
+from loopback import Answer, serve
 from prism_prm.critics.asking import BudgetError
 from prism_prm.critics.format import FORMATS
+from prism_prm.critics.load import open_critic
+from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import CriticError
 from prism_prm.errors import PrismError
 from prism_prm.http import ServerError
@@ -98,6 +101,11 @@ MISSING: list[tuple[str, Answer, str]] = [
     ("processbench", chat("\\boxed{2}"), "out-of-range"),
     ("processbench", chat("\\boxed{-2}"), "out-of-range"),
     ("processbench", chat("First,", reason="length"), "cut-off"),
+    ("processbench", chat("Paragraph 1 concludes \\boxed{1}. Let me", reason="length"), "cut-off"),
+    ("processbench", chat("\\boxed{-1}, or rather \\boxed{\\text{the first}}"), "no-verdict"),
+    ("processbench", chat("\\boxed{-1}, or rather \\boxed{0"), "no-verdict"),
+    ("genprm", chat("{Yes}, or rather \\boxed{Incorrect}"), "no-verdict"),
+    ("genprm", chat("{Yes}$ Let me check that", reason="length"), "cut-off"),
     ("prmbench", chat('{"validity": [1, 1], "redundancy": [-1'), "bad-json"),
     ("prmbench", chat('{"validity": [1, 1], "redundancy": [-1', reason="length"), "cut-off"),
     ("prmbench", chat('{"validity": [1, 1]}'), "bad-json"),
@@ -167,6 +175,44 @@ def test_labels_that_are_not_among_the_log_probabilities_are_missing(tmp_path: P
         assert prm.asker.ledger.missing == {"no-verdict": 1}
 
 
+@pytest.mark.parametrize(
+    ("text", "shares", "expected"),
+    [
+        ("<think>", {"<think>": 0.999, "Yes": 1e-9}, None),
+        ("The", {"The": 0.98, "Yes": 1e-4, "a": 1e-5}, None),
+        ("Yes", {"Yes": 0.04, "The": 0.9, "No": 0.01}, 0.8),  # drawn although it was not likely
+        ("The", {"The": 0.9, "Yes": 0.04, "No": 0.02}, 2 / 3),
+        ("So", {"So": 0.8, "Yes": 0.1}, None),  # No may be as likely as Yes
+        ("Yes", {"Yes": 0.6, "N": 0.3, "So": 0.01}, None),  # No may be in two tokens
+    ],
+)
+def test_log_probabilities_are_read_only_where_a_verdict_is(
+    tmp_path: Path, text: str, shares: dict[str, float], expected: float | None
+) -> None:
+    answer = chat(text, top=[shares])
+    with critic(tmp_path, lambda _: answer, top=True, on_missing="skip") as (prm, _):
+        (found,) = prm.score(PROBLEM, STEPS[:1])
+        assert math.isnan(found) if expected is None else found == pytest.approx(expected)
+        assert prm.asker.ledger.missing == ({"no-verdict": 1} if expected is None else {})
+
+
+def test_labels_of_several_tokens_are_voted_on(tmp_path: Path) -> None:
+    """The beginning of one may be likely where the other is whole: `in` of `incorrect`."""
+    (tmp_path / "mine.toml").write_text(
+        'granularity = "prefix"\nreads = "label"\nuser = "{problem}{solution}"\n[label]\nyes = "correct"\nno = "incorrect"'
+    )
+    given = CriticSettings(format=str(tmp_path / "mine.toml"), replies=str(tmp_path / "replies"))
+    answer = chat("incorrect", top=[{"in": 0.5, "correct": 0.4, "a": 0.01}, {"correct": 0.9, "a": 0.1}])
+    with (
+        serve(lambda _: answer, models=OTHER) as (url, asked),
+        closing(open_critic(f"critic:openai:{url}", given)) as prm,
+    ):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0], abs=1e-9)
+        assert prm.asker.ledger.verdicts == {"votes": 1}
+        assert "verdicts from what it writes" in prm.described()
+    assert said(asked[0]) == "Answer with the word incorrect."
+
+
 def test_a_critique_that_is_cut_off_goes_on_to_its_verdict_and_is_noted(tmp_path: Path) -> None:
     def answer(body: dict[str, Any]) -> Answer:
         return chat("yes") if said(body).endswith("correct? ") else chat("First, …", reason="length")
@@ -190,11 +236,12 @@ def test_asking_twice_costs_nothing(tmp_path: Path) -> None:
     with critic(tmp_path, lambda _: chat("No")) as (prm, asked):
         assert prm.score_many([(PROBLEM, STEPS), (PROBLEM, STEPS), (PROBLEM, STEPS[:2])]) == first
         assert asked == []
-        assert (prm.asker.ledger.requests, prm.asker.ledger.reused) == (0, 1 + 12 + 12 + 8)
+        assert (prm.asker.ledger.requests, prm.asker.ledger.reused) == (1, 12 + 12 + 8), "the probe alone"
     lines = [json.loads(line) for line in (tmp_path / "replies" / "ledger-000.jsonl").read_text().splitlines()]
     assert [(line["requests"], line["prompt_tokens"], line["cost"]) for line in lines] == [
         (1, 10, 20.0),
         (12, 120, 240.0),
+        (1, 10, 0.0),
     ]
 
 

@@ -58,6 +58,8 @@ class Work:
 
     only_kept: bool = False
     """Ask and count nothing: what is not among the kept replies is left out."""
+    keeps: bool = True
+    """Use and file replies; without it every question is asked anew."""
     problem: PrismError | None = None
     """Why it is over. Requests in flight are still waited for and kept; no new one begins."""
     asking: dict[str, asyncio.Task[Reply]] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class Asker:
     async def ask(self, work: Work, ask: Ask) -> Reply:
         """The kept reply, or a new one; a StopError where the work is over."""
         key = ask.key(self._format, self.model)
-        if key in self.replies.found:
+        if work.keeps and key in self.replies.found:
             self.ledger.reused += not work.only_kept
             return self.replies.found[key]
         if work.only_kept:
@@ -119,7 +121,9 @@ class Asker:
             except PrismError as error:
                 raise work.stop(error) from None
         self.ledger.add(reply)
-        self.replies.append(key, reply, {"format": self.settings.format, "model": self.backend.model, "draw": ask.draw})
+        if work.keeps:
+            about = {"format": self.settings.format, "model": self.backend.model, "draw": ask.draw}
+            self.replies.append(key, reply, about)
         return reply
 
     async def run_code(self, run: Callable[[str], str], code: str) -> str:

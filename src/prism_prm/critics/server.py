@@ -166,8 +166,8 @@ def _choices(logged: Any) -> tuple[TokenChoice, ...] | None:
             raise ValueError("the answer's log-probabilities have no tokens")
         values = {_whole(one["token"]): _log_probability(one.get("logprob")) for one in entry["top_logprobs"]}
         found.append(TokenChoice(_whole(entry["token"]), tuple(values.items())))
-    # A server that was not asked for alternatives, or ignores it, gives none.
-    return tuple(found) if any(choice.top for choice in found) else None
+    # A server that was not asked for alternatives, or ignores it, gives none, or only the token itself.
+    return tuple(found) if any(len(choice.top) > 1 for choice in found) else None
 
 
 def _log_probability(value: Any) -> float:

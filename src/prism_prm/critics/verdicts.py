@@ -12,9 +12,12 @@ import numpy as np
 from prism_prm.critics.asking import Asker, Work, gathered
 from prism_prm.critics.conversation import Conversation
 from prism_prm.critics.format import CriticFormat, Stage
-from prism_prm.critics.parse import Missing, Reading, Rows, read_reply, rows_of_index
+from prism_prm.critics.parse import Missing, Reading, Rows, is_part, read_reply, rows_of_index
 from prism_prm.critics.replies import Ask, Reply, Turn
 from prism_prm.errors import ConfigError, PrismError, shown
+
+
+PROBE = "Answer with the word"
 
 
 class CriticError(PrismError):
@@ -62,14 +65,17 @@ class Verdicts:
         return Drawing(votes, temperature, given.top_p or usual.top_p, by_log_probability)
 
     def _has_log_probabilities(self) -> bool:
-        """Ask once whether the model gives them."""
+        """Ask once whether the model gives them, and whether a label is one token: the longer one is likelier not to
+        be. The answer is not kept, since another server may give the same model.
+        """
         if self.asker.settings.log_probabilities == "off":
             return False
-        question = (("user", f"Answer with the word {self.format.label.yes}."),)
-        work = Work()
-        probe = self.asker.ask(work, Ask(question, "", 0.0, 1.0, 0, 1, (), True, "probe"))
+        label = max(self.format.label.yes, self.format.label.no, key=len)
+        work = Work(keeps=False)
+        probe = self.asker.ask(work, Ask((("user", f"{PROBE} {label}."),), "", 0.0, 1.0, 0, 1, (), True, "probe"))
         (found,) = self.asker.run(work, [gathered([probe])])
-        return found[0].tokens is not None
+        tokens = found[0].tokens
+        return tokens is not None and not (tokens and is_part(tokens[0].token, label))
 
     async def ask(
         self, work: Work, turns: tuple[Turn, ...], num_steps: int, where: str, tally: Tally
@@ -145,8 +151,9 @@ class Verdicts:
 
     def _no_verdict(self, missing: Missing, where: str, said: str) -> CriticError:
         redraws = self.asker.settings.redraws if self.drawing.temperature else 0
+        by_words = ", read verdicts from words alone (--critic-logprobs off)" * self.drawing.by_log_probability
         return CriticError(
             f"{self.asker.backend.name}: {where}: an answer has no verdict ({missing.kind}; drawn again {redraws} "
             f"times). It ends with {shown(said[-60:])}. Count such answers as wrong (--on-missing wrong), leave them "
-            f"out (--on-missing skip), or choose another --critic or --critic-max-tokens. All replies are kept."
+            f"out (--on-missing skip){by_words}, or choose another --critic or --critic-max-tokens. All replies are kept."
         )
