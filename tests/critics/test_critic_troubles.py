@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted import OTHER, PROBLEM, STEPS, VLLM, chat, critic, said
 
@@ -82,6 +83,38 @@ def test_a_server_that_stays_broken_is_an_error_and_what_came_before_is_kept(tmp
     with critic(tmp_path, lambda _: chat("No"), votes=1, concurrency=1) as (prm, asked):
         assert prm.score(PROBLEM, STEPS) == pytest.approx([1, 0, 0], abs=1e-9)
         assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "said_by_server"),
+    [
+        (400, "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens"),
+        (400, "the request exceeds the available context size. try increasing the context size"),
+        (413, "Payload Too Large"),
+    ],
+)
+def test_a_question_that_is_too_long_is_a_missing_verdict(tmp_path: Path, status: int, said_by_server: str) -> None:
+    def answer(body: dict[str, Any]) -> Answer:
+        return (status, {"error": {"message": said_by_server}}) if "Step 2" in said(body) else chat("Yes")
+
+    how = {"votes": 1, "redraws": 2, "concurrency": 1}
+    with (
+        critic(tmp_path, answer, **how) as (prm, _),
+        pytest.raises(ServerError, match=rf"status {status}: .*{said_by_server[:20]}(.|\n)*--on-missing skip"),
+    ):
+        prm.score(PROBLEM, STEPS)
+    with critic(tmp_path, answer, on_missing="skip", **how) as (prm, asked):
+        np.testing.assert_allclose(prm.score(PROBLEM, STEPS), [1, math.nan, 1], atol=1e-9)
+        assert prm.asker.ledger.missing == {"too-long": 1}
+        assert prm.asker.ledger.redrawn == 0, "it would be as long again"
+        assert len(asked) == 2, "the first step's reply is kept"
+
+
+def test_another_rejection_stays_an_error(tmp_path: Path) -> None:
+    answer = (400, {"error": "stop: array too long. Expected an array with maximum length 4"})
+    with critic(tmp_path, lambda _: answer, votes=1, on_missing="skip") as (prm, _):  # noqa: SIM117
+        with pytest.raises(ServerError, match=r"status 400: .*array too long"):
+            prm.score(PROBLEM, STEPS)
 
 
 # --- verdicts that are missing ---
@@ -199,7 +232,8 @@ def test_log_probabilities_are_read_only_where_a_verdict_is(
 def test_labels_of_several_tokens_are_voted_on(tmp_path: Path) -> None:
     """The beginning of one may be likely where the other is whole: `in` of `incorrect`."""
     (tmp_path / "mine.toml").write_text(
-        'granularity = "prefix"\nreads = "label"\nuser = "{problem}{solution}"\n[label]\nyes = "correct"\nno = "incorrect"'
+        'granularity = "prefix"\nreads = "label"\nuser = "{problem}{solution}"\n'
+        '[label]\nyes = "correct"\nno = "incorrect"'
     )
     given = CriticSettings(format=str(tmp_path / "mine.toml"), replies=str(tmp_path / "replies"))
     answer = chat("incorrect", top=[{"in": 0.5, "correct": 0.4, "a": 0.01}, {"correct": 0.9, "a": 0.1}])

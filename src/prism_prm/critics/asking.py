@@ -14,6 +14,7 @@ from prism_prm.critics.ledger import Ledger
 from prism_prm.critics.replies import Ask, Replies, Reply
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.errors import PrismError
+from prism_prm.http import TooLongError
 
 T = TypeVar("T")
 
@@ -118,6 +119,10 @@ class Asker:
             self._check_budget(work)
             try:
                 reply = await self.backend.ask(ask)
+            except TooLongError as error:
+                if self.settings.on_missing == "error":
+                    raise work.stop(_with_remedy(error)) from None
+                reply = Reply("", "too-long", 0, 0)
             except PrismError as error:
                 raise work.stop(error) from None
         self.ledger.add(reply)
@@ -155,6 +160,13 @@ class Asker:
             }
             self.replies.charge({"when": when, "model": self.backend.model, "format": self.settings.format, **since})
         self._charged = now
+
+
+def _with_remedy(error: TooLongError) -> TooLongError:
+    return TooLongError(
+        f"{error}\nServe the model with more context, give fewer --critic-max-tokens, count the verdict on such texts "
+        "as wrong (--on-missing wrong), or leave it out (--on-missing skip)."
+    )
 
 
 async def gathered(work: Sequence[Any]) -> list[Any]:

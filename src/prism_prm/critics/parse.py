@@ -17,7 +17,7 @@ from prism_prm.critics.format import CriticFormat, Labels
 from prism_prm.critics.replies import Reply, TokenChoice
 
 MissingKind = Literal[
-    "no-verdict", "two-verdicts", "bad-json", "wrong-length", "out-of-range", "refusal", "cut-off", "empty"
+    "no-verdict", "two-verdicts", "bad-json", "wrong-length", "out-of-range", "refusal", "cut-off", "empty", "too-long"
 ]
 Rows = tuple[tuple[float, ...], ...]
 """One row per step, one probability per output."""
@@ -54,8 +54,8 @@ class Reading:
 
 def read_reply(reply: Reply, format: CriticFormat, num_steps: int) -> Reading | Missing:
     """The verdict of a reply (of its last part); `num_steps` counts for formats that judge whole solutions."""
-    if reply.refused or reply.reason == "content_filter":
-        return Missing("refusal")
+    if reply.has_no_text:
+        return Missing("too-long" if reply.reason == "too-long" else "refusal")
     is_boxed = format.reads == "index" or (format.reads == "label" and format.label.at == "boxed")
     if reply.reason == "length" and is_boxed:
         return Missing("cut-off")  # a box that it has is not its last word

@@ -31,7 +31,8 @@ class Reply(msgspec.Struct, frozen=True):
     """One answer of a model."""
 
     text: str
-    reason: Literal["stop", "length", "content_filter"]
+    reason: Literal["stop", "length", "content_filter", "too-long"]
+    """Why it ends; "too-long": the server did not take the question."""
     prompt_tokens: int
     completion_tokens: int
     estimated: bool = False
@@ -42,6 +43,11 @@ class Reply(msgspec.Struct, frozen=True):
     tokens: tuple[TokenChoice, ...] | None = None
     """Log-probabilities; None if the server gives none."""
     seconds: float = 0.0
+
+    @property
+    def has_no_text(self) -> bool:
+        """Whether there is nothing to continue or to read."""
+        return self.refused or self.reason in ("content_filter", "too-long")
 
     @property
     def num_tokens(self) -> int:

@@ -16,7 +16,6 @@ from prism_prm.critics.parse import Missing, Reading, Rows, is_part, read_reply,
 from prism_prm.critics.replies import Ask, Reply, Turn
 from prism_prm.errors import ConfigError, PrismError, shown
 
-
 PROBE = "Answer with the word"
 
 
@@ -113,7 +112,7 @@ class Verdicts:
 
             turned = await self.talk.turn(turns, values, send)
             reading = read_reply(turned.last, self.format, num_steps)
-            if isinstance(reading, Reading) or redraw == redraws:
+            if isinstance(reading, Reading) or redraw == redraws or turned.last.reason == "too-long":
                 break
             ledger.redrawn += not work.only_kept
         if not work.only_kept:
@@ -155,5 +154,6 @@ class Verdicts:
         return CriticError(
             f"{self.asker.backend.name}: {where}: an answer has no verdict ({missing.kind}; drawn again {redraws} "
             f"times). It ends with {shown(said[-60:])}. Count such answers as wrong (--on-missing wrong), leave them "
-            f"out (--on-missing skip){by_words}, or choose another --critic or --critic-max-tokens. All replies are kept."
+            f"out (--on-missing skip){by_words}, or choose another --critic or --critic-max-tokens. All replies are "
+            "kept."
         )
