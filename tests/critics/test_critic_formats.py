@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted import LLAMA_CPP, OTHER, PROBLEM, STEPS, VLLM, chat, critic, said
+from scripted import LLAMA_CPP, OTHER, PROBLEM, SGLANG, STEPS, VLLM, chat, critic, said
+from transformers import AutoTokenizer
 
 from loopback import Answer
 from prism_prm.critics.code import code_runner
@@ -84,15 +86,47 @@ def test_thinkprm_critiques_a_prefix_and_is_then_asked(tmp_path: Path) -> None:
     user = critique["messages"][0]["content"]
     assert user.startswith("You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n")
     assert "\n\n[Solution]\n\nStep 1: 3 * 4 = 12\n\n" in user
-    assert critique["messages"][1] == {"role": "assistant", "content": "\nLet's verify step by step:"}
+    assert critique["messages"][1] == {"role": "assistant", "content": "<think>\n\nLet's verify step by step:"}
     assert (critique["continue_final_message"], critique["add_generation_prompt"]) == (True, False)
     assert critique["stop"] == ["Is the solution correct?", "</think>", "Step 2:"]
     assert critique["temperature"] == 0.4
     assert "logprobs" not in critique
-    begun = "\nLet's verify step by step: Step 1 is \\boxed{correct}.\n\nIs the solution correct? "
+    begun = "<think>\n\nLet's verify step by step: Step 1 is \\boxed{correct}.\n\nIs the solution correct? "
     assert verdict["messages"][1] == {"role": "assistant", "content": begun}
     assert verdict["logprobs"] is True
     assert len(asked) == 2 * 2 * 2
+
+
+R1 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|User|>' + m['content'] }}"
+    "{% else %}{{ '<|Assistant|>' + m['content'].split('</think>')[-1] + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"
+)
+"""The chat template of ThinkPRM's backbone, in short."""
+
+
+@pytest.mark.parametrize("models", [VLLM, SGLANG, LLAMA_CPP])
+def test_thinkprm_reads_what_it_was_trained_on_behind_every_server(
+    tmp_path: Path, models: Any, tiny_lm: Callable[..., Path]
+) -> None:
+    """As published: the generation prompt, then the words with which the turn begins."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm("qwen2"))
+    tokenizer.chat_template = R1
+
+    def rendered(messages: list[dict[str, str]], **how: bool) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
+
+    with critic(tmp_path, think, models=models, format="thinkprm", votes=1) as (prm, asked):
+        prm.score(PROBLEM, STEPS[:1])
+    for body, begun in zip(asked, ["step by step:", "\n\nIs the solution correct? "], strict=True):
+        turns = body["messages"]
+        if models == VLLM:  # by transformers' own way to continue a turn
+            read = rendered(turns, continue_final_message=True, add_generation_prompt=False)
+        else:  # these take the last turn off, and put it behind the generation prompt
+            read = rendered(turns[:-1], add_generation_prompt=True) + turns[-1]["content"]
+        published = rendered(turns[:1], add_generation_prompt=True) + "\nLet's verify step by step:"
+        assert read.startswith(published)
+        assert read.endswith(begun)
 
 
 def test_a_server_that_continues_no_turn_is_asked_in_words(tmp_path: Path) -> None:

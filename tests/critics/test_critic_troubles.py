@@ -291,6 +291,27 @@ def test_another_question_is_asked(tmp_path: Path, change: dict[str, Any]) -> No
         assert len(asked) == (1 if "votes" in change else 4)
 
 
+def test_the_same_name_on_another_server_is_another_model(tmp_path: Path) -> None:
+    """What one server can do is not what another can, and a file behind a name may have been replaced."""
+    answer = chat("No", top=[{"Yes": 0.8, "No": 0.2}])
+    with critic(tmp_path, lambda _: chat("No"), votes=1) as (prm, _):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0], abs=1e-9)
+    with critic(tmp_path, lambda _: answer, votes=1, models=VLLM, top=True) as (prm, _):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.8])
+    with critic(tmp_path, lambda _: chat("No"), votes=1, models=VLLM) as (prm, asked):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0], abs=1e-9)
+        assert len(asked) == 1
+    served = [
+        {"data": [{"id": "m", "owned_by": "vllm", **more}]}
+        for more in ({"root": "a"}, {"root": "b"}, {"meta": {"size": 1}}, {"meta": {"size": 2}}, {"created": 7}, {})
+    ]
+    found = []
+    for models in served:
+        with critic(tmp_path, lambda _: answer, models=models) as (prm, _):
+            found.append(prm.identity())
+    assert [len(set(found)), found[4] == found[5]] == [5, True]
+
+
 def test_a_budget_stops_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None:
     solutions = [(f"{i} + 1?", ["a", "b"]) for i in range(6)]
     how = {"votes": 1, "temperature": 0.0, "concurrency": 2, "budget_tokens": 60}

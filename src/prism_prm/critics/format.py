@@ -105,6 +105,9 @@ class CriticFormat:
     """The user's turn for its later steps."""
     history: str = ""
     """The critic's earlier turns; `{reply}` is what it wrote."""
+    opening: str = ""
+    """What the model's chat template writes at the head of its turn, such as `<think>`, before the first `prime`. Sent
+    where a turn is continued without it."""
     step: str = "Step {number}: {step}"
     """How a step is written in `{solution}`."""
     between: Annotated[str, MAY_BE_EMPTY] = "\n\n"

@@ -107,13 +107,15 @@ class LocalCritic:
         """The chat as text, up to where the critic goes on; without a beginning-of-sequence token written twice."""
         tokenizer = self.policy.tokenizer
         if not getattr(tokenizer, "chat_template", None):
-            return "\n\n".join(content for _, content in ask.turns) + "\n\n" + ask.begun
+            text = "\n\n".join(content for _, content in ask.turns) + "\n\n"
+            return text + ask.opening * bool(ask.begun) + ask.begun
         messages = [{"role": role, "content": content} for role, content in ask.turns]
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         bos = tokenizer.bos_token
         if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
             text = text[len(bos) :]
-        return text + ask.begun
+        lacks_opening = ask.begun and not text.endswith(ask.opening)
+        return text + (ask.opening if lacks_opening else "") + ask.begun
 
     @torch.no_grad()
     def _choices(self, text: str) -> TokenChoice | None:

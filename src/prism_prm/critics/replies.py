@@ -61,6 +61,8 @@ class Ask:
     turns: tuple[Turn, ...]
     begun: str
     """The critic's turn so far, to be continued; "" begins a new one."""
+    opening: str
+    """What must stand before it at the head of the turn."""
     temperature: float
     top_p: float
     top_k: int

@@ -71,7 +71,7 @@ class Verdicts:
             return False
         label = max(self.format.label.yes, self.format.label.no, key=len)
         work = Work(keeps=False)
-        probe = self.asker.ask(work, Ask((("user", f"{PROBE} {label}."),), "", 0.0, 1.0, 0, 1, (), True, "probe"))
+        probe = self.asker.ask(work, Ask((("user", f"{PROBE} {label}."),), "", "", 0.0, 1.0, 0, 1, (), True, "probe"))
         (found,) = self.asker.run(work, [gathered([probe])])
         tokens = found[0].tokens
         return tokens is not None and not (tokens and is_part(tokens[0].token, label))
@@ -131,8 +131,9 @@ class Verdicts:
         most = given if given is not None and is_critique else stage.max_tokens
         reads = holds_verdict and drawing.by_log_probability
         return Ask(
-            turns, begun, drawing.temperature, drawing.top_p, self.format.sampling.top_k, most, stops, reads, draw
-        )
+            turns, begun, self.format.opening, drawing.temperature, drawing.top_p, self.format.sampling.top_k, most,
+            stops, reads, draw,
+        )  # fmt: skip
 
     def _worst(self, num_rows: int) -> Rows:
         """What a missing verdict counts as by --on-missing wrong: wrong, and redundant."""
