@@ -129,6 +129,32 @@ def test_items_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> Non
             evaluate_prm(prm, "labelled", tmp_path / "eval2", data=data, settings=FAST)
 
 
+def test_a_rerun_knows_what_was_missing(tmp_path: Path) -> None:
+    """The scores are kept, and so is what stands behind them."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        return chat("Yes" if is_probe(body) else "Perhaps" if "bad" in said(body) else "Yes")
+
+    data = processbench(tmp_path)
+    pool = tmp_path / "pool.jsonl"
+    pool.write_text(json.dumps({"problem": "1 + 2?", "answer": "3", "solutions": [["so 3"], ["bad", "so 4"]]}) + "\n")
+    how = settings(tmp_path, redraws=0, on_missing="wrong")
+    fast = RerankSettings(aggregators=("min",), num_draws=100, judges=1)
+    with serve(answer, models=OTHER) as (url, _):
+        for _ in range(2):
+            place = f"critic:openai:{url}"
+            evaluate_prm(place, "labelled", tmp_path / "eval", data=data, settings=FAST, loading=how)
+            results = rerank_pool(pool, tmp_path / "rerank", prms={"c": place}, settings=fast, loading=how)
+            critic_run = json.loads((tmp_path / "eval" / "metrics.json").read_text())["run"]["critic"]
+            assert (critic_run["missing"], critic_run["verdicts"]) == ({"no-verdict": 2}, {"votes": 8})
+            assert (results.critics["c"]["missing"], results.critics["c"]["verdicts"]) == (
+                {"no-verdict": 1},
+                {"votes": 2},
+            )
+            for report in ("eval/report.md", "rerank/report.md"):
+                assert "Answers without a verdict: no-verdict: " in (tmp_path / report).read_text()
+
+
 def test_a_critic_beside_a_prm_in_compare_and_rerank(
     tmp_path: Path, server: tuple[str, list[dict[str, Any]]], tiny_lm: Callable[..., Path]
 ) -> None:
@@ -194,6 +220,11 @@ def test_a_search_guided_by_a_critic(
     assert (point.prm, point.accuracy.value) == ("critic", 1)
     assert point.prm_tokens >= 3 * 15
     assert any("verdicts from what it writes" in line for line in said_aloud)
+    again = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), judges=1)
+    assert [one.prm_tokens for one in again] == [point.prm_tokens]
+    metrics = json.loads((tmp_path / "beam" / "metrics.json").read_text())
+    assert metrics["critics"]["critic"]["verdicts"]["votes"] >= 3, "of a search that was done before"
+    assert "Answers without a verdict: none" in (tmp_path / "beam" / "report.md").read_text()
 
 
 def test_a_reward_from_a_critic(tmp_path: Path, server: tuple[str, list[dict[str, Any]]]) -> None:

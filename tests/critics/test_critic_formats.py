@@ -368,6 +368,20 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
     assert asked[0]["max_tokens"] == 3
 
 
+def test_a_boxed_verdict_after_a_critique_in_one_part_is_drawn(tmp_path: Path) -> None:
+    """Only a verdict that is the first word is read without drawing."""
+    (tmp_path / "mine.toml").write_text(
+        'granularity = "prefix"\nreads = "label"\nuser = "{problem}{solution}"\n[label]\nat = "boxed"\n'
+        "[sampling]\ntemperature = 0.7\nvotes = 2\n"
+    )
+    answer = chat("Well, \\boxed{Yes}", top=[{"Well": 1.0}, {"Yes": 0.8, "No": 0.2}])
+    how = {"format": str(tmp_path / "mine.toml"), "top": True, "max_tokens": 77}
+    with critic(tmp_path, lambda _: answer, **how) as (prm, asked):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.8])
+        assert prm.asker.ledger.verdicts == {"log-probabilities": 2}
+    assert [(body["temperature"], body["max_tokens"]) for body in asked] == [(0.7, 77)] * 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

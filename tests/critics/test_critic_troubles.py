@@ -403,6 +403,19 @@ def test_a_session_asks_about_new_steps_alone(tmp_path: Path) -> None:
         assert not prm.can_score("  ", 0)
 
 
+def test_a_session_of_critiques_counts_each_answer_once(tmp_path: Path) -> None:
+    """A later step is asked about after the critiques of earlier ones, which are not asked for or counted again."""
+    with critic(tmp_path, lambda _: chat("{Yes}"), models=VLLM, format="genprm") as (prm, asked):
+        session = prm.session([PROBLEM])
+        (first,) = session.extend([(session.roots[0], STEPS[0])])
+        (second,) = session.extend([(first, STEPS[1])])
+        (third,) = session.extend([(second, STEPS[2])])
+        assert [step.num_tokens for step in (first, second, third)] == [30, 30, 30], "two requests each"
+        assert len(asked) == 6
+        assert prm.asker.ledger.verdicts == {"votes": 3}
+        assert prm.count_tokens(StepTree.chain(PROBLEM, STEPS)) == 90
+
+
 def test_a_server_with_several_models_needs_a_choice(tmp_path: Path) -> None:
     two = {"data": [{"id": "a"}, {"id": "b", "owned_by": "vllm"}]}
     with (

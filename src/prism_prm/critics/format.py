@@ -142,6 +142,11 @@ class CriticFormat:
         """Whether steps after the first wrong one are judged too."""
         return self.reads != "index"
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the verdict is the first word of all, without a critique."""
+        return self.reads == "label" and self.label.at == "start" and len(self.stages) == 1
+
     def solution(self, steps: Sequence[str]) -> str:
         """Steps as the text of a solution."""
         parts = [fill(self.step, step=text, number=i + 1, index=i) for i, text in enumerate(steps)]

@@ -107,8 +107,8 @@ class LocalCritic:
         """The chat as text, up to where the critic goes on; without a beginning-of-sequence token written twice."""
         tokenizer = self.policy.tokenizer
         if not getattr(tokenizer, "chat_template", None):
-            text = "\n\n".join(content for _, content in ask.turns) + "\n\n"
-            return text + ask.opening * bool(ask.begun) + ask.begun
+            begun = ask.opening + ask.begun if ask.begun else ""
+            return "\n\n".join([*(content for _, content in ask.turns), begun])
         messages = [{"role": role, "content": content} for role, content in ask.turns]
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         bos = tokenizer.bos_token

@@ -12,6 +12,7 @@ import numpy as np
 from prism_prm.critics.asking import Asker, Work, gathered
 from prism_prm.critics.conversation import Conversation
 from prism_prm.critics.format import CriticFormat, Stage
+from prism_prm.critics.ledger import Tally
 from prism_prm.critics.parse import Missing, Reading, Rows, is_part, read_reply, rows_of_index
 from prism_prm.critics.replies import Ask, Reply, Turn
 from prism_prm.errors import ConfigError, PrismError, shown
@@ -21,13 +22,6 @@ PROBE = "Answer with the word"
 
 class CriticError(PrismError):
     """An answer without a verdict, where every answer must have one."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Tokens of all replies behind some verdicts, new and kept."""
-
-    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class Verdicts:
     def _drawing(self) -> Drawing:
         given, usual = self.asker.settings, self.format.sampling
         by_log_probability = self.format.reads == "label" and self._has_log_probabilities()
-        if by_log_probability and len(self.format.stages) == 1:
+        if by_log_probability and self.format.is_direct:
             # The verdict is read and not drawn, so one answer is all of them.
             return Drawing(1, 0.0, 1.0, by_log_probability)
         votes = given.votes or usual.votes
@@ -99,7 +93,7 @@ class Verdicts:
     ) -> tuple[Reading | Missing, str]:
         """One answer; it is drawn again while it has no verdict, unless it is greedy and would be the same."""
         values = {"number": num_steps, "index": num_steps - 1, "next": num_steps + 1}
-        ledger, redraws = self.asker.ledger, self.asker.settings.redraws if self.drawing.temperature else 0
+        redraws = self.asker.settings.redraws if self.drawing.temperature else 0
         for redraw in range(1 + redraws):
             draw = f"{vote}.{redraw}"
 
@@ -114,20 +108,14 @@ class Verdicts:
             reading = read_reply(turned.last, self.format, num_steps)
             if isinstance(reading, Reading) or redraw == redraws or turned.last.reason == "too-long":
                 break
-            ledger.redrawn += not work.only_kept
-        if not work.only_kept:
-            ledger.notes.update(turned.notes)
-            if isinstance(reading, Missing):
-                ledger.missing[reading.kind] += 1
-            else:
-                ledger.notes.update(reading.notes)
-                ledger.verdicts["log-probabilities" if reading.by_log_probability else "votes"] += 1
+        for counts in [tally] if work.only_kept else [tally, self.asker.ledger.tally]:
+            counts.add((turns, vote), reading, redraw, turned.notes)
         return reading, turned.text or turned.last.text
 
     def _question(self, turns: tuple[Turn, ...], begun: str, stage: Stage, stops: tuple[str, ...], draw: str) -> Ask:
         drawing, given = self.drawing, self.asker.settings.max_tokens
         holds_verdict = stage.code or stage is self.format.stages[-1]
-        is_critique = not holds_verdict or self.format.reads != "label"
+        is_critique = not holds_verdict or (len(self.format.stages) == 1 and not self.format.is_direct)
         most = given if given is not None and is_critique else stage.max_tokens
         reads = holds_verdict and drawing.by_log_probability
         return Ask(

@@ -150,7 +150,7 @@ def _confirmed(
         others = scored_opinion(trees, scorer, threshold, advance=advance)
     for note in notes_of(scorer):
         say(note)
-    return keep_agreed(trees, others, counts), summary_of(scorer)
+    return keep_agreed(trees, others, counts), summary_of(scorer, trees)
 
 
 def _numbered(found: Sequence[Labelled]) -> list[StepTree]:

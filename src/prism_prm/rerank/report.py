@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
+from prism_prm.critics.ledger import verdicts_in_words
 from prism_prm.programs.quirks import count_quirks
 from prism_prm.report import (
     Look,
@@ -123,6 +124,7 @@ def notes(results: Results) -> list[str]:
         )
     found += unguarded(results.sandbox, graded) + unlike_the_benchmark([graded])
     found += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
+    found += [f"{prm}: {verdicts_in_words(said)}" for prm, said in results.critics.items()]
     return [note for note in found if note]
 
 
