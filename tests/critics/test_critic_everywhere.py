@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +234,31 @@ def test_a_reward_from_a_critic(tmp_path: Path, server: tuple[str, list[dict[str
     reward.close()
 
 
+@pytest.mark.parametrize("as_object", [False, True])
+def test_a_reward_needs_every_verdict(tmp_path: Path, as_object: bool) -> None:
+    """A step that is skipped would get the reward of a wrong one."""
+    given = {"replies": str(tmp_path / "replies"), "on_missing": "skip"}
+    with critic(tmp_path, lambda _: chat("Yes"), on_missing="skip") as (prm, _):  # noqa: SIM117
+        with pytest.raises(ConfigError, match=r'on_missing = "skip".*"wrong"'):
+            PRMReward(prm if as_object else "critic:openai:http://localhost:9/v1", loading={"critic": given})
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, 0.5), (0.9, 0.9)])
+def test_a_format_says_what_is_redundant(tmp_path: Path, given: float | None, used: float) -> None:
+    (tmp_path / "b.jsonl").write_text(
+        json.dumps({"problem": "p", "steps": ["a", "b"], "label": -1, "id": "gsm8k-0", "final_answer_correct": True})
+    )
+    answer = chat('{"validity": [1, 1], "redundancy": [0, 0]}')
+    how = {"data": tmp_path / "b.jsonl", "settings": EvalSettings(num_draws=100, redundancy_threshold=given)}
+    with critic(tmp_path, lambda _: answer, format="prmbench") as (prm, _):
+        evaluate_prm(prm, "processbench", tmp_path / "eval", **how)
+        assert prm.card.redundancy_threshold == 0.5
+    scores = tmp_path / "eval" / "processbench.scores.parquet"  # which know what the format said
+    evaluate_prm(None, "processbench", tmp_path / "again", scores=scores, **how)
+    for run in ("eval", "again"):
+        assert json.loads((tmp_path / run / "metrics.json").read_text())["settings"]["redundancy_threshold"] == used
+
+
 def test_the_store_keeps_unjudged_steps_and_whole_solutions_apart(tmp_path: Path) -> None:
     replies = iter(["\\boxed{1}", "\\boxed{-1}"])
     trees = [StepTree.chain(PROBLEM, ["a", "b", "c"]), StepTree.chain(PROBLEM, ["a", "b"], tree_id=1)]
@@ -257,7 +281,7 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-LETTERS = """extends = "{}/direct.toml"
+LETTERS = """extends = "direct"
 history = "x"
 [label]
 yes = "x"
@@ -274,8 +298,7 @@ def test_a_local_critic_gives_the_scores_of_the_verdict_family(
     lm = tmp_path / "lm"
     shutil.copytree(tiny_lm("qwen2"), lm)
     (lm / "chat_template.jinja").write_text(CHATML)
-    shipped = files("prism_prm.critics").joinpath("formats")
-    (tmp_path / "letters.toml").write_text(LETTERS.format(shipped))
+    (tmp_path / "letters.toml").write_text(LETTERS)
     given = CriticSettings(format=str(tmp_path / "letters.toml"), replies=str(tmp_path / "replies"))
     prm = open_critic(f"critic:hf:{lm}", given)
     family = init_prm(lm, family="verdict", settings={"yes": "x", "no": "y"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,12 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
         assert prm.score("p", ["a", "b"]) == pytest.approx([0, 0], abs=1e-9)
     assert sorted(map(said, asked)) == ["p|<a>", "p|<a><b>"]
     assert asked[0]["max_tokens"] == 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_may_extend_a_shipped_one_by_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.toml").write_text(f'extends = "{name}"\ninstruction = "Mine."')
+    assert read_format(str(tmp_path / "mine.toml")) == replace(read_format(name), instruction="Mine.")
 
 
 def test_a_boxed_verdict_after_a_critique_in_one_part_is_drawn(tmp_path: Path) -> None:

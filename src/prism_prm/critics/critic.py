@@ -62,7 +62,7 @@ class Critic:
     ) -> None:
         self.backend, self.format, self.settings = backend, format, settings
         self.outputs = format.outputs
-        self.card = CardValues(format.aggregator, DEFAULT_THRESHOLD)
+        self.card = CardValues(format.aggregator, DEFAULT_THRESHOLD, format.redundancy_threshold)
         self.reads_whole_solutions = format.granularity == "solution"
         self.judges_every_step = format.judges_every_step
         self.asker = Asker(backend, format.identity(), settings)

@@ -14,7 +14,7 @@ from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.config import from_mapping, read_toml
 from prism_prm.errors import ConfigError
 from prism_prm.foreign import read_text
-from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Range, check
+from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Range, Share, check
 
 FORMATS = ("direct", "thinkprm", "genprm", "processbench", "prmbench")
 """The formats that ship with the package."""
@@ -116,6 +116,8 @@ class CriticFormat:
     scores: dict[str, str] = field(default_factory=dict)
     """Section [scores]: output → its key in the JSON."""
     sampling: FormatSampling = field(default_factory=FormatSampling)
+    redundancy_threshold: Share | None = None
+    """A step is redundant above this, if `redundancy` is an output and the user does not say otherwise."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -159,8 +161,9 @@ class CriticFormat:
 
 def read_format(name: str, prompt: str | None = None) -> CriticFormat:
     """One of ours by its name, or a user's TOML file; `prompt` is a file whose text replaces the instruction."""
-    if name in FORMATS:
-        path = Path(str(files("prism_prm.critics").joinpath("formats", f"{name}.toml")))
+    shipped = {one: Path(str(files("prism_prm.critics").joinpath("formats", f"{one}.toml"))) for one in FORMATS}
+    if name in shipped:
+        path = shipped[name]
     elif name.endswith(".toml"):
         path = Path(name)
     else:
@@ -168,7 +171,7 @@ def read_format(name: str, prompt: str | None = None) -> CriticFormat:
             f"Unknown critic format {name!r}. Known: {', '.join(FORMATS)}; or a file of your own: my.toml"
         )
     try:
-        found = from_mapping(CriticFormat, read_toml(path))
+        found = from_mapping(CriticFormat, read_toml(path, shipped=shipped))
     except ConfigError as error:
         raise error if str(error).startswith(str(path)) else ConfigError(f"{path}: {error}") from None
     if prompt is None:

@@ -95,7 +95,7 @@ def evaluate_prm(
                 evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
                 advance(settings.num_draws)
     run = RunInfo(called, source, attach.model_hash, attach.tokens, summary_of(attach.prm, attach.trees))
-    write_run(out, run, list(evaluations.values()), settings)
+    write_run(out, run, list(evaluations.values()), settings.settled(attach.card))
     return evaluations
 
 
