@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from prism_prm import (
     search_task,
 )
 from prism_prm.cli import app
+from prism_prm.critics.replies import Ask
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.records import Step, StepTree
 from prism_prm.scorer.store import Request, ScoreStore
@@ -340,6 +342,24 @@ def test_a_local_critic_continues_its_turn_and_stops(tmp_path: Path, memorising_
     assert verdict.text.strip().startswith("7")
     assert prm.asker.ledger.requests == 2
     assert prm.count_tokens(StepTree.chain("3+4", ["-2"])) == critique.num_tokens + verdict.num_tokens
+    prm.close()
+
+
+def test_a_local_critic_has_the_log_probabilities_of_every_token(tmp_path: Path, memorising_policy: Path) -> None:
+    """As its verdict may be behind others: 7 in 3 + 4 = 7."""
+    (tmp_path / "sums.toml").write_text(SUMS)
+    given = CriticSettings(format=str(tmp_path / "sums.toml"), replies=str(tmp_path / "replies"))
+    prm = open_critic(f"critic:hf:{memorising_policy}", given)
+    ask = Ask((("user", "3+4-2"),), "3 +", "", 0.0, 1.0, 0, 6, ("7", "=="), True, "0.0")
+    (reply,) = prm.backend._write([ask])
+    assert (reply.text, reply.stopped_by) == (" 4 = ", "7")
+    assert reply.tokens is not None
+    assert "".join(choice.token for choice in reply.tokens) == " 4 = 7"
+    # It writes what is likeliest, and knows it by heart.
+    assert [choice.top[0][0] for choice in reply.tokens] == [choice.token for choice in reply.tokens]
+    assert all(choice.top[0][1] > math.log(0.5) for choice in reply.tokens)
+    (other,) = prm.backend._write([replace(ask, stops=("==", " = "))])
+    assert (other.text, other.stopped_by, other.completion_tokens < reply.completion_tokens) == (" 4", " = ", True)
     prm.close()
 
 

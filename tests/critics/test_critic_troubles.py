@@ -279,6 +279,15 @@ def test_asking_twice_costs_nothing(tmp_path: Path) -> None:
     ]
 
 
+def test_the_ledger_is_written_while_the_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed has charged nearly all that it has spent."""
+    monkeypatch.setattr("prism_prm.critics.asking.CHARGED_TOGETHER", 2)
+    with critic(tmp_path, lambda _: chat("Yes"), votes=1, concurrency=1) as (prm, _):
+        prm.score(PROBLEM, STEPS)
+    lines = (tmp_path / "replies" / "ledger-000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["requests"] for line in lines] == [1, 2, 1], "the probe, two steps, and the last one"
+
+
 @pytest.mark.parametrize("change", [{"votes": 5}, {"temperature": 0.9}, {"format": "processbench"}, {"model": "n"}])
 def test_another_question_is_asked(tmp_path: Path, change: dict[str, Any]) -> None:
     reply = chat("Yes \\boxed{-1}")

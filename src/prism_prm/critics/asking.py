@@ -18,6 +18,9 @@ from prism_prm.http import TooLongError
 
 T = TypeVar("T")
 
+CHARGED_TOGETHER = 100
+"""Requests of one line in the ledger's file, at most: what a process that is killed may not have charged."""
+
 
 class BudgetError(PrismError):
     """The tokens that a command may spend are spent."""
@@ -85,7 +88,7 @@ class Asker:
         self._charged = self.ledger.as_json()
 
     def run(self, work: Work, coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Do the work; then its cost is in the ledger's file, and its problem is raised."""
+        """Do the work; then all of its cost is in the ledger's file, and its problem is raised."""
         results: list[T] = []
         try:
             results = self.backend.run(coroutines)
@@ -129,6 +132,8 @@ class Asker:
         if work.keeps:
             about = {"format": self.settings.format, "model": self.backend.model, "draw": ask.draw}
             self.replies.append(key, reply, about)
+        if self.ledger.requests - self._charged["requests"] >= CHARGED_TOGETHER:
+            self._charge()
         return reply
 
     async def run_code(self, run: Callable[[str], str], code: str) -> str:
