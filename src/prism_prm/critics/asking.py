@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ class Asker:
         self.ledger = Ledger(settings.price_prompt, settings.price_completion)
         self._format = format_identity
         self._charged = self.ledger.as_json()
+        self._charging = threading.Lock()
 
     def run(self, work: Work, coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """Do the work; then all of its cost is in the ledger's file, and its problem is raised."""
@@ -157,14 +159,14 @@ class Asker:
 
     def _charge(self) -> None:
         """Add to the ledger's file what all requests since the start have cost, if there were new ones."""
-        now = self.ledger.as_json()
-        if now["requests"] != self._charged["requests"]:
-            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            since = {
-                name: now[name] - self._charged[name] for name, value in now.items() if not isinstance(value, dict)
-            }
-            self.replies.charge({"when": when, "model": self.backend.model, "format": self.settings.format, **since})
-        self._charged = now
+        with self._charging:  # requests are charged in their own thread, and the end of some work in the caller's
+            now, before = self.ledger.as_json(), self._charged
+            if now["requests"] != before["requests"]:
+                when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                since = {name: now[name] - before[name] for name, value in now.items() if not isinstance(value, dict)}
+                about = {"when": when, "model": self.backend.model, "format": self.settings.format}
+                self.replies.charge(about | since)
+            self._charged = now
 
 
 def _with_remedy(error: TooLongError) -> TooLongError:

@@ -79,7 +79,7 @@ def read_label(text: str, labels: Labels, tokens: Sequence[TokenChoice] | None) 
         if tokens is not None:
             return _from_choices(tokens[:1], labels)
         return _first_word(text, labels)
-    # A turn that was begun with `\\boxed` continues with `{Yes}`.
+    # A turn that was begun with `\boxed` continues with `{Yes}`.
     words = [_normal(box) for box in _boxes(f"\\boxed{text}" if text.lstrip().startswith("{") else text)]
     if not words or words[-1] not in _both(labels):
         return Missing("no-verdict")
