@@ -44,7 +44,7 @@ class ServedCritic:
         self.name = f"{self.model} at {self.server.shown}"
         self.kind = str(about.get("owned_by") or "unknown")
         self.primes = self.kind in CONTINUES if settings.priming == "auto" else settings.priming == "on"
-        self._facts = {"kind": self.kind} | {name: about[name] for name in ("root", "meta") if about.get(name)}
+        self._facts = {"kind": self.kind, "root": about.get("root"), "meta": _without_context(about.get("meta"))}
 
     def identity(self) -> str:
         """The model's name, the kind of server, and what it says of the weights, which cannot be seen from here."""
@@ -121,6 +121,11 @@ def _models(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if not isinstance(entries, list):
         raise ValueError(f"the answer is not a list of models; its fields: {sorted(answer)}")
     return {entry["id"]: entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
+
+
+def _without_context(meta: Any) -> Any:
+    """What llama.cpp says of a model's file, without the length of texts that it was started for."""
+    return {name: value for name, value in meta.items() if name != "n_ctx"} if isinstance(meta, dict) else meta
 
 
 def read_answer(answer: dict[str, Any], asked: int) -> Reply:
