@@ -116,6 +116,24 @@ def test_a_key_that_was_pasted_wrongly(key: str, clean: bool, monkeypatch: pytes
         assert "secr" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("status", "length"), [(400, 0), (404, 185), (413, 0), (429, 185), (500, 0), (200, 0)])
+def test_a_key_that_a_gateway_repeats_is_not_shown(
+    status: int, length: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor half of it, where the text is cut."""
+    monkeypatch.setenv(KEY, "sk-very-secret")
+    answer = (status, b"x" * length + b" Bearer sk-very-secret is invalid")
+    with (
+        caplog.at_level(logging.DEBUG),
+        serve(lambda _: answer) as (url, asked),
+        pytest.raises(ServerError) as caught,
+    ):
+        ask(url)
+    assert asked[0]["authorization"] == "Bearer sk-very-secret"
+    assert "***" in str(caught.value) or length
+    assert "sk-v" not in str(caught.value) + caplog.text
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://here/v1", "http://", "http://here:port/v1", ""])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ServerError, match=r"is not the address of a server; expected e\.g\. http://localhost"):

@@ -30,16 +30,20 @@ class Choice(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class CardValues:
-    """The values of a PRM's card: aggregator and threshold."""
+    """The values of a PRM's card, or of a critic's format."""
 
     aggregator: str = DEFAULT_AGGREGATOR
     threshold: float = DEFAULT_THRESHOLD
+    redundancy_threshold: float | None = None
+    """Only critics' formats have one."""
 
 
 def card_values(scorer: object) -> CardValues | None:
     """The card values of a scorer; None if it has no card, which scorers other than ours need not have."""
     card = getattr(scorer, "card", None)
-    return None if card is None else CardValues(card.aggregator, card.threshold)
+    if card is None:
+        return None
+    return CardValues(card.aggregator, card.threshold, getattr(card, "redundancy_threshold", None))
 
 
 def choose_aggregator(given: str | None, card: CardValues | None) -> Choice[str]:

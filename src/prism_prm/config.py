@@ -61,8 +61,11 @@ def read_settings(
         raise error if path is None else ConfigError(f"{where}: {error}") from None
 
 
-def read_toml(path: str | Path, below: Sequence[Path] = ()) -> dict[str, Any]:
-    """The content of a TOML file on top of those it extends; `below` are those that led to it.
+def read_toml(
+    path: str | Path, below: Sequence[Path] = (), shipped: Mapping[str, Path] | None = None
+) -> dict[str, Any]:
+    """The content of a TOML file on top of those it extends; `below` are those that led to it, and `shipped` are files
+    that can be extended by a name.
 
     An error names the file and what is wrong with it.
     """
@@ -89,7 +92,8 @@ def read_toml(path: str | Path, below: Sequence[Path] = ()) -> dict[str, Any]:
         return settings
     if not isinstance(base, str) or not base.strip() or "\0" in base:
         raise ConfigError(f"{path}: {EXTENDS} = {base!r}, expected the name of a TOML file")
-    return _merged(read_toml(chain[-1].parent / base, chain), settings)
+    place = (shipped or {}).get(base, chain[-1].parent / base)
+    return _merged(read_toml(place, chain, shipped), settings)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

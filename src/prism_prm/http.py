@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import re
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ MOST_BYTES = 64 * 2**20
 """The size limit of one answer; a server that sends more is broken."""
 BUSY = (408, 425, 429)
 """Statuses that ask for another try, as all from 500 on do."""
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|size|window)|maximum (model|input|sequence) length|(prompt|input) is too long"
+    r"|too many (input )?tokens",
+    re.IGNORECASE,
+)
+"""How vLLM, SGLang, llama.cpp and OpenAI say that a text does not fit."""
 
 
 class ServerError(PrismError):
@@ -44,6 +51,10 @@ class ServerError(PrismError):
 
 class TooMuchError(ServerError):
     """A request that is too large for the server, or takes it too long."""
+
+
+class TooLongError(TooMuchError):
+    """A request with a text that is too long for the server or its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +100,10 @@ class Server:
         self.num_retries = 0
         """How many requests had to be sent again."""
         self._last_problem = ""
-        # The key is given to the client alone, so that no record, message or log of ours can hold it.
+        # Held here and by the client alone, so that no record of ours can hold it.
+        self._key = _key(key_variable)
         self._client = httpx.AsyncClient(
-            headers=_authorization(key_variable),
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(None, connect=min(SECONDS_TO_CONNECT, patience.timeout)),
             limits=httpx.Limits(max_connections=concurrency),
             verify=self.url.scheme == "https",  # reading all certificates takes long, and plain HTTP needs none
@@ -144,7 +156,7 @@ class Server:
                 try:
                     return read(answer)
                 except ValueError as error:
-                    answer = _Trouble(str(error))
+                    answer = _Trouble(self._without_key(str(error)))
             # A server that is busy and says when to come back is well, so this does not use up retries, for a while.
             now = asyncio.get_running_loop().time()
             polite_until = now + self.patience.timeout if polite_until is None else polite_until
@@ -179,12 +191,14 @@ class Server:
         except TimeoutError:
             return _Trouble(f"no answer within {seconds:g} seconds", 504)
         except httpx.HTTPError as error:
-            return _Trouble(f"no connection ({type(error).__name__}: {error})")
+            return _Trouble(f"no connection ({type(error).__name__}: {self._without_key(str(error))})")
         if data is None:
             return _Trouble(f"the answer is longer than {MOST_BYTES:,} bytes")
-        status, text = response.status_code, _shorten(data.decode("utf-8", "replace"))
-        if status == 413 or (status == 504 and can_split):
-            raise TooMuchError(f"{where}: status {status}: {text}", status=504 if status == 504 else 502)
+        # Some gateways repeat the key that they were sent.
+        status, said = response.status_code, self._without_key(data.decode("utf-8", "replace"))
+        text = _shorten(said)
+        if status == 504 and can_split:
+            raise TooMuchError(f"{where}: status {status}: {text}", status=504)
         if status in BUSY or status >= 500:
             is_busy = status in BUSY or status == 503
             return _Trouble(f"status {status}: {text}", 503 if is_busy else 502, _retry_after(response))
@@ -192,8 +206,10 @@ class Server:
             raise ServerError(f"{where}: status {status}; is the key in ${self.key_variable} correct for this server?")
         if response.has_redirect_location:
             # Not followed: the key is for the server that the user named.
-            target = _without_secrets(response.url.join(response.headers["Location"]))
+            target = self._without_key(_without_secrets(response.url.join(response.headers["Location"])))
             raise ServerError(f"{where}: status {status}, a redirect to {target}; give that address instead")
+        if status == 413 or (status == 400 and _TOO_LONG.search(said)):
+            raise TooLongError(f"{where}: status {status}: {text}")
         if status >= 400:
             raise ServerError(f"{where}: status {status}: {text}")
         try:
@@ -203,6 +219,9 @@ class Server:
         if not isinstance(answer, dict):
             return _Trouble(f"the answer is not a JSON object: {text!r}")
         return answer
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
 
 
 def server_address(url: str) -> httpx.URL:
@@ -220,11 +239,11 @@ def _without_secrets(url: httpx.URL) -> str:
     return str(url.copy_with(username=None, password=None, query=None))
 
 
-def _authorization(variable: str) -> dict[str, str]:
+def _key(variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise ServerError(f"the key in ${variable} contains a line break or another invalid character")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    return key
 
 
 async def _read_body(response: httpx.Response) -> bytes | None:

@@ -186,10 +186,12 @@ def notes_of(scorer: Scorer) -> list[str]:
     return [] if said is None else list(said())
 
 
-def summary_of(scorer: object) -> dict[str, Any] | None:
-    """What a critic says about itself for metrics.json; None for others."""
+def summary_of(scorer: object, trees: Iterable[StepTree] | None = None) -> dict[str, Any] | None:
+    """What a critic says for metrics.json about itself and its verdicts on some trees, or on all that it was asked
+    about; None for others.
+    """
     said = getattr(scorer, "summary", None)
-    return None if said is None else dict(said())
+    return None if said is None else dict(said(trees))
 
 
 def tokens_of(scorer: Scorer, trees: Iterable[StepTree]) -> int:

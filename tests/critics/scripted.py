@@ -16,6 +16,7 @@ from prism_prm.critics.settings import CriticSettings
 PROBLEM = "What is 2 + 3 * 4?"
 STEPS = ["3 * 4 = 12", "2 + 12 = 15", "The answer is 15."]
 LLAMA_CPP = {"data": [{"id": "m", "owned_by": "llamacpp"}]}
+SGLANG = {"data": [{"id": "m", "owned_by": "sglang"}]}
 VLLM = {"data": [{"id": "m", "owned_by": "vllm"}]}
 OTHER = {"data": [{"id": "m", "owned_by": "someone"}]}
 PROBE = "Answer with the word"

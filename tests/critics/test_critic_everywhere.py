@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.resources import files
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from prism_prm import (
     search_task,
 )
 from prism_prm.cli import app
+from prism_prm.critics.replies import Ask
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.records import Step, StepTree
 from prism_prm.scorer.store import Request, ScoreStore
@@ -102,7 +103,7 @@ def test_a_critic_on_processbench(tmp_path: Path, server: tuple[str, list[dict[s
     assert "Verdicts were read from what the critic wrote" in (tmp_path / "eval" / "report.md").read_text()
     before = len(asked)
     evaluate_prm(place, "processbench", tmp_path / "eval", **how)
-    assert len(asked) == before, "nothing is asked twice"
+    assert [is_probe(body) for body in asked[before:]] in ([], [True]), "nothing is asked twice"
 
 
 def test_a_benchmark_that_needs_every_step_refuses_a_critic_that_stops(
@@ -127,6 +128,32 @@ def test_items_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> Non
     with critic(tmp_path / "b", lambda _: chat("?"), votes=1, redraws=0, on_missing="skip") as (prm, _):  # noqa: SIM117
         with pytest.raises(DataError, match="the critic gave no verdict on a single item"):
             evaluate_prm(prm, "labelled", tmp_path / "eval2", data=data, settings=FAST)
+
+
+def test_a_rerun_knows_what_was_missing(tmp_path: Path) -> None:
+    """The scores are kept, and so is what stands behind them."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        return chat("Yes" if is_probe(body) else "Perhaps" if "bad" in said(body) else "Yes")
+
+    data = processbench(tmp_path)
+    pool = tmp_path / "pool.jsonl"
+    pool.write_text(json.dumps({"problem": "1 + 2?", "answer": "3", "solutions": [["so 3"], ["bad", "so 4"]]}) + "\n")
+    how = settings(tmp_path, redraws=0, on_missing="wrong")
+    fast = RerankSettings(aggregators=("min",), num_draws=100, judges=1)
+    with serve(answer, models=OTHER) as (url, _):
+        for _ in range(2):
+            place = f"critic:openai:{url}"
+            evaluate_prm(place, "labelled", tmp_path / "eval", data=data, settings=FAST, loading=how)
+            results = rerank_pool(pool, tmp_path / "rerank", prms={"c": place}, settings=fast, loading=how)
+            critic_run = json.loads((tmp_path / "eval" / "metrics.json").read_text())["run"]["critic"]
+            assert (critic_run["missing"], critic_run["verdicts"]) == ({"no-verdict": 2}, {"votes": 8})
+            assert (results.critics["c"]["missing"], results.critics["c"]["verdicts"]) == (
+                {"no-verdict": 1},
+                {"votes": 2},
+            )
+            for report in ("eval/report.md", "rerank/report.md"):
+                assert "Answers without a verdict: no-verdict: " in (tmp_path / report).read_text()
 
 
 def test_a_critic_beside_a_prm_in_compare_and_rerank(
@@ -194,6 +221,11 @@ def test_a_search_guided_by_a_critic(
     assert (point.prm, point.accuracy.value) == ("critic", 1)
     assert point.prm_tokens >= 3 * 15
     assert any("verdicts from what it writes" in line for line in said_aloud)
+    again = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), judges=1)
+    assert [one.prm_tokens for one in again] == [point.prm_tokens]
+    metrics = json.loads((tmp_path / "beam" / "metrics.json").read_text())
+    assert metrics["critics"]["critic"]["verdicts"]["votes"] >= 3, "of a search that was done before"
+    assert "Answers without a verdict: none" in (tmp_path / "beam" / "report.md").read_text()
 
 
 def test_a_reward_from_a_critic(tmp_path: Path, server: tuple[str, list[dict[str, Any]]]) -> None:
@@ -202,6 +234,31 @@ def test_a_reward_from_a_critic(tmp_path: Path, server: tuple[str, list[dict[str
     found = reward(prompts=["1 + 2?"] * 2, completions=["fine\n\n#### 3", "bad\n\n#### 4"])
     assert found == pytest.approx([1, 0], abs=1e-9)
     reward.close()
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+def test_a_reward_needs_every_verdict(tmp_path: Path, as_object: bool) -> None:
+    """A step that is skipped would get the reward of a wrong one."""
+    given = {"replies": str(tmp_path / "replies"), "on_missing": "skip"}
+    with critic(tmp_path, lambda _: chat("Yes"), on_missing="skip") as (prm, _):  # noqa: SIM117
+        with pytest.raises(ConfigError, match=r'on_missing = "skip".*"wrong"'):
+            PRMReward(prm if as_object else "critic:openai:http://localhost:9/v1", loading={"critic": given})
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, 0.5), (0.9, 0.9)])
+def test_a_format_says_what_is_redundant(tmp_path: Path, given: float | None, used: float) -> None:
+    (tmp_path / "b.jsonl").write_text(
+        json.dumps({"problem": "p", "steps": ["a", "b"], "label": -1, "id": "gsm8k-0", "final_answer_correct": True})
+    )
+    answer = chat('{"validity": [1, 1], "redundancy": [0, 0]}')
+    how = {"data": tmp_path / "b.jsonl", "settings": EvalSettings(num_draws=100, redundancy_threshold=given)}
+    with critic(tmp_path, lambda _: answer, format="prmbench") as (prm, _):
+        evaluate_prm(prm, "processbench", tmp_path / "eval", **how)
+        assert prm.card.redundancy_threshold == 0.5
+    scores = tmp_path / "eval" / "processbench.scores.parquet"  # which know what the format said
+    evaluate_prm(None, "processbench", tmp_path / "again", scores=scores, **how)
+    for run in ("eval", "again"):
+        assert json.loads((tmp_path / run / "metrics.json").read_text())["settings"]["redundancy_threshold"] == used
 
 
 def test_the_store_keeps_unjudged_steps_and_whole_solutions_apart(tmp_path: Path) -> None:
@@ -226,7 +283,7 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-LETTERS = """extends = "{}/direct.toml"
+LETTERS = """extends = "direct"
 history = "x"
 [label]
 yes = "x"
@@ -239,11 +296,11 @@ def test_a_local_critic_gives_the_scores_of_the_verdict_family(
 ) -> None:
     """The direct format asks what the family `verdict` lays out. Tiny models split words, so the labels are letters."""
     monkeypatch.setattr("prism_prm.critics.local.TOP", 10**6)  # unlikely labels are shown too
+    monkeypatch.setattr("prism_prm.critics.parse.LEAST_SHARE", 0.0)  # and read
     lm = tmp_path / "lm"
     shutil.copytree(tiny_lm("qwen2"), lm)
     (lm / "chat_template.jinja").write_text(CHATML)
-    shipped = files("prism_prm.critics").joinpath("formats")
-    (tmp_path / "letters.toml").write_text(LETTERS.format(shipped))
+    (tmp_path / "letters.toml").write_text(LETTERS)
     given = CriticSettings(format=str(tmp_path / "letters.toml"), replies=str(tmp_path / "replies"))
     prm = open_critic(f"critic:hf:{lm}", given)
     family = init_prm(lm, family="verdict", settings={"yes": "x", "no": "y"})
@@ -285,6 +342,24 @@ def test_a_local_critic_continues_its_turn_and_stops(tmp_path: Path, memorising_
     assert verdict.text.strip().startswith("7")
     assert prm.asker.ledger.requests == 2
     assert prm.count_tokens(StepTree.chain("3+4", ["-2"])) == critique.num_tokens + verdict.num_tokens
+    prm.close()
+
+
+def test_a_local_critic_has_the_log_probabilities_of_every_token(tmp_path: Path, memorising_policy: Path) -> None:
+    """As its verdict may be behind others: 7 in 3 + 4 = 7."""
+    (tmp_path / "sums.toml").write_text(SUMS)
+    given = CriticSettings(format=str(tmp_path / "sums.toml"), replies=str(tmp_path / "replies"))
+    prm = open_critic(f"critic:hf:{memorising_policy}", given)
+    ask = Ask((("user", "3+4-2"),), "3 +", "", 0.0, 1.0, 0, 6, ("7", "=="), True, "0.0")
+    (reply,) = prm.backend._write([ask])
+    assert (reply.text, reply.stopped_by) == (" 4 = ", "7")
+    assert reply.tokens is not None
+    assert "".join(choice.token for choice in reply.tokens) == " 4 = 7"
+    # It writes what is likeliest, and knows it by heart.
+    assert [choice.top[0][0] for choice in reply.tokens] == [choice.token for choice in reply.tokens]
+    assert all(choice.top[0][1] > math.log(0.5) for choice in reply.tokens)
+    (other,) = prm.backend._write([replace(ask, stops=("==", " = "))])
+    assert (other.text, other.stopped_by, other.completion_tokens < reply.completion_tokens) == (" 4", " = ", True)
     prm.close()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted import LLAMA_CPP, OTHER, PROBLEM, STEPS, VLLM, chat, critic, said
+from scripted import LLAMA_CPP, OTHER, PROBLEM, SGLANG, STEPS, VLLM, chat, critic, said
+from transformers import AutoTokenizer
 
 from loopback import Answer
 from prism_prm.critics.code import code_runner
@@ -84,15 +87,47 @@ def test_thinkprm_critiques_a_prefix_and_is_then_asked(tmp_path: Path) -> None:
     user = critique["messages"][0]["content"]
     assert user.startswith("You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n")
     assert "\n\n[Solution]\n\nStep 1: 3 * 4 = 12\n\n" in user
-    assert critique["messages"][1] == {"role": "assistant", "content": "\nLet's verify step by step:"}
+    assert critique["messages"][1] == {"role": "assistant", "content": "<think>\n\nLet's verify step by step:"}
     assert (critique["continue_final_message"], critique["add_generation_prompt"]) == (True, False)
     assert critique["stop"] == ["Is the solution correct?", "</think>", "Step 2:"]
     assert critique["temperature"] == 0.4
     assert "logprobs" not in critique
-    begun = "\nLet's verify step by step: Step 1 is \\boxed{correct}.\n\nIs the solution correct? "
+    begun = "<think>\n\nLet's verify step by step: Step 1 is \\boxed{correct}.\n\nIs the solution correct? "
     assert verdict["messages"][1] == {"role": "assistant", "content": begun}
     assert verdict["logprobs"] is True
     assert len(asked) == 2 * 2 * 2
+
+
+R1 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|User|>' + m['content'] }}"
+    "{% else %}{{ '<|Assistant|>' + m['content'].split('</think>')[-1] + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"
+)
+"""The chat template of ThinkPRM's backbone, in short."""
+
+
+@pytest.mark.parametrize("models", [VLLM, SGLANG, LLAMA_CPP])
+def test_thinkprm_reads_what_it_was_trained_on_behind_every_server(
+    tmp_path: Path, models: Any, tiny_lm: Callable[..., Path]
+) -> None:
+    """As published: the generation prompt, then the words with which the turn begins."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm("qwen2"))
+    tokenizer.chat_template = R1
+
+    def rendered(messages: list[dict[str, str]], **how: bool) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
+
+    with critic(tmp_path, think, models=models, format="thinkprm", votes=1) as (prm, asked):
+        prm.score(PROBLEM, STEPS[:1])
+    for body, begun in zip(asked, ["step by step:", "\n\nIs the solution correct? "], strict=True):
+        turns = body["messages"]
+        if models == VLLM:  # by transformers' own way to continue a turn
+            read = rendered(turns, continue_final_message=True, add_generation_prompt=False)
+        else:  # these take the last turn off, and put it behind the generation prompt
+            read = rendered(turns[:-1], add_generation_prompt=True) + turns[-1]["content"]
+        published = rendered(turns[:1], add_generation_prompt=True) + "\nLet's verify step by step:"
+        assert read.startswith(published)
+        assert read.endswith(begun)
 
 
 def test_a_server_that_continues_no_turn_is_asked_in_words(tmp_path: Path) -> None:
@@ -155,7 +190,7 @@ def test_genprm_is_a_conversation_of_critiques(tmp_path: Path) -> None:
 
 def test_the_last_of_several_verdicts_counts_as_published_and_is_noted(tmp_path: Path) -> None:
     def answer(body: dict[str, Any]) -> Answer:
-        return chat("{Yes}, no, \\boxed{No}") if said(body).endswith("$\\boxed") else chat("Hm.")
+        return chat("{Yes}, no, \\boxed{\\text{No}}") if said(body).endswith("$\\boxed") else chat("Hm.")
 
     with critic(tmp_path, answer, models=VLLM, format="genprm") as (prm, _):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.0], abs=1e-9)
@@ -172,6 +207,7 @@ def with_code(tmp_path: Path, answer: Any, runs: list[str]) -> tuple[list[float]
 
     with critic(tmp_path, answer, models=VLLM, format="genprm", concurrency=1) as (plain, asked):
         prm = Critic(plain.backend, plain.format, plain.settings, run)
+        asked.clear()  # the probe
         return prm.score(PROBLEM, STEPS[:2]), asked
 
 
@@ -258,6 +294,7 @@ def test_what_a_critic_sees_of_its_code(monkeypatch: pytest.MonkeyPatch) -> None
         (["… \\boxed{1}"], [1, 0, math.nan]),
         (["… \\boxed{-1}."], [1, 1, 1]),
         (["\\boxed{0} no, \\boxed{ 2 }"], [1, 1, 0]),
+        (["\\boxed{-1} no, $\\boxed{\\text{1}}$"], [1, 0, math.nan]),
         (["\\boxed{1}", "\\boxed{1}", "\\boxed{2}", "\\boxed{-1}"], [0.75, 0.25, math.nan]),
         (["\\boxed{2}", "\\boxed{-1}"], [0.75, 0.75, 0.25]),
     ],
@@ -330,6 +367,26 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
         assert prm.score("p", ["a", "b"]) == pytest.approx([0, 0], abs=1e-9)
     assert sorted(map(said, asked)) == ["p|<a>", "p|<a><b>"]
     assert asked[0]["max_tokens"] == 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_may_extend_a_shipped_one_by_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.toml").write_text(f'extends = "{name}"\ninstruction = "Mine."')
+    assert read_format(str(tmp_path / "mine.toml")) == replace(read_format(name), instruction="Mine.")
+
+
+def test_a_boxed_verdict_after_a_critique_in_one_part_is_drawn(tmp_path: Path) -> None:
+    """Only a verdict that is the first word is read without drawing."""
+    (tmp_path / "mine.toml").write_text(
+        'granularity = "prefix"\nreads = "label"\nuser = "{problem}{solution}"\n[label]\nat = "boxed"\n'
+        "[sampling]\ntemperature = 0.7\nvotes = 2\n"
+    )
+    answer = chat("Well, \\boxed{Yes}", top=[{"Well": 1.0}, {"Yes": 0.8, "No": 0.2}])
+    how = {"format": str(tmp_path / "mine.toml"), "top": True, "max_tokens": 77}
+    with critic(tmp_path, lambda _: answer, **how) as (prm, asked):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.8])
+        assert prm.asker.ledger.verdicts == {"log-probabilities": 2}
+    assert [(body["temperature"], body["max_tokens"]) for body in asked] == [(0.7, 77)] * 2
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,19 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted import OTHER, PROBLEM, STEPS, VLLM, chat, critic, said
 
-from loopback import Answer
+from loopback import Answer, serve
 from prism_prm.critics.asking import BudgetError
 from prism_prm.critics.format import FORMATS
+from prism_prm.critics.load import open_critic
+from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import CriticError
 from prism_prm.errors import PrismError
 from prism_prm.http import ServerError
@@ -81,6 +85,38 @@ def test_a_server_that_stays_broken_is_an_error_and_what_came_before_is_kept(tmp
         assert len(asked) == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "said_by_server"),
+    [
+        (400, "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens"),
+        (400, "request (3022 tokens) exceeds the available context size (1024 tokens), try increasing it"),
+        (413, "Payload Too Large"),
+    ],
+)
+def test_a_question_that_is_too_long_is_a_missing_verdict(tmp_path: Path, status: int, said_by_server: str) -> None:
+    def answer(body: dict[str, Any]) -> Answer:
+        return (status, {"error": {"message": said_by_server}}) if "Step 2" in said(body) else chat("Yes")
+
+    how = {"votes": 1, "redraws": 2, "concurrency": 1}
+    with (
+        critic(tmp_path, answer, **how) as (prm, _),
+        pytest.raises(ServerError, match=rf"status {status}: .*{said_by_server[-12:]}(.|\n)*--on-missing skip"),
+    ):
+        prm.score(PROBLEM, STEPS)
+    with critic(tmp_path, answer, on_missing="skip", **how) as (prm, asked):
+        np.testing.assert_allclose(prm.score(PROBLEM, STEPS), [1, math.nan, 1], atol=1e-9)
+        assert prm.asker.ledger.missing == {"too-long": 1}
+        assert prm.asker.ledger.redrawn == 0, "it would be as long again"
+        assert len(asked) == 2, "the first step's reply is kept"
+
+
+def test_another_rejection_stays_an_error(tmp_path: Path) -> None:
+    answer = (400, {"error": "stop: array too long. Expected an array with maximum length 4"})
+    with critic(tmp_path, lambda _: answer, votes=1, on_missing="skip") as (prm, _):  # noqa: SIM117
+        with pytest.raises(ServerError, match=r"status 400: .*array too long"):
+            prm.score(PROBLEM, STEPS)
+
+
 # --- verdicts that are missing ---
 
 MISSING: list[tuple[str, Answer, str]] = [
@@ -98,6 +134,11 @@ MISSING: list[tuple[str, Answer, str]] = [
     ("processbench", chat("\\boxed{2}"), "out-of-range"),
     ("processbench", chat("\\boxed{-2}"), "out-of-range"),
     ("processbench", chat("First,", reason="length"), "cut-off"),
+    ("processbench", chat("Paragraph 1 concludes \\boxed{1}. Let me", reason="length"), "cut-off"),
+    ("processbench", chat("\\boxed{-1}, or rather \\boxed{\\text{the first}}"), "no-verdict"),
+    ("processbench", chat("\\boxed{-1}, or rather \\boxed{0"), "no-verdict"),
+    ("genprm", chat("{Yes}, or rather \\boxed{Incorrect}"), "no-verdict"),
+    ("genprm", chat("{Yes}$ Let me check that", reason="length"), "cut-off"),
     ("prmbench", chat('{"validity": [1, 1], "redundancy": [-1'), "bad-json"),
     ("prmbench", chat('{"validity": [1, 1], "redundancy": [-1', reason="length"), "cut-off"),
     ("prmbench", chat('{"validity": [1, 1]}'), "bad-json"),
@@ -167,6 +208,45 @@ def test_labels_that_are_not_among_the_log_probabilities_are_missing(tmp_path: P
         assert prm.asker.ledger.missing == {"no-verdict": 1}
 
 
+@pytest.mark.parametrize(
+    ("text", "shares", "expected"),
+    [
+        ("<think>", {"<think>": 0.999, "Yes": 1e-9}, None),
+        ("The", {"The": 0.98, "Yes": 1e-4, "a": 1e-5}, None),
+        ("Yes", {"Yes": 0.04, "The": 0.9, "No": 0.01}, 0.8),  # drawn although it was not likely
+        ("The", {"The": 0.9, "Yes": 0.04, "No": 0.02}, 2 / 3),
+        ("So", {"So": 0.8, "Yes": 0.1}, None),  # No may be as likely as Yes
+        ("Yes", {"Yes": 0.6, "N": 0.3, "So": 0.01}, None),  # No may be in two tokens
+    ],
+)
+def test_log_probabilities_are_read_only_where_a_verdict_is(
+    tmp_path: Path, text: str, shares: dict[str, float], expected: float | None
+) -> None:
+    answer = chat(text, top=[shares])
+    with critic(tmp_path, lambda _: answer, top=True, on_missing="skip") as (prm, _):
+        (found,) = prm.score(PROBLEM, STEPS[:1])
+        assert math.isnan(found) if expected is None else found == pytest.approx(expected)
+        assert prm.asker.ledger.missing == ({"no-verdict": 1} if expected is None else {})
+
+
+def test_labels_of_several_tokens_are_voted_on(tmp_path: Path) -> None:
+    """The beginning of one may be likely where the other is whole: `in` of `incorrect`."""
+    (tmp_path / "mine.toml").write_text(
+        'granularity = "prefix"\nreads = "label"\nuser = "{problem}{solution}"\n'
+        '[label]\nyes = "correct"\nno = "incorrect"'
+    )
+    given = CriticSettings(format=str(tmp_path / "mine.toml"), replies=str(tmp_path / "replies"))
+    answer = chat("incorrect", top=[{"in": 0.5, "correct": 0.4, "a": 0.01}, {"correct": 0.9, "a": 0.1}])
+    with (
+        serve(lambda _: answer, models=OTHER) as (url, asked),
+        closing(open_critic(f"critic:openai:{url}", given)) as prm,
+    ):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0], abs=1e-9)
+        assert prm.asker.ledger.verdicts == {"votes": 1}
+        assert "verdicts from what it writes" in prm.described()
+    assert said(asked[0]) == "Answer with the word incorrect."
+
+
 def test_a_critique_that_is_cut_off_goes_on_to_its_verdict_and_is_noted(tmp_path: Path) -> None:
     def answer(body: dict[str, Any]) -> Answer:
         return chat("yes") if said(body).endswith("correct? ") else chat("First, …", reason="length")
@@ -190,12 +270,22 @@ def test_asking_twice_costs_nothing(tmp_path: Path) -> None:
     with critic(tmp_path, lambda _: chat("No")) as (prm, asked):
         assert prm.score_many([(PROBLEM, STEPS), (PROBLEM, STEPS), (PROBLEM, STEPS[:2])]) == first
         assert asked == []
-        assert (prm.asker.ledger.requests, prm.asker.ledger.reused) == (0, 1 + 12 + 12 + 8)
+        assert (prm.asker.ledger.requests, prm.asker.ledger.reused) == (1, 12 + 12 + 8), "the probe alone"
     lines = [json.loads(line) for line in (tmp_path / "replies" / "ledger-000.jsonl").read_text().splitlines()]
     assert [(line["requests"], line["prompt_tokens"], line["cost"]) for line in lines] == [
         (1, 10, 20.0),
         (12, 120, 240.0),
+        (1, 10, 0.0),
     ]
+
+
+def test_the_ledger_is_written_while_the_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed has charged nearly all that it has spent."""
+    monkeypatch.setattr("prism_prm.critics.asking.CHARGED_TOGETHER", 2)
+    with critic(tmp_path, lambda _: chat("Yes"), votes=1, concurrency=1) as (prm, _):
+        prm.score(PROBLEM, STEPS)
+    lines = (tmp_path / "replies" / "ledger-000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["requests"] for line in lines] == [1, 2, 1], "the probe, two steps, and the last one"
 
 
 @pytest.mark.parametrize("change", [{"votes": 5}, {"temperature": 0.9}, {"format": "processbench"}, {"model": "n"}])
@@ -208,6 +298,30 @@ def test_another_question_is_asked(tmp_path: Path, change: dict[str, Any]) -> No
         prm.score(PROBLEM, STEPS[:1])
         assert prm.identity() != before
         assert len(asked) == (1 if "votes" in change else 4)
+
+
+def test_the_same_name_on_another_server_is_another_model(tmp_path: Path) -> None:
+    """What one server can do is not what another can, and a file behind a name may have been replaced."""
+    answer = chat("No", top=[{"Yes": 0.8, "No": 0.2}])
+    with critic(tmp_path, lambda _: chat("No"), votes=1) as (prm, _):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0], abs=1e-9)
+    with critic(tmp_path, lambda _: answer, votes=1, models=VLLM, top=True) as (prm, _):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.8])
+    with critic(tmp_path, lambda _: chat("No"), votes=1, models=VLLM) as (prm, asked):
+        assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0], abs=1e-9)
+        assert len(asked) == 1
+    served = [
+        {"data": [{"id": "m", "owned_by": "vllm", **more}]}
+        for more in (
+            {"root": "a"}, {"root": "b"}, {"meta": {"size": 1, "n_ctx": 5}}, {"meta": {"size": 1, "n_ctx": 6}},
+            {"meta": {"size": 2}}, {"created": 7}, {},
+        )
+    ]  # fmt: skip
+    found = []
+    for models in served:
+        with critic(tmp_path, lambda _: answer, models=models) as (prm, _):
+            found.append(prm.identity())
+    assert (len(set(found)), found[2] == found[3], found[5] == found[6]) == (5, True, True)
 
 
 def test_a_budget_stops_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None:
@@ -299,6 +413,19 @@ def test_a_session_asks_about_new_steps_alone(tmp_path: Path) -> None:
         assert len(asked) == 3
         assert [turn["content"] for turn in asked[-1]["messages"]][1] == "Yes"
         assert not prm.can_score("  ", 0)
+
+
+def test_a_session_of_critiques_counts_each_answer_once(tmp_path: Path) -> None:
+    """A later step is asked about after the critiques of earlier ones, which are not asked for or counted again."""
+    with critic(tmp_path, lambda _: chat("{Yes}"), models=VLLM, format="genprm") as (prm, asked):
+        session = prm.session([PROBLEM])
+        (first,) = session.extend([(session.roots[0], STEPS[0])])
+        (second,) = session.extend([(first, STEPS[1])])
+        (third,) = session.extend([(second, STEPS[2])])
+        assert [step.num_tokens for step in (first, second, third)] == [30, 30, 30], "two requests each"
+        assert len(asked) == 6
+        assert prm.asker.ledger.verdicts == {"votes": 3}
+        assert prm.count_tokens(StepTree.chain(PROBLEM, STEPS)) == 90
 
 
 def test_a_server_with_several_models_needs_a_choice(tmp_path: Path) -> None:

@@ -196,6 +196,8 @@ def test_choice_follows_the_distribution() -> None:
     assert choose(logits, [None], temperature=1.0)[0] == [0]
     # The two likeliest tokens have 0.8 together, so the third is out: 0.5 / 0.8 = 0.625.
     assert choose(logits.repeat(3, 1), [0.62, 0.63, 0.999], temperature=1.0, top_p=0.8)[0] == [0, 1, 1]
+    assert choose(logits.repeat(3, 1), [0.62, 0.63, 0.999], temperature=1.0, top_k=2)[0] == [0, 1, 1]
+    assert choose(logits.repeat(2, 1), [0.0, 0.999], temperature=1.0, top_k=1)[0] == [0, 0]
     # At temperature 2 the odds are the square roots: 0.5^½ : 0.3^½ : 0.2^½ = 0.415 : 0.322 : 0.263.
     assert choose(logits.repeat(3, 1), [0.41, 0.42, 0.74], temperature=2.0)[0] == [0, 1, 2]
 

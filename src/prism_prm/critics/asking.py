@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,12 @@ from prism_prm.critics.ledger import Ledger
 from prism_prm.critics.replies import Ask, Replies, Reply
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.errors import PrismError
+from prism_prm.http import TooLongError
 
 T = TypeVar("T")
+
+CHARGED_TOGETHER = 100
+"""Requests of one line in the ledger's file, at most: what a process that is killed may not have charged."""
 
 
 class BudgetError(PrismError):
@@ -58,6 +63,8 @@ class Work:
 
     only_kept: bool = False
     """Ask and count nothing: what is not among the kept replies is left out."""
+    keeps: bool = True
+    """Use and file replies; without it every question is asked anew."""
     problem: PrismError | None = None
     """Why it is over. Requests in flight are still waited for and kept; no new one begins."""
     asking: dict[str, asyncio.Task[Reply]] = field(default_factory=dict)
@@ -80,9 +87,10 @@ class Asker:
         self.ledger = Ledger(settings.price_prompt, settings.price_completion)
         self._format = format_identity
         self._charged = self.ledger.as_json()
+        self._charging = threading.Lock()
 
     def run(self, work: Work, coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Do the work; then its cost is in the ledger's file, and its problem is raised."""
+        """Do the work; then all of its cost is in the ledger's file, and its problem is raised."""
         results: list[T] = []
         try:
             results = self.backend.run(coroutines)
@@ -98,7 +106,7 @@ class Asker:
     async def ask(self, work: Work, ask: Ask) -> Reply:
         """The kept reply, or a new one; a StopError where the work is over."""
         key = ask.key(self._format, self.model)
-        if key in self.replies.found:
+        if work.keeps and key in self.replies.found:
             self.ledger.reused += not work.only_kept
             return self.replies.found[key]
         if work.only_kept:
@@ -116,10 +124,18 @@ class Asker:
             self._check_budget(work)
             try:
                 reply = await self.backend.ask(ask)
+            except TooLongError as error:
+                if self.settings.on_missing == "error":
+                    raise work.stop(_with_remedy(error)) from None
+                reply = Reply("", "too-long", 0, 0)
             except PrismError as error:
                 raise work.stop(error) from None
         self.ledger.add(reply)
-        self.replies.append(key, reply, {"format": self.settings.format, "model": self.backend.model, "draw": ask.draw})
+        if work.keeps:
+            about = {"format": self.settings.format, "model": self.backend.model, "draw": ask.draw}
+            self.replies.append(key, reply, about)
+        if self.ledger.requests - self._charged["requests"] >= CHARGED_TOGETHER:
+            self._charge()
         return reply
 
     async def run_code(self, run: Callable[[str], str], code: str) -> str:
@@ -143,14 +159,21 @@ class Asker:
 
     def _charge(self) -> None:
         """Add to the ledger's file what all requests since the start have cost, if there were new ones."""
-        now = self.ledger.as_json()
-        if now["requests"] != self._charged["requests"]:
-            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            since = {
-                name: now[name] - self._charged[name] for name, value in now.items() if not isinstance(value, dict)
-            }
-            self.replies.charge({"when": when, "model": self.backend.model, "format": self.settings.format, **since})
-        self._charged = now
+        with self._charging:  # requests are charged in their own thread, and the end of some work in the caller's
+            now, before = self.ledger.as_json(), self._charged
+            if now["requests"] != before["requests"]:
+                when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                since = {name: now[name] - before[name] for name, value in now.items() if not isinstance(value, dict)}
+                about = {"when": when, "model": self.backend.model, "format": self.settings.format}
+                self.replies.charge(about | since)
+            self._charged = now
+
+
+def _with_remedy(error: TooLongError) -> TooLongError:
+    return TooLongError(
+        f"{error}\nServe the model with more context, give fewer --critic-max-tokens, count the verdict on such texts "
+        "as wrong (--on-missing wrong), or leave it out (--on-missing skip)."
+    )
 
 
 async def gathered(work: Sequence[Any]) -> list[Any]:

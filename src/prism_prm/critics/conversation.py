@@ -61,7 +61,7 @@ class Conversation:
             prime = self.format.filled(stage.prime, **values)
             stops = self._stops(stage, values)
             reply = await send(*self._asked(turns, text, stage, prime), stage, stops)
-            if reply.refused or reply.reason == "content_filter":
+            if reply.has_no_text:
                 break
             if reply.reason == "length" and stage is not self.format.stages[-1]:
                 notes.append(CUT)
@@ -94,7 +94,7 @@ class Conversation:
         for number in range(stage.rounds):
             begins = prime if number == 0 else ""
             reply = await send(*self._asked(turns, text, stage, begins), stage, self._stops(stage, values))
-            if reply.refused or reply.reason == "content_filter":
+            if reply.has_no_text:
                 return text, reply
             text += begins * self.primes + reply.text
             if reply.stopped_by == stage.ends or "<output>" in reply.text:

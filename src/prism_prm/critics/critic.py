@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,12 @@ from prism_prm.chosen import DEFAULT_THRESHOLD, CardValues
 from prism_prm.critics.asking import Asker, Backend, StopError, Work, gathered
 from prism_prm.critics.conversation import Conversation
 from prism_prm.critics.format import CriticFormat
+from prism_prm.critics.ledger import Tally
 from prism_prm.critics.parse import Rows
 from prism_prm.critics.replies import Turn
 from prism_prm.critics.session import CriticSession
 from prism_prm.critics.settings import CriticSettings
-from prism_prm.critics.verdicts import Tally, Verdicts
+from prism_prm.critics.verdicts import Verdicts
 from prism_prm.protocol import Solution, TreeScores, as_trees
 from prism_prm.records import StepTree
 from prism_prm.types import Advance, bar_on_stderr, ignore
@@ -61,7 +62,7 @@ class Critic:
     ) -> None:
         self.backend, self.format, self.settings = backend, format, settings
         self.outputs = format.outputs
-        self.card = CardValues(format.aggregator, DEFAULT_THRESHOLD)
+        self.card = CardValues(format.aggregator, DEFAULT_THRESHOLD, format.redundancy_threshold)
         self.reads_whole_solutions = format.granularity == "solution"
         self.judges_every_step = format.judges_every_step
         self.asker = Asker(backend, format.identity(), settings)
@@ -90,13 +91,16 @@ class Critic:
         begins = any(stage.prime for stage in self.format.stages)
         return f"{self.backend.name}: verdicts from {how}{times}" + (f"; its turn is {primed}" if begins else "")
 
-    def summary(self) -> dict[str, Any]:
-        """For metrics.json."""
+    def summary(self, trees: Iterable[StepTree] | None = None) -> dict[str, Any]:
+        """For metrics.json: how it was asked and what this process has spent; what was read and what was missing, in
+        all replies behind the scores of some trees, or else since it was opened.
+        """
+        read = {} if trees is None else self.behind(trees).as_json()
         return {
             "model": self.backend.model, "format": self.settings.format, "votes": self.verdicts.drawing.votes,
             "by_log_probability": self.verdicts.drawing.by_log_probability, "primed": self.backend.primes,
             "on_missing": self.settings.on_missing, "retried_requests": self.backend.num_retries,
-            **self.asker.ledger.as_json(),
+            **self.asker.ledger.as_json(), **read,
         }  # fmt: skip
 
     def notes(self) -> list[str]:
@@ -152,9 +156,13 @@ class Critic:
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens were read and written to judge a tree, by the kept replies."""
-        work = Work(only_kept=True)
-        (found,) = self.asker.run(work, [self._tree(work, tree, range(len(tree.nodes)), ignore)])
-        return found.tokens
+        return self.behind([tree]).tokens
+
+    def behind(self, trees: Iterable[StepTree]) -> Tally:
+        """What the kept replies say about trees, whichever process asked for them."""
+        work, tally = Work(only_kept=True), Tally()
+        self.asker.run(work, [self._tree(work, tree, range(len(tree.nodes)), ignore, tally) for tree in trees])
+        return tally
 
     def judge(
         self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], advance: Advance = ignore
@@ -165,8 +173,10 @@ class Critic:
 
     # --- one tree ---
 
-    async def _tree(self, work: Work, tree: StepTree, wanted: Sequence[int], advance: Advance) -> Judged:
-        found = Judged(np.full((len(tree.nodes), len(self.outputs)), np.nan))
+    async def _tree(
+        self, work: Work, tree: StepTree, wanted: Sequence[int], advance: Advance, tally: Tally | None = None
+    ) -> Judged:
+        found = Judged(np.full((len(tree.nodes), len(self.outputs)), np.nan), tally or Tally())
         try:
             if self.reads_whole_solutions:
                 await self._solutions(work, tree, wanted, found)
@@ -182,7 +192,7 @@ class Critic:
         inner, needed = set(tree.parents), set(wanted)
         paths = [tree.path(node) for node in range(len(tree.nodes)) if node not in inner]
         paths = [path for path in paths if needed & set(path)]
-        verdicts = await gathered([self._prefix(work, tree, path, found) for path in paths])
+        verdicts = await gathered([self._prefix(work, tree, path, found.tally) for path in paths])
         for path, (rows, _) in zip(paths, verdicts, strict=True):
             for node, row in zip(path, rows, strict=True):
                 if node in needed:
@@ -192,6 +202,7 @@ class Critic:
     async def _nodes(self, work: Work, tree: StepTree, wanted: Sequence[int], found: Judged) -> None:
         """Judge steps one by one; in a conversation, a step after what was written about those before it."""
         tasks: dict[int, asyncio.Task[tuple[Rows, str]]] = {}
+        needed = set(wanted)
 
         def task(node: int) -> asyncio.Task[tuple[Rows, str]]:
             if node not in tasks:
@@ -200,23 +211,24 @@ class Critic:
 
         async def judge(node: int) -> tuple[Rows, str]:
             path = tree.path(node)
+            tally = found.tally if node in needed else Tally()
             if self.format.granularity == "prefix":
-                return await self._prefix(work, tree, path, found)
+                return await self._prefix(work, tree, path, tally)
             sees_replies = "{reply}" in self.format.history
             replies = [(await task(one))[1] for one in path[:-1]] if sees_replies else [""] * (len(path) - 1)
-            return await self._step(work, tree, path, replies, found)
+            return await self._step(work, tree, path, replies, tally)
 
         for node, (rows, _) in zip(wanted, await gathered([task(node) for node in wanted]), strict=True):
             found.set(node, rows[0])
 
-    async def _prefix(self, work: Work, tree: StepTree, path: Sequence[int], found: Judged) -> tuple[Rows, str]:
+    async def _prefix(self, work: Work, tree: StepTree, path: Sequence[int], tally: Tally) -> tuple[Rows, str]:
         """The verdict on all steps of a path at once."""
         solution = self.format.solution(tree.texts(path))
         user = self.format.filled(self.format.user, problem=tree.problem, solution=solution)
-        return await self._ask(work, tree, self._turns(tree, user), path, found)
+        return await self._ask(work, tree, self._turns(tree, user), path, tally)
 
     async def _step(
-        self, work: Work, tree: StepTree, path: Sequence[int], replies: Sequence[str], found: Judged
+        self, work: Work, tree: StepTree, path: Sequence[int], replies: Sequence[str], tally: Tally
     ) -> tuple[Rows, str]:
         """The verdict on the last step of a path, after the turns about the others."""
         turns: tuple[Turn, ...] = ()
@@ -226,17 +238,17 @@ class Critic:
             turns = (*turns, ("user", user)) if at else self._turns(tree, user)
             if at < len(replies):
                 turns = (*turns, ("assistant", self.format.filled(self.format.history, reply=replies[at])))
-        return await self._ask(work, tree, turns, path, found)
+        return await self._ask(work, tree, turns, path, tally)
 
     def _turns(self, tree: StepTree, user: str) -> tuple[Turn, ...]:
         system = self.format.filled(self.format.system, problem=tree.problem)
         return (*([("system", system)] if system else []), ("user", user))
 
     async def _ask(
-        self, work: Work, tree: StepTree, turns: tuple[Turn, ...], path: Sequence[int], found: Judged
+        self, work: Work, tree: StepTree, turns: tuple[Turn, ...], path: Sequence[int], tally: Tally
     ) -> tuple[Rows, str]:
         where = f"solution {tree.name or tree.tree_id}, step {len(path)}"
-        return await self.verdicts.ask(work, turns, len(path), where, found.tally)
+        return await self.verdicts.ask(work, turns, len(path), where, tally)
 
 
 def _log_odds(probability: float) -> float:

@@ -14,7 +14,7 @@ from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.config import from_mapping, read_toml
 from prism_prm.errors import ConfigError
 from prism_prm.foreign import read_text
-from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Range, check
+from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Range, Share, check
 
 FORMATS = ("direct", "thinkprm", "genprm", "processbench", "prmbench")
 """The formats that ship with the package."""
@@ -105,6 +105,9 @@ class CriticFormat:
     """The user's turn for its later steps."""
     history: str = ""
     """The critic's earlier turns; `{reply}` is what it wrote."""
+    opening: str = ""
+    """What the model's chat template writes at the head of its turn, such as `<think>`, before the first `prime`. Sent
+    where a turn is continued without it."""
     step: str = "Step {number}: {step}"
     """How a step is written in `{solution}`."""
     between: Annotated[str, MAY_BE_EMPTY] = "\n\n"
@@ -113,6 +116,8 @@ class CriticFormat:
     scores: dict[str, str] = field(default_factory=dict)
     """Section [scores]: output → its key in the JSON."""
     sampling: FormatSampling = field(default_factory=FormatSampling)
+    redundancy_threshold: Share | None = None
+    """A step is redundant above this, if `redundancy` is an output and the user does not say otherwise."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -139,6 +144,11 @@ class CriticFormat:
         """Whether steps after the first wrong one are judged too."""
         return self.reads != "index"
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the verdict is the first word of all, without a critique."""
+        return self.reads == "label" and self.label.at == "start" and len(self.stages) == 1
+
     def solution(self, steps: Sequence[str]) -> str:
         """Steps as the text of a solution."""
         parts = [fill(self.step, step=text, number=i + 1, index=i) for i, text in enumerate(steps)]
@@ -151,8 +161,9 @@ class CriticFormat:
 
 def read_format(name: str, prompt: str | None = None) -> CriticFormat:
     """One of ours by its name, or a user's TOML file; `prompt` is a file whose text replaces the instruction."""
-    if name in FORMATS:
-        path = Path(str(files("prism_prm.critics").joinpath("formats", f"{name}.toml")))
+    shipped = {one: Path(str(files("prism_prm.critics").joinpath("formats", f"{one}.toml"))) for one in FORMATS}
+    if name in shipped:
+        path = shipped[name]
     elif name.endswith(".toml"):
         path = Path(name)
     else:
@@ -160,7 +171,7 @@ def read_format(name: str, prompt: str | None = None) -> CriticFormat:
             f"Unknown critic format {name!r}. Known: {', '.join(FORMATS)}; or a file of your own: my.toml"
         )
     try:
-        found = from_mapping(CriticFormat, read_toml(path))
+        found = from_mapping(CriticFormat, read_toml(path, shipped=shipped))
     except ConfigError as error:
         raise error if str(error).startswith(str(path)) else ConfigError(f"{path}: {error}") from None
     if prompt is None:

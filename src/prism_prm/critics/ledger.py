@@ -3,10 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from prism_prm.critics.parse import Missing, Reading
 from prism_prm.critics.replies import Reply
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was read from answers; each answer counts once, however often it is used."""
+
+    tokens: int = 0
+    """Tokens of all replies behind it, new and kept."""
+    redrawn: int = 0
+    """Answers without a verdict that were drawn again."""
+    verdicts: Counter[str] = field(default_factory=Counter)
+    """How verdicts were read: `log-probabilities`, `votes`."""
+    missing: Counter[str] = field(default_factory=Counter)
+    """Answers without a verdict after all redraws, by kind."""
+    notes: Counter[str] = field(default_factory=Counter)
+    _counted: set[int] = field(default_factory=set)
+
+    def add(self, answer: Hashable, reading: Reading | Missing, redrawn: int, notes: Sequence[str]) -> None:
+        """What one answer says."""
+        if hash(answer) in self._counted:
+            return
+        self._counted.add(hash(answer))
+        self.redrawn += redrawn
+        self.notes.update(notes)
+        if isinstance(reading, Missing):
+            self.missing[reading.kind] += 1
+        else:
+            self.notes.update(reading.notes)
+            self.verdicts["log-probabilities" if reading.by_log_probability else "votes"] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        """For metrics.json."""
+        return {
+            "redrawn": self.redrawn, "verdicts": dict(self.verdicts), "missing": dict(self.missing),
+            "notes": dict(self.notes),
+        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -25,13 +63,23 @@ class Ledger:
     """Requests whose tokens are guessed, because the server does not count them."""
     seconds: float = 0.0
     """Waiting times of all requests added up; many run at the same time."""
-    redrawn: int = 0
-    """Answers without a verdict that were drawn again."""
-    verdicts: Counter[str] = field(default_factory=Counter)
-    """How verdicts were read: `log-probabilities`, `votes`."""
-    missing: Counter[str] = field(default_factory=Counter)
-    """Answers without a verdict after all redraws, by kind."""
-    notes: Counter[str] = field(default_factory=Counter)
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def redrawn(self) -> int:
+        return self.tally.redrawn
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        return self.tally.verdicts
+
+    @property
+    def missing(self) -> Counter[str]:
+        return self.tally.missing
+
+    @property
+    def notes(self) -> Counter[str]:
+        return self.tally.notes
 
     def add(self, reply: Reply) -> None:
         """A request that was answered."""
@@ -56,8 +104,7 @@ class Ledger:
         return {
             "requests": self.requests, "reused": self.reused, "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens, "estimated": self.estimated, "seconds": round(self.seconds, 3),
-            "cost": round(self.cost, 6), "redrawn": self.redrawn, "verdicts": dict(self.verdicts),
-            "missing": dict(self.missing), "notes": dict(self.notes),
+            "cost": round(self.cost, 6), **self.tally.as_json(),
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -79,5 +126,17 @@ class Ledger:
         return found
 
 
-def _listed(counts: Counter[str]) -> str:
+def verdicts_in_words(summary: Mapping[str, Any]) -> str:
+    """How the verdicts behind some scores were read, and which were missing, from a critic's summary."""
+    names = {"log-probabilities": "the labels' log-probabilities", "votes": "what the critic wrote"}
+    how = " and ".join(f"{names[name]} ({count:,})" for name, count in summary["verdicts"].items()) or "nothing"
+    votes = f", mean of {summary['votes']} answers" if summary["votes"] > 1 else ""
+    missing = _listed(summary["missing"]) or "none"
+    return (
+        f"Verdicts were read from {how}{votes} (format `{summary['format']}`). Answers without a verdict: {missing} "
+        f"(`--on-missing {summary['on_missing']}`)."
+    )
+
+
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {count:,}" for name, count in counts.items())

@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 SECONDS_TO_GATHER = 0.005
 """Questions that come within this time are answered in one batch."""
-NO_STOP = "\x00"
-"""A stop text that no model writes."""
+ROWS_AT_ONCE = 64
+"""Tokens whose log-probabilities are ranked together: each has one per word of the vocabulary."""
 
 
 class LocalCritic:
-    """A language model of transformers. It continues turns, and gives the log-probabilities of a first token."""
+    """A language model of transformers. It continues turns, and gives log-probabilities."""
 
     primes = True
     kind = "local"
@@ -65,7 +65,7 @@ class LocalCritic:
         waiting, self._waiting = self._waiting, []
         groups: dict[tuple[Any, ...], list[tuple[Ask, asyncio.Future[Reply]]]] = {}
         for ask, future in waiting:
-            how = (ask.temperature, ask.top_p, ask.stops[:1], ask.log_probabilities)
+            how = (ask.temperature, ask.top_p, ask.top_k, ask.stops, ask.log_probabilities)
             groups.setdefault(how, []).append((ask, future))
         for some in groups.values():
             try:
@@ -82,50 +82,64 @@ class LocalCritic:
     def _write(self, asks: Sequence[Ask]) -> list[Reply]:
         start, one = time.monotonic(), asks[0]
         texts = [self._text(ask) for ask in asks]
-        sampling = Sampling(temperature=one.temperature, top_p=one.top_p, stop=(one.stops or (NO_STOP,))[0])
         written = self.policy.write(
-            [PolicyAsk(text, ask.seed, ask.max_tokens) for text, ask in zip(texts, asks, strict=True)], sampling
+            [PolicyAsk(text, ask.seed, ask.max_tokens, keep=False) for text, ask in zip(texts, asks, strict=True)],
+            Sampling(temperature=one.temperature, top_p=one.top_p),
+            stops=one.stops,
+            top_k=one.top_k,
         )
-        choices = [self._choices(text) if one.log_probabilities else None for text in texts]
+        choices = [
+            self._choices(text, found.ids) if one.log_probabilities else None
+            for text, found in zip(texts, written, strict=True)
+        ]
         seconds = round((time.monotonic() - start) / len(asks), 3)
         return [
-            self._reply(ask, text, found, choice, seconds)
-            for ask, text, found, choice in zip(asks, texts, written, choices, strict=True)
+            self._reply(ask, text, found, tokens, seconds)
+            for ask, text, found, tokens in zip(asks, texts, written, choices, strict=True)
         ]
 
-    def _reply(self, ask: Ask, text: str, found: Written, choice: TokenChoice | None, seconds: float) -> Reply:
-        # The first stop text ended it; at the others it is cut here.
+    def _reply(
+        self, ask: Ask, text: str, found: Written, tokens: tuple[TokenChoice, ...] | None, seconds: float
+    ) -> Reply:
         places = {stop: found.text.find(stop) for stop in ask.stops if stop in found.text}
         stop = min(places, key=lambda one: places[one]) if places else None
         said = found.text if stop is None else found.text[: places[stop]]
         reason = "length" if found.ending == "cut" and stop is None else "stop"
         num_read = len(self.policy.tokenizer(text)["input_ids"])
-        tokens = None if choice is None else (choice,)
         return Reply(said, reason, num_read, found.num_tokens, stopped_by=stop, tokens=tokens, seconds=seconds)  # type: ignore[arg-type]
 
     def _text(self, ask: Ask) -> str:
         """The chat as text, up to where the critic goes on; without a beginning-of-sequence token written twice."""
         tokenizer = self.policy.tokenizer
         if not getattr(tokenizer, "chat_template", None):
-            return "\n\n".join(content for _, content in ask.turns) + "\n\n" + ask.begun
+            begun = ask.opening + ask.begun if ask.begun else ""
+            return "\n\n".join([*(content for _, content in ask.turns), begun])
         messages = [{"role": role, "content": content} for role, content in ask.turns]
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         bos = tokenizer.bos_token
         if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
             text = text[len(bos) :]
-        return text + ask.begun
+        lacks_opening = ask.begun and not text.endswith(ask.opening)
+        return text + (ask.opening if lacks_opening else "") + ask.begun
 
     @torch.no_grad()
-    def _choices(self, text: str) -> TokenChoice | None:
-        """The likeliest first tokens after a text."""
+    def _choices(self, text: str, written: tuple[int, ...]) -> tuple[TokenChoice, ...] | None:
+        """The likeliest tokens in the place of each one written after a text; of nothing, in the place of the first."""
         model, tokenizer = self.policy.model, self.policy.tokenizer
-        ids = tokenizer(text, return_tensors="pt")["input_ids"].to(model.device)
-        if ids.shape[1] >= self.policy.context:
+        ids = [*tokenizer(text)["input_ids"], *written[:-1]]
+        if len(ids) >= self.policy.context:
             return None
-        logits = model(input_ids=ids, use_cache=False).logits[0, -1].float()
-        values, tokens = torch.log_softmax(logits, -1).topk(min(TOP, len(logits)))
-        shown = [tokenizer.decode([token]) for token in tokens.tolist()]
-        best: dict[str, float] = {}
-        for token, value in zip(shown, values.tolist(), strict=True):
-            best.setdefault(token, value)
-        return TokenChoice(shown[0], tuple(best.items()))
+        num_places = max(1, len(written))
+        logits_NV = model(
+            input_ids=torch.tensor([ids], device=model.device), use_cache=False, logits_to_keep=num_places
+        ).logits[0, -num_places:]
+        found: list[TokenChoice] = []
+        for part_NV in logits_NV.split(ROWS_AT_ONCE):
+            best = torch.log_softmax(part_NV.float(), -1).topk(min(TOP, part_NV.shape[-1]))
+            for values, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                top: dict[str, float] = {}
+                for token, value in zip(tokens, values, strict=True):
+                    top.setdefault(tokenizer.decode([token]), value)
+                said = tokenizer.decode([written[len(found)]]) if written else ""
+                found.append(TokenChoice(said, tuple(top.items())))
+        return tuple(found)

@@ -17,14 +17,20 @@ from prism_prm.critics.format import CriticFormat, Labels
 from prism_prm.critics.replies import Reply, TokenChoice
 
 MissingKind = Literal[
-    "no-verdict", "two-verdicts", "bad-json", "wrong-length", "out-of-range", "refusal", "cut-off", "empty"
+    "no-verdict", "two-verdicts", "bad-json", "wrong-length", "out-of-range", "refusal", "cut-off", "empty", "too-long"
 ]
 Rows = tuple[tuple[float, ...], ...]
 """One row per step, one probability per output."""
-_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_BOXED = re.compile(r"\\boxed(?![A-Za-z])\s*")
+_MARKUP = re.compile(r"\\(?:text|textbf|textit|texttt|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _INDEX = re.compile(r"[-\u2212\u2013]?\d{1,6}", re.ASCII)
 _OPENING = re.compile(r"\s*[\W_]*")
 """What may stand before the first word of an answer: spaces, quotes, markup."""
+LEAST_SHARE = 0.05
+"""The probability that both labels together need where a verdict is read, unless one of them was written there."""
+LONGEST_BOX = 200
+"""Characters; a verdict has far fewer."""
+SEVERAL = "several verdicts, the last counts"
 MOST_BRACES = 10_000
 """Places in one reply where a JSON object may begin; formulas have many."""
 
@@ -48,8 +54,11 @@ class Reading:
 
 def read_reply(reply: Reply, format: CriticFormat, num_steps: int) -> Reading | Missing:
     """The verdict of a reply (of its last part); `num_steps` counts for formats that judge whole solutions."""
-    if reply.refused or reply.reason == "content_filter":
-        return Missing("refusal")
+    if reply.has_no_text:
+        return Missing("too-long" if reply.reason == "too-long" else "refusal")
+    is_boxed = format.reads == "index" or (format.reads == "label" and format.label.at == "boxed")
+    if reply.reason == "length" and is_boxed:
+        return Missing("cut-off")  # a box that it has is not its last word
     if format.reads == "label":
         found = read_label(reply.text, format.label, reply.tokens)
     elif format.reads == "index":
@@ -70,19 +79,32 @@ def read_label(text: str, labels: Labels, tokens: Sequence[TokenChoice] | None) 
         if tokens is not None:
             return _from_choices(tokens[:1], labels)
         return _first_word(text, labels)
-    words = [word for word in map(_normal, _BOXED.findall(text)) if word in _both(labels)]
     # A turn that was begun with `\boxed` continues with `{Yes}`.
-    if found := re.match(r"\s*\{([^{}]*)\}", text):
-        words = [word for word in [_normal(found[1])] if word in _both(labels)] + words
-    if not words:
+    words = [_normal(box) for box in _boxes(f"\\boxed{text}" if text.lstrip().startswith("{") else text)]
+    if not words or words[-1] not in _both(labels):
         return Missing("no-verdict")
-    notes = ("several verdicts, the last counts",) if len(set(words)) > 1 else ()
+    notes = (SEVERAL,) if set(words) >= _both(labels) else ()
     if tokens is not None:
         places = [choice for choice in tokens if _normal(choice.token) == words[-1]]
         read = _from_choices(places[-1:], labels)
         if isinstance(read, Reading):
             return Reading(read.rows, True, notes)
     return Reading(((float(words[-1] == _normal(labels.yes)),),), notes=notes)
+
+
+def _boxes(text: str) -> list[str]:
+    """The content of each `\\boxed{…}`, without the markup of words; "" where its braces do not match."""
+    return [_MARKUP.sub(r"\1", _braced(text, found.end())).strip() for found in _BOXED.finditer(text)]
+
+
+def _braced(text: str, start: int) -> str:
+    """What is between the brace at `start` and the one that closes it; "" if there are none."""
+    depth = 0
+    for at in range(start, min(len(text), start + LONGEST_BOX)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth <= 0:
+            return text[start + 1 : at]
+    return ""
 
 
 def _first_word(text: str, labels: Labels) -> Reading | Missing:
@@ -99,18 +121,35 @@ def _first_word(text: str, labels: Labels) -> Reading | Missing:
 
 
 def _from_choices(places: Sequence[TokenChoice], labels: Labels) -> Reading | Missing:
-    """P(yes) / (P(yes) + P(no)) where the verdict is; a label that is not shown gets the smallest value shown."""
-    top = places[0].top if places else ()
-    shown = [_shown(label, top) for label in (labels.yes, labels.no)]
-    if shown == [None, None]:
+    """P(yes) / (P(yes) + P(no)) where the verdict is, if there is one: a label was written there, or both together are
+    likely enough. A label that is not shown gets the smallest value shown.
+    """
+    if not places or not places[0].top:
         return Missing("no-verdict")
+    top = places[0].top
     least = min(value for _, value in top)
-    yes, no = (least if value is None else value for value in shown)
-    if yes == no == -math.inf:
+    yes, no = _shown(labels.yes, top), _shown(labels.no, top)
+    share = sum(math.exp(value) for value in (yes, no) if value is not None)
+    if share == 0 or (share < LEAST_SHARE and _normal(places[0].token) not in _both(labels)):
         return Missing("no-verdict")
+    for label, value, other in ((labels.yes, yes, no), (labels.no, no, yes)):
+        if value is None and (other == least or _may_go_on(label, top)):
+            return Missing("no-verdict")
+    yes, no = least if yes is None else yes, least if no is None else no
     highest = max(yes, no)
     a, b = math.exp(yes - highest), math.exp(no - highest)
     return Reading(((a / (a + b),),), by_log_probability=True)
+
+
+def _may_go_on(label: str, top: Sequence[tuple[str, float]]) -> bool:
+    """Whether beginnings of a label are likely enough for it to be written in several tokens."""
+    return sum(math.exp(value) for token, value in top if is_part(token, label)) >= LEAST_SHARE
+
+
+def is_part(token: str, label: str) -> bool:
+    """Whether a token begins a label and does not end it, as `in` does `incorrect`."""
+    part, whole = _normal(token), _normal(label)
+    return bool(part) and part != whole and whole.startswith(part)
 
 
 def _shown(label: str, top: Sequence[tuple[str, float]]) -> float | None:
@@ -132,14 +171,13 @@ def read_index(text: str, num_steps: int) -> Reading | Missing:
     """The last `\\boxed{}` as the index of the earliest wrong step, or -1: it is wrong, earlier steps are right, later
     ones are not judged.
     """
-    boxed = [part.strip() for part in _BOXED.findall(text)]
-    if not boxed or not _INDEX.fullmatch(boxed[-1]):
+    boxes = _boxes(text)
+    if not boxes or not _INDEX.fullmatch(boxes[-1]):
         return Missing("no-verdict")
-    index = int(boxed[-1].replace("\u2212", "-").replace("\u2013", "-"))
+    index = int(boxes[-1].replace("\u2212", "-").replace("\u2013", "-"))
     if not -1 <= index < num_steps:
         return Missing("out-of-range")
-    notes = ("several verdicts, the last counts",) if len(set(boxed)) > 1 else ()
-    return Reading(rows_of_index(index, num_steps), notes=notes)
+    return Reading(rows_of_index(index, num_steps), notes=(SEVERAL,) if len(set(boxes)) > 1 else ())
 
 
 def rows_of_index(index: int, num_steps: int, sure: float = 1.0) -> Rows:

@@ -31,7 +31,8 @@ class Reply(msgspec.Struct, frozen=True):
     """One answer of a model."""
 
     text: str
-    reason: Literal["stop", "length", "content_filter"]
+    reason: Literal["stop", "length", "content_filter", "too-long"]
+    """Why it ends; "too-long": the server did not take the question."""
     prompt_tokens: int
     completion_tokens: int
     estimated: bool = False
@@ -42,6 +43,11 @@ class Reply(msgspec.Struct, frozen=True):
     tokens: tuple[TokenChoice, ...] | None = None
     """Log-probabilities; None if the server gives none."""
     seconds: float = 0.0
+
+    @property
+    def has_no_text(self) -> bool:
+        """Whether there is nothing to continue or to read."""
+        return self.refused or self.reason in ("content_filter", "too-long")
 
     @property
     def num_tokens(self) -> int:
@@ -55,6 +61,8 @@ class Ask:
     turns: tuple[Turn, ...]
     begun: str
     """The critic's turn so far, to be continued; "" begins a new one."""
+    opening: str
+    """What must stand before it at the head of the turn."""
     temperature: float
     top_p: float
     top_k: int

@@ -6,6 +6,7 @@ the assistant's; of others this is not known, so the format's words are then ask
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Coroutine, Sequence
@@ -22,8 +23,10 @@ API_KEY = "OPENAI_API_KEY"
 MOST_TOKENS = 10**9
 TOP = 20
 """Log-probabilities asked for at each token; the most that servers give."""
-CONTINUES = {"vllm": True, "sglang": True, "llamacpp": True}
-"""`owned_by` → whether the server continues a turn."""
+CONTINUES = ("vllm", "sglang", "llamacpp")
+"""`owned_by` of servers that continue a turn."""
+OPENS = ("sglang", "llamacpp")
+"""Those that write what the chat template begins a turn with (`<think>`) before the turn that they continue."""
 _REASONS = {"stop": "stop", "length": "length", "content_filter": "content_filter", "eos": "stop"}
 
 
@@ -34,17 +37,18 @@ class ServedCritic:
         patience = Patience(timeout=settings.timeout, retries=settings.retries)
         self.server = Server(url, patience, settings.concurrency, key_variable=API_KEY)
         try:
-            self.model, owner = self._served(settings.model)
+            self.model, about = self._served(settings.model)
         except BaseException:  # Ctrl-C too: no connection stays open
             self.server.close()
             raise
         self.name = f"{self.model} at {self.server.shown}"
-        self.kind = owner or "unknown"
-        self.primes = CONTINUES.get(owner, False) if settings.priming == "auto" else settings.priming == "on"
+        self.kind = str(about.get("owned_by") or "unknown")
+        self.primes = self.kind in CONTINUES if settings.priming == "auto" else settings.priming == "on"
+        self._facts = {"kind": self.kind, "root": about.get("root"), "meta": _without_context(about.get("meta"))}
 
     def identity(self) -> str:
-        """The model's name; the server's weights cannot be seen from here."""
-        return f"openai:{self.model}"
+        """The model's name, the kind of server, and what it says of the weights, which cannot be seen from here."""
+        return f"openai:{self.model}:{json.dumps(self._facts, sort_keys=True)}"
 
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """The results of all, in order."""
@@ -63,8 +67,9 @@ class ServedCritic:
         """One reply."""
         messages = [{"role": role, "content": content} for role, content in ask.turns]
         body: dict[str, Any] = {"model": self.model, "max_tokens": ask.max_tokens, "temperature": ask.temperature}
-        if ask.begun:
-            messages.append({"role": "assistant", "content": ask.begun})
+        begun = ask.begun if not ask.begun or self.kind in OPENS else ask.opening + ask.begun
+        if begun:
+            messages.append({"role": "assistant", "content": begun})
             if self.kind != "llamacpp":
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
         body["messages"] = messages
@@ -80,26 +85,26 @@ class ServedCritic:
         start = time.monotonic()
         reply = await self.server.ask("POST", "/chat/completions", lambda answer: read_answer(answer, asked), body)
         text = reply.text
-        if ask.begun and text.startswith(ask.begun):  # some servers give the whole turn
-            text = text[len(ask.begun) :]
+        if begun and text.startswith(begun):  # some servers give the whole turn
+            text = text[len(begun) :]
         return Reply(
             text, reply.reason, reply.prompt_tokens, reply.completion_tokens, reply.estimated, reply.refused,
             reply.stopped_by, reply.tokens if ask.log_probabilities else None, round(time.monotonic() - start, 3),
         )  # fmt: skip
 
-    def _served(self, wanted: str | None) -> tuple[str, str]:
-        """The model to ask, and what kind of server it is."""
+    def _served(self, wanted: str | None) -> tuple[str, dict[str, Any]]:
+        """The model to ask, and what the server says of it."""
         try:
             (found,) = self.server.together([self.server.ask("GET", "/models", _models)])
         except ServerError:
             if wanted is None:
                 raise
-            return wanted, ""
+            return wanted, {}
         if wanted is None and len(found) != 1:
             listed = ", ".join(list(found)[:8]) or "no model by name"
             raise ConfigError(f"{self.server.shown} serves {listed}; choose one with --critic-model")
         model = wanted or next(iter(found))
-        return model, found.get(model, "")
+        return model, found.get(model, {})
 
 
 def check_address(url: str) -> None:
@@ -111,12 +116,16 @@ def check_address(url: str) -> None:
     server_address(url)
 
 
-def _models(answer: dict[str, Any]) -> dict[str, str]:
+def _models(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     entries = answer.get("data")
     if not isinstance(entries, list):
         raise ValueError(f"the answer is not a list of models; its fields: {sorted(answer)}")
-    named = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
-    return {entry["id"]: str(entry.get("owned_by", "")) for entry in named}
+    return {entry["id"]: entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
+
+
+def _without_context(meta: Any) -> Any:
+    """What llama.cpp says of a model's file, without the length of texts that it was started for."""
+    return {name: value for name, value in meta.items() if name != "n_ctx"} if isinstance(meta, dict) else meta
 
 
 def read_answer(answer: dict[str, Any], asked: int) -> Reply:
@@ -166,8 +175,8 @@ def _choices(logged: Any) -> tuple[TokenChoice, ...] | None:
             raise ValueError("the answer's log-probabilities have no tokens")
         values = {_whole(one["token"]): _log_probability(one.get("logprob")) for one in entry["top_logprobs"]}
         found.append(TokenChoice(_whole(entry["token"]), tuple(values.items())))
-    # A server that was not asked for alternatives, or ignores it, gives none.
-    return tuple(found) if any(choice.top for choice in found) else None
+    # A server that was not asked for alternatives, or ignores it, gives none, or only the token itself.
+    return tuple(found) if any(len(choice.top) > 1 for choice in found) else None
 
 
 def _log_probability(value: Any) -> float:

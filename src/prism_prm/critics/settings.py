@@ -47,7 +47,8 @@ class CriticSettings:
     retries: Natural = 5
     """How often a failed request is retried."""
     budget_tokens: Count | None = None
-    """Begin no further request once this many new tokens (read and written) are spent. Rerun to resume."""
+    """Begin no further request once this many new tokens (read and written) are spent, by each critic of a command.
+    Rerun to resume."""
     price_prompt: NotNegative = 0.0
     """The price of a million prompt tokens, for the ledger."""
     price_completion: NotNegative = 0.0

@@ -12,20 +12,16 @@ import numpy as np
 from prism_prm.critics.asking import Asker, Work, gathered
 from prism_prm.critics.conversation import Conversation
 from prism_prm.critics.format import CriticFormat, Stage
-from prism_prm.critics.parse import Missing, Reading, Rows, read_reply, rows_of_index
+from prism_prm.critics.ledger import Tally
+from prism_prm.critics.parse import Missing, Reading, Rows, is_part, read_reply, rows_of_index
 from prism_prm.critics.replies import Ask, Reply, Turn
 from prism_prm.errors import ConfigError, PrismError, shown
+
+PROBE = "Answer with the word"
 
 
 class CriticError(PrismError):
     """An answer without a verdict, where every answer must have one."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Tokens of all replies behind some verdicts, new and kept."""
-
-    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class Verdicts:
     def _drawing(self) -> Drawing:
         given, usual = self.asker.settings, self.format.sampling
         by_log_probability = self.format.reads == "label" and self._has_log_probabilities()
-        if by_log_probability and len(self.format.stages) == 1:
+        if by_log_probability and self.format.is_direct:
             # The verdict is read and not drawn, so one answer is all of them.
             return Drawing(1, 0.0, 1.0, by_log_probability)
         votes = given.votes or usual.votes
@@ -62,14 +58,17 @@ class Verdicts:
         return Drawing(votes, temperature, given.top_p or usual.top_p, by_log_probability)
 
     def _has_log_probabilities(self) -> bool:
-        """Ask once whether the model gives them."""
+        """Ask once whether the model gives them, and whether a label is one token: the longer one is likelier not to
+        be. The answer is not kept, since another server may give the same model.
+        """
         if self.asker.settings.log_probabilities == "off":
             return False
-        question = (("user", f"Answer with the word {self.format.label.yes}."),)
-        work = Work()
-        probe = self.asker.ask(work, Ask(question, "", 0.0, 1.0, 0, 1, (), True, "probe"))
+        label = max(self.format.label.yes, self.format.label.no, key=len)
+        work = Work(keeps=False)
+        probe = self.asker.ask(work, Ask((("user", f"{PROBE} {label}."),), "", "", 0.0, 1.0, 0, 1, (), True, "probe"))
         (found,) = self.asker.run(work, [gathered([probe])])
-        return found[0].tokens is not None
+        tokens = found[0].tokens
+        return tokens is not None and not (tokens and is_part(tokens[0].token, label))
 
     async def ask(
         self, work: Work, turns: tuple[Turn, ...], num_steps: int, where: str, tally: Tally
@@ -94,7 +93,7 @@ class Verdicts:
     ) -> tuple[Reading | Missing, str]:
         """One answer; it is drawn again while it has no verdict, unless it is greedy and would be the same."""
         values = {"number": num_steps, "index": num_steps - 1, "next": num_steps + 1}
-        ledger, redraws = self.asker.ledger, self.asker.settings.redraws if self.drawing.temperature else 0
+        redraws = self.asker.settings.redraws if self.drawing.temperature else 0
         for redraw in range(1 + redraws):
             draw = f"{vote}.{redraw}"
 
@@ -107,27 +106,22 @@ class Verdicts:
 
             turned = await self.talk.turn(turns, values, send)
             reading = read_reply(turned.last, self.format, num_steps)
-            if isinstance(reading, Reading) or redraw == redraws:
+            if isinstance(reading, Reading) or redraw == redraws or turned.last.reason == "too-long":
                 break
-            ledger.redrawn += not work.only_kept
-        if not work.only_kept:
-            ledger.notes.update(turned.notes)
-            if isinstance(reading, Missing):
-                ledger.missing[reading.kind] += 1
-            else:
-                ledger.notes.update(reading.notes)
-                ledger.verdicts["log-probabilities" if reading.by_log_probability else "votes"] += 1
+        for counts in [tally] if work.only_kept else [tally, self.asker.ledger.tally]:
+            counts.add((turns, vote), reading, redraw, turned.notes)
         return reading, turned.text or turned.last.text
 
     def _question(self, turns: tuple[Turn, ...], begun: str, stage: Stage, stops: tuple[str, ...], draw: str) -> Ask:
         drawing, given = self.drawing, self.asker.settings.max_tokens
         holds_verdict = stage.code or stage is self.format.stages[-1]
-        is_critique = not holds_verdict or self.format.reads != "label"
+        is_critique = not holds_verdict or (len(self.format.stages) == 1 and not self.format.is_direct)
         most = given if given is not None and is_critique else stage.max_tokens
         reads = holds_verdict and drawing.by_log_probability
         return Ask(
-            turns, begun, drawing.temperature, drawing.top_p, self.format.sampling.top_k, most, stops, reads, draw
-        )
+            turns, begun, self.format.opening, drawing.temperature, drawing.top_p, self.format.sampling.top_k, most,
+            stops, reads, draw,
+        )  # fmt: skip
 
     def _worst(self, num_rows: int) -> Rows:
         """What a missing verdict counts as by --on-missing wrong: wrong, and redundant."""
@@ -145,8 +139,10 @@ class Verdicts:
 
     def _no_verdict(self, missing: Missing, where: str, said: str) -> CriticError:
         redraws = self.asker.settings.redraws if self.drawing.temperature else 0
+        by_words = ", read verdicts from words alone (--critic-logprobs off)" * self.drawing.by_log_probability
         return CriticError(
             f"{self.asker.backend.name}: {where}: an answer has no verdict ({missing.kind}; drawn again {redraws} "
             f"times). It ends with {shown(said[-60:])}. Count such answers as wrong (--on-missing wrong), leave them "
-            f"out (--on-missing skip), or choose another --critic or --critic-max-tokens. All replies are kept."
+            f"out (--on-missing skip){by_words}, or choose another --critic or --critic-max-tokens. All replies are "
+            "kept."
         )

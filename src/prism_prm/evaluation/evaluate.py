@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -39,8 +39,9 @@ class EvalSettings:
     problems."""
     holdout: Annotated[float, Range(above=0, below=1)] = 0.2
     """The share of problems held out to choose a threshold. They are not measured."""
-    redundancy_threshold: Share = REDUNDANCY_THRESHOLD
-    """For PRMs with a redundancy score: a step is redundant above this (PRMBench NR and NCL)."""
+    redundancy_threshold: Share | None = field(default=None, metadata={SHOWN: "the critic's format, or 0.15"})
+    """For PRMs with a redundancy score: a step is redundant above this (PRMBench NR and NCL). By default ReasonEval's
+    0.15, and for a critic what its format says."""
     num_draws: Annotated[int, Range(100)] = NUM_DRAWS
     """The number of bootstrap draws of problems for the intervals."""
     seed: Natural = SEED
@@ -48,6 +49,11 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def settled(self, card: CardValues | None) -> EvalSettings:
+        """With what the PRM's card says where nothing is given."""
+        own = REDUNDANCY_THRESHOLD if card is None or card.redundancy_threshold is None else card.redundancy_threshold
+        return replace(self, redundancy_threshold=own) if self.redundancy_threshold is None else self
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def evaluate_steps(
         >>> found.subsets["all"].counts["fp"]
         0
     """
-    settings = settings or EvalSettings()
+    settings = (settings or EvalSettings()).settled(card)
     benchmark = find_benchmark(items.name)
     threshold, rest = choose_threshold(benchmark, steps, settings, card)
     if not benchmark.in_total(rest).judged.any():
@@ -171,6 +177,7 @@ def evaluate_steps(
 
 
 def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: EvalSettings) -> SubsetResult:
+    assert settings.redundancy_threshold is not None, "it is settled"
     whole, tables = benchmark.tables(steps, threshold, settings.redundancy_threshold, settings.num_draws, settings.seed)
     total, groups = whole.steps, whole.by_group()
     masks = {name: total.step_group == i for i, name in enumerate(total.group_names)}

@@ -23,6 +23,7 @@ from prism_prm.scorer.place import check_scorer, remote_place
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
+    from prism_prm.records import StepTree
     from prism_prm.scorer import Scorer
 
 
@@ -93,8 +94,8 @@ def evaluate_prm(
             with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
                 evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
                 advance(settings.num_draws)
-    run = RunInfo(called, source, attach.model_hash, attach.tokens, summary_of(attach.prm))
-    write_run(out, run, list(evaluations.values()), settings)
+    run = RunInfo(called, source, attach.model_hash, attach.tokens, summary_of(attach.prm, attach.trees))
+    write_run(out, run, list(evaluations.values()), settings.settled(attach.card))
     return evaluations
 
 
@@ -176,6 +177,8 @@ class _Scores:
         """What the card of the PRM says, once its scores are here."""
         self.tokens: int | None = None
         """Tokens behind the scores of all benchmarks; None if they were not made here."""
+        self.trees: list[StepTree] = []
+        """What was scored."""
 
     def check(self) -> None:
         """Refuse places where there can be no scores, before anything is read."""
@@ -211,5 +214,7 @@ class _Scores:
             self.prm = scorer
         with self.bars(f"scoring {items.name}", len(items.items), unit="items") as advance:
             path = score_benchmark(scorer, items, self.out, store=self.store, advance=advance, say=self.say)
-        self.tokens = (self.tokens or 0) + tokens_of(scorer, (item.tree for item in items.items))
+        trees = [item.tree for item in items.items]
+        self.trees += trees
+        self.tokens = (self.tokens or 0) + tokens_of(scorer, trees)
         return path

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm import __version__
+from prism_prm.critics.ledger import verdicts_in_words
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, as_json
@@ -88,14 +89,7 @@ def _cost(run: RunInfo) -> str:
     tokens = "" if run.tokens is None else f" They took {run.tokens:,} tokens."
     if run.critic is None:
         return tokens
-    said = run.critic
-    how = "the labels' log-probabilities" if said["by_log_probability"] else "what the critic wrote"
-    votes = f", mean of {said['votes']} answers" if said["votes"] > 1 else ""
-    missing = ", ".join(f"{kind}: {count:,}" for kind, count in said["missing"].items()) or "none"
-    return (
-        f"{tokens} Verdicts were read from {how}{votes} (format `{said['format']}`). Answers without a verdict in this "
-        f"run: {missing} (`--on-missing {said['on_missing']}`)."
-    )
+    return f"{tokens} {verdicts_in_words(run.critic)}"
 
 
 def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alone: bool) -> None:

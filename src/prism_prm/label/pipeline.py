@@ -159,7 +159,7 @@ def _confirmed(
             others = scored_opinion(trees, scorer, threshold, store=store, advance=advance)
         for note in notes_of(scorer):
             say(note)
-        return keep_agreed(trees, others, counts), summary_of(scorer)
+        return keep_agreed(trees, others, counts), summary_of(scorer, trees)
 
 
 def _numbered(found: Sequence[Labelled]) -> list[StepTree]:

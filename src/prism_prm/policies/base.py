@@ -79,6 +79,8 @@ class Written:
     log_likelihood: float | None = None
     """The log-likelihood of all its tokens, at temperature 1; None if the policy does not give it."""
     state: Any = None
+    ids: tuple[int, ...] = ()
+    """Its tokens but the end of the text, if the policy is local."""
 
 
 class Policy(Protocol):

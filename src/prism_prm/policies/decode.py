@@ -71,7 +71,7 @@ class Decoder:
         """For contexts: -inf where a column is padding, else 0; the columns' positions; how long each is."""
 
     @torch.inference_mode()
-    def run(self, contexts: Sequence[Context], rows: Sequence[DecodeRow], is_over: IsOver, **sampling: float) -> None:
+    def run(self, contexts: Sequence[Context], rows: Sequence[DecodeRow], is_over: IsOver, **sampling: Any) -> None:
         """Write the rows to their ends; contexts and rows keep their key/values."""
         logits_CV = self._read_contexts(contexts)
         active, present = list(rows), list(contexts)

@@ -73,8 +73,14 @@ class HfPolicy:
     def close(self) -> None:
         """Nothing is held between calls but what the caller holds."""
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
-        """One continuation per ask; contexts of similar length together, as many as the token budget allows."""
+    def write(
+        self, asks: Sequence[Ask], sampling: Sampling, *, stops: Sequence[str] | None = None, top_k: int = 0
+    ) -> list[Written]:
+        """One continuation per ask; contexts of similar length together, as many as the token budget allows.
+
+        `stops` replace the stop string, and `top_k` samples from so many of the likeliest tokens, as critics need it.
+        """
+        ends = [() if ask.whole else (sampling.stop,) if stops is None else tuple(stops) for ask in asks]
         states = {ask.text: ask.state for ask in asks}
         token_ids = self.tokenizer(list(states))["input_ids"] if states else []
         contexts = {text: self._context(ids, states[text]) for text, ids in zip(states, token_ids, strict=True)}
@@ -84,11 +90,13 @@ class HfPolicy:
         order = sorted(open_asks, key=lambda i: (len(contexts[asks[i].text].ids), asks[i].text))
         for batch in self._batches(order, asks, contexts):
             runs = halving(
-                batch, lambda some: self._run([asks[i] for i in some], contexts, sampling), lambda _: "one solution"
+                batch,
+                lambda some: self._run([asks[i] for i in some], [ends[i] for i in some], contexts, sampling, top_k),
+                lambda _: "one solution",
             )
             for some, rows in runs:
                 for i, row in zip(some, rows, strict=True):
-                    found[i] = self._written(row, _stop(asks[i], sampling))
+                    found[i] = self._written(row, ends[i])
         return found
 
     def _context(self, ids: list[int], state: Any) -> Context:
@@ -112,7 +120,14 @@ class HfPolicy:
         if batch:
             yield batch
 
-    def _run(self, asks: Sequence[Ask], contexts: dict[str, Context], sampling: Sampling) -> list[DecodeRow]:
+    def _run(
+        self,
+        asks: Sequence[Ask],
+        ends: Sequence[tuple[str, ...]],
+        contexts: dict[str, Context],
+        sampling: Sampling,
+        top_k: int,
+    ) -> list[DecodeRow]:
         """One continuation per ask, all together."""
         rows = []
         has_room = self._holdings.num_tokens() < self.token_budget
@@ -121,21 +136,22 @@ class HfPolicy:
             key = None if ask.greedy or sampling.temperature == 0 else ask.key
             most = min(ask.max_tokens, self.context - len(context.ids))
             rows.append(DecodeRow(context, key, most, ask.keep and has_room))
-        stops = {row: _stop(ask, sampling) for row, ask in zip(rows, asks, strict=True)}
+        stops = dict(zip(rows, ends, strict=True))
         distinct = list(dict.fromkeys(row.context for row in rows))
         Decoder(self.model, self.windows).run(
             distinct, rows, lambda row: self._is_over(row, stops[row]),
-            temperature=sampling.temperature, top_p=sampling.top_p,
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=top_k,
         )  # fmt: skip
         self.num_read += sum(len(context.ids) - context.shared for context in distinct)
         for kept in filter(None, (row.kept for row in rows)):
             self._holdings.add(kept)
         return rows
 
-    def _is_over(self, row: DecodeRow, stop: str) -> bool:
+    def _is_over(self, row: DecodeRow, stops: tuple[str, ...]) -> bool:
         token = row.tokens[-1]
-        if token in self.end_ids or not stop:
-            return token in self.end_ids
+        return token in self.end_ids or any(self._stops(row, token, stop) for stop in stops)
+
+    def _stops(self, row: DecodeRow, token: int, stop: str) -> bool:
         seen = self._may_stop.get((token, stop))
         if seen is None:
             # Only a token with the stop string's last character can complete it; bytes of one character show as �.
@@ -152,16 +168,13 @@ class HfPolicy:
         head, whole = self._decode(before), self._decode([*before, *row.tokens])
         return whole[len(head) :] if whole.startswith(head) else self._decode(row.tokens)
 
-    def _written(self, row: DecodeRow, stop: str) -> Written:
-        ended = row.tokens[-1] in self.end_ids
-        text, stopped = cut_at_stop(self._text(row), stop)
+    def _written(self, row: DecodeRow, stops: tuple[str, ...]) -> Written:
+        ended, whole = row.tokens[-1] in self.end_ids, self._text(row)
+        first = min((stop for stop in stops if stop in whole), key=whole.find, default="")
+        text, stopped = cut_at_stop(whole, first)
         ending: Ending = "stop" if stopped else "end" if ended else "cut"
-        return Written(text, ending, len(row.tokens), row.log_likelihood, row.kept)
-
-
-def _stop(ask: Ask, sampling: Sampling) -> str:
-    """What ends a step; "" where the whole solution is asked for."""
-    return "" if ask.whole else sampling.stop
+        ids = tuple(row.tokens[:-1] if ended else row.tokens)
+        return Written(text, ending, len(row.tokens), row.log_likelihood, row.kept, ids)
 
 
 def _bytes_per_token(model: Any) -> int:

@@ -18,7 +18,7 @@ def noise(key: int) -> np.random.Generator:
 
 
 def choose(
-    logits_BV: Tensor, uniforms: Sequence[float | None], *, temperature: float, top_p: float = 1.0
+    logits_BV: Tensor, uniforms: Sequence[float | None], *, temperature: float, top_p: float = 1.0, top_k: int = 0
 ) -> tuple[list[int], list[float]]:
     """A token per row and its log-likelihood at temperature 1; a row without a number takes the likeliest token.
 
@@ -31,7 +31,10 @@ def choose(
     drawn = [i for i, number in enumerate(uniforms) if number is not None]
     if drawn and temperature > 0:
         numbers = torch.tensor([number for number in uniforms if number is not None], dtype=torch.float64)
-        probability_BV = torch.softmax(logits_BV[drawn] / temperature, dim=-1)
+        drawn_BV = logits_BV[drawn]
+        if 0 < top_k < drawn_BV.shape[-1]:
+            drawn_BV = drawn_BV.masked_fill(drawn_BV < drawn_BV.topk(top_k).values[:, -1:], -torch.inf)
+        probability_BV = torch.softmax(drawn_BV / temperature, dim=-1)
         token_B[drawn] = _place(probability_BV, numbers.to(logits_BV.device), top_p)
     return token_B.tolist(), log_likelihood_BV.gather(1, token_B[:, None])[:, 0].tolist()
 

@@ -272,6 +272,6 @@ def _collect_scores(
                 write_scores(scorer, pool.trees(), table, store=store, advance=advance, say=say)
             found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
             made.tokens[name] = tokens_of(scorer, pool.trees())
-            if (said := summary_of(scorer)) is not None:
+            if (said := summary_of(scorer, pool.trees())) is not None:
                 made.critics[name] = said
     return made

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
+from prism_prm.critics.ledger import verdicts_in_words
 from prism_prm.graders import unguarded
 from prism_prm.programs.quirks import count_packages, count_quirks
 from prism_prm.report import (
@@ -121,6 +122,7 @@ def notes(results: Results) -> list[str]:
         )
     found += unguarded(results.sandbox, [entry.problem for entry in pool.problems]) + unlike_the_benchmark([graded])
     found += [f"Aggregator of {prm}: {choice}." for prm, choice in results.own_aggregator.items()]
+    found += [f"{prm}: {verdicts_in_words(said)}" for prm, said in results.critics.items()]
     return [note for note in found if note]
 
 

@@ -139,7 +139,7 @@ def _costs(critic: Sequence[Mapping[str, Any]], report: Report) -> None:
     missing: Counter[str] = Counter()
     for run in critic:
         missing.update(run["missing"])
-    policy = {"error": "the run stopped", "wrong": "its step counts as wrong", "skip": "its step has no score"}
+    policy = {"error": "the run stopped", "wrong": "its step counts as wrong", "skip": "its step scored 0"}
     names = {
         "requests": "requests", "reused": "kept replies", "prompt_tokens": "tokens read",
         "completion_tokens": "tokens written", "seconds": "seconds of waiting", "cost": "cost",

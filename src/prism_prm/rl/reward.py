@@ -18,6 +18,8 @@ import numpy as np
 
 from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
+from prism_prm.critics.load import critic_settings, is_critic
+from prism_prm.critics.settings import CriticSettings
 from prism_prm.errors import ConfigError
 from prism_prm.protocol import Scorer
 from prism_prm.rl.completions import problem_text, reply_text
@@ -129,6 +131,7 @@ class PRMReward:
             )
         if not stop:
             raise ConfigError("the stop string between steps is empty")
+        _refuse_gaps(prm, loading)
         self.prm = prm
         self.gate, self.verifiable, self.clip, self.delta, self.stop = gate, verifiable, clip, delta, stop
         self.eos = frozenset([eos]) if isinstance(eos, int) else None if eos is None else frozenset(eos)
@@ -293,6 +296,19 @@ class PRMReward:
         self.counts["cut"] += sum(one.cut for one in judged)
         self.counts["unanswered"] += sum(one.answer is None for one in judged)
         self.counts["unreadable"] += sum(one.num_unreadable for one in judged)
+
+
+def _refuse_gaps(prm: Scorer | str | Path, loading: Mapping[str, Any] | None) -> None:
+    """A critic's missing verdict must be something: trainers have no reward for a step without a score."""
+    if is_critic(prm):
+        asked: object = critic_settings((loading or {}).get("critic"))
+    else:
+        asked = getattr(prm, "settings", None)
+    if isinstance(asked, CriticSettings) and asked.on_missing == "skip":
+        raise ConfigError(
+            'on_missing = "skip": a trainer needs a reward for every completion, and a step without a verdict would '
+            'get the worst one. Say so with on_missing = "wrong", or stop with "error".'
+        )
 
 
 @dataclass(frozen=True)

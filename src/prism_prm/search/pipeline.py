@@ -15,7 +15,7 @@ from prism_prm.files import write_text
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
-from prism_prm.protocol import notes_of
+from prism_prm.protocol import notes_of, summary_of
 from prism_prm.scorer.place import check_scorer
 from prism_prm.search.experiment import Experiment, Live, Point, no_live
 from prism_prm.search.portions import Searcher, searchers_on_ray
@@ -96,7 +96,7 @@ def search_task(
     with here as who, TaskGrader(workers=judges, sandbox=recipe.sandbox) as grader:
         grader.prepare(task.problems)
         write_text(out / "settings.toml", to_toml(recipe))
-        opened_prms: list[Scorer] = []
+        opened_prms: dict[str, Scorer] = {}
 
         def spread(name: str) -> contextlib.AbstractContextManager[Workers[Searcher]]:
             assert ray is not None
@@ -109,21 +109,24 @@ def search_task(
         points, pools = experiment.run(
             {name: partial(_opened, prm, options, name, opened_prms, say) for name, prm in given.items()}, grader
         )
-    for note in [note for scorer in opened_prms for note in notes_of(scorer)]:
+    for note in [note for scorer in opened_prms.values() for note in notes_of(scorer)]:
         say(note)
-    make_report(recipe, task.name, points, pools, experiment.clusters).write(out)
+    trees = [tree for graded in pools for tree in graded.pool.trees()]
+    summaries = {name: summary_of(scorer, trees) for name, scorer in opened_prms.items()}
+    critics = {name: said for name, said in summaries.items() if said is not None}
+    make_report(recipe, task.name, points, pools, experiment.clusters, critics).write(out)
     return points
 
 
 @contextlib.contextmanager
 def _opened(
-    prm: Scorer | str | Path, loading: Mapping[str, Any], name: str, opened: list[Scorer], say: Say
+    prm: Scorer | str | Path, loading: Mapping[str, Any], name: str, opened: dict[str, Scorer], say: Say
 ) -> Iterator[Scorer]:
     """A PRM; those that were opened are kept for what they have to say at the end."""
     from prism_prm.scorer.opened import opened_prm
 
     with opened_prm(prm, loading, name, say=say) as scorer:
-        opened.append(scorer)
+        opened[name] = scorer
         yield scorer
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from prism_prm.critics.ledger import verdicts_in_words
 from prism_prm.graders import unguarded
 from prism_prm.report import Report, escaped, label, legend, looks, number, p_value, percent, signed_percent
 from prism_prm.rerank.grading import GradedPool
@@ -32,22 +33,29 @@ def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str,
 
 
 def make_report(
-    recipe: SearchRecipe, task: str, points: Sequence[Point], pools: Sequence[GradedPool], clusters: Ints
+    recipe: SearchRecipe,
+    task: str,
+    points: Sequence[Point],
+    pools: Sequence[GradedPool],
+    clusters: Ints,
+    critics: Mapping[str, dict[str, Any]],
 ) -> Report:
-    """The page and its metrics."""
+    """The page and its metrics; `critics` are the summaries of those PRMs that are critics."""
     found = differences(points, clusters)
     method = recipe.search.method
     report = Report(
         f"Search: {method} on {task}",
         subtitle=f"{number(len(clusters))} problems, {recipe.policy.name}, select {recipe.selector}",
         finding=_finding(method, points, found),
-        metrics=_metrics(recipe, task, points, pools, found),
+        metrics=_metrics(recipe, task, points, pools, found) | {"critics": dict(critics)},
     )
     problems = [entry.problem for entry in pools[0].pool.problems]
     for note in unguarded(recipe.sandbox, problems) + unlike_the_benchmark(pools):
         report.text(note)
     _draw(points, report)
     _tabulate(points, report)
+    for name, said in critics.items():
+        report.text(f"{escaped(name)}, on the solutions found: {verdicts_in_words(said)}")
     if found:
         rows = [
             [f"{a} − {b}", str(n), signed_percent(gain.difference, gain.low, gain.high), p_value(gain.p)]
