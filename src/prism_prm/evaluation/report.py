@@ -50,7 +50,7 @@ def build_report(run: RunInfo, evaluations: list[Evaluation], settings: EvalSett
     report.metrics |= {
         "prism_prm": __version__,
         "run": asdict(run),
-        "settings": asdict(settings),
+        "settings": asdict(settings.settled(None)),
         "benchmarks": {evaluation.bench: as_json(evaluation) for evaluation in evaluations},
     }
     report.finding = " ".join(_finding(run, evaluation) for evaluation in evaluations)
