@@ -226,6 +226,15 @@ def test_a_place_that_is_nothing_is_refused(tmp_path: Path) -> None:
             view_results(tmp_path / place, tmp_path / "page.html")
 
 
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "null", '{"benchmarks": [1]}', '{"benchmarks": {"labelled": {}}, "run": {}}']
+)
+def test_a_broken_metrics_file_is_named(measured: Path, text: str) -> None:
+    (measured / "eval" / "metrics.json").write_text(text)
+    with pytest.raises(DataError, match=r"metrics\.json: not what `prism eval` writes there"):
+        find_documents(Results.named([measured / "eval"]))
+
+
 def test_two_tables_of_scores_are_one_document(tmp_path: Path) -> None:
     from prism_prm import example_prm, score_files
 

@@ -36,7 +36,7 @@ def solve(policy: Policy) -> list[list[Written]]:
     found = []
     while asks:
         step = write_steps(policy, asks, SAMPLING)
-        found.append([replace(one, state=None, log_likelihood=None) for one in step])
+        found.append([replace(one, state=None, log_likelihood=None, ids=()) for one in step])
         asks = [
             replace(ask, text=ask.text + one.text, state=one.state)
             for ask, one in zip(asks, step, strict=True)

@@ -194,8 +194,9 @@ _BOMBS = [
            says="Cannot allocate memory", harmless="limited"),
     Attack("endless_output", "while True: print('x' * 10000)", "output", harmless="limited"),
     Attack("endless_errors", "while True: print('x' * 10000, file=sys.stderr)", "output", harmless="limited"),
-    Attack("endless_report", "while True:\n    for d in range(3, 64):\n        try: os.write(d, b'\\n' * 10000)\n"
-           "        except OSError: pass", "output", harmless="limited"),
+    Attack("endless_report", "opened = []\nfor d in range(3, 4096):\n    try: opened += [d] * (os.write(d, b'\\n') > 0)\n"
+           "    except OSError: pass\nwhile True:\n    for d in opened: os.write(d, b'\\n' * 10000)", "output",
+           harmless="limited"),
     Attack("sleep", "import time\ntime.sleep(100)", "timeout", harmless="limited",
            limits=SHORT),
     Attack("sleep_deaf_to_signals", "import signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, 1)\n"
@@ -224,10 +225,10 @@ _BOMBS = [
            harmless="limited"),
     Attack("second_numbering_of_calls", "if os.uname().machine != 'x86_64': os.abort()\nimport ctypes\n"
            "ctypes.CDLL(None).syscall(0x40000000 + 39)\nbreach()", harmless="for all"),
-    Attack("inherited_descriptors", "for d in range(3, 64):\n    try: found = os.pread(d, 1000, 0)\n"
+    Attack("inherited_descriptors", "for d in range(3, 4096):\n    try: found = os.pread(d, 1000, 0)\n"
            "    except OSError: continue\n    if word.encode() in found: breach()", "ok", harmless="limited"),
     Attack("inherited_environment", "if 'PRISM_SECRET' in os.environ: breach()", "ok", harmless="limited"),
-    Attack("close_everything", "os.closerange(0, 64)\nos._exit(0)", "ok", harmless="limited"),
+    Attack("close_everything", "os.closerange(0, 4096)\nos._exit(0)", "ok", harmless="limited"),
 ]  # fmt: skip
 
 ATTACKS = [

@@ -29,9 +29,12 @@ def evaluation_documents(place: Place, results: Results) -> list[Document] | Non
     if not metrics.is_file() or not any(place.path.glob("*.steps.parquet")):
         return None
     about = read_json(metrics)
-    tables = [steps_file(place.path, bench) for bench in about["benchmarks"]]
-    note = "; ".join(said["described"] for said in about["benchmarks"].values())
-    title = f"{about['run']['name']} on {', '.join(about['benchmarks'])}"
+    try:
+        tables = [steps_file(place.path, bench) for bench in about["benchmarks"]]
+        note = "; ".join(said["described"] for said in about["benchmarks"].values())
+        title = f"{about['run']['name']} on {', '.join(about['benchmarks'])}"
+    except (KeyError, TypeError, AttributeError):
+        raise DataError(f"{metrics}: not what `prism eval` writes there; run it again", reason="wrong-format") from None
     return [Document("errors", title, partial(_body, place.path, about, results), (metrics, *tables), note)]
 
 
