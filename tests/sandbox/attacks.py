@@ -195,7 +195,8 @@ _BOMBS = [
     Attack("endless_output", "while True: print('x' * 10000)", "output", harmless="limited"),
     Attack("endless_errors", "while True: print('x' * 10000, file=sys.stderr)", "output", harmless="limited"),
     Attack("endless_report", "opened = []\nfor d in range(3, 4096):\n"
-           "    try: opened += [d] * (os.write(d, b'\\n') > 0)\n    except OSError: pass\nwhile True:\n    for d in opened: os.write(d, b'\\n' * 10000)", "output",
+           "    try: opened += [d] * (os.write(d, b'\\n') > 0)\n    except OSError: pass\n"
+           "while True:\n    for d in opened: os.write(d, b'\\n' * 10000)", "output",
            harmless="limited"),
     Attack("sleep", "import time\ntime.sleep(100)", "timeout", harmless="limited",
            limits=SHORT),
