@@ -89,8 +89,8 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=8)
     parser.add_argument("--beams", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
 
     trees = real_trees(50, 30)
