@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -96,6 +97,19 @@ def test_how_programs_end(quick: Sandbox, code: str, status: str, says: bytes) -
     run = quick.run(code)
     assert run.status == status
     assert says in run.stderr
+
+
+def test_pipes_can_be_opened_from_the_start(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late this process comes to watch them, on a busy machine."""
+
+    class Late(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            time.sleep(0.3)
+
+    monkeypatch.setattr("prism_prm.sandbox.process.subprocess.Popen", Late)
+    code, given, expected = HONEST["dev_stdin"]
+    assert sandbox.run(code, given).stdout == expected
 
 
 def test_a_threads_limit_is_exact(sandbox: Sandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import selectors
@@ -64,23 +65,24 @@ def run_process(
     includes the report, may have `most` bytes. Whoever sets `stop` ends it with an `InterruptedError`. Options are
     those of `subprocess.Popen`.
     """
-    report, report_end = os.pipe2(os.O_CLOEXEC)
-    with open(report, "rb", buffering=0) as told:
-        held = [report_end]
+    with contextlib.ExitStack() as reading:
+        names, held = {}, []
         try:
-            held += [in_memory(stdin), in_memory(job(report_end))]
+            for name in ("report", "stdout", "stderr"):
+                mine, its = os.pipe2(os.O_CLOEXEC)
+                held.append(its)
+                names[reading.enter_context(open(mine, "rb", buffering=0)).fileno()] = name
+                os.fchmod(mine, 0o666)  # `/dev/stdout` opens for the unprivileged user too
+            report, stdout, stderr = held
+            held += [in_memory(stdin), in_memory(job(report))]
             process = subprocess.Popen(
-                command(held[2]), stdin=held[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                pass_fds=(held[2], report_end), start_new_session=True, **options,
+                command(held[4]), stdin=held[3], stdout=stdout, stderr=stderr, pass_fds=(held[4], report),
+                start_new_session=True, **options,
             )  # fmt: skip
         finally:
             for descriptor in held:
                 os.close(descriptor)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        with process.stdout as out, process.stderr as err:
-            names = {out.fileno(): "stdout", err.fileno(): "stderr", told.fileno(): "report"}
-            return _Watch(process, names, wall, most, lines, stop).until_the_end()
+        return _Watch(process, names, wall, most, lines, stop).until_the_end()
 
 
 class _Watch:
@@ -104,7 +106,6 @@ class _Watch:
         self.selector = selectors.DefaultSelector()
         for pipe in names:
             os.set_blocking(pipe, False)
-            os.fchmod(pipe, 0o666)  # `/dev/stdout` opens for the unprivileged user too
             self.selector.register(pipe, selectors.EVENT_READ)
 
     def until_the_end(self) -> Ended:
