@@ -253,7 +253,7 @@ def test_scores_are_asked_for_once_sorted_by_disagreement_and_kept(serve: Serve)
     server.held = {"steps"}
     for _ in range(3):
         page.keyboard.press("Control+Enter")
-    page.wait_for_timeout(100)
+    page.wait_for_timeout(500)
     assert server.asked.count("steps") == 2, "one for each PRM"
     server.let_go()
     page.locator(".steps").wait_for()
@@ -270,6 +270,7 @@ def test_scores_are_asked_for_once_sorted_by_disagreement_and_kept(serve: Serve)
     page.get_by_role("link", name="Problems").click()
     page.get_by_text("other", exact=True).wait_for()
     page.get_by_role("link", name="Score").click()
+    page.locator(".steps").wait_for()
     assert order() == ["b", "c", "a"], "still there"
 
 
