@@ -74,7 +74,7 @@ def _call(report: int, code: str, function: str, arguments: str, cpu: int) -> No
             tell("ok", act())
         except MemoryError:  # with nothing left, no traceback can be made
             tell("memory", "MemoryError")
-        except BaseException:
+        except BaseException:  # whatever a program raises is its outcome
             import traceback
 
             tell("error", traceback.format_exc()[-MOST_TEXT:])

@@ -28,7 +28,8 @@ from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.place import RemotePlace, remote_place
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.remote import PrismPRM, RemotePRM, compare_with
+from prism_prm.scorer.remote import RemotePRM, compare_with
+from prism_prm.scorer.served import PrismPRM
 from prism_prm.scorer.settings import LoadSettings, OnTooLong
 from prism_prm.scorer.vllm import VllmPRM
 from prism_prm.scorer.whole_trees import check_choice
