@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -178,6 +179,29 @@ class Scorer(Protocol):
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens the tree is: the problem, and every step once."""
+
+
+class ScoresSolutions(ABC):
+    """Scores of solutions, for scorers that score trees."""
+
+    @abstractmethod
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        """As in `Scorer`."""
+
+    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """P(right) of each step of one solution; NaN where a step was not judged."""
+        return self.score_many([(problem, steps)])[0]
+
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
+        """P(right) of each step of each solution, in the order given."""
+        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions), progress=progress)]
 
 
 def notes_of(scorer: Scorer) -> list[str]:

@@ -22,7 +22,7 @@ from prism_prm.critics.replies import Turn
 from prism_prm.critics.session import CriticSession
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import Verdicts
-from prism_prm.protocol import Solution, TreeScores, as_trees
+from prism_prm.protocol import ScoresSolutions, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.types import Advance, bar_on_stderr, ignore
 
@@ -47,7 +47,7 @@ class Judged:
         self.log_odds_NO[node] = [_log_odds(value) for value in row]
 
 
-class Critic:
+class Critic(ScoresSolutions):
     """Scores steps by a critic's verdicts; usable wherever a PRM is."""
 
     context = 2**31
@@ -114,14 +114,6 @@ class Critic:
         self.backend.close()
 
     # --- the protocol of a scorer ---
-
-    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """P(right) of each step of one solution; NaN where a step was not judged."""
-        return self.score_many([(problem, steps)])[0]
-
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
-        """P(right) of each step of each solution."""
-        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions), progress=progress)]
 
     def score_trees(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from prism_prm.errors import ConfigError
 from prism_prm.lm.place import base_of, is_adapter
 from prism_prm.prms.place import prm_folder
-from prism_prm.protocol import Scorer, Solution, StepSession, TreeScores, as_trees, can_score_all
+from prism_prm.protocol import Scorer, ScoresSolutions, StepSession, TreeScores, can_score_all
 from prism_prm.records import StepTree
 from prism_prm.scorer.place import place_for_workers, remote_place
 from prism_prm.types import Advance, Say, bar_on_stderr, ignore, silent
@@ -100,7 +100,7 @@ class _Facts:
         )
 
 
-class SpreadPRM:
+class SpreadPRM(ScoresSolutions):
     """A PRM that workers hold: a `Scorer` whose work they share."""
 
     def __init__(self, workers: Workers[Scorer]) -> None:
@@ -115,14 +115,6 @@ class SpreadPRM:
     def model_hash(self) -> str:
         """That of the PRM which each worker holds."""
         return self._facts.model_hash
-
-    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """P(right) of each step of one solution."""
-        return self.score_many([(problem, steps)])[0]
-
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
-        """P(right) of each step of each solution."""
-        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions), progress=progress)]
 
     def score_trees(
         self,

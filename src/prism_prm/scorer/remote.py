@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.chosen import CardValues
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.http import Server, TooMuchError
-from prism_prm.protocol import Scorer, Solution, TreeScores, as_trees, sigmoid
+from prism_prm.protocol import Scorer, ScoresSolutions, TreeScores, sigmoid
 from prism_prm.records import StepTree
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.types import Advance, bar_on_stderr, ignore
@@ -54,7 +54,7 @@ class RemoteStep:
         return texts[::-1]
 
 
-class RemotePRM(ABC):
+class RemotePRM(ScoresSolutions):
     """A scorer whose model is elsewhere."""
 
     outputs: tuple[str, ...] = ("correct",)
@@ -90,14 +90,6 @@ class RemotePRM(ABC):
     def close(self) -> None:
         """End all connections."""
         self.server.close()
-
-    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """P(the step is right) for each step of one solution."""
-        return self.score_many([(problem, steps)])[0]
-
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
-        """P(right) for each step of each solution, in the order given."""
-        return [scores.probability.tolist() for scores in self.score_trees(as_trees(solutions), progress=progress)]
 
     def solution_score(self, problem: str, steps: Sequence[str], how: str | None = None) -> float:
         """The score of a whole solution, by the PRM's own aggregator unless told otherwise."""
