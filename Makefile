@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-browser test-slow fuzz screenshot check format bench clean
+.PHONY: help setup demo test test-browser test-slow fuzz screenshot golden check format bench clean
 help:            ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
 
@@ -34,6 +34,9 @@ test-slow: $(READY)  ## run the slow tests too
 fuzz: export PRISM_FUZZ_CASES ?= 200000
 fuzz: $(READY)   ## run the fuzzers with 200,000 cases (`make test` runs 2,000)
 	$(BIN)/python -m pytest tests/fuzz -q
+
+golden: $(READY)  ## rewrite the golden files (tests/golden); ARGS='-k search' rewrites some
+	PRISM_WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/golden $(ARGS)
 
 check: $(READY)  ## lint and type-check
 	$(BIN)/ruff check .
