@@ -1,0 +1,196 @@
+"""What commands measure: `metrics.json` of `prism eval`, `compare`, `theory` and `rerank`, and what is selected.
+
+Most scores are made up, so that every decision is the same on every CPU; the PRMs that ship with the package are
+measured by what does not depend on the last digits of a score.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_commands import prism, read_json, read_lines, rows, write_lines
+from golden_world import made_up, predictions, write_world
+
+from golden import FLOAT32, FLOAT64, check
+from prism_prm import example_folder
+
+BENCHES = ("prmbench", "processbench", "labelled", "pairs")
+PRMS = ("base", "prism")
+RANKED = ("auroc", "auprc", "auprc_errors", "fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "calibration_error")
+"""Metrics that two nearly equal scores can change."""
+
+ROUNDING = 1e-4
+"""Scores of the shipped PRMs differ by 1e-5 between CPUs: they are sure of themselves, so float32's rounding grows."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Benchmarks, a pool, evaluations by the shipped PRMs, and made-up scores (PRM-BENCH.parquet) with theirs."""
+    folder = tmp_path_factory.mktemp("world")
+    write_world(folder)
+    prism(folder, "pairs", "labelled", "--split", "train=0.5,test=0.5", "--out", "pairs")
+    for prm in PRMS:
+        (folder / f"{prm}-prm").symlink_to(example_folder(prm))
+        prism(folder, "eval", "--prm", f"{prm}-prm", "--bench", ",".join(BENCHES), "--data", ".", "--out", prm)
+        prism(folder, "score", "pool.jsonl", "--prm", f"{prm}-prm", "--out", f"{prm}/pool.scores.parquet")
+        for bench in (*BENCHES, "pool"):
+            made_up(folder / prm / f"{bench}.scores.parquet", folder / f"{prm}-{bench}.parquet")
+        for bench in BENCHES:
+            scored = ("--data", ".", "--scores", f"{prm}-{bench}.parquet", "--draws", 200)
+            prism(folder, "eval", "--bench", bench, *scored, "--out", f"{prm}-{bench}")
+    return folder
+
+
+def metrics_of(out: Path) -> Any:
+    """The metrics without what names the version or the weights."""
+    metrics = read_json(out / "metrics.json")
+    metrics.pop("prism_prm", None)
+    for run in [*metrics.get("runs", {}).values(), metrics.get("run", {})]:
+        run.pop("model_hash", None)
+    return metrics
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_eval_of_made_up_scores(bench: str, world: Path) -> None:
+    check(f"eval_{bench}", metrics_of(world / f"base-{bench}"), tolerance=FLOAT64)
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_compare_of_made_up_scores(bench: str, world: Path, tmp_path: Path) -> None:
+    prism(world, "compare", f"base-{bench}", f"mine=prism-{bench}", "--draws", 200, "--out", tmp_path / "out")
+    check(f"compare_{bench}", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
+
+
+def test_compare_of_rounds(world: Path, tmp_path: Path) -> None:
+    runs = ["base=base-labelled", "CL1=prism-labelled", "CL2=base-labelled"]
+    prism(world, "compare", *runs, "--rounds", "--draws", 100, "--seed", 3, "--out", tmp_path / "out")
+    check("compare_rounds", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
+
+
+OPTIONS: dict[str, list[object]] = {
+    "verdicts": ["--bench", "processbench", "--predictions", "verdicts.jsonl", "--name", "verdicts"],
+    "redundancy": ["--bench", "prmbench", "--predictions", "redundancy.jsonl", "--redundancy-threshold", 0.3],
+    "chosen_threshold": [
+        "--bench", "labelled", "--scores", "prism-labelled.parquet", "--threshold", "tpr=0.9", "--holdout", 0.3,
+        "--seed", 5,
+    ],
+    "one_split": ["--bench", "pairs", "--split", "test", "--scores", "prism-pairs.parquet", "--threshold", 0.6],
+    "card": ["--bench", "processbench", "--scores", "prism-processbench.parquet", "--threshold", "prm"],
+    "part": [
+        "--bench", "processbench", "--scores", "prism-processbench.parquet", "--limit", 5, "--trained-on", "seen.jsonl",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_eval_with_options(name: str, world: Path, tmp_path: Path) -> None:
+    write_lines(world / "verdicts.jsonl", predictions(world / "prism-processbench.parquet", as_labels=True))
+    write_lines(world / "redundancy.jsonl", predictions(world / "base-prmbench.parquet"))
+    seen = read_lines(world / "processbench" / "all.jsonl")[::3]
+    write_lines(world / "seen.jsonl", [{"problem": record["problem"]} for record in seen])
+    prism(world, "eval", *OPTIONS[name], "--data", ".", "--draws", 100, "--out", tmp_path / "out")
+    found = metrics_of(tmp_path / "out")
+    for bench in found["benchmarks"].values():
+        for part in ("curve", "histogram"):  # they depend on the scores alone
+            del bench[part]
+    check(f"eval_with_{name}", found, tolerance=FLOAT64)
+
+
+def robust(metrics: dict[str, Any]) -> dict[str, Any]:
+    """What the last digits of scores do not change, where none is near a threshold."""
+    for bench in metrics["benchmarks"].values():
+        for part in ("curve", "histogram", "pairs", "example"):
+            del bench[part]
+        for subset in bench["subsets"].values():
+            for table in [*subset["metrics"].values(), *subset["groups"].values()]:
+                for name in RANKED:
+                    table.pop(name, None)
+    return metrics
+
+
+@pytest.mark.parametrize("prm", PRMS)
+def test_eval_of_shipped_prms(prm: str, world: Path) -> None:
+    found, scores = robust(metrics_of(world / prm)), {}
+    for bench in BENCHES:
+        scores[bench] = [row["probability"] for row in rows(world / prm / f"{bench}.scores.parquet")]
+        threshold = found["benchmarks"][bench]["threshold"]["value"]
+        assert min(abs(score - threshold) for score in scores[bench]) > 2 * ROUNDING, "no step is near the threshold"
+    check(f"eval_shipped_{prm}", found, tolerance=FLOAT32)
+    check(f"scores_shipped_{prm}", scores, tolerance=ROUNDING)
+
+
+THEORY: dict[str, list[object]] = {
+    "closed_forms": ["--p", 0.2, "--alpha", 0.1, "--beta", 0.35, "--seed", 2],
+    "runs": ["--runs", "base=base-processbench", "--runs", "prism=prism-processbench"],
+    "pool": ["--pool", "pool.jsonl"],
+    "scored_pool": [
+        "--pool", "pool.jsonl", "--scores", "prism-pool.parquet", "--aggregator", "mean", "--threshold", 0.4,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THEORY)
+def test_theory(name: str, world: Path, tmp_path: Path) -> None:
+    prism(world, "theory", "--no-simulate", *THEORY[name], "--out", tmp_path / "out")
+    check(f"theory_{name}", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
+
+
+SELECTED = (
+    "problem_id",
+    "rule",
+    "prm",
+    "aggregator",
+    "num_solutions",
+    "solution",
+    "answer",
+    "score",
+    "share",
+    "correct",
+)
+GRADED = ("problem_id", "solution", "answer", "method", "status", "correct", "group", "num_steps")
+RERANK: dict[str, list[object]] = {
+    "pool": ["--draws", 100],
+    "two_prms": [
+        "--scores", "base=base-pool.parquet", "--scores", "prism=prism-pool.parquet", "--aggregators", "last,soft-min",
+        "-n", "1,3,6", "--draws", 50, "--seed", 7,
+    ],
+}  # fmt: skip
+
+
+def reranked(out: Path) -> dict[str, Any]:
+    """The metrics, the grades, and which solutions are selected; no texts.
+
+    Without p-values: means over problems that differ by 0 may also differ by the rounding of a sum, which CPUs do in
+    different orders, and then a draw counts for one side instead of both.
+    """
+    selected = read_lines(out / "selected.jsonl")
+    graded = rows(out / "solutions.parquet")
+    metrics = metrics_of(out)
+    for difference in metrics["differences"]:
+        del difference["p"]
+    return {
+        "metrics": metrics,
+        "selected": [[one[key] for key in SELECTED] for one in selected],
+        "graded": {key: [row[key] for row in graded] for key in GRADED},
+    }
+
+
+@pytest.mark.parametrize("name", RERANK)
+def test_rerank(name: str, world: Path, tmp_path: Path) -> None:
+    prism(world, "rerank", "pool.jsonl", *RERANK[name], "--judges", 1, "--out", tmp_path / "out")
+    check(f"rerank_{name}", reranked(tmp_path / "out"), tolerance=FLOAT64)
+
+
+def test_rerank_by_shipped_prms(world: Path, tmp_path: Path) -> None:
+    prms = [word for prm in PRMS for word in ("--prm", f"{prm}={prm}-prm")]
+    options = ("--aggregators", "product,mean", "--draws", 100, "--judges", 1)
+    prism(world, "rerank", "pool.jsonl", *prms, *options, "--out", tmp_path / "out")
+    graded = rows(tmp_path / "out" / "solutions.parquet")
+    for column in (f"{prm}/{how}" for prm in PRMS for how in ("product", "mean")):
+        scores = sorted((row["problem_id"], row[column]) for row in graded)
+        gaps = [b - a for (of_a, a), (of_b, b) in pairwise(scores) if of_a == of_b]
+        assert min(gaps) > 1e-5, "no two solutions of a problem are nearly equal"
+    check("rerank_shipped", reranked(tmp_path / "out"), tolerance=FLOAT32)
