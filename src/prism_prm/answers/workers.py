@@ -172,8 +172,8 @@ class Workers:
     def __init__(
         self, module: str, *, count: int | None = None, cpu_seconds: float = 5.0, memory_bytes: int = 4 << 30
     ) -> None:
-        worker = [sys.executable, "-P", "-m", "prism_prm.answers.worker"]
-        command = [*worker, module, str(cpu_seconds), str(memory_bytes)]
+        program = [sys.executable, "-P", "-m", "prism_prm.answers.worker"]
+        command = [*program, module, str(cpu_seconds), str(memory_bytes)]
         # The child must find the same code as its parent, and hash seeds must not change the order of a set.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
