@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,14 +107,14 @@ class Task:
 
     name: str
     problems: tuple[TaskProblem, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Text of a problem that is not used → why."""
+    left_out: tuple[tuple[TaskProblem, str], ...] = ()
+    """Problems that are not used, and why."""
 
     def notes(self) -> list[str]:
         """What the problems lack and what was left out, a line each."""
         found = [
             f"{count:,} problems of {self.name} are left out: {why}."
-            for why, count in Counter(self.left_out.values()).items()
+            for why, count in Counter(why for _, why in self.left_out).items()
         ]
         coded = [problem.tests for problem in self.problems if problem.tests is not None]
         if bare := sum(not tests.public for tests in coded):
@@ -124,6 +124,38 @@ class Task:
         if unread := sum(tests.num_unread for tests in coded):
             found.append(f"{unread:,} tests of {self.name} cannot be read as arguments and a value, and are not used.")
         return found
+
+
+class ProblemIndex:
+    """Finds the problem that a record of another file is about."""
+
+    def __init__(self, problems: Iterable[TaskProblem]) -> None:
+        self._by_text: dict[str, list[TaskProblem]] = defaultdict(list)
+        for problem in problems:
+            self._by_text[problem.text.strip()].append(problem)
+
+    def find(self, text: str, *, name: str = "", answer: str | None = None, where: str = "") -> TaskProblem | None:
+        """The problem of this text, or None; of several, the one of this name, or else with this answer.
+
+        Problems that share a text and are judged alike are one; others must be told apart, or it is an error.
+        """
+        found = self._by_text.get(text.strip(), [])
+        named = [problem for problem in found if name and problem.name == name]
+        for some in (named, found, [problem for problem in found if answer and problem.answer == answer]):
+            if some and all(_judged_by(problem) == _judged_by(some[0]) for problem in some):
+                return some[0]
+        if not found:
+            return None
+        names = ", ".join(repr(problem.name) for problem in found[:3] if problem.name) or "none"
+        raise DataError(
+            f"{where or 'a record'}: {len(found)} problems of the task have its text, {text.strip()[:60]!r}, and "
+            f"different answers or tests; give it the `name` of one of them (their names: {names})",
+            reason="ambiguous-problem",
+        )
+
+
+def _judged_by(problem: TaskProblem) -> tuple[object, ...]:
+    return problem.answer, problem.tolerance, problem.tests
 
 
 def load_problems(place: str, source: str | Path | None = None) -> Task:
@@ -169,13 +201,13 @@ def load_task(
 
 def _used(name: str, problems: Sequence[TaskProblem], window: Window = Window()) -> Task:  # noqa: B008  frozen
     """The task of those problems that can be judged and lie in the window."""
-    against = {problem.text: window.reason_against(problem) for problem in problems}
-    used = tuple(problem for problem in problems if not against[problem.text])
+    against = [(problem, window.reason_against(problem)) for problem in problems]
+    used = tuple(problem for problem, why in against if not why)
     if not used:
-        reasons = Counter(against[problem.text] for problem in problems)
+        reasons = Counter(why for _, why in against)
         said = "; ".join(f"{why}: {count:,}" for why, count in reasons.items())
         raise DataError(f"{name}: none of its {len(problems):,} problems is left. {said or 'It is empty'}.")
-    return Task(name, used, {text: why for text, why in against.items() if why})
+    return Task(name, used, tuple((problem, why) for problem, why in against if why))
 
 
 def read_problems(

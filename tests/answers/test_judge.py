@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -138,3 +139,11 @@ def test_tolerances_go_with_their_pair(judge: Judge) -> None:
     pairs = [("100", "101"), ("100", "101"), (r"100\pi", "317"), (r"100\pi", "317")]
     verdicts = judge.judge(pairs, [0.0, 0.02, 0.0, 0.02])
     assert [verdict.correct for verdict in verdicts] == [False, True, False, True]
+
+
+def test_threads_that_share_a_judge_get_their_own_verdicts() -> None:
+    pairs = [(f"{k}x+{k + 1}", f"{k + 1}+{k}x" if k % 3 else f"{k}+{k + 1}x") for k in range(1, 1001)]
+    with Judge(workers=2) as shared, ThreadPoolExecutor(16) as threads:
+        portions = threads.map(lambda start: shared.judge(pairs[start : start + 5]), range(0, len(pairs), 5))
+        verdicts = [verdict for portion in portions for verdict in portion]
+    assert verdicts == [Verdict(k % 3 != 0) for k in range(1, 1001)]

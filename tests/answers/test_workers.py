@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,29 @@ def test_a_worker_that_died_while_idle_is_replaced(workers: Workers) -> None:
             worker._process.kill()
             worker._process.wait()
     assert workers.run([("double", (i,)) for i in range(4)]) == [Outcome("ok", 2 * i) for i in range(4)]
+
+
+def test_runs_of_other_threads_keep_their_outcomes_when_calls_hang_and_crash(workers: Workers) -> None:
+    def run(i: int) -> list[Outcome]:
+        return workers.run([("double", (i,)), (("loop", "crash", "fail")[i % 3], ()), ("double", (-i,))])
+
+    with ThreadPoolExecutor(6) as threads:
+        outcomes = list(threads.map(run, range(12)))
+    for i, (first, bad, last) in enumerate(outcomes):
+        assert (first, last) == (Outcome("ok", 2 * i), Outcome("ok", -2 * i))
+        assert bad.status == ("timeout", "error", "error")[i % 3]
+
+
+def test_a_run_that_another_thread_closes_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    has_begun = threading.Event()
+    with Workers("hanging", count=2, cpu_seconds=600) as workers, ThreadPoolExecutor(1) as threads:
+        run = threads.submit(workers.run, [("double", (1,)), ("loop", ())], lambda _: has_begun.set())
+        has_begun.wait()
+        workers.close()
+        with pytest.raises(PrismError, match=r"closed by another thread|could not start"):
+            run.result()
+        assert workers.run([("double", (3,))]) == [Outcome("ok", 6)]
 
 
 def test_a_worker_that_cannot_start_says_how_to_see_why() -> None:

@@ -99,6 +99,28 @@ def test_a_second_policy_draws_numbers_of_its_own(tmp_path: Path, second: list[N
     assert min(found[f"only the {one} calls it right"] for one in ("first", "second")) > 5, "luck differs"
 
 
+def test_problems_of_one_text_keep_their_answers_for_a_second_policy(tmp_path: Path, second: list[Noted]) -> None:
+    asked: set[tuple[int, str, str | None]] = set()
+
+    def note(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
+        asked.update((len(second), problem.name, problem.answer) for problem, _ in solutions)
+        return judging(solutions)
+
+    task, exact = tmp_path / "task.jsonl", tmp_path / "exact.jsonl"
+    twins = [{"problem": "p", "answer": answer, "name": name} for name, answer in (("a", "1"), ("b", "0"))]
+    task.write_text("".join(json.dumps(twin) + "\n" for twin in twins))
+    label(str(task), tmp_path / "out", note, second_policy=SECOND)
+    assert asked == {(0, "a", "1"), (0, "b", "0"), (1, "a", "1"), (1, "b", "0")}
+    asked.clear()
+    sample = [{"problem": "p", "steps": ["good 0", "bad 1"], "label": 1, "id": name} for name in "ab"]
+    exact.write_text("".join(json.dumps(one) + "\n" for one in sample))
+    label(str(task), tmp_path / "out", note, check=str(exact))
+    assert asked == {(1, "a", "1"), (1, "b", "0")}
+    exact.write_text(json.dumps(sample[0] | {"id": "c"}) + "\n")
+    with pytest.raises(PrismError, match=r"exact\.jsonl:1.*2 problems of the task have its text, 'p'"):
+        label(str(task), tmp_path / "out", note, check=str(exact))
+
+
 def test_more_problems_add_to_second_opinions_and_checks(tmp_path: Path, second: list[Noted]) -> None:
     task = write_task(tmp_path / "task.jsonl", ["1"] * 6)
     records = [{"problem": f"p{i}", "steps": ["good 0", "bad 1"], "label": 1, "id": str(i)} for i in range(5)]

@@ -18,7 +18,7 @@ from prism_prm.label.stopping import expected, first_error_chances
 from prism_prm.policies import Sampling
 from prism_prm.records import Estimate, Step, StepTree
 from prism_prm.statistics import wilson
-from prism_prm.tasks import TaskProblem
+from prism_prm.tasks import ProblemIndex, TaskProblem
 
 SETTINGS = LabelSettings(rollouts=6, alternatives=4, sampling=Sampling(max_step_tokens=8, max_tokens=40))
 
@@ -229,8 +229,8 @@ def test_what_is_known_of_a_problem_counts_when_its_trees_are_labelled_again() -
     tree, problem = failing(2), TaskProblem("p", "1", tolerance=0.25)
     labeller = Labeller(Branching(), note, SETTINGS)
     trees = [tree, replace(tree, problem="q")]
-    problems = [problem_of_tree(one, {"p": problem}) for one in trees]
-    assert problem_of_tree(replace(tree, problem=" p\n"), {"p": problem}) is problem
+    problems = [problem_of_tree(one, ProblemIndex([problem])) for one in trees]
+    assert problem_of_tree(replace(tree, problem=" p\n"), ProblemIndex([problem])) is problem
     assert len(list(labeller.relabel(trees, ["p", "q"], problems))) == 2
     assert {(one.text, one.tolerance) for one in asked} == {("p", 0.25), ("q", 0.0)}
 

@@ -133,3 +133,16 @@ def test_grades_are_kept_and_taken_up_again(graded: GradedPool, tmp_path: Path) 
     assert all(read_grades(path, POOL, other) is None for other in others)
     path.write_bytes(b"not parquet")
     assert read_grades(path, POOL, graded_as) is None
+
+
+def test_problems_of_one_text_are_told_apart_by_name() -> None:
+    twins = [TaskProblem("how many?", "3", "a"), TaskProblem("how many?", "4", "b")]
+    records = [{"problem": "how many?", "name": name, "solutions": ["3"]} for name in ("a", "b")]
+    pool = Pool(tuple(map(pool_problem, records)))
+    found = with_task(pool, Task("mine", tuple(twins))).problems
+    assert [(entry.problem.name, entry.problem.answer) for entry in found] == [("a", "3"), ("b", "4")]
+    unnamed = Pool((pool_problem({"problem": "how many?", "solutions": ["3"]}),))
+    with pytest.raises(DataError, match=r"2 problems of the task have its text, 'how many\?', and different answers"):
+        with_task(unnamed, Task("mine", tuple(twins)))
+    alike = (twins[0], TaskProblem("how many?", "3", "c"))
+    assert with_task(unnamed, Task("mine", alike)).problems[0].problem.answer == "3"

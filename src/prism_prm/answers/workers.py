@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prism_prm.cores import available_cores
@@ -51,22 +51,20 @@ class Outcome:
 class _Worker:
     """One child process that serves calls one after another, and is started anew after a call that killed it."""
 
-    def __init__(
-        self, command: list[str], environment: dict[str, str], wall_seconds: float, stopped: threading.Event
-    ) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], wall_seconds: float) -> None:
         self._command, self._environment, self._wall_seconds = command, environment, wall_seconds
-        self._stopped = stopped
-        """Set when the run is given up: nothing is started any more."""
         self._process: subprocess.Popen[str] | None = None
         self._deadline = math.inf
         """When the present call has taken too long by the clock."""
         self._was_late = False
 
-    def serve(self, calls: Sequence[Call]) -> list[Outcome]:
-        """The outcomes of some calls, which are sent together; whatever happens to the process, each has one."""
+    def serve(self, calls: Sequence[Call], stopped: threading.Event) -> list[Outcome]:
+        """The outcomes of some calls, which are sent together; each has one, unless the run is stopped."""
         outcomes: list[Outcome] = []
-        while len(outcomes) < len(calls) and not self._stopped.is_set():
+        while len(outcomes) < len(calls) and not stopped.is_set():
             process = self._alive()
+            if stopped.is_set():  # since it was looked at: whoever stopped the run may not have seen this process
+                break
             self._send(process, calls[len(outcomes) :])
             while len(outcomes) < len(calls) and (line := self._read_line(process, self._wall_seconds)):
                 reply = json.loads(line)
@@ -105,9 +103,13 @@ class _Worker:
 
     def end_if_late(self, now: float) -> None:
         """Kill a process whose call has taken too long."""
-        process = self._process
-        if now > self._deadline and process is not None:
+        if now > self._deadline:
             self._was_late = True
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process; whoever waits for its reply sees it end."""
+        if (process := self._process) is not None:
             process.kill()
 
     def _alive(self) -> subprocess.Popen[str]:
@@ -130,10 +132,8 @@ class _Worker:
     def _read_line(self, process: subprocess.Popen[str], seconds: float) -> str:
         """The next line; "" if the process ends first, or is ended after `seconds`."""
         assert process.stdout is not None
-        # ValueError: closed under us by `Workers.close` in another thread.
-        with contextlib.suppress(ValueError), self._limited(seconds):
+        with self._limited(seconds):
             return process.stdout.readline()
-        return ""
 
     @contextlib.contextmanager
     def _limited(self, seconds: float) -> Iterator[None]:
@@ -145,26 +145,45 @@ class _Worker:
             self._deadline = math.inf
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A run under way."""
+
+    stopped: threading.Event = field(default_factory=threading.Event)
+    """Set when the run is given up: nothing is started any more."""
+    busy: set[_Worker] = field(default_factory=set)
+    """The workers that serve it now; they serve no other run meanwhile."""
+
+    def stop(self) -> None:
+        """Give the run up; calls under way lose their process."""
+        self.stopped.set()
+        for worker in tuple(self.busy):
+            worker.kill()
+
+
 class Workers:
     """Run calls of the functions of a module in killable processes; they start when first needed, and stay.
 
-    Use as a context manager, or call `close`. A call ends after `cpu_seconds` of CPU time, so that a busy machine
-    changes no outcome, or after WALL_FACTOR times as much on the clock.
+    Use as a context manager, or call `close`. Threads may share it: a worker serves one of them at a time. A call ends
+    after `cpu_seconds` of CPU time, so that a busy machine changes no outcome, or after WALL_FACTOR times as much on
+    the clock.
     """
 
     def __init__(
         self, module: str, *, count: int | None = None, cpu_seconds: float = 5.0, memory_bytes: int = 4 << 30
     ) -> None:
-        worker = [sys.executable, "-P", "-m", "prism_prm.answers.worker"]
-        command = [*worker, module, str(cpu_seconds), str(memory_bytes)]
+        program = [sys.executable, "-P", "-m", "prism_prm.answers.worker"]
+        command = [*program, module, str(cpu_seconds), str(memory_bytes)]
         # The child must find the same code as its parent, and hash seeds must not change the order of a set.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
         self.count = count or available_cores()
-        self._stopped = threading.Event()
-        self._workers = [
-            _Worker(command, environment, cpu_seconds * WALL_FACTOR, self._stopped) for _ in range(self.count)
-        ]
+        self._workers = [_Worker(command, environment, cpu_seconds * WALL_FACTOR) for _ in range(self.count)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._runs: set[_Run] = set()
+        self._closing = threading.Lock()
 
     def __enter__(self) -> Workers:
         return self
@@ -173,51 +192,60 @@ class Workers:
         self.close()
 
     def close(self) -> None:
-        """End all processes; a later `run` starts new ones."""
-        for worker in self._workers:
-            worker.end()
+        """End all processes, and the runs of other threads with an error; a later `run` starts new processes."""
+        with self._closing:
+            for run in tuple(self._runs):
+                run.stop()
+            workers = [self._idle.get() for _ in self._workers]
+            for worker in workers:
+                worker.end()
+                self._idle.put(worker)
 
     def run(self, calls: Sequence[Call], advance: Advance = ignore) -> list[Outcome]:
         """The outcome of every call, in order; `advance` is told of calls that are done."""
-        idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        for worker in self._workers:
-            idle.put(worker)
+        run = _Run()
 
         def serve(some: Sequence[Call]) -> list[Outcome]:
-            worker = idle.get()
+            worker = self._idle.get()
+            run.busy.add(worker)
+            outcomes: list[Outcome] = []
             try:
-                return worker.serve(some)
+                outcomes = worker.serve(some, run.stopped)
             finally:
-                idle.put(worker)
+                if len(outcomes) < len(some):  # replies that nobody reads must not reach the next run
+                    worker.end()
+                run.busy.remove(worker)
+                self._idle.put(worker)
+            return outcomes
 
         # Neighbours often share a reference, which a worker then parses once; small portions share the work out evenly.
         size = max(1, min(_PORTION, len(calls) // (4 * self.count)))
         portions = [calls[start : start + size] for start in range(0, len(calls), size)]
-        self._stopped.clear()
         threads = ThreadPoolExecutor(self.count)
+        self._runs.add(run)
         try:
             futures = [threads.submit(serve, portion) for portion in portions]
-            with self._watched():
+            with self._watched(run):
                 for future in as_completed(futures):
                     advance(len(future.result()))
+            if run.stopped.is_set():
+                raise PrismError("The worker processes were closed by another thread while calls were under way.")
             return [outcome for future in futures for outcome in future.result()]
-        except BaseException:  # Ctrl-C too: no call is started any more, and those under way lose their process
-            self._stopped.set()
-            self.close()
-            threads.shutdown(cancel_futures=True)
-            self.close()  # also what a thread was just starting
+        except BaseException:  # Ctrl-C too
+            run.stop()
             raise
         finally:
-            threads.shutdown()
+            threads.shutdown(cancel_futures=True)
+            self._runs.remove(run)
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, run: _Run) -> Iterator[None]:
         """Meanwhile a thread looks at the clock, and ends what is late."""
         done = threading.Event()
 
         def watch() -> None:
             while not done.wait(_WATCH_SECONDS):
-                for worker in self._workers:
+                for worker in tuple(run.busy):
                     worker.end_if_late(time.monotonic())
 
         thread = threading.Thread(target=watch, daemon=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from prism_prm.label.jobs import AFTER_ERROR, Budget, Job, Node, Outcome, Work, sample_solutions, together
@@ -13,7 +13,7 @@ from prism_prm.label.methods import METHODS
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Ask, Policy, write_steps
 from prism_prm.records import ROOT, StepTree, unique_names
-from prism_prm.tasks import TaskProblem
+from prism_prm.tasks import ProblemIndex, TaskProblem
 
 AT_ONCE = 32
 """Problems that are labelled side by side."""
@@ -92,7 +92,7 @@ class Labeller:
 
         Steps without a label stay without one, unless no step of the tree has any.
         """
-        of = [problem_of_tree(tree, {}) for tree in trees] if problems is None else problems
+        of = [problem_of_tree(tree, ProblemIndex([])) for tree in trees] if problems is None else problems
         return self._run(of, lambda i: self._given(trees[i], of[i], keys[i]))
 
     def _run(
@@ -168,9 +168,10 @@ class Labeller:
         return _labelled([replace(tree, nodes=nodes)], [job], [job], budget)
 
 
-def problem_of_tree(tree: StepTree, known: Mapping[str, TaskProblem]) -> TaskProblem:
-    """The known problem of that text, white space around it aside, or what the tree says itself."""
-    return known.get(tree.problem.strip()) or TaskProblem(tree.problem, tree.answer or None, tree.name)
+def problem_of_tree(tree: StepTree, known: ProblemIndex) -> TaskProblem:
+    """The known problem that the tree solves, or what the tree says itself."""
+    found = known.find(tree.problem, name=tree.name, answer=tree.answer, where=tree.where)
+    return found or TaskProblem(tree.problem, tree.answer or None, tree.name)
 
 
 def _labelled(trees: Sequence[StepTree], jobs: Sequence[Job], every: Sequence[Job], budget: Budget) -> Labelled:

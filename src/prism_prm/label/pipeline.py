@@ -25,7 +25,6 @@ from prism_prm.label.noise import LabelNoise, measure_noise
 from prism_prm.label.portions import Hands, LabelWork, hands_on_ray, label_portion, policy_identity
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.report import LabelRun, make_report
-from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
 from prism_prm.protocol import notes_of, summary_of
@@ -33,7 +32,7 @@ from prism_prm.records import StepTree, unique_names
 from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.place import check_scorer
 from prism_prm.tables import write_trees
-from prism_prm.tasks import TaskGrader, TaskProblem, load_task
+from prism_prm.tasks import ProblemIndex, TaskGrader, TaskProblem, load_task
 from prism_prm.types import Bars, Say, no_bars, silent
 from prism_prm.workers import Here, Workers
 from prism_prm.workers.settings import RaySettings
@@ -94,7 +93,7 @@ def label_task(
     if recipe.consensus:
         check_scorer(recipe.consensus, loading)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
-    known = {problem.text.strip(): problem for problem in task.problems}
+    known = ProblemIndex(task.problems)
     task = replace(task, problems=task.problems[: recipe.limit])
     exact, left_out = _exact_trees(recipe, known) if recipe.check else ([], Counter[str]())
     if ray is not None and (policy is not None or judge is not None):
@@ -121,11 +120,13 @@ def label_task(
 
         with hands(recipe.policy, policy) as workers:
             write_text(out / "settings.toml", to_toml(recipe))
-            trees = _numbered(stage.solve(workers, task.problems))
+            solved = stage.solve(workers, task.problems)
+            trees = _numbered(solved)
             noise = stage.check(workers, exact, left_out) if recipe.check else None
         if second is not None:
             with hands(second) as workers:
-                trees = stage.agree(workers, trees, consensus)
+                asked = [problem for problem, one in zip(task.problems, solved, strict=True) for _ in one.trees]
+                trees = stage.agree(workers, trees, asked, consensus)
         critic = None
         if recipe.consensus:
             how = {"on_too_long": "skip", **(loading or {}), "ray": ray}
@@ -183,8 +184,8 @@ class _Stage:
 
     recipe: LabelRecipe
     out: Path
-    known: Mapping[str, TaskProblem]
-    """All problems of the task by their texts: how near an answer must be, or which tests, is known of them alone."""
+    known: ProblemIndex
+    """All problems of the task: how near an answer must be, or which tests, is known of them alone."""
     live: Live
     say: Say
     found: dict[str, list[Labelled]] = field(default_factory=dict)
@@ -198,14 +199,17 @@ class _Stage:
     def check(self, workers: Workers[Hands], exact: Sequence[StepTree], left_out: Counter[str]) -> LabelNoise:
         """Label an exactly labelled sample in the same way, and compare."""
         keys = unique_names(tree.problem for tree in exact)
-        found = self._relabel("check", workers, exact, self.recipe.label, keys)
+        problems = [problem_of_tree(tree, self.known) for tree in exact]
+        found = self._run("check", "trees", workers, LabelWork(self.recipe.label, problems, exact, keys))
         noise = measure_noise(
             exact, [one.trees[0] for one in found], [one.reached[0] for one in found]
         )  # fmt: skip
         noise.counts.update(left_out)
         return noise
 
-    def agree(self, workers: Workers[Hands], trees: Sequence[StepTree], counts: Counter[str]) -> list[StepTree]:
+    def agree(
+        self, workers: Workers[Hands], trees: Sequence[StepTree], problems: Sequence[TaskProblem], counts: Counter[str]
+    ) -> list[StepTree]:
         """Ask a second policy about the labels there are; it need not search for them.
 
         Its noise is its own: two policies that draw the same numbers agree more often than they should.
@@ -214,19 +218,8 @@ class _Stage:
         if settings.method == "binary":
             settings = replace(settings, method="adaptive")
         keys = [f"second {key}" for key in unique_names(tree.problem for tree in trees)]
-        found = self._relabel("second", workers, trees, settings, keys)
+        found = self._run("second", "trees", workers, LabelWork(settings, problems, trees, keys))
         return keep_agreed(trees, [one.trees[0] for one in found], counts)
-
-    def _relabel(
-        self,
-        name: str,
-        workers: Workers[Hands],
-        trees: Sequence[StepTree],
-        settings: LabelSettings,
-        keys: Sequence[str],
-    ) -> list[Labelled]:
-        problems = [problem_of_tree(tree, self.known) for tree in trees]
-        return self._run(name, "trees", workers, LabelWork(settings, problems, trees, keys))
 
     def _run(self, name: str, what: str, workers: Workers[Hands], work: LabelWork) -> list[Labelled]:
         """Portions that are not in the journal yet are done and filed there."""
@@ -263,7 +256,7 @@ class _Stage:
             return self.found[name]
 
 
-def _exact_trees(recipe: LabelRecipe, known: Mapping[str, TaskProblem]) -> tuple[list[StepTree], Counter[str]]:
+def _exact_trees(recipe: LabelRecipe, known: ProblemIndex) -> tuple[list[StepTree], Counter[str]]:
     """The exactly labelled sample: trees about a problem that is known, or with a reference answer of their own."""
     assert recipe.check is not None, "asked for only where there is a sample"
     reader = Reader([recipe.check])

@@ -16,7 +16,7 @@ from prism_prm.answers.judge import Key
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem
 from prism_prm.resume import Journal
-from prism_prm.tasks import Grader, Task, TaskProblem
+from prism_prm.tasks import Grader, ProblemIndex, Task, TaskProblem
 from prism_prm.types import Advance, Bools, Ints, ignore
 
 PORTION = 512
@@ -177,18 +177,21 @@ def _is_judged(entry: PoolProblem) -> bool:
 
 
 def with_task(pool: Pool, task: Task) -> Pool:
-    """The pool with the task's reference answers and tests; problems are found by their text.
+    """The pool with the task's reference answers and tests; problems are found by their text, and by name among equals.
 
     Those that the task leaves out are left out here, too.
     """
-    known = {problem.text.strip(): problem for problem in task.problems}
-    unused = {text.strip() for text in task.left_out}
-    pool = Pool(tuple(entry for entry in pool.problems if entry.problem.text.strip() not in unused))
-    missing = [entry.problem.text for entry in pool.problems if entry.problem.text.strip() not in known]
+    unused = [problem for problem, _ in task.left_out]
+    index = ProblemIndex([*task.problems, *unused])
+    found = [
+        (entry, index.find(entry.problem.text, name=entry.problem.name, where=entry.where)) for entry in pool.problems
+    ]
+    found = [(entry, problem) for entry, problem in found if not any(problem is one for one in unused)]
+    missing = [entry.problem.text for entry, problem in found if problem is None]
     if missing:
         raise DataError(
-            f"{len(missing)} of {len(pool.problems)} problems of the pool are not in the task {task.name!r} "
+            f"{len(missing)} of {len(found)} problems of the pool are not in the task {task.name!r} "
             f"(the first: {missing[0][:60]!r}). Name another task.",
             reason="unknown-problem",
         )
-    return Pool(tuple(replace(entry, problem=known[entry.problem.text.strip()]) for entry in pool.problems))
+    return Pool(tuple(replace(entry, problem=problem) for entry, problem in found if problem is not None))
