@@ -87,7 +87,9 @@ def load_run(given: str) -> EvalRun:
         metrics = read_json(path)
         known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path}: no such file; give folders written by `prism eval --out`") from None
+        raise DataError(
+            f"{path}: no such file; give folders written by `prism eval --out`; rerun `prism eval` if it was stopped"
+        ) from None
     except msgspec.ValidationError as error:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
     if not known.benchmarks:
