@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from eval_helpers import prmbench_row, processbench_row, write_jsonl
 from test_eval_evaluate import FAST, noisy, run, score_with
@@ -11,24 +15,41 @@ from test_eval_evaluate import FAST, noisy, run, score_with
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import read_benchmark
 from prism_prm.evaluation.benchmarks.prmbench import CLASSES
-from prism_prm.evaluation.compare import build_comparison, compare_bench, load_runs, load_steps, shared_benches
+from prism_prm.evaluation.compare import (
+    build_comparison,
+    compare_bench,
+    compare_runs,
+    load_run,
+    load_runs,
+    load_steps,
+    shared_benches,
+)
+from prism_prm.evaluation.pipeline import evaluate_prm
 from prism_prm.evaluation.report import RunInfo, write_run
 from prism_prm.report import Report
 from prism_prm.theory.dominance import VERDICTS
+from prism_prm.theory_report.pipeline import report_theory
 from prism_prm.theory_report.roc_dominance import add_dominance
+from prism_prm.types import Bars, no_bars
 
 
-def make_run(tmp_path: Path, name: str, seed: int, *, num: int = 30, flip: bool = False, bench: str = "both") -> Path:
-    rows = [processbench_row(f"math-{i}", 4, ((i % 5) - 1) if not flip else (i % 4)) for i in range(num)]
-    write_jsonl(tmp_path / f"data-{num}-{flip}" / "processbench" / "math.jsonl", rows)
+def make_run(
+    tmp_path: Path, name: str, seed: int, *, num: int = 30, flip: bool = False, bench: str = "both", about: str = ""
+) -> Path:
+    data = tmp_path / f"data-{num}-{flip}-{about}"
+    rows = [
+        processbench_row(f"math-{i}", 4, ((i % 5) - 1) if not flip else (i % 4), f"Problem {i} {about}?")
+        for i in range(num)
+    ]
+    write_jsonl(data / "processbench" / "math.jsonl", rows)
     nine = [
         prmbench_row(kind, f"{i}", 4, [2] if kind != "multi_solutions" else []) for kind in CLASSES for i in range(6)
     ]
-    write_jsonl(tmp_path / f"data-{num}-{flip}" / "prmbench" / "all.jsonl", nine)
+    write_jsonl(data / "prmbench" / "all.jsonl", nine)
     names = ["prmbench", "processbench"] if bench == "both" else [bench]
     evaluations = []
     for one in names:
-        benchmark = read_benchmark(one, [tmp_path / f"data-{num}-{flip}"])
+        benchmark = read_benchmark(one, [data])
         evaluations.append(run(benchmark, score_with(benchmark, noisy(seed))))
     write_run(tmp_path / name, RunInfo(name, f"runs/{name}"), evaluations, FAST)
     return tmp_path / name
@@ -68,8 +89,73 @@ def test_runs_on_other_data_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"base has 10 of 30 items that the other run does not have \(math-20, math-21"):
         load_steps(load_runs([str(base), str(fewer)]), "processbench")
     flipped = make_run(tmp_path, "flipped", 0, flip=True, bench="processbench")
-    with pytest.raises(DataError, match="items with the same names but different steps or labels"):
+    with pytest.raises(DataError, match="26 of 30 items with the same names but other texts or labels"):
         load_steps(load_runs([str(base), str(flipped)]), "processbench")
+
+
+def test_runs_on_other_texts_under_the_same_names_cannot_be_compared(tmp_path: Path) -> None:
+    base = make_run(tmp_path, "base", 0, bench="processbench")
+    other = make_run(tmp_path, "other", 0, bench="processbench", about="of another set")
+    said = "base and other have 30 of 30 items with the same names but other texts or labels"
+    with pytest.raises(DataError, match=said):
+        compare_runs([base, other], tmp_path / "cmp", num_draws=100)
+    with pytest.raises(DataError, match=said):
+        report_theory(tmp_path / "theory", simulate=False, runs=[base, other])
+
+
+def test_runs_that_do_not_record_their_texts_cannot_be_compared(tmp_path: Path) -> None:
+    base, old = (make_run(tmp_path, name, 0, bench="processbench") for name in ("base", "old"))
+    table = old / "processbench.steps.parquet"
+    pq.write_table(pq.read_table(table).drop_columns("content_hash"), table)
+    with pytest.raises(DataError, match=r"old: .* records no texts.*run `prism eval` again"):
+        load_steps(load_runs([str(base), str(old)]), "processbench")
+
+
+class Killed(BaseException):
+    """In the place of a signal that ends the process."""
+
+
+def test_a_killed_evaluation_never_leaves_the_numbers_of_two_prms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first file the folder is the old one; after it, whichever was the last, it is refused."""
+    rows = [processbench_row(f"math-{i}", 2, (i % 3) - 1) for i in range(6)]
+    data = write_jsonl(tmp_path / "math.jsonl", rows)
+
+    def evaluate(score: float, out: Path, bars: Bars = no_bars) -> None:
+        predictions = [{"id": row["id"], "scores": [score, score]} for row in rows]
+        given, name = write_jsonl(tmp_path / f"{score}.jsonl", predictions), f"prm-{score}"
+        evaluate_prm(
+            None, "processbench", out, data=data, predictions=given, name=name, settings=FAST, bars=bars
+        )  # fmt: skip
+
+    def killed(*_: Any, **__: Any) -> Any:
+        raise Killed
+
+    evaluate(0.25, tmp_path / "first")
+    with pytest.raises(Killed):
+        evaluate(0.75, tmp_path / "first", bars=killed)
+    load_run(str(tmp_path / "first"))
+    replace, written = os.replace, 0
+    last = len([file for file in (tmp_path / "first").rglob("*") if file.is_file()])
+
+    def replace_some(source: Path, target: Path) -> None:
+        nonlocal written
+        if written == last:
+            raise Killed
+        written += 1
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", replace_some)
+    while last:
+        last, written, out = last - 1, 0, tmp_path / f"out-{last}"
+        shutil.copytree(tmp_path / "first", out)
+        with pytest.raises(Killed):
+            evaluate(0.75, out)
+        pages = {score for score in (0.25, 0.75) if any(f"prm-{score}" in p.read_text() for p in out.glob("report.*"))}
+        assert len(pages) < 2, f"after {last} files there are pages of both"
+        with pytest.raises(DataError, match="rerun `prism eval` if it was stopped"):
+            load_run(str(out))
 
 
 def test_benchmarks_that_only_some_runs_have_are_left_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -110,6 +111,17 @@ def test_problems_without_a_solution_are_counted_and_shown(pool: Path, tmp_path:
     assert "2 of 6 problems have no solution and count as unsolved." in (out / "report.md").read_text()
     again = run(pool, "--out", out, "--prm", prm_folders[0], "--judges", 1)
     assert "Reusing the grades in" in again
+
+
+def test_a_table_of_two_prms_is_refused(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:
+    """Both scored the same solutions: whose rows come last must not decide whose scores are used."""
+    for name, folder in zip(("a", "b"), prm_folders, strict=True):
+        run(pool, "--out", tmp_path / "out", "--prm", f"{name}={folder}", "--judges", 1)
+    tables = [pq.read_table(tmp_path / "out" / "scores" / f"{name}.parquet") for name in ("a", "b")]
+    pq.write_table(pa.concat_tables(tables), tmp_path / "both.parquet")
+    with pytest.raises(DataError, match=r"both\.parquet: scores of 2 models in one table; give a table of one"):
+        rerank_pool(pool, tmp_path / "again", scores={"both": tmp_path / "both.parquet"})
+    assert not (tmp_path / "again").exists(), "refused before anything is judged"
 
 
 def test_two_prms_on_one_pool(pool: Path, tmp_path: Path, prm_folders: list[Path]) -> None:

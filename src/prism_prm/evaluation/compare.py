@@ -87,7 +87,9 @@ def load_run(given: str) -> EvalRun:
         metrics = read_json(path)
         known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path}: no such file; give folders written by `prism eval --out`") from None
+        raise DataError(
+            f"{path}: no such file; give folders written by `prism eval --out`; rerun `prism eval` if it was stopped"
+        ) from None
     except msgspec.ValidationError as error:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
     if not known.benchmarks:
@@ -123,8 +125,14 @@ def shared_benches(runs: Sequence[EvalRun]) -> tuple[list[str], list[str]]:
 
 
 def load_steps(runs: Sequence[EvalRun], bench: str) -> dict[str, Steps]:
-    """The judged steps of every run, which must be the same steps with the same labels."""
+    """The judged steps of every run, which must be the same texts with the same labels."""
     steps = {run.name: read_steps(steps_file(run.folder, bench)) for run in runs}
+    for run in runs:
+        if steps[run.name].item_content is None:
+            raise DataError(
+                f"{run.name}: {steps_file(run.folder, bench)} is of an earlier version and records no texts, so the "
+                "runs may be on different ones; run `prism eval` again"
+            )
     first = runs[0].name
     for run in runs[1:]:
         _require_same(bench, first, steps[first], run.name, steps[run.name])
@@ -140,11 +148,16 @@ def _require_same(bench: str, name_a: str, a: Steps, name_b: str, b: Steps) -> N
                 f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on the "
                 "same --data, with the same --limit, threshold rule and seed"
             )
+    content_a, content_b = (dict(zip(one.items, one.item_content or (), strict=True)) for one in (a, b))
+    if other := [item for item, content in content_a.items() if content_b[item] != content]:
+        raise DataError(
+            f"{bench}: {name_a} and {name_b} have {len(other):,} of {len(a.items):,} items with the same names but "
+            f"other texts or labels ({', '.join(other[:SHOWN])}, …); evaluate both on the same files"
+        )
     same = a.items == b.items and np.array_equal(a.starts, b.starts) and np.array_equal(a.parent, b.parent)
     if not same or not np.array_equal(a.label, b.label):
         raise DataError(
-            f"{bench}: {name_a} and {name_b} have items with the same names but different steps or labels; "
-            "evaluate both on the same files"
+            f"{bench}: {name_a} and {name_b} have the same items in another order; evaluate both on the same files"
         )
 
 

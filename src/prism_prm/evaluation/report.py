@@ -14,7 +14,7 @@ from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, as_json
 from prism_prm.evaluation.example import add_wrong_step
 from prism_prm.evaluation.judged_steps import write_steps
 from prism_prm.evaluation.measure import SubsetResult
-from prism_prm.report import LOOKS, Report, escaped, looks, number, percent, telling
+from prism_prm.report import LOOKS, Report, escaped, looks, number, percent, remove_report, telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,11 @@ def steps_file(folder: str | Path, bench: str) -> Path:
 
 def write_run(folder: str | Path, run: RunInfo, evaluations: list[Evaluation], settings: EvalSettings) -> Path:
     """Write the report, metrics.json, and the judged steps that `prism compare` reads; returns the page."""
+    report = build_report(run, evaluations, settings)
+    remove_report(folder)  # or a killed process could leave its steps beside another PRM's metrics
     for evaluation in evaluations:
         write_steps(steps_file(folder, evaluation.bench), evaluation.steps)
-    return build_report(run, evaluations, settings).write(folder)
+    return report.write(folder)
 
 
 def build_report(run: RunInfo, evaluations: list[Evaluation], settings: EvalSettings) -> Report:

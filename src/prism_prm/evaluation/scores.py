@@ -162,12 +162,11 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
     from prism_prm.scorer.table import read_scores, scores_of_trees, unjudged_in_scores
 
     table = read_scores(path)
-    models = sorted(set(table["model_hash"].to_pylist()))
     unjudged, stops_at_error = unjudged_in_scores(path)
-    if not models and unjudged:
+    if not table.num_rows and unjudged:
         raise _no_verdict(path)
-    if len(models) != 1:
-        raise DataError(f"{path}: scores of {len(models)} models in one table; give a table of one")
+    if not table.num_rows:
+        raise DataError(f"{path}: holds no scores; score this data with `prism score`", reason="missing-scores")
     found = scores_of_trees(table, [item.tree for item in items.items])
     notes: dict[str, int] = {}
     chosen = list(zip(items.items, found, strict=True))
@@ -180,7 +179,7 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
     redundancy = [scores.named("redundancy") for _, scores in chosen] if "redundancy" in outputs else None
     kept, probability = [item for item, _ in chosen], [scores.probability for _, scores in chosen]
     steps = collect_steps(kept, probability, redundancy, with_gaps=bool(unjudged))
-    return steps, {"model_hash": models[0], "outputs": list(outputs), "notes": notes}
+    return steps, {"model_hash": table["model_hash"][0].as_py(), "outputs": list(outputs), "notes": notes}
 
 
 def _judged_items(

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prism_prm import __version__
-from prism_prm.files import whole_file, write_text
+from prism_prm.files import write_text, writing
 from prism_prm.report.examples import Example, ScoredStep, most_telling, telling
 from prism_prm.report.figures import LOOKS, Look, count_axis, drawing, label, legend, looks, percent_axes
 from prism_prm.report.numbers import NO_DATA, number, p_value, percent, signed_percent
@@ -53,12 +53,14 @@ __all__ = [
     "percent",
     "percent_axes",
     "plain_json",
+    "remove_report",
     "signed_percent",
     "telling",
 ]
 
 PAGE = "report.html"
 """The page of a report, in the folder that it is written to."""
+METRICS = "metrics.json"
 REM_PER_INCH = 6.4
 """How large a figure's inch is shown: its text is then about as large as the page's."""
 
@@ -188,18 +190,29 @@ class Report:
         )  # fmt: skip
 
     def write(self, folder: str | Path) -> Path:
-        """Write report.html, report.md, figures/ and metrics.json into `folder`; returns the page's path."""
+        """Write report.html, report.md, figures/ and metrics.json into `folder`; returns the page's path.
+
+        An earlier report there goes first and metrics.json comes last, so a killed process leaves no mixture of two.
+        """
         folder, made = Path(folder), _made()
+        page = self.html(made)
+        remove_report(folder)
         for block in self.blocks:
             if isinstance(block, Figure):
                 for file, svg in block.files.items():
                     write_text(folder / "figures" / file, svg)
         write_text(folder / "report.md", self.markdown(made))
-        with whole_file(folder / "metrics.json") as aside:
-            text = json.dumps(plain_json(self.metrics), indent=2, ensure_ascii=False, allow_nan=False)
-            aside.write_text(text + "\n", encoding="utf-8")
-        write_text(folder / PAGE, self.html(made))
+        write_text(folder / PAGE, page)
+        metrics = json.dumps(plain_json(self.metrics), indent=2, ensure_ascii=False, allow_nan=False)
+        write_text(folder / METRICS, metrics + "\n")
         return folder / PAGE
+
+
+def remove_report(folder: str | Path) -> None:
+    """Remove the report in a folder, if there is one, before files that it is about are replaced."""
+    for name in (METRICS, PAGE, "report.md"):
+        with writing(path := Path(folder) / name):
+            path.unlink(missing_ok=True)
 
 
 def _made() -> str:

@@ -91,7 +91,7 @@ def table_of_trees(
 
 
 def read_scores(path: str | Path) -> pa.Table:
-    """A scores table, whatever its family's outputs."""
+    """A scores table of one model, whatever its family's outputs."""
     if not Path(path).exists():
         raise DataError(f"{path}: no such scores table; `prism score` writes one", reason="no-such-file")
     with reading_parquet(path, "`prism score` writes such a table"):
@@ -102,7 +102,11 @@ def read_scores(path: str | Path) -> pa.Table:
         kind = table.schema.field(table.schema.names.index("log_odds")).type
         if not pa.types.is_struct(kind) or not kind.num_fields:
             raise DataError(f"{path}: the column 'log_odds' holds {kind}, expected named log-odds", reason="wrong-type")
-        return fitted(path, table, scores_schema([field.name for field in kind]))
+        table = fitted(path, table, scores_schema([field.name for field in kind]))
+        models = set(table["model_hash"].to_pylist())
+        if len(models) > 1:
+            raise DataError(f"{path}: scores of {len(models)} models in one table; give a table of one")
+        return table
 
 
 def card_of_scores(path: str | Path) -> CardValues | None:
