@@ -14,6 +14,7 @@ from loopback import Answer, serve
 from prism_prm.http import Patience, ServerError
 from prism_prm.policies import Ask, PolicyError, PolicySettings, Prompting, Sampling, Written, open_policy
 from prism_prm.policies.openai import OpenAiPolicy
+from tiny import qwen_tokenizer
 
 QUICK = Patience(timeout=0.4, retries=3, backoff=0.01)
 
@@ -298,3 +299,20 @@ def test_open_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("gpt", "hf:", "vllm:x"):
         with pytest.raises(Exception, match="is not a policy"):
             open_policy(wrong)
+
+
+def test_the_identity_is_what_decides_texts() -> None:
+    def identity(place: str, template: str | None = "{{ messages[-1].content }}", **options: Any) -> str:
+        tokenizer = qwen_tokenizer()
+        tokenizer.chat_template = template
+        policy = OpenAiPolicy(place, tokenizer=tokenizer, **({"model": "m"} | options))
+        policy.close()
+        return policy.identity()
+
+    here, there = "http://127.0.0.1:8000/v1", "http://127.0.0.1:8001/v1"
+    assert identity(here) == identity(here) == identity(f"{here}/")
+    others = [
+        identity(there), identity(here, "{{ messages[0].content }}!"), identity(here, None), identity(here, model="n"),
+        identity(here, prompting=Prompting(system="Be brief.")),
+    ]  # fmt: skip
+    assert len({identity(here), *others}) == 6

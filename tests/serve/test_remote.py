@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,30 @@ def test_rows_of_vllm_are_counted(qwen: tuple[str, Path, PRM]) -> None:
             else:
                 with pytest.raises(PrismError, match=message):
                     prm.score("x?", ["so", "3"])
+
+
+def test_prms_behind_vllm_that_differ_in_anything_are_told_apart(qwen: tuple[str, Path, PRM], tmp_path: Path) -> None:
+    _, folder, _ = qwen
+    for name in ("quirky", "retrained"):
+        shutil.copytree(folder, tmp_path / name)
+    card = json.loads((tmp_path / "quirky/prism.json").read_text())
+    (tmp_path / "quirky/prism.json").write_text(json.dumps(card | {"compat": True}))
+    tokens = json.loads((tmp_path / "retrained/tokenizer.json").read_text())
+    tokens["model"]["merges"].pop()
+    (tmp_path / "retrained/tokenizer.json").write_text(json.dumps(tokens))
+    served = {"id": "prm", "root": "/models/a", "max_model_len": 500}
+    models = {"data": [served]}
+    answer = fake(lambda _: [])
+    with loopback.serve(answer, models) as (url, _), loopback.serve(answer, models) as (elsewhere, _):
+
+        def identity(place: str = url, local: Path = folder) -> str:
+            return load_prm(f"vllm:{place.removesuffix('/v1')}", local=local).identity()
+
+        first = identity()
+        assert identity() == first
+        others = [identity(elsewhere), identity(local=tmp_path / "quirky"), identity(local=tmp_path / "retrained")]
+        served["root"] = "/models/b"
+        assert len({first, *others, identity()}) == 5
 
 
 def test_a_busy_server_is_asked_again() -> None:

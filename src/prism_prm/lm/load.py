@@ -7,6 +7,7 @@ log message. Here both are errors that name them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 from collections.abc import Collection, Iterator, Sequence
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from prism_prm.errors import MissingExtraError, ModelError
-from prism_prm.lm.place import ADAPTER_FILE, check_pickled, readable
+from prism_prm.lm.place import ADAPTER_FILE, ModelFiles, check_pickled, readable
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: 
 def language_model(
     folder: Path,
     dtype: torch.dtype | str,
+    device: torch.device | None = None,
     *,
     kernel: str = "sdpa",
     allow_pickle: bool = False,
@@ -82,6 +84,7 @@ def language_model(
     Args:
         folder: where it is.
         dtype: of its weights, or "auto".
+        device: where it goes; default: it stays in the machine's memory.
         kernel: transformers' name of its attention.
         allow_pickle: read pickled weights.
         output_layer: whether the language model's output layer is needed; without it the backbone alone is loaded.
@@ -91,12 +94,29 @@ def language_model(
 
     kind, what = (AutoModelForCausalLM, "language model") if output_layer else (AutoModel, "backbone")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": kernel, "unread": None if other_heads else ()}
+    files = ModelFiles(folder)
     gguf = sorted(folder.glob("*.gguf"))
     if gguf and not (folder / "config.json").exists():
-        return _from_gguf(kind, folder, gguf, options)
-    check_pickled(folder, allow_pickle=allow_pickle)
-    options["use_safetensors"] = not allow_pickle or None
-    return load_checked(kind, folder, what, **options), load_tokenizer(folder)
+        model, tokenizer = _from_gguf(kind, folder, gguf, options)
+    else:
+        check_pickled(folder, allow_pickle=allow_pickle)
+        options["use_safetensors"] = not allow_pickle or None
+        model, tokenizer = load_checked(kind, folder, what, **options), load_tokenizer(folder)
+    own_weights(model, device)
+    files.check_loaded()
+    return model, tokenizer
+
+
+def own_weights(model: nn.Module, device: torch.device | None) -> None:
+    """Move a model to a device, if one is given, and copy what is still mapped from its files.
+
+    Mapped weights change with the file, and a file that is cut short would end the process.
+    """
+    if device is not None:
+        model.to(device)
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if tensor.device.type == "cpu" and not tensor.untyped_storage().resizable():  # memory of torch's own is
+            tensor.data = tensor.data.clone()
 
 
 def _from_gguf(kind: Any, folder: Path, files: Sequence[Path], options: dict[str, Any]) -> tuple[Any, Any]:

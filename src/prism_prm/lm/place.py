@@ -17,6 +17,40 @@ _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 PICKLED = ("*.bin", "*.pt", "*.pth")
 
 
+class ModelFiles:
+    """The files of a model as they are now, to tell later which of them have changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._states = _file_states(folder)
+
+    def add(self, folder: Path) -> None:
+        """Watch the files of an adapter, too."""
+        self._states |= _file_states(folder)
+
+    def changed(self) -> list[Path]:
+        """Those that have changed or are gone."""
+        return sorted(path for path, state in self._states.items() if _file_state(path) != state)
+
+    def check_loaded(self) -> None:
+        """Refuse a model of which one part may be older than another."""
+        if changed := self.changed():
+            folder, names = changed[0].parent, ", ".join(path.name for path in changed)
+            raise ModelError(f"{folder}: {names} changed while the model was loaded; load it again when it is complete")
+
+
+def _file_states(folder: Path) -> dict[Path, tuple[int, ...] | None]:
+    paths = (path for pattern in (*_WANTED, *PICKLED, "*.gguf") for path in folder.glob(pattern))
+    return {path: _file_state(path) for path in paths}
+
+
+def _file_state(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 @contextlib.contextmanager
 def readable(folder: Path, what: str) -> Iterator[None]:
     """A file that is damaged, cut short, of another kind or with a senseless value is the folder's fault, and said so.

@@ -215,6 +215,6 @@ def load_hf(
     folder = local_folder(str(name))
     if not (folder / "config.json").exists() and not any(folder.glob("*.gguf")):
         raise ModelError(f"{folder}: neither config.json nor a .gguf file, so this is not a model folder")
-    model, tokenizer = language_model(folder, pick_dtype(dtype, target))
+    model, tokenizer = language_model(folder, pick_dtype(dtype, target), target)
     check_decoding(model)
-    return HfPolicy(model.to(target), tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)
+    return HfPolicy(model, tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)

@@ -23,6 +23,7 @@ from typing import Any
 from prism_prm.http import Patience, Server
 from prism_prm.policies.base import Ask, Ending, PolicyError, Sampling, Written, cut_at_stop
 from prism_prm.policies.prompts import Prompting, render
+from prism_prm.resume import content_key
 
 API_KEY = "OPENAI_API_KEY"
 SEEDS = 2**31 - 1
@@ -71,8 +72,13 @@ class OpenAiPolicy:
         self._leaves_stop = False
 
     def identity(self) -> str:
-        """The model's name and the prompt; the server's weights cannot be seen from here."""
-        return f"openai:{self.model}:{self.prompting!r}"
+        """The server, the model's name and the prompt with its chat template; weights cannot be seen from here."""
+        said = f"{self.name}:{self.model}:{self.prompting!r}"
+        if self.tokenizer is None:
+            return said
+        from prism_prm.lm.hash import tokenizer_text  # torch, which servers do without
+
+        return f"{said}:{content_key(tokenizer_text(self.tokenizer))}"
 
     def prompt(self, problem: str) -> str:
         """The problem in the model's chat template, applied here and not by the server."""

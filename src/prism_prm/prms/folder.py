@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from prism_prm.errors import ConfigError, ModelError, first_sentence
 from prism_prm.files import whole_folder
 from prism_prm.lm.attention import check_attention
-from prism_prm.lm.load import OUTPUT_LAYER, load_checked, load_tokenizer, read_weights
-from prism_prm.lm.place import local_folder, readable
+from prism_prm.lm.load import OUTPUT_LAYER, load_checked, load_tokenizer, own_weights, read_weights
+from prism_prm.lm.place import ModelFiles, local_folder, readable
 from prism_prm.plugins import is_in_file
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
@@ -33,6 +33,7 @@ def load_folder(
     settings: Mapping[str, str] | None = None,
     compat: bool | None = None,
     dtype: torch.dtype | str = "auto",
+    device: torch.device | None = None,
     device_map: Any = None,
     attn: str = "sdpa",
     allow_pickle: bool = False,
@@ -43,6 +44,7 @@ def load_folder(
 
     kernel = check_attention(attn)
     folder = local_folder(name, allow_pickle=allow_pickle)
+    files = ModelFiles(folder)
     with readable(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     card, kind = find_card(name, folder, config, family, settings, compat)
@@ -61,7 +63,9 @@ def load_folder(
     )  # fmt: skip
     load_head(folder, head, laid_out, backbone, allow_pickle=allow_pickle)
     module = PrmModule(backbone, head, laid_out)
-    module.name_or_path = name
+    own_weights(module, device)
+    files.check_loaded()
+    module.name_or_path, module.files = name, files
     return module, laid_out, card
 
 

@@ -28,6 +28,7 @@ from prism_prm.lm.attention import (
     eager_flex,
 )
 from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
+from prism_prm.lm.place import ModelFiles
 from prism_prm.packing import PackedBatch, Row, collate
 from prism_prm.prms.base import Family
 from prism_prm.prms.split_backbone import Halves
@@ -49,6 +50,8 @@ class PrmModule(nn.Module):
         self.add_module(self.head_name, head)
         self.name_or_path: str | None = None
         """Where it was loaded from; peft writes it into adapters as their base model."""
+        self.files: ModelFiles | None = None
+        """The files it was loaded from, as they were then."""
         self._no_split_modules = backbone._no_split_modules  # read by FSDP's and device maps' wrapping policies
         self.halves: Halves | None = None
         """The backbone in two parts, where the lower one's output is kept (see prms/split_backbone.py)."""

@@ -117,15 +117,18 @@ def load_prm(
         settings=settings,
         compat=compat,
         dtype=pick_dtype(dtype, target),
+        device=target if device_map is None else None,
         device_map=device_map,
         attn=attn,
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
-    if device_map is None:
-        module.to(target)
     if adapter is not None:
+        files = module.files
+        assert files is not None, "it was loaded from a folder"
+        files.add(Path(adapter))
         module = merge_adapter(module, Path(adapter))
+        files.check_loaded()
     module.eval()
     check_packing(module)
     kept = cache if cache is None or isinstance(cache, CacheSettings) else _cache_of(str(name), card, cache, cache_gb)

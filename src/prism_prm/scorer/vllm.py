@@ -16,6 +16,7 @@ from typing import Any
 from prism_prm.chosen import CardValues
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.http import Server
+from prism_prm.lm.hash import tokenizer_text
 from prism_prm.lm.load import load_tokenizer
 from prism_prm.lm.place import readable
 from prism_prm.packing import EncodedTree, encode_tree
@@ -48,8 +49,8 @@ class VllmPRM(RemotePRM):
     ) -> None:
         super().__init__(server, on_too_long)
         served = chosen_model(server_models(server), model, server.shown)
-        self.model = str(served["id"])
-        place = local or next((str(served[key]) for key in ("root",) if served.get(key)), self.model)
+        self.model, self._root = str(served["id"]), str(served.get("root") or "")
+        place = local or self._root or self.model
         card, kind, tokenizer = _layout(place, family, settings)
         self.family = kind(tokenizer, compat=card.compat, settings=card.settings)
         if len(self.family.labels) != 2 or self.family.uses_lm_head:
@@ -63,8 +64,11 @@ class VllmPRM(RemotePRM):
         self.context = context or (limit if isinstance(limit, int) and limit > 0 else 2**31)
 
     def identity(self) -> str:
-        """The model's name and our layout; the server's weights cannot be seen from here."""
-        said = repr((self.model, self.family.name, sorted(self.family.chosen.items()), self.context, self.on_too_long))
+        """What the server says of the model, where it is, and our layout; its weights cannot be seen from here."""
+        family = self.family
+        layout = family.name, family.sha256, sorted(family.chosen.items()), family.compat
+        served = self.server.shown, self.model, self._root
+        said = repr((served, layout, tokenizer_text(family.text.tokenizer), self.context, self.on_too_long))
         return f"vllm:{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
 
     def can_score(self, step: str, depth: int) -> bool:

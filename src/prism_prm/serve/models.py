@@ -6,11 +6,13 @@ unless it reads whole solutions: what others ask must not change a verdict.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,8 @@ from prism_prm.scorer.prm import PRM
 from prism_prm.scorer.remote import SAMPLE
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import fit, score_encoded, score_items
+
+log = logging.getLogger(__name__)
 
 OTHERS_ITEMS = 16
 """Items that a scorer other than a PRM gets together: between batches it is seen whether anyone still waits."""
@@ -85,6 +89,8 @@ class ServedModel:
         """Remembers no texts: they would add up, and the time that one takes would tell whether another key sent it."""
         self.batch_items: int | None = None if isinstance(scorer, PRM) else OTHERS_ITEMS
         """How many items it gets together; None for as many as there are."""
+        self._changed: list[Path] = []
+        """Files of which the log says that they have changed."""
 
     def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> Item:
         """A tree to score; a `system` message replaces the one that the family lays out, where it has one."""
@@ -172,6 +178,7 @@ class ServedModel:
         prm = self.scorer
         if not isinstance(prm, PRM):
             return self._score_trees(asked)
+        self._watch(prm)
         found: dict[int, ItemScores] = {}
         fitting: list[tuple[int, Hashable, EncodedTree]] = []
         for i, (owner, item) in enumerate(asked):
@@ -194,6 +201,16 @@ class ServedModel:
         for (i, _, _), one in zip(fitting, kept, strict=True):
             found[i] = ItemScores(next(packed)) if one is None else ItemScores(one.log_odds_NO, (), one.cached_tokens)
         return [found[i] for i in range(len(asked))]
+
+    def _watch(self, prm: PRM) -> None:
+        """Log once that the PRM's files are others now: whoever replaces them may expect scores of the new ones."""
+        changed = [] if prm.module.files is None else prm.module.files.changed()
+        if changed and changed != self._changed:
+            log.warning(
+                "%s: %s changed since it was loaded; the weights that were loaded then, with the hash %s, are served "
+                "until a restart", self.name, ", ".join(map(str, changed)), self.model_hash,
+            )  # fmt: skip
+        self._changed = changed
 
     def _score_trees(self, asked: Sequence[tuple[Hashable, Item]]) -> list[ItemScores]:
         trees = []
