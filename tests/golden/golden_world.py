@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,8 +171,12 @@ def predictions(table: Path, *, as_labels: bool = False) -> list[dict[str, Any]]
         found.setdefault(row["name"], []).append(row["probability"])
     if as_labels:
         return [{"id": name, "labels": [one > 0.5 for one in scores]} for name, scores in found.items()]
-    return [{"id": name, "scores": scores, "redundancy": redundancies(name, scores)} for name, scores in found.items()]
+    return [
+        {"id": name, "scores": scores, "redundancy": made_up_values(f"redundancy of {name}", len(scores))}
+        for name, scores in found.items()
+    ]
 
 
-def redundancies(name: str, scores: Sequence[float]) -> list[float]:
-    return [zlib.crc32(f"{name} {i}".encode()) % 50 / 100 for i in range(len(scores))]
+def made_up_values(name: str, count: int) -> list[float]:
+    """Values from 0 to 0.99 that depend on nothing but the name."""
+    return [zlib.crc32(f"{name} {i}".encode()) % 100 / 100 for i in range(count)]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_commands import prism, read_json, read_lines, rows, write_lines
-from golden_world import made_up, predictions, write_world
+from golden_commands import digest, prism, read_json, read_lines, rows, write_lines
+from golden_world import made_up, made_up_values, predictions, write_world
 
 from golden import FLOAT32, FLOAT64, check
 from prism_prm import example_folder
@@ -150,6 +150,7 @@ SELECTED = (
     "share",
     "correct",
 )
+ANSWER = SELECTED.index("answer")
 GRADED = ("problem_id", "solution", "answer", "method", "status", "correct", "group", "num_steps")
 RERANK: dict[str, list[object]] = {
     "pool": ["--draws", 100],
@@ -194,3 +195,119 @@ def test_rerank_by_shipped_prms(world: Path, tmp_path: Path) -> None:
         gaps = [b - a for (of_a, a), (of_b, b) in pairwise(scores) if of_a == of_b]
         assert min(gaps) > 1e-5, "no two solutions of a problem are nearly equal"
     check("rerank_shipped", reranked(tmp_path / "out"), tolerance=FLOAT32)
+
+
+MODELS = ("Qwen2.5-Math-PRM-7B", "Qwen2.5-Math-7B-PRM800K")
+
+
+@pytest.fixture(scope="module")
+def published(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Evaluations of step scores that others published, in MODEL/; as they have no texts, a wrong step ends an item."""
+    folder = tmp_path_factory.mktemp("published")
+    for model in MODELS:
+        scored: list[dict[str, Any]] = []
+        for split in ("gsm8k", "math"):
+            stored = read_json(real_data / "prm_scores" / model / f"{split}.json")
+            items: list[list[tuple[bool, float]]] = [[]]
+            for right, score in zip(stored["y_true_step_level"], stored["y_pred_step_level"], strict=True):
+                items[-1].append((bool(right), score))
+                if not right:
+                    items.append([])
+            items = [item for item in items if item]
+            labelled = [
+                {
+                    "prompt": f"{split} {number}",
+                    "completions": [f"step {at}" for at in range(len(item))],
+                    "labels": [right for right, _ in item],
+                }
+                for number, item in enumerate(items)
+            ]
+            write_lines(folder / "data" / f"{split}.jsonl", labelled)
+            scored += [
+                {"id": f"tree-{len(scored) + i}", "scores": [s for _, s in item]} for i, item in enumerate(items)
+            ]
+        write_lines(folder / f"{model}.jsonl", scored)
+        words = ("--bench", "labelled", "--data", "data", "--predictions", f"{model}.jsonl")
+        prism(folder, "eval", *words, "--draws", 200, "--out", model)
+    return folder
+
+
+@pytest.mark.real_data
+def test_eval_of_published_scores(published: Path) -> None:
+    for model in MODELS:
+        check(f"eval_published_{model}", metrics_of(published / model), tolerance=FLOAT64)
+
+
+@pytest.mark.real_data
+def test_compare_of_published_scores(published: Path, tmp_path: Path) -> None:
+    prism(published, "compare", *reversed(MODELS), "--draws", 200, "--out", tmp_path / "out")
+    check("compare_published", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
+
+
+@pytest.mark.real_data
+def test_theory_of_published_scores(published: Path, tmp_path: Path) -> None:
+    runs = [word for model in MODELS for word in ("--runs", model)]
+    prism(published, "theory", "--no-simulate", *runs, "--out", tmp_path / "out")
+    check("theory_published", metrics_of(tmp_path / "out"), tolerance=FLOAT64)
+
+
+REAL_BENCHES: dict[str, list[object]] = {"prmbench": [], "processbench": ["--trained-on", "math500/test.jsonl"]}
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("bench", REAL_BENCHES)
+def test_eval_of_real_benchmarks(bench: str, real_data: Path, tmp_path: Path) -> None:
+    """Their items with made-up scores; the example is left out for its text."""
+    for name in (bench, "math500"):
+        (tmp_path / name).symlink_to(real_data / name)
+    scored = []
+    for file in sorted((real_data / bench).iterdir()):
+        for record in read_json(file) if file.suffix == ".json" else read_lines(file):
+            scored += made_up_predictions(bench, record)
+    write_lines(tmp_path / "predictions.jsonl", {one["id"]: one for one in reversed(scored)}.values())
+    words = ("--bench", bench, "--data", bench, "--predictions", "predictions.jsonl", *REAL_BENCHES[bench])
+    prism(tmp_path, "eval", *words, "--draws", 100, "--out", "out")
+    found = metrics_of(tmp_path / "out")
+    found["benchmarks"][bench]["example"] = found["benchmarks"][bench]["example"]["item"]
+    check(f"eval_real_{bench}", found, tolerance=FLOAT64)
+
+
+def made_up_predictions(bench: str, record: dict[str, Any]) -> list[dict[str, Any]]:
+    if bench == "processbench":
+        lengths = {record["id"]: len(record["steps"])}
+    else:
+        lengths = {f"{record['classification']}_{record['idx']}": len(record["modified_process"])}
+        if record["classification"] == "redundency":
+            lengths[f"correct_{record['idx']}"] = len(record["original_process"])
+    return [{"id": name, "scores": made_up_values(name, length)} for name, length in lengths.items()]
+
+
+REAL_POOLS: dict[str, tuple[str, str | None, int]] = {
+    "math500": ("best_of_n/math500_pool_100.jsonl", None, 12),
+    "math500_qwen": ("best_of_n_prm/math500_pool_250x32.jsonl", "math500_scores_qwen2.5-math-prm-7b.jsonl", 12),
+    "gsm8k_skywork": ("best_of_n_prm/gsm8k_pool_250x32.jsonl", "gsm8k_scores_skywork-o1-prm-7b.jsonl", 20),
+}
+"""Name → a pool, scores that were published with it, and how many of its problems are taken."""
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", REAL_POOLS)
+def test_rerank_of_real_pools(name: str, real_data: Path, tmp_path: Path) -> None:
+    place, scores, count = REAL_POOLS[name]
+    problems = read_lines(real_data / place)[:count]
+    if scores is not None:
+        for problem, scored in zip(problems, read_lines(real_data / "best_of_n_prm" / scores), strict=False):
+            assert problem["name"] == scored["name"]
+            for solution, given in zip(problem["solutions"], scored["scores"], strict=True):
+                solution["scores"] = given
+    write_lines(tmp_path / "pool.jsonl", problems)
+    prism(tmp_path, "rerank", "pool.jsonl", "--draws", 100, "--judges", 1, "--out", "out")
+    found = reranked(tmp_path / "out")
+    if scores is not None:
+        prism(tmp_path, "theory", "--no-simulate", "--pool", "pool.jsonl", "--out", "theory")
+        found["theory"] = metrics_of(tmp_path / "theory")
+    # Which answers were found is kept as a hash: they are others' texts.
+    texts = [found["graded"].pop(column) for column in ("answer", "method", "status")]
+    found["graded"]["digest"] = digest(texts)
+    found["selected"] = [[*row[:ANSWER], *row[ANSWER + 1 :]] for row in found["selected"]]
+    check(f"rerank_real_{name}", found, tolerance=FLOAT64)
