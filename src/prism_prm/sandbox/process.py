@@ -7,6 +7,7 @@ import fcntl
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -68,11 +69,15 @@ def run_process(
     with contextlib.ExitStack() as reading:
         names, held = {}, []
         try:
-            for name in ("report", "stdout", "stderr"):
-                mine, its = os.pipe2(os.O_CLOEXEC)
-                held.append(its)
-                names[reading.enter_context(open(mine, "rb", buffering=0)).fileno()] = name
-                os.fchmod(mine, 0o666)  # `/dev/stdout` opens for the unprivileged user too
+            # A pipe could be opened through /proc and read by the program, which would then seem never to have started.
+            mine, its = socket.socketpair()
+            held.append(its.detach())
+            names[reading.enter_context(mine).fileno()] = "report"
+            for name in ("stdout", "stderr"):
+                read, write = os.pipe2(os.O_CLOEXEC)
+                held.append(write)
+                names[reading.enter_context(open(read, "rb", buffering=0)).fileno()] = name
+                os.fchmod(read, 0o222)  # the unprivileged user too may open `/dev/stdout`, to write
             report, stdout, stderr = held
             held += [in_memory(stdin), in_memory(job(report))]
             process = subprocess.Popen(
@@ -143,7 +148,10 @@ class _Watch:
         left = max(0.0, self.deadline - time.monotonic())
         ready = {key.fd for key, _ in self.selector.select(min(left, _GLANCE))}
         for pipe in ready & set(self.names):
-            piece = os.read(pipe, _PIECE)
+            try:
+                piece = os.read(pipe, _PIECE)
+            except BlockingIOError:  # a program that may read everything has taken it back
+                continue
             if not piece:
                 self.selector.unregister(pipe)
             self.size += len(piece)
