@@ -221,6 +221,24 @@ def test_each_call_has_the_time_of_one(quick: Sandbox) -> None:
     assert quick.call(code, "f", []) == []
 
 
+BURNS = """
+import resource, time
+def f(seconds):
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    until = time.process_time() + seconds
+    while time.process_time() < until: pass
+    return seconds
+"""
+
+
+def test_a_program_cannot_give_itself_more_cpu_time(sandbox: Sandbox) -> None:
+    some = sandbox.with_limits(Limits(cpu=1, wall=60))
+    assert some.run(f"{BURNS}\nf(1.7)").status == "timeout"
+    runs = some.call(BURNS, "f", [[0.5], [0.7], [5], [0], [0], [0]])
+    assert outcomes(runs) == [("ok", 0.5), ("ok", 0.7)] + [("timeout", None)] * 4
+
+
 # Cheating: nothing that decides is inside, so all a program can do is to return something else.
 
 ALWAYS_EQUAL = "    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n"
@@ -276,7 +294,7 @@ def test_what_enters_the_sandbox(quick: Sandbox, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(box.marshal, "dumps", lambda value: sent.append(value[1]) or real(value))
     quick.call("def f(x): return x", "f", [[1]])
     (job,) = sent
-    assert set(job) == {"function", "code", "arguments", "cpu", "limits", "confine", "filter", "report"}
+    assert set(job) == {"function", "code", "arguments", "limits", "confine", "filter", "report"}
     assert json.loads(job["arguments"]) == [[1]]
 
 
