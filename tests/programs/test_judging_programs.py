@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -18,6 +19,9 @@ from prism_prm.rerank.grading import Grade, GradedPool, grade_pool
 from prism_prm.rerank.report import unlike_the_benchmark
 from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox
 
+needs_bwrap = pytest.mark.skipif(
+    not shutil.which("bwrap"), reason="NOT TESTED: bubblewrap is not installed (apt install bubblewrap)"
+)
 SUM = problem_of(stdin_record())
 ORDER = problem_of(function_record())
 HALF = problem_of(HUMANEVAL)
@@ -48,6 +52,27 @@ def test_programs_that_read_and_print(grader: TaskGrader) -> None:
         "import os; print(3); os._exit(0)": (False, "ok"),
     }
     assert outcomes(grader, SUM, list(programs)) == list(programs.values())
+
+
+TAKES_BACK = """
+import os
+taken = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+for _ in range(100_000):
+    os.write(1, b"3")
+    try: os.read(taken, 1)
+    except BlockingIOError: pass
+"""
+
+
+@pytest.mark.parametrize("level", [pytest.param("bubblewrap", marks=needs_bwrap), "landlock", "none"])
+def test_a_program_that_takes_its_output_back_is_wrong_and_others_are_judged(
+    level: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "WAITS", ())
+    with TaskGrader(workers=1, sandbox=level) as grader:
+        taker, right = outcomes(grader, SUM, [TAKES_BACK, "print(sum(map(int, input().split())))"])
+    assert taker[0] is False
+    assert right == (True, "ok")
 
 
 def test_programs_that_define_a_function(grader: TaskGrader) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import selectors
 import shutil
 import subprocess
 import sys
@@ -99,8 +100,9 @@ def test_how_programs_end(quick: Sandbox, code: str, status: str, says: bytes) -
     assert says in run.stderr
 
 
-def test_pipes_can_be_opened_from_the_start(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However late this process comes to watch them, on a busy machine."""
+@pytest.fixture
+def late_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process comes late to watch a program, as on a busy machine."""
 
     class Late(subprocess.Popen[bytes]):
         def __init__(self, *words: Any, **options: Any) -> None:
@@ -108,8 +110,50 @@ def test_pipes_can_be_opened_from_the_start(sandbox: Sandbox, monkeypatch: pytes
             time.sleep(0.3)
 
     monkeypatch.setattr("prism_prm.sandbox.process.subprocess.Popen", Late)
+
+
+@pytest.mark.usefixtures("late_watch")
+def test_pipes_can_be_opened_from_the_start(sandbox: Sandbox) -> None:
     code, given, expected = HONEST["dev_stdin"]
     assert sandbox.run(code, given).stdout == expected
+
+
+STEALS = """
+import os
+for pipe in range(64):
+    try:
+        os.read(os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY | os.O_NONBLOCK), 1 << 20)
+    except OSError:
+        pass
+"""
+TAKES_BACK = """
+import os, time
+taken = os.open("/proc/self/fd/1", os.O_RDONLY)
+for _ in range(5):
+    os.write(1, b"x")
+    time.sleep(0.03)
+    os.read(taken, 1)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.usefixtures("late_watch")
+def test_a_program_cannot_take_the_report_that_it_was_started(sandbox: Sandbox) -> None:
+    assert sandbox.run(STEALS).status == "ok"
+    assert outcomes(sandbox.call(f"{STEALS}\ndef f(x): return x", "f", [[1]])) == [("ok", 1)]
+
+
+def test_a_program_that_empties_its_pipe_has_run(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the moment when this process sees that there is output, and that when it reads it."""
+
+    class Slow(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            found = super().select(timeout)
+            time.sleep(0.05)
+            return found
+
+    monkeypatch.setattr("prism_prm.sandbox.process.selectors.DefaultSelector", Slow)
+    assert sandbox.run(TAKES_BACK).status in ("ok", "error")
 
 
 def test_a_threads_limit_is_exact(sandbox: Sandbox) -> None:
@@ -177,6 +221,24 @@ def test_each_call_has_the_time_of_one(quick: Sandbox) -> None:
     assert quick.call(code, "f", []) == []
 
 
+BURNS = """
+import resource, time
+def f(seconds):
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    until = time.process_time() + seconds
+    while time.process_time() < until: pass
+    return seconds
+"""
+
+
+def test_a_program_cannot_give_itself_more_cpu_time(sandbox: Sandbox) -> None:
+    some = sandbox.with_limits(Limits(cpu=1, wall=60))
+    assert some.run(f"{BURNS}\nf(1.7)").status == "timeout"
+    runs = some.call(BURNS, "f", [[0.5], [0.7], [5], [0], [0], [0]])
+    assert outcomes(runs) == [("ok", 0.5), ("ok", 0.7)] + [("timeout", None)] * 4
+
+
 # Cheating: nothing that decides is inside, so all a program can do is to return something else.
 
 ALWAYS_EQUAL = "    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n"
@@ -232,7 +294,7 @@ def test_what_enters_the_sandbox(quick: Sandbox, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(box.marshal, "dumps", lambda value: sent.append(value[1]) or real(value))
     quick.call("def f(x): return x", "f", [[1]])
     (job,) = sent
-    assert set(job) == {"function", "code", "arguments", "cpu", "limits", "confine", "filter", "report"}
+    assert set(job) == {"function", "code", "arguments", "limits", "confine", "filter", "report"}
     assert json.loads(job["arguments"]) == [[1]]
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import marshal
-import math
 import platform
 import queue
 import signal
@@ -101,8 +100,7 @@ class Sandbox:
 
         A call that ends the process (by its time, say) leaves those after it without a result: they get its status.
         """
-        sent = json.dumps(list(arguments))
-        calls = {"function": function, "arguments": sent, "cpu": math.ceil(self.limits.cpu)}
+        calls = {"function": function, "arguments": json.dumps(list(arguments))}
         ended = self._end(b"", lines=len(arguments) + 2, calls=len(arguments), code=code, **calls)
         status = self._status(ended)
         lost = Run("error" if status == "ok" else status, stderr=bytes(ended.stderr))  # without a report it is not ok
@@ -158,6 +156,7 @@ class Sandbox:
                 lambda sent: [*begin.command, "-P", "-s", "-S", "-c", _BOOT.format(sent)],
                 lambda report: marshal.dumps((_inside(), {**job, "report": report})),
                 stdin=stdin,
+                cpu=self.limits.cpu,
                 wall=self.limits.wall,
                 most=self.limits.output_mb * MEBI,
                 lines=lines,
@@ -181,7 +180,7 @@ class Sandbox:
         # bubblewrap turns the signal that ended the program into an exit code.
         code = 128 - ended.exit_code if ended.exit_code < 0 else ended.exit_code
         seconds = ended.at - ended.lines[0][0]
-        if code == 128 + signal.SIGXCPU or (code == 128 + signal.SIGKILL and seconds >= self.limits.cpu):
+        if code == 128 + signal.SIGKILL and seconds >= self.limits.cpu:
             return "timeout"
         if code and any(line == b"memory" for _, line in ended.lines):
             return "memory"

@@ -40,7 +40,7 @@ def main(job: dict[str, Any]) -> None:
     builtins.exit, builtins.quit = Quitter("exit", "Ctrl-D"), Quitter("quit", "Ctrl-D")
     os.write(report, b"ready\n")
     if job["function"]:
-        _call(report, job["code"], job["function"], job["arguments"], job["cpu"])
+        _call(report, job["code"], job["function"], job["arguments"])
     try:
         _execute(job["code"], "__main__")
     except MemoryError:
@@ -56,7 +56,7 @@ def _execute(code: str, name: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def _call(report: int, code: str, function: str, arguments: str, cpu: int) -> NoReturn:
+def _call(report: int, code: str, function: str, arguments: str) -> NoReturn:
     """Call the function for each list of arguments and report one line of JSON each, after one for the loading."""
     import json
 
@@ -66,10 +66,6 @@ def _call(report: int, code: str, function: str, arguments: str, cpu: int) -> No
             line = line[os.write(report, line) :]
 
     def attempt(act: Any) -> None:
-        _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        until = int(used.ru_utime + used.ru_stime) + 1 + cpu
-        resource.setrlimit(resource.RLIMIT_CPU, (min(until, most), most))
         try:
             tell("ok", act())
         except MemoryError:  # with nothing left, no traceback can be made
@@ -94,13 +90,13 @@ def _find(names: dict[str, Any], function: str) -> Any:
     return getattr(names[owner or "Solution"](), method)
 
 
-def _limit(limits: dict[str, tuple[int, int]]) -> None:
+def _limit(limits: dict[str, int]) -> None:
     """Set the limits, where those that hold already are not stricter."""
-    for name, values in limits.items():
+    for name, value in limits.items():
         which = getattr(resource, name)
         _, most = resource.getrlimit(which)
-        soft, hard = values if most == resource.RLIM_INFINITY else (min(value, most) for value in values)
-        resource.setrlimit(which, (soft, hard))
+        limit = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(which, (limit, limit))
 
 
 def _libc() -> Any:

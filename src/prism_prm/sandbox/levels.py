@@ -161,14 +161,14 @@ def threads_of(user: int) -> int:
     return total
 
 
-def resource_limits(level: Level, limits: Limits, calls: int, user: int) -> dict[str, tuple[int, int]]:
-    """Names of `resource` → (soft, hard); the CPU's hard limit has room for all calls.
+def resource_limits(level: Level, limits: Limits, calls: int, user: int) -> dict[str, int]:
+    """Names of `resource` → limits. That of the CPU has room for all calls; whoever watches the process limits each.
 
     The kernel counts the user's threads elsewhere too, but afresh in bubblewrap's namespace, where it has one process.
     """
-    cpu = math.ceil(limits.cpu)
-    same = {"RLIMIT_AS": limits.memory_mb * MEBI, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
+    cpu = math.ceil(limits.cpu * (calls + 1)) + 1
+    found = {"RLIMIT_CPU": cpu, "RLIMIT_AS": limits.memory_mb * MEBI, "RLIMIT_NOFILE": limits.files, "RLIMIT_CORE": 0}
     if level != "none":
         others = 1 if level == "bubblewrap" else threads_of(user)
-        same |= {"RLIMIT_NPROC": others + limits.threads, "RLIMIT_FSIZE": 0, "RLIMIT_MSGQUEUE": 0}
-    return {"RLIMIT_CPU": (cpu, cpu * (calls + 1) + 1)} | {name: (value, value) for name, value in same.items()}
+        found |= {"RLIMIT_NPROC": others + limits.threads, "RLIMIT_FSIZE": 0, "RLIMIT_MSGQUEUE": 0}
+    return found

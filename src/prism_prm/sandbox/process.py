@@ -7,6 +7,8 @@ import fcntl
 import os
 import selectors
 import signal
+import socket
+import struct
 import subprocess
 import threading
 import time
@@ -19,8 +21,10 @@ _STARTING = 20.0
 """Seconds that a process may take to be ready on a busy machine."""
 _LINGERING = 1.0
 """Seconds in which the pipes must close once the process has ended."""
-_GLANCE = 0.2
-"""Seconds between looks at whether to stop."""
+_GLANCE, _BLINK = 0.2, 0.01
+"""Seconds between looks at whether to stop; at least, where little CPU time is left."""
+_SIGNATURE = struct.Struct("3i")
+"""Process, user and group."""
 _PIECE = 1 << 16
 
 
@@ -53,13 +57,14 @@ def run_process(
     job: Callable[[int], bytes],
     *,
     stdin: bytes,
+    cpu: float,
     wall: float,
     most: int,
     lines: int,
     stop: threading.Event,
     **options: Any,
 ) -> Ended:
-    """Run a command to its end: at most `wall` seconds after any of its first `lines` reported lines.
+    """Run a command to its end: at most `wall` seconds, or `cpu` of CPU time, after any of its first `lines` reports.
 
     `command` is told the descriptor of the job and `job` that of the report, which exist only now. The output, which
     includes the report, may have `most` bytes. Whoever sets `stop` ends it with an `InterruptedError`. Options are
@@ -68,11 +73,16 @@ def run_process(
     with contextlib.ExitStack() as reading:
         names, held = {}, []
         try:
-            for name in ("report", "stdout", "stderr"):
-                mine, its = os.pipe2(os.O_CLOEXEC)
-                held.append(its)
-                names[reading.enter_context(open(mine, "rb", buffering=0)).fileno()] = name
-                os.fchmod(mine, 0o666)  # `/dev/stdout` opens for the unprivileged user too
+            # A pipe could be opened through /proc and read by the program, which would then seem never to have started.
+            mine, its = socket.socketpair()
+            held.append(its.detach())
+            names[reading.enter_context(mine).fileno()] = "report"
+            mine.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            for name in ("stdout", "stderr"):
+                read, write = os.pipe2(os.O_CLOEXEC)
+                held.append(write)
+                names[reading.enter_context(open(read, "rb", buffering=0)).fileno()] = name
+                os.fchmod(read, 0o222)  # the unprivileged user too may open `/dev/stdout`, to write
             report, stdout, stderr = held
             held += [in_memory(stdin), in_memory(job(report))]
             process = subprocess.Popen(
@@ -82,7 +92,7 @@ def run_process(
         finally:
             for descriptor in held:
                 os.close(descriptor)
-        return _Watch(process, names, wall, most, lines, stop).until_the_end()
+        return _Watch(process, mine, names, cpu, wall, most, lines, stop).until_the_end()
 
 
 class _Watch:
@@ -91,15 +101,21 @@ class _Watch:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
+        report: socket.socket,
         names: dict[int, str],
+        cpu: float,
         wall: float,
         most: int,
         lines: int,
         stop: threading.Event,
     ) -> None:
-        self.process, self.names, self.stop = process, names, stop
-        self.wall, self.most, self.lines = wall, most, lines
+        self.process, self.report, self.names, self.stop = process, report, names, stop
+        self.cpu, self.wall, self.most, self.lines = cpu, wall, most, lines
         self.ended = Ended()
+        self.program = 0
+        """The process that reports: bubblewrap starts it as a child of its own."""
+        self.used_before = 0.0
+        """CPU seconds up to the last reported line"""
         self.unread: list[bytes] = []
         self.size = 0
         self.deadline = time.monotonic() + _STARTING
@@ -113,12 +129,16 @@ class _Watch:
         try:
             with open(os.pidfd_open(self.process.pid), "rb", buffering=0) as end:
                 self.selector.register(end, selectors.EVENT_READ)
-                while end.fileno() not in self.read() and ended.by == "itself":
+                while ended.by == "itself":
+                    # Measured before reading: if no line is read now, all of it was used for what is not yet reported.
+                    spent, known = self.used() - self.used_before, len(ended.lines)
+                    if end.fileno() in self.read(self.cpu - spent):
+                        break
                     if self.stop.is_set():
                         raise InterruptedError("stopped")
                     if self.size > self.most:
                         ended.by = "output"
-                    elif time.monotonic() >= self.deadline:
+                    elif time.monotonic() >= self.deadline or (spent > self.cpu and len(ended.lines) == known):
                         ended.by = "timeout"
                 self.selector.unregister(end)
             ended.at = time.monotonic()
@@ -138,12 +158,22 @@ class _Watch:
             ended.stderr[:0] = f"the process {why}\n".encode()
         return ended
 
-    def read(self) -> set[int]:
-        """Wait until the deadline for something, read it, and say what was ready."""
+    def used(self) -> float:
+        """CPU seconds of the program; whatever limits it has given itself, the kernel's clock of it tells."""
+        try:
+            return time.clock_gettime(~self.program << 3 | 2) if self.program else 0.0
+        except OSError:  # it has ended
+            return self.used_before
+
+    def read(self, seconds: float = _GLANCE) -> set[int]:
+        """Wait for something until the deadline, at most so long; read it, and say what was ready."""
         left = max(0.0, self.deadline - time.monotonic())
-        ready = {key.fd for key, _ in self.selector.select(min(left, _GLANCE))}
+        ready = {key.fd for key, _ in self.selector.select(min(left, max(seconds, _BLINK), _GLANCE))}
         for pipe in ready & set(self.names):
-            piece = os.read(pipe, _PIECE)
+            try:
+                piece = self.receive() if self.names[pipe] == "report" else os.read(pipe, _PIECE)
+            except BlockingIOError:  # a program that may read everything has taken it back
+                continue
             if not piece:
                 self.selector.unregister(pipe)
             self.size += len(piece)
@@ -152,6 +182,13 @@ class _Watch:
             else:
                 getattr(self.ended, self.names[pipe]).extend(piece)
         return ready
+
+    def receive(self) -> bytes:
+        """A piece of the report, which the kernel signs with the number of its writer."""
+        piece, signed, *_ = self.report.recvmsg(_PIECE, socket.CMSG_SPACE(_SIGNATURE.size))
+        if not self.program and signed:
+            self.program, *_ = _SIGNATURE.unpack(signed[0][2])
+        return piece
 
     def take_lines(self, piece: bytes) -> None:
         """Keep whole lines of the report, each of which starts the clock anew, and one line more, which does not."""
@@ -162,6 +199,6 @@ class _Watch:
         for other in others:
             now = time.monotonic()
             if len(self.ended.lines) < self.lines and self.ended.by == "itself":
-                self.deadline = now + self.wall
+                self.deadline, self.used_before = now + self.wall, self.used()
             self.ended.lines.append((now, b"".join(self.unread)))
             self.unread = [other]

@@ -28,7 +28,7 @@ class Limits:
     """What a program may use; times hold for each run and for each call of a function."""
 
     cpu: Positive = 6.0
-    """CPU time in seconds, rounded up to whole ones"""
+    """CPU time in seconds"""
     wall: Positive = 6.0 * PATIENCE
     """Elapsed time in seconds, counted from the program's start"""
     memory_mb: Annotated[int, Range(64)] = 1024
