@@ -8,7 +8,7 @@ import pytest
 
 from prism_prm import read_trees
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.pairs.same_problem import Exclusions, Splits, normalise_problem
+from prism_prm.pairs.same_problem import Exclusions, SplitByProblem, Splits, normalise_problem
 
 
 def test_the_same_problem_in_other_clothes() -> None:
@@ -36,6 +36,24 @@ def test_the_same_problem_in_other_clothes() -> None:
         (r"$x_{1} + x^{2}$", r"$x_1+x^2$"),
         (r"$a − b$", r"$a - b$"),
         (r"Evaluate $\log_264$.", r"Evaluate \log_2 64."),
+        (r"Solve $2 \times 3 \cdot x \div 4$", "Solve 2 × 3·x ÷ 4"),
+        ("Solve 2*x^2 * 3", r"Solve $2\cdot x^{2} \times 3$"),
+        ("the *area* of the **big** square", "the area of the big square"),
+        (r"Find $x^2 + x^{10} - x_1$", "Find x² + x¹⁰ − x₁"),
+        (r"Find $\frac{x+1}{2x}$", "Find (x+1)/(2x)"),
+        (r"Find $\frac{1}{(x+1)(x-1)} + 1$", "Find 1/((x+1)(x-1)) + 1"),
+        (r"Find $\frac{\sqrt{\frac{a}{b}}}{2}$", "Find √(a/b)/2"),
+        (r"Find $3\frac{1}{2}$", "Find 3½"),
+        (r"Find $\sqrt{x + 1} + \sqrt[3]{2}$", "Find √(x+1) + ∛2"),
+        (r"Find $x^{n+1}$ for $n \in \mathbb{N}$", "Find x^(n+1) for n ∈ ℕ"),
+        (r"Angle $\theta = \pi/3 \approx 60^\circ$", "Angle θ = π/3 ≈ 60°"),
+        (r"Let $\varphi \neq \infty$", "Let φ ≠ ∞"),
+        ("She said ``Jen's''", "She said “Jen’s”"),
+        ("from 1 -- 2", "from 1–2"),
+        ("What is\u200b 5\u2060+6?", "What is 5+6?"),
+        ("Problem: What is 5+6?", "What is 5+6?"),
+        ("**Question 12.** What is 5+6?", "What is 5+6?"),
+        ("Ｗｈａｔ\u00a0is 𝑥", "What is x"),
         (r"Simplify\n\[x\]\nThen stop. $\nu$", "Simplify\n$$x$$ then stop. $\\nu$"),
     ],
 )  # fmt: skip
@@ -56,6 +74,12 @@ def test_one_problem_typeset_in_two_ways(one: str, other: str) -> None:
         (r"$x \left(y\right)$", r"$x y$"),
         (r"$\leftarrow$", r"$\rightarrow$"),
         ("from 1.2 to 3", "from 1 to 2.3"),
+        ("Problem 1:", "Problem 2:"),
+        ("Find q) or r)", "Find r)"),
+        ("What is x²?", "What is x2?"),
+        ("What is 3½?", "What is 31/2?"),
+        ("What is 2/3?", "What is 23?"),
+        ("What is f(x)/2?", "What is fx/2?"),
     ],
 )  # fmt: skip
 def test_other_problems_stay_apart(one: str, other: str) -> None:
@@ -72,12 +96,23 @@ def test_runs_of_words_do_not_hang_on_the_typesetting() -> None:
 
 
 def test_splits_follow_from_the_problem_and_the_seed() -> None:
-    splits = Splits.parse("train=0.8, test=0.2")
+    splits = SplitByProblem(Splits.parse("train=0.8, test=0.2"))
     found = {f"problem {i}": splits.split_of(f"problem {i}") for i in range(2000)}
     assert 0.17 < Counter(found.values())["test"] / 2000 < 0.23
     assert all(splits.split_of(f"Problem  {i}!") == found[f"problem {i}"] for i in range(50))
-    other = Splits.parse("train=0.8,test=0.2", seed=1)
+    backwards = SplitByProblem(Splits.parse("train=0.8, test=0.2"))
+    assert {problem: backwards.split_of(problem) for problem in reversed(found)} == found
+    other = SplitByProblem(Splits.parse("train=0.8,test=0.2", seed=1))
     assert sum(other.split_of(problem) != split for problem, split in found.items()) > 300
+
+
+def test_problems_that_share_most_of_their_words_are_in_one_split() -> None:
+    splits = SplitByProblem(Splits.parse("a=0.5,b=0.5"))
+    first = splits.split_of(LONG)
+    assert [splits.split_of(f"Number {i}. {LONG} Show your work.") for i in range(20)] == [first] * 20
+    told = "Think step by step, check your work, and put nothing but the final answer as a number on the last line."
+    halves = Counter(splits.split_of(f"What is {i} plus one? {told}") for i in range(1000))
+    assert 450 < halves["a"] < 550, "a common instruction makes them no copies of each other"
 
 
 @pytest.mark.parametrize("text", ["train=0.9", "train=0.9,test=0.2", "train", "train=a,test=0.1", "a=0.5,a=0.5", "=1"])

@@ -25,7 +25,7 @@ from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.pairs.negatives import OtherProblems, add_perturbed
-from prism_prm.pairs.same_problem import Exclusions, Splits
+from prism_prm.pairs.same_problem import Exclusions, SplitByProblem, Splits
 from prism_prm.pairs.settings import PairSettings
 from prism_prm.pairs.summary import PairCounts, TreeCounts
 from prism_prm.pairs.vectorised import PairColumns, Small, annotated_columns, lookahead_columns
@@ -120,9 +120,12 @@ class PairRecipe:
         """The splits that trees can be in."""
         return tuple(self.splits.shares) if self.splits else ("",)
 
-    def split_of(self, problem: str) -> int:
-        """The number of a problem's split in `split_names`."""
-        return self.split_names.index(self.splits.split_of(problem)) if self.splits else 0
+    def splitter(self) -> Callable[[str], int]:
+        """Problem, one after another → the number of its split in `split_names`."""
+        if self.splits is None:
+            return lambda _: 0
+        names, by_problem = self.split_names, SplitByProblem(self.splits)
+        return lambda problem: names.index(by_problem.split_of(problem))
 
 
 def build_pairs(
@@ -161,9 +164,10 @@ def build_pairs(
             _in_background(pairs.write_table) as write_pairs,
         ):
             output = _Output(write_trees, write_pairs, counts, recipe.split_names)
-            done = 0
+            done, split_of = 0, recipe.splitter()
             for sources, drafts in _chunks(reader, recipe):
-                _write_chunk(output, sources, drafts, tree_counts, others, recipe)
+                splits = np.array([split_of(draft.problem) for draft in drafts], dtype=np.int64)
+                _write_chunk(output, sources, drafts, splits, tree_counts, others, recipe)
                 advance(reader.report.bytes - done)
                 done = reader.report.bytes
             _write_random(output, others)
@@ -196,6 +200,7 @@ def _write_chunk(
     output: _Output,
     sources: list[str],
     drafts: list[Draft],
+    splits: Ints,
     tree_counts: TreeCounts,
     others: OtherProblems,
     recipe: PairRecipe,
@@ -204,7 +209,6 @@ def _write_chunk(
     settings, drops = recipe.pairs, output.counts.drops
     perturbed = add_perturbed(drafts, first_id, settings, drops["perturbed"])
     forest = Forest.of(drafts)
-    splits = np.array([recipe.split_of(draft.problem) for draft in drafts], dtype=np.int64)
     names = [recipe.split_names[split] for split in splits]
     tree_ids = range(first_id, first_id + len(drafts))
     output.trees(tree_table(forest, tree_ids=tree_ids, splits=names, sources=sources))

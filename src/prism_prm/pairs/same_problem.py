@@ -5,50 +5,123 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
+
+import xxhash
 
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.math_shepherd import FIRST_STEP
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
 
+_NAMES = {
+    "×⋅·∙∗✕": "times", "÷": "div", "±": "pm", "∓": "mp", "√": "sqrt", "∛": "sqrt[3]", "∞": "infty", "∘": "circ",
+    "∈": "in", "∉": "notin", "∪": "cup", "∩": "cap", "⊂": "subset", "⊆": "subseteq", "∅": "emptyset", "∖": "setminus",
+    "∠": "angle", "△∆": "triangle", "⊥": "perp", "∥‖": "parallel", "≅": "cong", "∼": "sim", "≈": "approx",
+    "≡": "equiv", "→": "to", "⇒": "Rightarrow", "∑": "sum", "∏": "prod", "∫": "int", "⌊": "lfloor", "⌋": "rfloor",
+    "⌈": "lceil", "⌉": "rceil", "⟨": "langle", "⟩": "rangle", "ℓ": "ell", "≤≦⩽": "le", "≥≧⩾": "ge", "≠": "ne",
+    "⋯": "dots", "º˚": "degree",
+}  # fmt: skip
+"""Signs, and the names of LaTeX's commands for them."""
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda mu nu xi pi rho sigma tau phi chi psi omega"
+_ONE_SIGN = str.maketrans(
+    {sign: f"\\{name} " for signs, name in _NAMES.items() for sign in signs}
+    | {
+        unicodedata.lookup(f"GREEK {case} LETTER {name}"): f"\\{name.replace('lamda', 'lambda')} "
+        for name in _GREEK.split()
+        for case in ("SMALL", "CAPITAL")
+    }
+    | dict.fromkeys("‘’‚′´`", "'")
+    | dict.fromkeys("“”„″«»", '"')
+    | dict.fromkeys("‐‑‒–—―−﹣－", "-")
+    | {"⁄": "/"}
+)
+_INVISIBLE = re.compile("[\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]")
+_RAISED, _LOWERED = re.compile("[⁰¹²³⁴-⁹⁺⁻⁽⁾ⁱⁿ]+"), re.compile("[₀-₉₊₋₍₎ₐₑₒₓₕ-ₜᵢⱼ]+")
+_MIXED_NUMBER = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞])")
+_LABEL = re.compile(r"\A[\s*_#]*(?:problem|question|exercise|example|q)\b[\s\d*_]*[:.)][\s*_]*(?=\S)", re.IGNORECASE)
 _SPELLINGS = [
     (re.compile(pattern.replace(r"\E", "(?![A-Za-z])")), spelling)
     for pattern, spelling in (
+        (r"(?<=[\w)}])\*\*(?=[\w({])", "^"),
+        (r"(?<![^\s*])\*+(?=[^\s*])|(?<=[^\s*])\*+(?![^\s*])", " "),  # of *emphasized* words
+        (r"\\(?:times|cdot|ast)\E", "*"),
+        (r"\\div\E", "/"),
+        (r"\\var(epsilon|theta|pi|rho|sigma|phi)\E", r"\\\1"),
         (r"\\\\|\\[()\[\]]|\\q?quad\E|\\displaystyle\E|~|\\n\E|\\n(?=[A-Z])", " "),  # also a line break as \ and n
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)\E\s*\.?", " "),
-        (r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname)\E", " "),
-        (r"\\[dtc]?(frac|binom)\E(?:\s*(\d)\s*(\d))?", r"\\\1 \2 \3 "),
+        (r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|bb|cal|sf)|mbox|operatorname)\E", " "),
+        (r"\\[dtc]?(frac|binom)\E", r"\\\1"),
+        (r"\\binom\s*(\d)\s*(\d)", r"\\binom \1 \2 "),
         (r"\\log_(\d)(?=\d)", r"\\log_\1 "),
         (r"\\leq?(?:slant)?\E|<=", "≤"),
         (r"\\geq?(?:slant)?\E|>=", "≥"),
         (r"\\neq?\E", "≠"),
         (r"\\[lc]?dots[bcmio]?\E|\.\.\.", "…"),
-        (r"\^\s*(?:\{\s*)?\\circ\E", "°"),
-        (r"[−–]", "-"),
+        (r"\^\s*(?:\{\s*)?\\circ\E|\\degree\E", "°"),
+        (r"\^\s*(?:\{\s*)?\\prime\E", "'"),
+        (r"-{2,}", "-"),
         (r"(?<![\w.])\.(?=\d)", "0."),
     )
 ]
 """Ways to typeset one thing, and the one that they are read as; \\E stands for the end of a command's name."""
+
+
+def _balanced(opening: str, closing: str) -> str:
+    """A pattern of brackets with what is between them, which may be brackets to a depth of eight."""
+    other = f"[^{opening}{closing}]"
+    inner = f"{other}*+"
+    for _ in range(8):
+        inner = f"(?:{other}|{opening}{inner}{closing})*+"
+    return f"{opening}({inner}){closing}"
+
+
+_PARENTHESES = _balanced(r"\(", r"\)")
+_PART = r"\s*(?:%s|(\\[A-Za-z]+|[^\s{}\\]))" % _balanced(r"\{", r"\}")  # noqa: UP031  braces
+_FRACTION = re.compile(rf"\\frac{_PART}{_PART}")
+_OVER, _UNDER = re.compile(rf"(?<![\w)}}\]]){_PARENTHESES}(?=\s*/)"), re.compile(rf"(?<=/){_PARENTHESES}(?!\s*[(^])")
+_DOUBLED = re.compile(rf"\((?=\(){_PARENTHESES}\)")
+_UNDER_A_SIGN = re.compile(rf"(\bsqrt\s*|[_^]){_PARENTHESES}")
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,\s*|\{,\}|,\\!|\\,)\d{3})+(?!\d)")
-_TOKEN = re.compile(r"\w+(?:(?<=\d)\.\d\w*)*|[^\w\s]")
-_IGNORED = frozenset("$\\{}.,;:!?'\"")
+_TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)*|[^\w\s]|_")
+_IGNORED = frozenset("$\\{}.,;:!?'\"#")
 """Punctuation and the mark-up of formulas differ between copies of one problem; signs of operations do not."""
 _NOT_BETWEEN_NUMBERS = re.compile(r"(?<!\d) | (?!\d)")
 
 
-def problem_words(problem: str) -> list[str]:
-    """The words, numbers and signs that make up a problem, without differences of case, spacing and mark-up."""
-    text = _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number.group()), problem)
+@lru_cache(maxsize=2**10)
+def problem_words(problem: str) -> tuple[str, ...]:
+    """The words, numbers and signs that make up a problem, without differences of case, spacing and typesetting."""
+    text = _MIXED_NUMBER.sub(" ", _INVISIBLE.sub("", problem))
+    text = _LOWERED.sub(r"_{\g<0>}", _RAISED.sub(r"^{\g<0>}", text)).translate(_ONE_SIGN)
+    text = unicodedata.normalize("NFKC", text).translate(_ONE_SIGN)
+    text = _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number.group()), _LABEL.sub("", text, count=1))
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
-    return [token for token in _TOKEN.findall(text.lower()) if token not in _IGNORED]
+    text = _DOUBLED.sub(r"(\1)", _with_slashes(text))
+    text = _OVER.sub(r"\1", _UNDER.sub(r"\1", text))
+    text = _UNDER_A_SIGN.sub(r"\1 \2 ", text)
+    return tuple(token for token in _TOKEN.findall(text.lower()) if token not in _IGNORED)
+
+
+def _with_slashes(text: str) -> str:
+    """Fractions as a/b: the one way to write them that formulas and plain text share."""
+
+    def slash(found: re.Match[str]) -> str:
+        over, under = found[1] or found[2] or "", found[3] or found[4] or ""
+        return f" {over.strip()}/{under.strip()} "
+
+    while (other := _FRACTION.sub(slash, text)) != text:  # those inside others come last
+        text = other
+    return text
 
 
 def normalise_problem(problem: str) -> str:
@@ -56,9 +129,69 @@ def normalise_problem(problem: str) -> str:
     return _NOT_BETWEEN_NUMBERS.sub("", " ".join(problem_words(problem)))
 
 
+NGRAM = 13
+"""The length in words of the runs that two problems may share."""
+OVERLAP = 0.3
+"""Two problems are one if this share of the shorter one's runs of words is common to both.
+
+A single run would not do: phrases such as "Enter your answer in the form …, where A, B, C, D are integers" are long.
+"""
+MOST_RUNS = 24
+"""Runs by which a problem is found, of those that no earlier problem has; this bounds memory."""
+COMMON = 32
+"""A run that as many problems share with an earlier one is an instruction, and does not count."""
+
+Overlap = Literal["same_problem", "ngram_overlap"]
+T = TypeVar("T")
+
+
+class KnownProblems(Generic[T]):
+    """Problems, each with a value, that are found again however they are typeset."""
+
+    def __init__(self, ngram: int = NGRAM) -> None:
+        self.ngram = ngram
+        """The length in words of the runs that are compared; 0 compares only whole problems."""
+        self._values: dict[str, T] = {}
+        self._by_run: dict[int, str] = {}
+        self._sharing: Counter[int] = Counter()
+
+    def add(self, problem: str, value: T) -> None:
+        """Add a problem; one that is there keeps its value."""
+        key = normalise_problem(problem)
+        if key not in self._values:
+            self._values[key] = value
+            runs = self._runs(problem)
+            new = {run for run in runs if run not in self._by_run}
+            self._sharing.update(runs - new)
+            self._by_run |= dict.fromkeys(sorted(new)[:MOST_RUNS], problem)
+
+    def find(self, problem: str) -> tuple[T, Overlap] | None:
+        """The value of the same problem, or else of the one that it shares most with, if that is enough."""
+        if (key := normalise_problem(problem)) in self._values:
+            return self._values[key], "same_problem"
+        runs = self._runs(problem)
+        alike = {other: self._shared(runs, other) for run in sorted(runs) if (other := self._by_run.get(run))}
+        nearest = max(alike, key=alike.__getitem__, default=None)
+        if nearest is None or alike[nearest] < OVERLAP:
+            return None
+        return self._values[normalise_problem(nearest)], "ngram_overlap"
+
+    def _shared(self, runs: set[int], other: str) -> float:
+        others = self._runs(other)
+        return len(runs & others) / (min(len(runs), len(others)) or 1)
+
+    def _runs(self, problem: str) -> set[int]:
+        """The runs of words of a problem that are not common."""
+        words, size = problem_words(problem), self.ngram
+        starts = range(len(words) - size + 1) if size else ()
+        texts = (" ".join(words[i : i + size]) for i in starts)
+        runs = {xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) for text in texts}
+        return {run for run in runs if self._sharing[run] < COMMON}
+
+
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Shares by name. A problem's split follows from its text and the seed alone, so adding data moves nothing."""
+    """Shares by name."""
 
     shares: Mapping[str, float]
     seed: int = 0
@@ -85,44 +218,44 @@ class Splits:
         except ConfigError as error:
             raise ConfigError(f"split {text!r}: {error}") from None
 
-    def split_of(self, problem: str) -> str:
-        """The split of a problem."""
+    def drawn(self, problem: str) -> str:
+        """The split that a problem's text and the seed give."""
         digest = hashlib.blake2b(f"{self.seed}\0{normalise_problem(problem)}".encode(), digest_size=8).digest()
         names, ends = list(self.shares), list(accumulate(self.shares.values()))
         place = int.from_bytes(digest) / 2**64
         return names[min(bisect_right(ends, place), len(names) - 1)]
 
 
-OVERLAP = 0.3
-"""Two problems are one if this share of the shorter one's runs of words is common to both.
+class SplitByProblem:
+    """Splits problems one after another: the first of those that are the same decides, so more data moves nothing."""
 
-A single run would not do: phrases such as "Enter your answer in the form …, where A, B, C, D are integers" are long.
-"""
+    def __init__(self, splits: Splits) -> None:
+        self.splits = splits
+        self._known = KnownProblems[str]()
 
-Overlap = Literal["same_problem", "ngram_overlap"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Excluded:
-    """A problem that must not be learned from; two are the same only if they are one object."""
-
-    file: str
-    num_ngrams: int
+    def split_of(self, problem: str) -> str:
+        """The split of a problem."""
+        found = self._known.find(problem)
+        split = found[0] if found else self.splits.drawn(problem)
+        self._known.add(problem, split)
+        return split
 
 
-@dataclass(slots=True)
 class Exclusions:
     """Problems that must not be learned from, such as those of a benchmark."""
 
-    ngram: int = 13
-    """The length in words of the runs that are compared; 0 compares only whole problems."""
-    counts: dict[str, Counter[Overlap]] = field(default_factory=dict)
-    """By file, how many trees were left out and why."""
-    _problems: dict[str, _Excluded] = field(default_factory=dict)
-    _by_ngram: dict[int, list[_Excluded]] = field(default_factory=dict)
+    def __init__(self, ngram: int = NGRAM) -> None:
+        self.counts: dict[str, Counter[Overlap]] = {}
+        """By file, how many trees were left out and why."""
+        self._files = KnownProblems[str](ngram)
+
+    @property
+    def ngram(self) -> int:
+        """The length in words of the runs that are compared; 0 compares only whole problems."""
+        return self._files.ngram
 
     @classmethod
-    def read(cls, files: Iterable[str | Path], ngram: int = 13) -> Exclusions:
+    def read(cls, files: Iterable[str | Path], ngram: int = NGRAM) -> Exclusions:
         """The problems in some files, of any format that is read here or with a field that names a problem."""
         exclusions = cls(ngram)
         for source in find_sources(files):
@@ -142,37 +275,15 @@ class Exclusions:
 
     def add(self, problem: str, file: str) -> None:
         """Exclude a problem; the first file that has it is named."""
-        key = normalise_problem(problem)
-        if key in self._problems:
-            return
-        ngrams = self._ngrams_of(problem)
-        excluded = self._problems[key] = _Excluded(file, len(ngrams))
-        for ngram in ngrams:
-            self._by_ngram.setdefault(ngram, []).append(excluded)
+        self._files.add(problem, file)
 
     def match(self, problem: str) -> bool:
         """Whether a problem is excluded; counts it by file and reason if so."""
-        reason: Overlap = "same_problem"
-        excluded = self._problems.get(normalise_problem(problem))
-        if excluded is None:
-            reason = "ngram_overlap"
-            excluded = self._overlapping(self._ngrams_of(problem))
-        if excluded is None:
-            return False
-        self.counts.setdefault(excluded.file, Counter())[reason] += 1
-        return True
-
-    def _overlapping(self, ngrams: set[int]) -> _Excluded | None:
-        """An excluded problem that shares enough of these runs of words, or None."""
-        shared = Counter(excluded for ngram in ngrams for excluded in self._by_ngram.get(ngram, ()))
-        enough = (
-            excluded for excluded, count in shared.items() if count >= OVERLAP * min(len(ngrams), excluded.num_ngrams)
-        )
-        return next(enough, None)
-
-    def _ngrams_of(self, problem: str) -> set[int]:
-        words, size = problem_words(problem), self.ngram
-        return {hash(tuple(words[i : i + size])) for i in range(len(words) - size + 1)} if size else set()
+        found = self._files.find(problem)
+        if found is not None:
+            file, reason = found
+            self.counts.setdefault(file, Counter())[reason] += 1
+        return found is not None
 
 
 _FIELDS = (

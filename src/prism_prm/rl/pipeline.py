@@ -15,6 +15,7 @@ from prism_prm.graders import unguarded
 from prism_prm.lm.load import load_tokenizer
 from prism_prm.lm.place import local_folder
 from prism_prm.names import file_name
+from prism_prm.pairs.same_problem import Exclusions
 from prism_prm.policies import PolicySettings, open_policy
 from prism_prm.protocol import notes_of, summary_of
 from prism_prm.resume import content_key, locked
@@ -111,10 +112,13 @@ def split_problems(recipe: GrpoRecipe, say: Say = silent) -> tuple[list[TaskProb
         held_out, train = train[-sets.num_held_out :], train[: -sets.num_held_out]
     else:
         held_out = list(load_problems(sets.held_out, sets.held_out_data).problems[: sets.num_held_out])
-    known = {problem.text.strip() for problem in held_out}
+    excluded = Exclusions()
+    for problem in held_out:
+        excluded.add(problem.text, "held out")
     for task in recipe.evaluation.tasks:
-        known |= {problem.text.strip() for problem in load_task(task, recipe.evaluation.data.get(task)).problems}
-    kept = [problem for problem in train if problem.text.strip() not in known]
+        for problem in load_task(task, recipe.evaluation.data.get(task)).problems:
+            excluded.add(problem.text, task)
+    kept = [problem for problem in train if not excluded.match(problem.text)]
     if len(kept) < len(train):
         say(
             f"{len(train) - len(kept):,} of {len(train):,} problems are also held out or used for evaluation, and are "
