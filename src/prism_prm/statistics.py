@@ -103,7 +103,7 @@ def cluster_draws(num_clusters: int, num_draws: int = NUM_DRAWS, seed: int = SEE
 def cluster_sums(values: npt.ArrayLike, clusters: Ints, num_clusters: int) -> Floats:
     """(clusters, columns): the sum of each column of `values` over the rows of each cluster."""
     table = np.asarray(values, dtype=np.float64)
-    table = table.reshape(len(clusters), -1)
+    table = table.reshape(len(clusters), math.prod(table.shape[1:]))
     columns = [np.bincount(clusters, weights=column, minlength=num_clusters) for column in table.T]
     return np.stack(columns, axis=1) if columns else np.zeros((num_clusters, 0))
 

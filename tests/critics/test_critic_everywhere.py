@@ -30,6 +30,7 @@ from prism_prm import (
     init_prm,
     open_critic,
     read_benchmark,
+    report_theory,
     rerank_pool,
     score_files,
     search_task,
@@ -114,6 +115,47 @@ def test_a_benchmark_that_needs_every_step_refuses_a_critic_that_stops(
     with pytest.raises(ConfigError, match=r"labelled needs a verdict on every step.*choose another --critic"):
         evaluate_prm(f"critic:openai:{url}", "labelled", tmp_path / "eval", **how)
     assert not [body for body in asked if not is_probe(body)]
+
+
+def test_an_answer_without_a_verdict_never_matches_on_processbench(tmp_path: Path) -> None:
+    """The benchmark's rule, and the default: such an item counts, whatever its first wrong step is."""
+    rows = [([f"step {i}.{k}" for k in range(3)], i % 3 - 1) for i in range(6)]
+    data = tmp_path / "gsm8k.jsonl"
+    lines = [
+        {"id": f"gsm8k-{i}", "problem": f"{i}?", "steps": steps, "label": label, "final_answer_correct": label < 0}
+        for i, (steps, label) in enumerate(rows)
+    ]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def measured(name: str, reply: Callable[[int], str]) -> tuple[dict[str, float], dict[str, float], dict[str, int]]:
+        def answer(body: dict[str, Any]) -> Answer:
+            return chat("Yes" if is_probe(body) else reply(int(said(body).partition("step ")[2][0])))
+
+        with serve(answer, models=OTHER) as (url, _):
+            how = {"data": data, "settings": FAST, "loading": settings(tmp_path / name, format="processbench")}
+            found = evaluate_prm(f"critic:openai:{url}", "processbench", tmp_path / name, **how)["processbench"]
+        tables = found.subsets["all"].tables
+        shares = {key: value.value for key, value in tables["steps"].items() if key.startswith("first_error_")}
+        return {key: value.value for key, value in tables["split:gsm8k"].items()}, shares, found.notes
+
+    without = "items without a verdict of the critic, which match nothing"
+    # The labels are -1, 0, 1, -1, 0, 1: the first three are answered, and right.
+    rates, shares, notes = measured("half", lambda i: f"\\boxed{{{i - 1}}}" if i < 3 else "I cannot tell.")
+    assert rates == {"acc_error": 0.5, "acc_correct": 0.5, "f1": 0.5}
+    names = ("exact", "early", "late", "missed")
+    assert [shares[f"first_error_{name}"] for name in names] == [0.5, 0, 0, 0.5]
+    assert notes[without] == 3
+    predictions = [{"id": line["id"], "scores": [0.8, 0.3, 0.6]} for line in lines]
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in predictions))
+    how = {"data": data, "settings": FAST, "predictions": tmp_path / "predictions.jsonl"}
+    evaluate_prm(None, "processbench", tmp_path / "prm", **how)
+    found = report_theory(tmp_path / "theory", simulate=False, runs=[tmp_path / "prm", tmp_path / "half"]).metrics
+    assert not np.isnan(found["dominance"]["processbench"]["fpr_b"]).any(), "only what both have judged"
+    rates, shares, notes = measured("never", lambda _: "I cannot tell.")
+    assert rates == {"acc_error": 0, "acc_correct": 0, "f1": 0}
+    assert [shares[f"first_error_{name}"] for name in names] == [0, 0, 0, 1]
+    assert notes[without] == 6
+    assert "Answers without a verdict: no-verdict: 6" in (tmp_path / "never" / "report.md").read_text()
 
 
 def test_items_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -148,11 +148,8 @@ MISSING: list[tuple[str, Answer, str]] = [
     ("prmbench", chat('{"validity": [1, 1, 1], "redundancy": [0, 0, 0]}'), "wrong-length"),
     ("prmbench", chat('{"validity": [1, 7], "redundancy": [0, 0]}'), "out-of-range"),
     ("prmbench", chat('{"validity": [1, NaN], "redundancy": [0, 0]}'), "out-of-range"),
-    (
-        "prmbench",
-        chat('{"validity": [1, 1], "redundancy": [0, 0]} or {"validity": [1, -1], "redundancy": [0, 0]}'),
-        "two-verdicts",
-    ),
+    ("prmbench", chat('{"steps": 2} {"validity": [1, 1], "redundancy": [0, 0]}'), "bad-json"),
+    ("prmbench", chat('{"validity": [1, 1], "redundancy": [0, 0], "why": "see //"}'), "bad-json"),
     ("prmbench", chat("I am sorry.", refusal="no"), "refusal"),
 ]
 
@@ -177,6 +174,22 @@ def test_a_missing_verdict_is_counted_by_kind_and_never_guessed(
         with pytest.raises(CriticError, match=rf"step \d: an answer has no verdict \({kind}; drawn again 0 times"):
             prm.score(PROBLEM, STEPS[:2])
         assert asked == []
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"validity": [1, // sure\n -1], # not\n "redundancy": [0, 0]}',
+        '{"validity": [1, -1], "redundancy": [0, 0]} or {"validity": [1, 1], "redundancy": [0, 0]}',
+        'In \\frac{1}{2} of cases:\n```json\n{"validity": [1, -1], "redundancy": [0, 0]}\n```',
+    ],
+    ids=["comments", "the first of two", "other braces before it"],
+)
+def test_replies_are_read_as_prmbench_reads_them(tmp_path: Path, reply: str) -> None:
+    with critic(tmp_path, lambda _: chat(reply), format="prmbench", models=VLLM) as (prm, _):
+        (found,) = prm.score_trees([StepTree.chain(PROBLEM, STEPS[:2])])
+    assert found.probability == pytest.approx([1, 0], abs=1e-9)
+    assert found.named("redundancy") == pytest.approx([0.5, 0.5])
 
 
 def test_an_answer_without_a_verdict_is_drawn_again(tmp_path: Path) -> None:

@@ -121,6 +121,24 @@ def test_a_system_message_of_the_client(families: tuple[Running, dict[str, PRM]]
     assert found[None] != found["Be brief."]
 
 
+def test_a_system_message_that_the_prm_has_no_place_for(
+    prms: dict[str, Any], tiny_prm: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """reward_hub sends one to every PRM; a PRM that reads none would be given a prompt that it was not trained on."""
+    with running({"prism": prms["owner/prism"], "rlhflow": tiny_prm("rlhflow", "llama")}) as server:
+        for model in ("prism", "rlhflow"):
+            bare, *asked = (
+                server.post("/pooling", {"model": model, "messages": chat(PROBLEM, STEPS, system)}).json()
+                for system in (None, SYSTEM, SYSTEM, "")
+            )
+            for answer in asked:
+                assert answer["data"] == bare["data"]
+                assert answer["usage"]["total_tokens"] == bare["usage"]["total_tokens"]
+            warning = f"{model} reads no system message, so the request's was ignored"
+            assert [answer.get("warnings") for answer in (bare, *asked)] == [None, [warning], [warning], None]
+            assert [record.message for record in caplog.records].count(warning) == 1, "logged once"
+
+
 def test_steps_and_what_is_said_of_them(server: Running, prms: dict[str, Any]) -> None:
     answer = server.steps({"problem": PROBLEM, "steps": STEPS}, model="owner/prism")
     prm = prms["owner/prism"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import from_mapping
@@ -67,6 +68,7 @@ def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None 
     from prism_prm.critics.critic import Critic
 
     settings = critic_settings(settings)
+    settings = replace(settings, on_missing=settings.on_missing or "error")
     format = check_critic(place, settings)
     kind, where = _kind_and_where(place)
     run_code = code_runner() if settings.code else None

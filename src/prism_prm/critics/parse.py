@@ -6,11 +6,13 @@ missing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from prism_prm.critics.format import CriticFormat, Labels
@@ -24,6 +26,8 @@ Rows = tuple[tuple[float, ...], ...]
 _BOXED = re.compile(r"\\boxed(?![A-Za-z])\s*")
 _MARKUP = re.compile(r"\\(?:text|textbf|textit|texttt|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _INDEX = re.compile(r"[-\u2212\u2013]?\d{1,6}", re.ASCII)
+_BRACE = re.compile(r"[{}]")
+_COMMENT = re.compile(r"(?://|#).*")
 _OPENING = re.compile(r"\s*[\W_]*")
 """What may stand before the first word of an answer: spaces, quotes, markup."""
 LEAST_SHARE = 0.05
@@ -32,7 +36,7 @@ LONGEST_BOX = 200
 """Characters; a verdict has far fewer."""
 SEVERAL = "several verdicts, the last counts"
 MOST_BRACES = 10_000
-"""Places in one reply where a JSON object may begin; formulas have many."""
+"""Braces that are looked at in one reply; formulas have many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +193,13 @@ def rows_of_index(index: int, num_steps: int, sure: float = 1.0) -> Rows:
 
 
 def read_scores(text: str, keys: Sequence[str], num_steps: int) -> Reading | Missing:
-    """JSON lists with a number from -1 to 1 for each step; P is half of 1 + the number."""
-    found = [one for one in _objects(text) if all(key in one for key in keys)]
-    if not found:
+    """JSON lists with a number from -1 to 1 for each step; P is half of 1 + the number. As PRMBench reads it: comments
+    are dropped, and the first object counts.
+    """
+    found = next(_objects(text), None)
+    if found is None or any(key not in found for key in keys):
         return Missing("bad-json")
-    if any(one != found[0] for one in found):
-        return Missing("two-verdicts")
-    columns = [found[0][key] for key in keys]
+    columns = [found[key] for key in keys]
     if not all(isinstance(column, list) for column in columns):
         return Missing("bad-json")
     if any(len(column) != num_steps for column in columns):
@@ -209,16 +213,16 @@ def read_scores(text: str, keys: Sequence[str], num_steps: int) -> Reading | Mis
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a text, whatever stands around them."""
-    decoder, at = json.JSONDecoder(), 0
-    for _ in range(MOST_BRACES):
-        at = text.find("{", at)
-        if at < 0:
-            return
-        try:
-            found, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            at += 1
+    """The outermost JSON objects in a text, whatever stands around them."""
+    depth = start = 0
+    for brace in islice(_BRACE.finditer(text), MOST_BRACES):
+        if brace[0] == "{":
+            start = start if depth else brace.start()
+            depth += 1
             continue
-        if isinstance(found, dict):
-            yield found
+        depth -= 1
+        if depth < 0:
+            return  # where PRMBench gives up
+        if not depth:
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(_COMMENT.sub("", text[start : brace.end()]))

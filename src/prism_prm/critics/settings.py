@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from prism_prm.config import SHOWN
 from prism_prm.ranges import Count, Natural, NotNegative, Positive, Range, check
 
 OnMissing = Literal["error", "wrong", "skip"]
@@ -20,9 +21,9 @@ class CriticSettings:
     """A text file that replaces the format's instruction, e.g. with the published wording."""
     votes: Count | None = None
     """Answers per verdict, averaged. By default as the format says."""
-    on_missing: OnMissing = "error"
+    on_missing: OnMissing | None = field(default=None, metadata={SHOWN: "skip in `prism eval`, else error"})
     """What an answer without a verdict does after all redraws: error stops, wrong counts it as a verdict that the step
-    is wrong, and skip leaves the vote out."""
+    is wrong, and skip leaves the vote out. An item of a benchmark without any vote counts by the benchmark's rule."""
     redraws: Natural = 2
     """How often an answer without a verdict is drawn again, unless it is greedy."""
     temperature: NotNegative | None = None

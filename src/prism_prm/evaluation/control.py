@@ -86,7 +86,8 @@ def movable_scores(benchmark: Benchmark, of: Measurer, redundancy_threshold: flo
 def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str, Control]:
     """A control for every PRM but the first, whose `scores` are given; none where no shift changes its verdicts."""
     (name, first), *others = measurers.items()
-    keep, right, num_clusters = first.steps.judged, first.steps.right, first.steps.num_clusters
+    right, num_clusters = first.steps.right, first.steps.num_clusters
+    keep = np.logical_and.reduce([one.steps.judged for one in measurers.values()])
     num_fixed = int(np.isin(scores[keep], (0, 1)).sum())
     if not 0 < first.threshold < 1 or num_fixed == keep.sum():
         return {}
@@ -109,7 +110,7 @@ def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str
         return Shifted(measured(amounts[:, o, m]), rates)
 
     return {
-        called: Control(name, called, other.rates(), {m: shifted(o, i) for i, m in enumerate(MATCHES)}, num_fixed)
+        called: Control(name, called, other.rates(keep), {m: shifted(o, i) for i, m in enumerate(MATCHES)}, num_fixed)
         for o, (called, other) in enumerate(others)
     }
 

@@ -156,7 +156,8 @@ def evaluate_steps(
     settings = (settings or EvalSettings()).settled(card)
     benchmark = find_benchmark(items.name)
     threshold, rest = choose_threshold(benchmark, steps, settings, card)
-    if not benchmark.in_total(rest).judged.any():
+    total = benchmark.in_total(rest)
+    if not (total.right | total.wrong).any():
         raise DataError(f"{items.name}: no step has a label, so there is nothing to measure", reason="empty-split")
     subsets = {"all": _measure(benchmark, rest, threshold.value, settings)}
     checked = rest.item_contaminated >= 0
@@ -165,7 +166,6 @@ def evaluate_steps(
             keep = rest.item_contaminated == value
             if keep.any():
                 subsets[name] = _measure(benchmark, rest.only(keep), threshold.value, settings)
-    total = benchmark.in_total(rest)
     return Evaluation(
         items.name, items.described(), items.complete, items.files, {**items.notes, **(notes or {})},
         threshold, subsets, rest,
@@ -195,9 +195,9 @@ def _counts(measurer: Measurer, keep: Bools | None = None) -> dict[str, int]:
 
 def error_curve(steps: Steps) -> dict[str, list[float]]:
     """FPR and FNR at every threshold of GRID; empty for verdicts or without both kinds of steps."""
-    if steps.hard or not steps.right.any() or not steps.wrong.any():
-        return {}
     judged = steps.judged
+    if steps.hard or not steps.right[judged].any() or not steps.wrong[judged].any():
+        return {}
     fpr, fnr = metrics.Ranking.of(steps.right[judged], steps.probability[judged]).error_curve(GRID)
     return {"threshold": GRID.tolist(), "fpr": fpr.tolist(), "fnr": fnr.tolist()}
 

@@ -91,6 +91,12 @@ class Steps:
         before = np.arange(len(self.label)) - np.repeat(self.starts, self.lengths) - 1
         return bool((self.parent == before).all())
 
+    def first_judged_bad(self, bad: Bools) -> Ints:
+        """Per item the first of the bad steps, −1 if none is, and −2 if a step before it has no score."""
+        unscored = np.isnan(self.probability)
+        first, gap = metrics.first_bad(bad & ~unscored, self.starts), metrics.first_bad(unscored, self.starts)
+        return np.where((gap >= 0) & ((first < 0) | (gap < first)), -2, first)
+
     def first_error_found(self, good: Bools) -> tuple[Bools, Bools]:
         """Per item: whether it has a wrong step, and whether the first of these was judged bad."""
         first = metrics.first_bad(self.wrong, self.starts)

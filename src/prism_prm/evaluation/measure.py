@@ -159,7 +159,7 @@ class Measurer:
         if not self.steps.are_chains:
             return {}
         gold = metrics.first_bad(self.steps.wrong, self.steps.starts)
-        outcomes = metrics.first_error_outcomes(gold, metrics.first_bad(~self.good, self.steps.starts))
+        outcomes = metrics.first_error_outcomes(gold, self.steps.first_judged_bad(~self.good))
         whole = (gold >= 0).astype(np.float64)
         return self.item_means(
             {f"first_error_{name}": (outcomes[:, i], whole) for i, name in enumerate(metrics.OUTCOMES)}

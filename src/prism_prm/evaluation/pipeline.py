@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prism_prm.chosen import CardValues, card_values
-from prism_prm.critics.load import is_critic
+from prism_prm.critics.load import critic_settings, is_critic
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks import ItemSet, find_benchmark, read_benchmark
@@ -23,6 +24,7 @@ from prism_prm.scorer.place import check_scorer, remote_place
 from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
+    from prism_prm.critics.settings import CriticSettings
     from prism_prm.records import StepTree
     from prism_prm.scorer import Scorer
 
@@ -155,6 +157,12 @@ def _short(source: str) -> str:
     return (last.split(".")[0] or last) if Path(source).is_file() else last
 
 
+def _by_rule(given: CriticSettings | Mapping[str, Any] | None) -> CriticSettings:
+    """A critic's settings: unless they say otherwise, the benchmark decides how a missing verdict counts."""
+    settings = critic_settings(given)
+    return replace(settings, on_missing=settings.on_missing or "skip")
+
+
 class _Scores:
     """Where the scores come from; a PRM is loaded once, when it is first needed."""
 
@@ -170,7 +178,10 @@ class _Scores:
         say: Say,
     ) -> None:
         self.prm, self.scores, self.predictions = prm, scores, predictions
-        self.out, self.store, self.loading, self.bars, self.say = out, store, loading, bars, say
+        self.out, self.store, self.bars, self.say = out, store, bars, say
+        self.loading = (
+            {**(loading or {}), "critic": _by_rule((loading or {}).get("critic"))} if is_critic(prm) else loading
+        )
         self._opened = contextlib.ExitStack()
         self.model_hash = ""
         self.card: CardValues | None = None

@@ -163,29 +163,30 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
 
     table = read_scores(path)
     unjudged, stops_at_error = unjudged_in_scores(path)
-    if not table.num_rows and unjudged:
-        raise _no_verdict(path)
-    if not table.num_rows:
+    if not table.num_rows and not unjudged:
         raise DataError(f"{path}: holds no scores; score this data with `prism score`", reason="missing-scores")
     found = scores_of_trees(table, [item.tree for item in items.items])
     notes: dict[str, int] = {}
     chosen = list(zip(items.items, found, strict=True))
-    if unjudged:
-        chosen, notes = _judged_items(chosen, stops_at_error, path)
-    for item, scores in chosen:
-        if not (unjudged and stops_at_error):
+    lacking = sum(len(scores.log_odds_NO) - len(scores.scored) for scores in found)
+    if lacking > unjudged or (table.num_rows and not any(scores.scored for scores in found)):
+        for item, scores in chosen:
             _require_scores(item, scores, path)
+    if unjudged:
+        counts_unanswered = find_benchmark(items.name).counts_unanswered
+        chosen, notes = _judged_items(chosen, stops_at_error, counts_unanswered, path)
     outputs = found[0].outputs
     redundancy = [scores.named("redundancy") for _, scores in chosen] if "redundancy" in outputs else None
     kept, probability = [item for item, _ in chosen], [scores.probability for _, scores in chosen]
     steps = collect_steps(kept, probability, redundancy, with_gaps=bool(unjudged))
-    return steps, {"model_hash": table["model_hash"][0].as_py(), "outputs": list(outputs), "notes": notes}
+    model_hash = table["model_hash"][0].as_py() if table.num_rows else ""
+    return steps, {"model_hash": model_hash, "outputs": list(outputs), "notes": notes}
 
 
 def _judged_items(
-    found: list[tuple[Item, TreeScores]], stops_at_error: bool, path: str | Path
+    found: list[tuple[Item, TreeScores]], stops_at_error: bool, counts_unanswered: bool, path: str | Path
 ) -> tuple[list[tuple[Item, TreeScores]], dict[str, int]]:
-    """The items that a critic judged as far as it judges any, and notes on what it left out."""
+    """The items that a critic judged as far as it judges any, or all that count; and notes on what it left out."""
 
     def is_judged(scores: TreeScores) -> bool:
         last = len(scores.scored) - 1
@@ -194,22 +195,24 @@ def _judged_items(
         # Nothing is missing before the first wrong step, where such a critic stops.
         return stops_at_error and scores.scored == list(range(last + 1)) and bool(scores.log_odds_NO[last, 0] < 0)
 
-    kept = [(item, scores) for item, scores in found if is_judged(scores)]
-    if not kept:
-        raise _no_verdict(path)
-    left = sum(len(scores.log_odds_NO) - len(scores.scored) for _, scores in kept)
-    notes = {
-        "items left out because the critic gave no verdict": len(found) - len(kept),
-        "steps after a wrong one, which the critic does not judge": left,
-    }
-    return kept, {name: count for name, count in notes.items() if count}
-
-
-def _no_verdict(path: str | Path) -> DataError:
-    return DataError(
-        f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
-        reason="missing-scores",
+    judged = [(item, scores) for item, scores in found if is_judged(scores)]
+    if not judged and not counts_unanswered:
+        raise DataError(
+            f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
+            reason="missing-scores",
+        )
+    without = (
+        "items without a verdict of the critic, which match nothing"
+        if counts_unanswered
+        else "items left out because the critic gave no verdict"
     )
+    notes = {
+        without: len(found) - len(judged),
+        "steps after a wrong one, which the critic does not judge": sum(
+            len(scores.log_odds_NO) - len(scores.scored) for _, scores in judged
+        ),
+    }
+    return found if counts_unanswered else judged, {name: count for name, count in notes.items() if count}
 
 
 def _require_scores(item: Item, scores: TreeScores, path: str | Path) -> None:

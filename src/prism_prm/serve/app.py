@@ -48,6 +48,7 @@ def build_app(engine: Engine, keys: KeyRing, shelf: Shelf) -> Gate:
     app.state.engine = engine
     app.state.shelf = shelf
     app.state.started = int(time.time())
+    app.state.logged = set()
     app.include_router(router)
     app.include_router(page_router)
     _add_errors(app, engine.settings.deadline)

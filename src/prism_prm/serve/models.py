@@ -54,6 +54,8 @@ class Item:
     """What to do with steps beyond the context, where there are any."""
     again: int = 0
     """Tokens that are read once more for steps beyond the context, each as a solution of its own; at most."""
+    warnings: tuple[str, ...] = ()
+    """What of the request was not scored, in sentences for the client."""
 
     @property
     def cost(self) -> int:
@@ -93,13 +95,17 @@ class ServedModel:
         """Files of which the log says that they have changed."""
 
     def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> Item:
-        """A tree to score; a `system` message replaces the one that the family lays out, where it has one."""
+        """A tree to score; a `system` message replaces the one that the PRM reads, and is ignored if it reads none."""
         prm = self.scorer
+        expected = self.family.chosen.get("system") if self.family else None
+        warnings = (f"{self.name} reads no system message, so the request's was ignored",) * bool(
+            system and not expected
+        )
         if not isinstance(prm, PRM):
-            return Item(tree, None, _guess_tokens(tree))
+            return Item(tree, None, _guess_tokens(tree), warnings=warnings)
         family = own = self.family
         assert family is not None, "a PRM has one"
-        if system is not None and system != family.chosen.get("system", system):
+        if system is not None and expected and system != expected:
             family = _with_system(family, system)
         encoded = encode_tree(tree, family)
         choice = on_too_long or prm.on_too_long
@@ -109,7 +115,7 @@ class ServedModel:
         elif num_long and family is not own:
             raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
         again = num_long * prm.context if choice == "drop-left-steps" else 0
-        return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)), choice, again)
+        return Item(tree, encoded, len(encoded.prompt) + sum(map(len, encoded.ids)), choice, again, warnings)
 
     def text(self, text: str, *, add_special_tokens: bool) -> Item:
         """A text that the client has laid out, with its control tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,7 +46,10 @@ _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_o
 PATHS = 500_000
 """Steps on all paths of a request's trees: each path gets a score, and a deep tree with many leaves has far more of
 them than it has nodes."""
+LOGGED = 100
+"""Warnings that are logged; clients could send texts that each give another one."""
 
+log = logging.getLogger(__name__)
 router = APIRouter()
 _numbers = itertools.count()
 
@@ -109,7 +113,8 @@ async def pooling(body: PoolingRequest, request: Request) -> Response:
     model = _model(request, body.model)
     items, found = await _score(request, model, lambda: _pooling_items(model, body))
     data = [{"index": i, "object": "pooling", "data": pooled(scores)} for i, scores in enumerate(found)]
-    return _json(_head("pooling", "list", model) | {"data": data, "usage": usage(items, found)})
+    answer = _head("pooling", "list", model) | {"data": data, "usage": usage(items, found)}
+    return _json(answer | _warnings(request, items))
 
 
 @router.post("/v1/steps", **_described(StepsAnswer))
@@ -273,6 +278,17 @@ def _without_end(text: str) -> str:
 
 def _head(kind: str, shape: str, model: ServedModel) -> dict[str, Any]:
     return {"id": f"{kind}-{next(_numbers)}", "object": shape, "created": int(time.time()), "model": model.name}
+
+
+def _warnings(request: Request, items: Sequence[Item]) -> dict[str, list[str]]:
+    """What the answer says about parts of the request that were not scored; the log has each sentence once."""
+    found = list(dict.fromkeys(warning for item in items for warning in item.warnings))
+    logged: set[str] = request.app.state.logged
+    for warning in found:
+        if warning not in logged and len(logged) < LOGGED:
+            logged.add(warning)
+            log.warning("%s", warning)
+    return {"warnings": found} if found else {}
 
 
 def _json(content: Any) -> Response:

@@ -14,6 +14,8 @@ Many = Annotated[list[T], Field(fail_fast=True)]
 Ids = Many[int]
 Model = Annotated[str | None, Field(description="Which model to use; not needed if only one is served.")]
 
+Warnings = Annotated[list[str] | None, Field(description="What of the request was not scored; absent if all was.")]
+
 
 class Strict(BaseModel):
     """Refuses unknown fields, of which it reports the first, as `Many` does."""
@@ -90,6 +92,7 @@ class PoolingAnswer(BaseModel):
     model: str
     data: list[Pooled]
     usage: Usage
+    warnings: Warnings = None
 
 
 class Solution(Strict):

@@ -34,10 +34,10 @@ in [0, 1] cannot move like that: the best right steps have no room. What holds i
 
 def add_dominance(report: Report, bench: str, name_a: str, name_b: str, a: Steps, b: Steps, *, seed: int = 0) -> None:
     """A section on A (say, pairwise training) against B (say, pointwise) over the same steps."""
-    if a.hard or b.hard or not a.right.any() or not a.wrong.any():
+    judged = a.judged & b.judged
+    if a.hard or b.hard or not a.right[judged].any() or not a.wrong[judged].any():
         report.text(f"### {bench}\n\nNot checked: it needs scores, and both right and wrong steps.")
         return
-    judged = a.judged
     right, clusters = a.right[judged], a.step_cluster[judged]
     found = dominance.check_dominance(right, a.probability[judged], b.probability[judged], clusters, seed=seed)
     best = float((found.fpr_a - found.fpr_b).min())
@@ -63,7 +63,7 @@ def _add_shifts(report: Report, a: Steps, b: Steps) -> None:
         ("log-odds", False, dominance.log_odds),
     ):
         for kind, direction in (("right", 1), ("wrong", -1)):
-            mask = a.right if kind == "right" else a.wrong
+            mask = (a.right if kind == "right" else a.wrong) & a.judged & b.judged
             found = dominance.check_shift(
                 transform(a.probability[mask]), transform(b.probability[mask]), direction=direction, bounded=bounded
             )

@@ -124,6 +124,8 @@ class Benchmark:
     """Where its rules judge every PRM; None leaves it to each PRM's card."""
     needs_every_step: bool = True
     """Whether steps after the first one that is judged wrong need scores too; some critics give none."""
+    counts_unanswered: bool = False
+    """Whether an item on which a critic gave no verdict counts, as one that is not matched; else it is left out."""
     by_redundancy: tuple[str, ...] = ()
     """Groups whose steps are judged by their redundancy score, where a PRM has one."""
     measure: Callable[[Measurer], Tables] = lambda _: {}

@@ -1,8 +1,8 @@
 """ProcessBench: name the first wrong step of a solution, or say that there is none.
 
 `label` is the 0-based index of the earliest wrong step, −1 if there is none. A PRM's answer is the first step that
-scores below the threshold. F1 is the harmonic mean of the exact matches among wrong and among right solutions; the
-overall value is the plain mean of the four splits' F1.
+scores below the threshold; a critic's answer without a verdict matches nothing. F1 is the harmonic mean of the exact
+matches among wrong and among right solutions; the overall value is the plain mean of the four splits' F1.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure_processbench(measurer: Measurer) -> Tables:
     steps = measurer.steps
     gold = metrics.first_bad(steps.wrong, steps.starts)
     # ProcessBench calls a step wrong if it scores BELOW the threshold, PRMBench good if it scores ABOVE.
-    predicted = metrics.first_bad(steps.probability < measurer.threshold, steps.starts)
+    predicted = steps.first_judged_bad(steps.probability < measurer.threshold)
     tallies = metrics.processbench_tallies(gold, predicted)
     names = steps.group_names
     wide = np.zeros((len(steps.items), len(names), 4))
@@ -137,6 +137,7 @@ PROCESSBENCH = Benchmark(
     hub="Qwen/ProcessBench",
     threshold=0.5,
     needs_every_step=False,
+    counts_unanswered=True,
     measure=measure_processbench,
     headlines=headlines,
     add_to_report=add_to_report,
