@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +107,23 @@ def test_a_second_command_does_nothing_again(run: Path, folder: Path) -> None:
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(run)]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     assert (run / "policy" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_run_goes_on_only_with_its_reward(run: Path, folder: Path) -> None:
+    """The card decides the reward, too, where the recipe names no aggregator."""
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(run)]
+    card = folder / "prm" / "prism.json"
+    before = card.read_text()
+    assert json.loads(before)["aggregator"] != "mean"
+    card.write_text(json.dumps(json.loads(before) | {"aggregator": "mean"}))
+    try:
+        result = CliRunner().invoke(app, command)
+    finally:
+        card.write_text(before)
+    assert isinstance(result.exception, ConfigError)
+    assert re.search(r"run was started with other settings; now: reward = \w+ \(was \w+\)\.", str(result.exception))
+    named = [*command, "--set=reward.aggregator=" + json.loads(before)["aggregator"]]
+    assert CliRunner().invoke(app, named, catch_exceptions=False).exit_code == 0, "it is the same reward"
 
 
 def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path) -> None:

@@ -200,6 +200,27 @@ def test_a_run_whose_data_or_base_prm_changed_is_not_gone_on_with(
         shutil.copytree(kept, base)
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_run_whose_input_changed_is_refused(
+    recipe_file: Path, finished: Path, tmp_path: Path, is_finished: bool
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    if not is_finished:
+        (out / "run.json").unlink()
+    sums = recipe_file.parent / "sums.jsonl"
+    before = sums.read_text()
+    try:
+        sums.write_text(before.replace("problem 1:", "problem one:"))
+        with pytest.raises(PrismError, match=rf"^{out}: {sums} changed since this run read it\. Name another --out"):
+            run(recipe_file, out)
+        sums.unlink()
+        run(recipe_file, out)  # what is gone is not other data
+    finally:
+        sums.write_text(before)
+    run(recipe_file, out)
+
+
 def test_data_are_made_anew_if_their_input_changed(tmp_path: Path) -> None:
     write_sums(tmp_path / "sums.jsonl", num_problems=5)
     (tmp_path / "no.jsonl").write_text('{"problem": "problem 0: start with 7", "answer": "1"}\n')

@@ -150,7 +150,8 @@ def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path, say: Say)
     reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, loading={**here, **recipe.loading})
     scorer = reward.scorer
     try:
-        yield reward, content_key(scorer.identity(), recipe.reward)
+        # The card decides what the recipe leaves open. Its threshold changes what is logged, and no reward.
+        yield reward, content_key(scorer.identity(), replace(recipe.reward, aggregator=reward.aggregator))
     finally:
         said = summary_of(scorer)
         if said is not None and said["verdicts"] | said["missing"]:

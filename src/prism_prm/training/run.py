@@ -34,7 +34,15 @@ from prism_prm.training.model import count, is_to_shard, prepare, release_memory
 from prism_prm.training.processes import check_launch, noticing_losses
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run_folder import claimed
-from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
+from prism_prm.training.source import (
+    TRAIN,
+    check_inputs,
+    data_folder,
+    examples_that_fit,
+    make_data,
+    needs_margins,
+    rounds_of,
+)
 from prism_prm.training.validation import Validation, best_round
 from prism_prm.types import Bars, Say, no_bars, silent
 
@@ -65,6 +73,8 @@ class Run:
         check_reporters(self.recipe.report_to)
         check_launch(self.accelerator)
         with noticing_losses(), claimed(self.folder, self.recipe, self.accelerator) as self.claim:
+            if self.claim.is_begun:
+                self._main_only(lambda: check_inputs(self.recipe, self.folder))
             finished = self.claim.finished
             if lost := self.claim.lost:
                 self.say(f"{lost}: the weights of the best round are missing; this round is trained again.")

@@ -9,17 +9,19 @@ import numpy as np
 
 from prism_prm.config import to_toml
 from prism_prm.curriculum import Binned, assign
-from prism_prm.errors import DataError
+from prism_prm.errors import DataError, PrismError
 from prism_prm.files import write_text
 from prism_prm.training.batches import too_long
 
 if TYPE_CHECKING:
     from prism_prm.pairs.examples import Examples, Split
     from prism_prm.scorer import PRM
-    from prism_prm.training.recipe import Recipe
+    from prism_prm.training.recipe import DataSettings, Recipe
     from prism_prm.types import Floats
 
 TRAIN = "train"
+MADE_FROM = "made_from.toml"
+"""The settings that data were made with, and as comments the hash of each input."""
 
 
 def data_folder(recipe: Recipe, run: Path) -> Path:
@@ -30,16 +32,14 @@ def data_folder(recipe: Recipe, run: Path) -> Path:
 def make_data(recipe: Recipe, run: Path) -> None:
     """Make the run's trees and pairs from the recipe's inputs, unless they were made from just these before."""
     from prism_prm.data import Reader
-    from prism_prm.data.inputs import find_sources
     from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.same_problem import Exclusions, Splits
 
     settings, folder = recipe.data, data_folder(recipe, run)
     if settings.folder:
         return
-    sources = find_sources([*settings.inputs, *settings.exclude])
-    made_from = to_toml(settings) + "".join(f"# {source.name} {source.sha256()}\n" for source in sources)
-    note = folder / "made_from.toml"
+    made_from = to_toml(settings) + "".join(f"# {name} {sha256}\n" for name, sha256 in _hashes(settings).items())
+    note = folder / MADE_FROM
     if note.exists() and note.read_text(encoding="utf-8") == made_from:
         return
     note.unlink(missing_ok=True)
@@ -48,6 +48,31 @@ def make_data(recipe: Recipe, run: Path) -> None:
     splits = Splits(settings.split, settings.pairs.seed)
     build_pairs(reader, folder, PairRecipe(settings.pairs, splits, exclusions))
     write_text(note, made_from)
+
+
+def check_inputs(recipe: Recipe, run: Path) -> None:
+    """Refuse inputs that are not those which the run's data were made from; inputs that are gone are not others."""
+    note = data_folder(recipe, run) / MADE_FROM
+    if recipe.data.folder or not note.exists():
+        return
+    lines = [line[2:] for line in note.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+    before = dict(line.rsplit(" ", 1) for line in lines)
+    try:
+        now = {name: str(sha256) for name, sha256 in _hashes(recipe.data).items()}
+    except DataError:
+        return
+    if changed := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
+        raise PrismError(
+            f"{run}: {', '.join(changed)} changed since this run read it. Name another --out to train on it, or remove "
+            f"the folder to start again."
+        )
+
+
+def _hashes(settings: DataSettings) -> dict[str, str | None]:
+    """The files and datasets that data are made from, and the hash of each; None for a dataset of the hub."""
+    from prism_prm.data.inputs import find_sources
+
+    return {source.name: source.sha256() for source in find_sources([*settings.inputs, *settings.exclude])}
 
 
 def examples_that_fit(split: Split, recipe: Recipe, prm: PRM) -> tuple[Examples, np.ndarray, dict[str, int]]:
