@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,8 +212,9 @@ def test_rl_problems_are_new_to_every_model(out: Path) -> None:
 
 
 def test_without_trl_the_last_act_is_skipped_and_says_how_to_install_it(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    out = shutil.copytree(out, tmp_path / "demo")
     monkeypatch.setattr("prism_prm.demo.pipeline.find_spec", lambda _: None)
     said: list[str] = []
     found = run_demo(out, quick=True, say=said.append)
