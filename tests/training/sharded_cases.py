@@ -80,8 +80,8 @@ RESUMED = ["hybrid-all", "sc-tied", "frozen-adapters-recomputed"]
 
 def write_bases(root: Path) -> None:
     """The PRMs that cases start from."""
-    init_prm(language_model("qwen2", root / "lms"), family="qwen", dtype="float64").save(root / PLAIN)
-    tied = language_model("llama", root / "lms", tie_word_embeddings=True)
+    init_prm(language_model("qwen2", root / "lms" / "qwen2"), family="qwen", dtype="float64").save(root / PLAIN)
+    tied = language_model("llama", root / "lms" / "tied", tie_word_embeddings=True)
     init_prm(tied, family="rlhflow", dtype="float64").save(root / TIED)
 
 
