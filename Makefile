@@ -20,7 +20,7 @@ demo: $(READY)   ## run the whole pipeline in a small world, in minutes
 	$(BIN)/prism demo
 
 test: $(READY)   ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-browser: $(READY)  ## run the tests of the page in a real browser (needs chromium)
 	$(BIN)/python -m pytest tests/browser

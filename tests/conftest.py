@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from prism_prm.cli.threads import settle_waiting
 
@@ -22,15 +23,17 @@ settle_waiting(os.environ)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-LONGEST = (
-    "demo/test_demo.py", "training/test_run.py", "workers/test_ray_problems.py", "workers/test_ray.py",
-    "rl/test_grpo_command.py", "cli/test_stopping.py", "rl/test_train_with_reward.py", "training/test_sharded_run.py",
+Once = Callable[[str, Callable[[Path], Any]], Path]
+FIRST = (
+    "demo/test_demo.py", "world/test_build.py", "training/test_sharding.py", "training/test_run.py",
+    "rl/test_grpo_command.py", "workers/test_ray.py", "training/test_sharded_run.py", "demo/test_asymmetry.py",
 )  # fmt: skip
-"""Files that take longest, which `make test` begins with: otherwise one worker waits for the other in the end."""
+"""Files whose fixtures take longest, which `make test` begins with: tests that a worker takes over from another are its
+last ones, so these fixtures are made once, and nobody waits for a long test in the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    places = {Path(__file__).parent / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
@@ -58,12 +61,34 @@ def humaneval() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """(name, make) → a folder that `make` fills once per run, whichever worker comes first. Do not change it."""
+    own = tmp_path_factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def made(name: str, make: Callable[[Path], Any]) -> Path:
+        folder = root / "once" / name
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                part = folder.with_name(f"{name}.part")
+                make(part)
+                part.rename(folder)
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(once: Once) -> Callable[..., Path]:
     """Architecture → the folder of a tiny random language model (see tiny.py)."""
     from tiny import language_model
 
-    root = tmp_path_factory.mktemp("models")
-    return lambda kind, **settings: language_model(kind, root, **settings)
+    def make(kind: str, **settings: Any) -> Path:
+        name = "-".join([kind, *map(str, settings.values())])
+        return once(name, lambda folder: language_model(kind, folder, **settings))
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -84,24 +109,25 @@ def tiny_prm(tiny_lm: Callable[..., Path]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def world_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world_policy(once: Once) -> Path:
     """The folder of a tiny trained policy of the quick world: it writes steps, ends solutions, and errs at times."""
     from prism_prm.world.policy import train_policy
     from prism_prm.world.settings import world_settings
     from prism_prm.world.tokens import make_tokenizer
 
-    world = world_settings("quick")
-    tokenizer = make_tokenizer(world.modulus)
-    folder = tmp_path_factory.mktemp("world") / "policy"
-    model, *_ = train_policy(world.policy, world.pretraining, tokenizer)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    def make(folder: Path) -> None:
+        world = world_settings("quick")
+        tokenizer = make_tokenizer(world.modulus)
+        model, *_ = train_policy(world.policy, world.pretraining, tokenizer)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return once("world_policy", make)
 
 
 @pytest.fixture(scope="session")
-def memorising_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def memorising_policy(once: Once) -> Path:
     """The folder of a tiny policy that has learned a few solutions by heart (see tiny.py)."""
     from tiny import memorising_policy
 
-    return memorising_policy(tmp_path_factory.mktemp("memorising") / "policy")
+    return once("memorising_policy", memorising_policy)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from prism_process import write_command
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,12 +34,12 @@ def run_from_answers(demo: Path, folder: Path) -> None:
 
 
 def _run(commands: list[str], demo: Path, folder: Path) -> None:
-    """Run them in a folder, with `prism` of this Python on the path."""
+    """Run them in a folder, with `prism` and this Python on the path."""
     (folder / "bin").mkdir(parents=True)
     (folder / "prism-demo").symlink_to(demo)
-    for name, words in {"prism": "-m prism_prm", "python": ""}.items():
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
-        (folder / "bin" / name).chmod(0o755)
+    write_command(folder / "bin" / "prism")
+    (folder / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / "bin" / "python").chmod(0o755)
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
         ["bash", "-e", "-c", "\n".join(commands)], cwd=folder, env=os.environ | {"PATH": path}, check=True

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from prism_prm.page.document import Results
 from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.server import DrainingServer, make_server
 from prism_prm.serve.settings import ServeSettings
+from prism_process import Process
 
 
 class Running:
@@ -78,10 +77,9 @@ def until(done: Any, seconds: float = 60.0) -> None:
 
 
 @contextlib.contextmanager
-def command(*options: str, prm: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+def command(*options: str, prm: str = "") -> Iterator[tuple[Process, str]]:
     """The process of `prism serve` with an example PRM, or the one named, and its address."""
-    line = [sys.executable, "-m", "prism_prm", "serve", "--prm", prm or f"m={example_folder('prism')}", *options]
-    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with Process("serve", "--prm", prm or f"m={example_folder('prism')}", *options) as process:
         try:
             assert process.stderr is not None
             found = re.search(r"http://\S+:\d+", process.stderr.readline())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import types
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -133,15 +132,13 @@ FAMILY_MODELS = [
 """(family, architecture): the published ones, and some that `init_prm` makes possible."""
 
 
-@lru_cache
-def language_model(kind: str, root: Path, **settings: Any) -> Path:
-    """The folder of a tiny random language model, written under `root`."""
+def language_model(kind: str, folder: Path, **settings: Any) -> Path:
+    """Write a tiny random language model; its folder."""
     model_class, config_class, make_tokenizer, own = MODELS[kind]
     tokenizer = make_tokenizer()
     torch.manual_seed(1)
     config = config_class(**{**_SIZES, **own, **settings, "vocab_size": len(tokenizer)})
     config.bos_token_id, config.eos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id, None
-    folder = root / "-".join([kind, *map(str, settings.values())])
     model_class(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -159,9 +159,7 @@ def write_inputs(folder: Path, run: Callable[..., None]) -> None:
         write_records(folder / f"{name}.jsonl", records)
     for name, recipe in RECIPES.items():
         write_recipe(folder / name, recipe)
-    made = language_model("qwen2", folder)
-    made.rename(folder / "policy")
-    language_model.cache_clear()
+    language_model("qwen2", folder / "policy")
     init_prm(folder / "policy", family="qwen", seed=3).save(folder / "prm")
     (folder / "family.py").write_text("class Mine:\n    pass\n")
     run("pairs", "prm800k.jsonl", "--out", "pairs")

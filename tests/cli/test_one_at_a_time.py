@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from prism_prm import init_prm
 from prism_prm.cli import app
 from prism_prm.errors import PrismError
 from prism_prm.resume import locked, locked_file
+from prism_process import Process
 
 STEPS = '{"problem": "What is 2 + 3?", "steps": ["2 + 3 = 5", "so 5"], "label": 1, "id": "own-1"}\n'
 POOL = '{"problem": "What is 2 + 3?", "answer": "5", "solutions": ["\\\\boxed{5}", "\\\\boxed{6}"]}\n'
@@ -72,17 +74,18 @@ def test_a_table_in_use_is_left_alone(name: str, folder: Path, monkeypatch: pyte
     assert run.invoke(app, words, catch_exceptions=False).exit_code == 0
 
 
-def _search(words: list[str], started: multiprocessing.synchronize.Barrier) -> None:
-    from prism_prm.search import Engine
-
-    real = Engine.run
-
-    def slowly(self: Engine, problems: list[str], keys: list[str] | None = None) -> object:
-        started.wait(120)
-        yield from real(self, problems, keys)  # type: ignore[misc]
-
-    Engine.run = slowly  # type: ignore[assignment, method-assign]
-    CliRunner().invoke(app, words, catch_exceptions=False)
+PAUSED = """
+import os, signal
+from prism_prm.cli import main
+from prism_prm.search import Engine
+run = Engine.run
+def paused(*words):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    yield from run(*words)
+Engine.run = paused
+main()
+"""
+"""`prism`, which stops before it searches until it is told to continue."""
 
 
 def test_two_searches_at_once_do_not_mix_their_journals(world_policy: Path, tmp_path: Path) -> None:
@@ -96,21 +99,19 @@ def test_two_searches_at_once_do_not_mix_their_journals(world_policy: Path, tmp_
     words = (
         f"search --policy hf:{world_policy} --task {task} --method sample -n 2 --judges 1 --max-steps 4 --out".split()
     )
-    process = multiprocessing.get_context("spawn")
-    started = process.Barrier(2)
-    first = process.Process(target=_search, args=([*words, str(tmp_path / "out")], started))
-    first.start()
+    first = Process(*words, tmp_path / "out", code=PAUSED)
     try:
         while not (tmp_path / "out" / "journal").exists():
-            assert first.is_alive()
-            first.join(0.05)
+            assert first.poll() is None
+            time.sleep(0.01)
         with pytest.raises(PrismError, match="another process is running here"):
             CliRunner().invoke(app, [*words, str(tmp_path / "out")], catch_exceptions=False)
-        started.wait(120)
-        first.join(120)
+        while first.poll() is None:  # whether it has stopped already or stops only now
+            first.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+        assert first.returncode == 0, first.communicate()
     finally:
         first.kill()
-        first.join()
     assert CliRunner().invoke(app, [*words, str(tmp_path / "alone")], catch_exceptions=False).exit_code == 0
     journals = [(tmp_path / name / "journal" / "n2.jsonl").read_text().splitlines() for name in ("out", "alone")]
     parsed = [[json.loads(line) for line in lines] for lines in journals]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prism_prm.cli import main
+from prism_process import write_command
 
 GOOD = json.dumps({"problem": "1+1?", "steps": ["a = 1", "b = 2", "c = a + b = 3"], "label": -1}) + "\n"
 RATED = {"completions": [{"text": "a", "rating": 2}], "human_completion": None, "chosen_completion": 0}
@@ -134,10 +135,10 @@ def test_pairs_then_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
 
 def test_export_ends_quietly_when_its_reader_does(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(GOOD * 3000)
-    prism_command = f"{sys.executable} -m prism_prm"
+    write_command(tmp_path / "prism")
     command = (
-        f"{prism_command} pairs {tmp_path}/in.jsonl --lookahead-audit off --out {tmp_path}/out >/dev/null 2>&1 && "
-        f"{prism_command} export {tmp_path}/out --format jsonl | head -1"
+        f"{tmp_path}/prism pairs {tmp_path}/in.jsonl --lookahead-audit off --out {tmp_path}/out >/dev/null 2>&1 && "
+        f"{tmp_path}/prism export {tmp_path}/out --format jsonl | head -1"
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 1

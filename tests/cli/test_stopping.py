@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from typer.testing import CliRunner
 
 from prism_prm import init_prm
 from prism_prm.cli import app
+from prism_process import Process
 
 PAUSED = """
 import importlib, sys, time
@@ -116,10 +115,7 @@ CASES = {
 def stopped(folder: Path, name: str, number: signal.Signals) -> subprocess.CompletedProcess[str]:
     """A command, stopped by a signal where it pauses."""
     words, place, after, *_ = CASES[name]
-    line = [sys.executable, "-c", PAUSED, *place, str(after), *words.split()]
-    process = subprocess.Popen(
-        line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
+    process = Process(*place, after, *words.split(), code=PAUSED, cwd=folder)
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
@@ -128,7 +124,7 @@ def stopped(folder: Path, name: str, number: signal.Signals) -> subprocess.Compl
     finally:
         process.kill()
     assert said == "paused\n", errors
-    return subprocess.CompletedProcess(line, process.returncode, out, errors)
+    return subprocess.CompletedProcess(process.args, process.wait(), out, errors)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from launching import launch
+from launching import together
 from loopback import Answer, serve
 from payloads import OWN
 from prism_prm import init_prm, open_policy
@@ -31,6 +29,7 @@ from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
 from prism_prm.world.problems import draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS, prompt_of
+from prism_process import Process
 
 RECIPE = """
 policy = "{policy}"
@@ -129,7 +128,7 @@ def test_a_run_goes_on_only_with_its_reward(run: Path, folder: Path) -> None:
 def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path) -> None:
     out = folder / "killed"
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(out)]
-    process = subprocess.Popen([sys.executable, "-m", "prism_prm", *command], stderr=subprocess.DEVNULL)
+    process = Process(*command, quiet=True)
     while process.poll() is None and not list(out.glob("**/checkpoint-1/trainer_state.json")):
         time.sleep(0.05)
     process.kill()
@@ -171,13 +170,13 @@ def test_right_answers_alone_can_be_the_reward(folder: Path) -> None:
         assert look.by_problem[PROXY] == look.by_problem["answer"]
 
 
-def test_two_processes_train_one_policy(folder: Path) -> None:
+def test_two_processes_train_one_policy(run: Path, folder: Path) -> None:
     out = folder / "two"
-    found = launch("grpo", folder / "recipe.toml", "--out", out, "--set", "trainer.per_device_train_batch_size=4")
+    found = together("grpo", folder / "recipe.toml", "--out", out, "--set", "trainer.per_device_train_batch_size=4")
     assert found.returncode == 0, found.stderr[-3000:]
     looks = read_looks(out / "looks.parquet")
     assert [look.update for look in looks] == [0, 1, 2]
-    alone = read_looks(folder / "run" / "looks.parquet")
+    alone = read_looks(run / "looks.parquet")
     # Greedy solutions of the untrained policy are the same, however many processes write them, and in the same order.
     assert looks[0].by_problem["greedy/answer"] == alone[0].by_problem["greedy/answer"]
     assert {len(values) for look in looks for values in look.by_problem.values()} == {13}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fakes import fake
 from runs import by_length, trainer_of
 from trl import GRPOTrainer
 
-from launching import LAUNCH
+from launching import together
 from prism_prm import ConfigError, PrismError, PRMReward
 from prism_prm.rl.credit import CREDITS, Graded, find_credit, standardise
 from prism_prm.rl.trainer import check_trl
@@ -200,7 +199,6 @@ def test_no_text_ends_a_run(memorising_policy: Path, tmp_path: Path, credit: str
 TWO = """
 import json, sys
 from pathlib import Path
-sys.path[:0] = sys.argv[4].split(":")
 import torch
 from runs import by_length, problems, trainer_of
 from fakes import fake
@@ -230,13 +228,9 @@ if trainer.accelerator.is_main_process:
 
 def test_two_processes_give_the_same_advantages(memorising_policy: Path, tmp_path: Path) -> None:
     """A group of eight, in one process or spread over two."""
-    script = tmp_path / "two.py"
-    script.write_text(TWO, encoding="utf-8")
-    folders = ":".join(map(str, (Path(__file__).parent, Path(__file__).parent.parent)))
+    code = f"import sys; sys.path[:0] = {sys.path!r}" + TWO
     for processes, rows in ((1, 8), (2, 4)):
-        start = [sys.executable] if processes == 1 else [sys.executable, *LAUNCH, "--num_processes", "2"]
-        command = [*start, script, memorising_policy, tmp_path, str(rows), folders]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        done = together(memorising_policy, tmp_path, rows, processes=processes, code=code)
         assert done.returncode == 0, done.stderr[-3000:]
     (one, alone), (two, shared) = (json.loads((tmp_path / f"{rows}.json").read_text()) for rows in (8, 4))
     assert (one, two) == (1, 2)

@@ -21,7 +21,7 @@ def test_smollm2_on_five_problems_of_gsm8k(real_data: Path, tmp_path: Path) -> N
         pytest.skip("needs a real model: set PRISM_SMOLLM2 to the folder that holds its GGUF file")
     from tiny import language_model
 
-    init_prm(language_model("qwen2", tmp_path), family="qwen").save(tmp_path / "prm")
+    init_prm(language_model("qwen2", tmp_path / "lm"), family="qwen").save(tmp_path / "prm")
     command = [
         "search", "--policy", f"hf:{smollm2}", "--prm", str(tmp_path / "prm"), "--task", "gsm8k", "--task-data",
         str(real_data / "gsm8k" / "test.jsonl"), "--limit", "5", "--method", "beam", "-n", "4", "--max-tokens", "256",

@@ -1,15 +1,9 @@
-"""Cases of training that must not depend on the number of processes; run as a script it is one process of several.
-
-RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python sharded_cases.py FOLDER CASE…
-"""
+"""Cases of training that must not depend on the number of processes."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,6 +17,7 @@ from accelerate.state import AcceleratorState
 from some_pairs import random_examples
 from torch.distributed.tensor import DTensor
 
+from launching import together
 from prism_prm import init_prm, load_prm
 from prism_prm.config import from_mapping
 from prism_prm.losses import Objective
@@ -85,8 +80,8 @@ RESUMED = ["hybrid-all", "sc-tied", "frozen-adapters-recomputed"]
 
 def write_bases(root: Path) -> None:
     """The PRMs that cases start from."""
-    init_prm(language_model("qwen2", root / "lms"), family="qwen", dtype="float64").save(root / PLAIN)
-    tied = language_model("llama", root / "lms", tie_word_embeddings=True)
+    init_prm(language_model("qwen2", root / "lms" / "qwen2"), family="qwen", dtype="float64").save(root / PLAIN)
+    tied = language_model("llama", root / "lms" / "tied", tie_word_embeddings=True)
     init_prm(tied, family="rlhflow", dtype="float64").save(root / TIED)
 
 
@@ -135,30 +130,15 @@ def resume(root: Path, made: Path, out: Path, case: Case, accelerator: Accelerat
 
 def run_in_processes(root: Path, processes: int, names: Iterable[str]) -> None:
     """Cases in several processes; results are in a folder of that name."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
-    common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    common |= {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(root), *names],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(processes)
-    ]  # fmt: skip
-    try:
-        said = [process.communicate(timeout=1200)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * processes, "\n\n".join(said)
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import sharded_cases; sharded_cases.main()"
+    done = together(root, *names, processes=processes, code=code)
+    assert done.returncode == 0, done.stderr
 
 
-def main(root: Path, names: Iterable[str]) -> None:
-    for name in names:
+def main() -> None:
+    """One process of several: a folder and the names of cases are its arguments."""
+    root = Path(sys.argv[1])
+    for name in sys.argv[2:]:
         case = CASES[name]
         AcceleratorState._reset_state()
         accelerator = Accelerator(mixed_precision=case.settings().mixed_precision)
@@ -167,7 +147,3 @@ def main(root: Path, names: Iterable[str]) -> None:
         if name in RESUMED:
             resume(root, root / "1" / name, out.with_name(f"{name}-resumed"), case, accelerator)
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +21,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from some_pairs import write_sums
 
-from launching import launch
+import prism_process
+from launching import together
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.prms.card import read_card
@@ -71,13 +70,8 @@ def finished(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
 def command(recipe: Path, out: Path, *more: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "prism_prm", "train", str(recipe), "--out", str(out), *more]
-    result = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
+    result = prism_process.run("train", recipe, "--out", out, *more)
     assert not check or result.returncode == 0, result.stderr
     return result
 
@@ -250,8 +244,7 @@ def test_data_are_made_anew_if_their_input_changed(tmp_path: Path) -> None:
 
 def killed_when(recipe: Path, out: Path, moment: Callable[[], bool]) -> bool:
     """Start a run and kill it at the moment; whether it was still alive then."""
-    words = [sys.executable, "-m", "prism_prm", "train", str(recipe), "--out", str(out)]
-    process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = prism_process.Process("train", recipe, "--out", out, quiet=True)
     try:
         while process.poll() is None and not moment():
             time.sleep(0.001)
@@ -286,7 +279,7 @@ def test_killed_anywhere_it_ends_with_the_same_weights(recipe_file: Path, finish
 
 
 def test_two_processes_do_the_same(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
-    result = launch("train", recipe_file, "--out", tmp_path / "two")
+    result = together("train", recipe_file, "--out", tmp_path / "two")
     assert result.returncode == 0, result.stderr
     assert "processes: 2" in result.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(finished), abs=1e-4)
@@ -299,12 +292,8 @@ def test_two_processes_do_the_same(recipe_file: Path, finished: Path, tmp_path: 
 def test_a_full_disc_says_so_and_loses_nothing(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands in for a disc without room: writing fails in the same place."""
     out = tmp_path / "full"
-    limited = (
-        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)); "
-        "sys.argv = ['prism', 'train', *sys.argv[1:]]; runpy.run_module('prism_prm', run_name='__main__')"
-    )
-    words = [sys.executable, "-c", limited, str(recipe_file), "--out", str(out)]
-    result = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)); "
+    result = prism_process.run("train", recipe_file, "--out", out, code=limit + prism_process.PRISM)
     assert result.returncode == 2, result.stderr
     assert "update-000002: cannot be written (File too large); nothing is left half-written." in result.stderr
     assert "make room there and rerun the same command" in result.stderr
