@@ -1,0 +1,133 @@
+"""Command lines → the settings with which commands begin their work. The work itself is not done.
+
+All that the README and the docs print is here, all examples of `--help`, every option of every command, and every
+recipe. A command gets to its work only if its inputs are there: they are stubs, named as in the docs.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_lines import ROOT, heredocs, in_blocks, in_text, pages, resolve, roughly_counted
+from golden_commands import prism, write_lines
+
+from golden import FLOAT64, FOLDER, check
+from prism_prm import example_folder
+
+EXCLUDED = {
+    "search … --out beam": "`…` stands for more options",
+    "plan recipes/search/math500-qwen2.5-math-1.5b.toml --gpu h100": "is refused: the recipe names no PRM to plan for",
+    "export pairs --format jsonl": "writes to standard output, record by record, without calling what others can call",
+}
+"""Command lines of code blocks that are not resolved, and why."""
+
+MODELS = (
+    "prms/base", "prms/prism", "runs/my-prm", "my-prm", "run", "RUN", "prism-demo/prms/base",
+    "runs/smollm2-base/rounds/1_all", "runs/smollm2-135m", "runs/qwen2.5-math-prm-7b", "Qwen/Qwen2.5-Math-PRM-7B",
+    "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-Math-1.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "GAIR/ReasonEval-7B", "runs/base",
+)  # fmt: skip
+"""Models that commands look for before their work begins; here they are folders."""
+LABELLED = (
+    "phase1_train.jsonl", "math500.jsonl", "math500/test.jsonl", "solutions.jsonl", "pool.jsonl", "data/a.jsonl",
+    "trees/a.jsonl",
+)  # fmt: skip
+TREES = ("labels", "prism-demo/data", "runs/answers/labels")
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which all inputs exist that commands look for before their work begins."""
+    folder = tmp_path_factory.mktemp("stubs")
+    for model in MODELS:
+        (folder / model).parent.mkdir(parents=True, exist_ok=True)
+        (folder / model).symlink_to(example_folder("base"))
+    steps = [{"completions": [{"text": t, "rating": r} for t, r in (("2", 1), ("3", -1))], "chosen_completion": 0}]
+    for name in LABELLED:
+        write_lines(folder / name, [{"question": {"problem": "What is 1 + 1?"}, "label": {"steps": steps}}])
+    prism(folder, "pairs", "phase1_train.jsonl", "--split", "train=1", "--out", "pairs")
+    for name in TREES:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for file in ("trees", "annotated", "natural"):
+            shutil.copy(folder / "pairs" / "trees.parquet", folder / name / f"{file}.parquet")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    for page in pages():
+        for name, text in heredocs(page.read_text(encoding="utf-8")).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    plugins = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    (mine,) = [code for code in re.findall(r"```python\n(.*?)```", plugins, re.S) if "class Mine" in code]
+    (folder / "my_file.py").write_text(mine, encoding="utf-8")
+    (folder / "my-tokenizer").mkdir()
+    (folder / "my-adapter").mkdir()
+    (folder / "my-adapter" / "adapter_config.json").write_text("{}")
+    (folder / "label.toml").write_text('task = "gsm8k"\n[policy]\nname = "hf:my-policy"\n[label]\nrollouts = 2\n')
+    return folder
+
+
+def settings_of(stubs: Path, argv: Sequence[str]) -> dict[str, Any] | None:
+    recipe = "recipes/rl/smollm2-135m-gsm8k.toml" if argv[0] == "grpo" else "runs/tutorial/recipe.toml"
+    shutil.copy(stubs / recipe, stubs / "recipe.toml")
+    return resolve(stubs, argv)
+
+
+def table(stubs: Path, lines: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """Command line → its words, the command and its settings; lines that a command refuses are left out."""
+    found = {" ".join(argv): (argv, settings_of(stubs, argv)) for argv in lines}
+    return {
+        line: {"argv": argv, "command": argv[0], "settings": settings}
+        for line, (argv, settings) in found.items()
+        if settings is not None
+    }
+
+
+def test_every_call_in_a_block_is_found() -> None:
+    assert len(in_blocks()) == roughly_counted()
+
+
+def test_documented_command_lines(stubs: Path) -> None:
+    lines = {" ".join(argv): argv for argv in in_blocks()}
+    assert EXCLUDED.keys() <= lines.keys()
+    wanted = [argv for line, argv in lines.items() if line not in EXCLUDED]
+    found = table(stubs, wanted)
+    assert found.keys() == {" ".join(argv) for argv in wanted}, "a command of the docs is refused"
+    check("command_lines_in_blocks", found, tolerance=FLOAT64)
+
+
+def test_command_lines_in_the_text(stubs: Path) -> None:
+    """Those that are whole: others only name an option, and are refused for what they lack."""
+    done = {" ".join(argv) for argv in in_blocks()}
+    check(
+        "command_lines_in_text",
+        table(stubs, [argv for argv in in_text() if len(argv) > 1 and " ".join(argv) not in done]),
+        tolerance=FLOAT64,
+    )
+
+
+def test_more_command_lines(stubs: Path) -> None:
+    lines = (FOLDER / "more_command_lines.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [shlex.split(line) for line in lines if line and not line.startswith("#")]
+    found = table(stubs, wanted)
+    assert found.keys() == {" ".join(argv) for argv in wanted}, "a command is refused"
+    check("command_lines_more", found, tolerance=FLOAT64)
+
+
+def test_recipes(stubs: Path) -> None:
+    """What every shipped recipe means, with all defaults and all that it takes from others."""
+    found = {}
+    for path in sorted((ROOT / "recipes").rglob("*.toml")):
+        name = str(path.relative_to(ROOT))
+        kind = path.parent.name
+        if kind == "search":
+            argv = ["search", "--recipe", name, "--prm", "my-prm", "--out", "out"]
+        else:
+            argv = ["grpo" if kind == "rl" else "train", name]
+        found[name] = settings_of(stubs, argv)
+        assert found[name] is not None, name
+    check("recipes", found, tolerance=FLOAT64)
