@@ -308,11 +308,17 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 
 
-def children() -> set[int]:
-    """The processes that have this one as parent and live; the dead are buried."""
-    found = set()
+def offspring() -> set[int]:
+    """The processes that have this one as parent, also those that have ended and are not yet waited for."""
+    found: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         found |= {int(word) for word in Path(f"/proc/self/task/{thread}/children").read_text().split()}
+    return found
+
+
+def children() -> set[int]:
+    """Those that live; the dead are buried."""
+    found = offspring()
     for pid in list(found):
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(pid, os.WNOHANG)[0]:

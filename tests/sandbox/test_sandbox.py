@@ -294,7 +294,7 @@ def test_what_enters_the_sandbox(quick: Sandbox, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(box.marshal, "dumps", lambda value: sent.append(value[1]) or real(value))
     quick.call("def f(x): return x", "f", [[1]])
     (job,) = sent
-    assert set(job) == {"function", "code", "arguments", "limits", "confine", "filter", "report"}
+    assert set(job) == {"function", "code", "arguments", "limits", "is_first", "confine", "filter", "report"}
     assert json.loads(job["arguments"]) == [[1]]
 
 

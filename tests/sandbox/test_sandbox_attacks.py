@@ -13,7 +13,7 @@ from typing import Any
 import attacks
 import pytest
 
-from prism_prm.sandbox import Sandbox, SandboxError
+from prism_prm.sandbox import Limits, Sandbox, SandboxError
 from prism_prm.sandbox.levels import landlock_abi
 
 needs_bwrap = pytest.mark.skipif(
@@ -83,6 +83,15 @@ def test_after_attacks_others_run_and_no_descriptor_is_lost(level: str) -> None:
     assert box.run(flood.code, "{}\n").status == "output"
     assert len(os.listdir("/proc/self/fd")) == len(before)
     assert box.run("print(sum(range(10)))").stdout == b"45\n"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("code", ["print(1)", "while True: pass", "import os\nos.abort()"])
+def test_no_process_is_left_for_others_to_bury(level: Any, code: str, orphanage: set[int]) -> None:
+    """In a container the first process may bury none, so that one would stay for each run."""
+    attacks.children()
+    Sandbox(level, Limits(cpu=0.3)).run(code)
+    assert attacks.offspring() - orphanage == set()
 
 
 def faults_with_the_systems_python(user: int, *names: str) -> str:

@@ -151,7 +151,8 @@ class Sandbox:
             begin = start(self.level, user)
             limits = resource_limits(self.level, self.limits, calls, user)
             rules = seccomp.filter_for(platform.machine()) if begin.filtered else None
-            job = {"function": "", **job, "limits": limits, "confine": begin.confine, "filter": rules}
+            rights = {"is_first": self.level == "bubblewrap", "confine": begin.confine, "filter": rules}
+            job = {"function": "", **job, "limits": limits, **rights}
             return run_process(
                 lambda sent: [*begin.command, "-P", "-s", "-S", "-c", _BOOT.format(sent)],
                 lambda report: marshal.dumps((_inside(), {**job, "report": report})),

@@ -133,7 +133,7 @@ def _tool(name: str) -> str:
 def _bubblewrap(source: str) -> tuple[str, ...]:
     """The command up to the program's own; the interpreter's folder lies at `source` outside."""
     command = [_tool("bwrap"), "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
-    command += ["--cap-drop", "ALL"]
+    command += ["--cap-drop", "ALL", "--as-pid-1"]
     if "--disable-userns" in subprocess.run([_tool("bwrap"), "--help"], capture_output=True, text=True).stdout:
         command.append("--disable-userns")
     for place in readable_places():

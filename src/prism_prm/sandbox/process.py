@@ -114,6 +114,8 @@ class _Watch:
         self.ended = Ended()
         self.program = 0
         """The process that reports: bubblewrap starts it as a child of its own."""
+        self.handle: int | None = None
+        """Its descriptor, which is never that of another process"""
         self.used_before = 0.0
         """CPU seconds up to the last reported line"""
         self.unread: list[bytes] = []
@@ -129,19 +131,12 @@ class _Watch:
         try:
             with open(os.pidfd_open(self.process.pid), "rb", buffering=0) as end:
                 self.selector.register(end, selectors.EVENT_READ)
-                while ended.by == "itself":
-                    # Measured before reading: if no line is read now, all of it was used for what is not yet reported.
-                    spent, known = self.used() - self.used_before, len(ended.lines)
-                    if end.fileno() in self.read(self.cpu - spent):
-                        break
-                    if self.stop.is_set():
-                        raise InterruptedError("stopped")
-                    if self.size > self.most:
-                        ended.by = "output"
-                    elif time.monotonic() >= self.deadline or (spent > self.cpu and len(ended.lines) == known):
-                        ended.by = "timeout"
+                try:
+                    self.watch(end.fileno())
+                finally:
+                    ended.at = time.monotonic()
+                    self.kill_program(end.fileno())
                 self.selector.unregister(end)
-            ended.at = time.monotonic()
         finally:
             # It is not yet waited for, so its number cannot be another's, and whoever it has left behind goes with it.
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -157,6 +152,32 @@ class _Watch:
             why = late if ended.by == "timeout" else f"ended with code {ended.exit_code} before it was ready"
             ended.stderr[:0] = f"the process {why}\n".encode()
         return ended
+
+    def watch(self, end: int) -> None:
+        """Read until the process has ended or must be."""
+        ended = self.ended
+        while ended.by == "itself":
+            # Measured before reading: if no line is read now, all of it was used for what is not yet reported.
+            spent, known = self.used() - self.used_before, len(ended.lines)
+            if end in self.read(self.cpu - spent):
+                break
+            if self.stop.is_set():
+                raise InterruptedError("stopped")
+            if self.size > self.most:
+                ended.by = "output"
+            elif time.monotonic() >= self.deadline or (spent > self.cpu and len(ended.lines) == known):
+                ended.by = "timeout"
+
+    def kill_program(self, end: int) -> None:
+        """End the program itself first: bubblewrap then waits for its own children, which nobody else may do."""
+        if self.handle is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+        os.close(self.handle)
+        self.deadline = until = time.monotonic() + _LINGERING
+        while end not in self.read() and time.monotonic() < until:
+            pass
 
     def used(self) -> float:
         """CPU seconds of the program; whatever limits it has given itself, the kernel's clock of it tells."""
@@ -186,8 +207,10 @@ class _Watch:
     def receive(self) -> bytes:
         """A piece of the report, which the kernel signs with the number of its writer."""
         piece, signed, *_ = self.report.recvmsg(_PIECE, socket.CMSG_SPACE(_SIGNATURE.size))
-        if not self.program and signed:
+        if piece and not self.program:
             self.program, *_ = _SIGNATURE.unpack(signed[0][2])
+            with contextlib.suppress(OSError):  # it has ended
+                self.handle = os.pidfd_open(self.program)
         return piece
 
     def take_lines(self, piece: bytes) -> None:
