@@ -117,6 +117,15 @@ def test_by_hand(folder: Path) -> None:
     assert found["similarity"] == 0
 
 
+def test_a_class_has_one_prm_score(folder: Path) -> None:
+    items = read_benchmark("prmbench", [folder])
+    steps = score_with(items, SCORERS["all good"])
+    subset = evaluate_steps(items, steps, EvalSettings(num_draws=100)).subsets["all"]
+    classes = {name: score.value for name, score in subset.tables["classes"].items()}
+    assert {name: subset.groups[name]["prm_score"].value for name in classes} == classes
+    assert classes["multi_solutions"] == 1
+
+
 def test_strict_threshold(folder: Path) -> None:
     at = values(score_with(read_prmbench([folder]), SCORERS["at the threshold"]))
     bad = values(score_with(read_prmbench([folder]), SCORERS["all bad"]))

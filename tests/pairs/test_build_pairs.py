@@ -115,11 +115,11 @@ def test_shares(tmp_path: Path) -> None:
     ]
     summary = run(tmp_path, trees, PairRecipe())
     assert summary["positive_step_share"] == {"rated": 5 / 7, "trunk": 6 / 9}
-    assert (summary["solved_share"], summary["model_solved_share"]) == (2 / 4, 1 / 4)
+    assert (summary["all_right_share"], summary["model_all_right_share"]) == (2 / 4, 1 / 4)
     assert summary["ratings"] == {"-1": 1, "0": 1, "1": 5, "none": 2}
     assert summary["origins"] == {"human": 1, "model": 8}
     unknown = run(tmp_path, trees[4:], PairRecipe())
-    assert (unknown["solved_share"], unknown["positive_step_share"]) == (None, {"rated": None, "trunk": 0.0})
+    assert (unknown["all_right_share"], unknown["positive_step_share"]) == (None, {"rated": None, "trunk": 0.0})
 
 
 def test_a_failed_write_leaves_the_old_files(tmp_path: Path) -> None:

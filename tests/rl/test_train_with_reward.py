@@ -125,6 +125,18 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(world_policy: Path, tmp_pat
     assert read_samples(tmp_path / "killed") == read_samples(tmp_path / "whole")
 
 
+def test_a_resumed_run_is_looked_at_on_schedule(world_policy: Path, tmp_path: Path) -> None:
+    dying = DyingReward(OracleScorer(QUICK.modulus), "min")
+    dying.left = 3  # the first look, and two updates
+    monitor = MonitorSettings(every=3, samples=2, votes=4)
+    with pytest.raises(KilledError):
+        train(world_policy, tmp_path, dying, monitor=monitor)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
+    resumed = train(world_policy, tmp_path, monitor=monitor)
+    assert [look.update for look in resumed.looks] == [0, 3, 4]
+    assert [look["update"] for look in read_samples(tmp_path).looks] == [0, 3, 4]
+
+
 def test_a_run_killed_before_its_first_checkpoint_keeps_its_first_look(world_policy: Path, tmp_path: Path) -> None:
     dying = DyingReward(OracleScorer(QUICK.modulus), "min")
     dying.left = 1  # the first look

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from prism_prm import PrismError, StepTree, init_prm, load_prm
 from prism_prm.cli import app
 from prism_prm.pools import holds_pool
-from prism_prm.scorer.table import read_scores, write_scores
+from prism_prm.scorer.table import card_of_scores, inputs_of_scores, read_scores, write_scores
 from prism_prm.tables import scores_schema, write_trees
 
 
@@ -97,6 +98,24 @@ def test_stopped_work_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.
     scored.clear()
     write_scores(prm, chains(6), tmp_path / "s.parquet", portion=2)
     assert sum(scored) == 6, "and so is another model"
+
+
+def test_a_finished_table_gets_a_new_card(folder: Path, tmp_path: Path) -> None:
+    prm = load_prm(folder / "prm")
+    out = tmp_path / "s.parquet"
+    write_scores(prm, chains(), out, inputs=["a.jsonl"])
+    before = read_scores(out)
+    old = card_of_scores(out)
+    prm.card = replace(prm.card, threshold=0.7, aggregator="product")
+    said: list[str] = []
+    report = write_scores(prm, chains(), out, say=said.append)
+    assert said == [f"Reusing all scores: {out} is complete"]
+    assert (report.trees, report.steps) == (7, 21)
+    new = card_of_scores(out)
+    assert old is not None
+    assert new == replace(old, threshold=0.7, aggregator="product")
+    assert read_scores(out).equals(before)
+    assert inputs_of_scores(out) == ["a.jsonl"]
 
 
 def test_command(folder: Path, tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def after_phrase(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number anywhere near the end: a guess, for solutions that state no answer."""
-    numbers = list(_NUMBER.finditer(text[-TAIL:]))
+    """The last number near the end: a guess, for solutions that state no answer; not one before a bare `####`."""
+    numbers = list(_NUMBER.finditer(text.rpartition("####")[-1][-TAIL:]))
     return numbers[-1].group() if numbers else None
 
 

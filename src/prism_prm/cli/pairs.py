@@ -153,8 +153,8 @@ def _show(summary: dict[str, Any], out: Path) -> None:
         *[(f"  labelled {kind}", f"{count:,}") for kind, count in summary["labels"].items() if count],
         ("positive share of rated candidates", _percent(shares["rated"])),
         ("positive share of trunk steps", _percent(shares["trunk"])),
-        ("solved", _percent(summary["solved_share"])),
-        ("solved without human steps", _percent(summary["model_solved_share"])),
+        ("solutions with right steps only", _percent(summary["all_right_share"])),
+        ("  without human steps", _percent(summary["model_all_right_share"])),
         *[(f"{kind} pairs", f"{count:,}") for kind, count in summary["pairs"].items() if count or kind == "total"],
         *[
             (f"split {name}", f"{counts['trees']:,} trees, {counts['pairs']:,} pairs")

@@ -179,7 +179,7 @@ def evaluate_steps(
 def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: EvalSettings) -> SubsetResult:
     assert settings.redundancy_threshold is not None, "it is settled"
     whole, tables = benchmark.tables(steps, threshold, settings.redundancy_threshold, settings.num_draws, settings.seed)
-    total, groups = whole.steps, whole.by_group()
+    total, groups = whole.steps, whole.by_group(benchmark.positives_only)
     masks = {name: total.step_group == i for i, name in enumerate(total.group_names)}
     for name, mask in masks.items():
         groups[name] |= whole.rankings(mask, ("auroc",))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -138,11 +138,12 @@ class Measurer:
         cells = np.bincount(cell[judged], minlength=self.steps.num_clusters * width)
         return cells.reshape(self.steps.num_clusters, width).astype(np.float64)
 
-    def by_group(self) -> Tables:
-        """The rates of every group."""
+    def by_group(self, positives_only: Collection[str] = ()) -> Tables:
+        """The rates of every group; the PRMScore of those in `positives_only` is F1 alone."""
         sums = self.group_counts()
         return {
-            name: self.of_sums(sums[:, 4 * i : 4 * i + 4], all_rates) for i, name in enumerate(self.steps.group_names)
+            name: self.of_sums(sums[:, 4 * i : 4 * i + 4], partial(all_rates, positives_only=name in positives_only))
+            for i, name in enumerate(self.steps.group_names)
         }
 
     def item_means(self, tallies: Mapping[str, tuple[Floats, Floats]], keep: Bools | None = None) -> Table:
@@ -166,9 +167,10 @@ class Measurer:
         )
 
 
-def all_rates(counts: Floats) -> dict[str, Floats]:
+def all_rates(counts: Floats, *, positives_only: bool = False) -> dict[str, Floats]:
     """Every rate of counts (..., 4)."""
-    return {name: rate(counts) for name, rate in metrics.RATES.items()}
+    rates = {name: rate(counts) for name, rate in metrics.RATES.items()}
+    return rates | {"prm_score": metrics.prmbench_score(counts, positives_only=positives_only)}
 
 
 def intervals(table: Any) -> Any:

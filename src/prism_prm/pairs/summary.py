@@ -32,8 +32,8 @@ class TreeCounts:
     trunk: int = 0
     trunk_positive: int = 0
     end_known: int = 0
-    solved: int = 0
-    model_solved: int = 0
+    all_right: int = 0
+    model_all_right: int = 0
 
     def add(self, forest: Forest) -> None:
         """Count a chunk of trees."""
@@ -67,9 +67,9 @@ class TreeCounts:
         helped = np.bincount(tree[human[nodes]], minlength=len(forest.drafts))
         for draft, num_faults, num_helped in zip(forest.drafts, faults.tolist(), helped.tolist(), strict=True):
             self.end_known += draft.ended is not None
-            solved = bool(draft.ended) and bool(draft.trunk) and num_faults == 0
-            self.solved += solved
-            self.model_solved += solved and num_helped == 0
+            all_right = bool(draft.ended) and bool(draft.trunk) and num_faults == 0
+            self.all_right += all_right
+            self.model_all_right += all_right and num_helped == 0
 
     def as_dict(self) -> dict[str, Any]:
         """For `summary.json`; a share of nothing is null."""
@@ -86,8 +86,8 @@ class TreeCounts:
                 "rated": _share(self.rated_positive, self.rated),
                 "trunk": _share(self.trunk_positive, self.trunk),
             },
-            "solved_share": _share(self.solved, self.end_known),
-            "model_solved_share": _share(self.model_solved, self.end_known),
+            "all_right_share": _share(self.all_right, self.end_known),
+            "model_all_right_share": _share(self.model_all_right, self.end_known),
         }
 
 

@@ -105,12 +105,14 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self._look(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        every = self.settings.every
-        if (every and state.global_step % every == 0) or state.global_step >= state.max_steps:
-            self._look(state, control)
+        self._look(state, control)
 
     def _look(self, state: Any, control: Any) -> None:
-        if self.looks and self.looks[-1].update >= state.global_step:
+        """Look at the policy if that is due: before the first update, every few of them, and after the last one."""
+        update, every = state.global_step, self.settings.every
+        if not (update == 0 or update >= state.max_steps or (every and update % every == 0)):
+            return
+        if self.looks and self.looks[-1].update >= update:
             return
         look, samples = self._seen(state.global_step)
         self.looks.append(look)

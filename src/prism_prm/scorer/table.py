@@ -155,6 +155,7 @@ def write_scores(
             job.read(trees)
         if is_made_for(out, job.key()):
             say(f"Reusing all scores: {out} is complete")
+            _update_card(out, card_values(scorer))
             advance(job.num_trees)
             found = -(-job.num_trees // portion)
         else:
@@ -259,6 +260,20 @@ def _write(
         filled = store.fill(job.requests(trees), advance=advance, each=file.add)
         file.finish(job.key(), inputs)
     return filled
+
+
+def _update_card(path: Path, card: CardValues | None) -> None:
+    """Give a table the card that the PRM has now; its scores do not depend on it."""
+    if card_of_scores(path) == card:
+        return
+    with pq.ParquetFile(path) as old, whole_file(path) as aside:
+        about = {key: value for key, value in old.metadata.metadata.items() if key not in (_CARD, b"ARROW:schema")}
+        if card is not None:
+            about[_CARD] = msgspec.json.encode(card)
+        with pq.ParquetWriter(aside, old.schema_arrow.remove_metadata()) as new:
+            for group in range(old.num_row_groups):
+                new.write_table(old.read_row_group(group))
+            new.add_key_value_metadata(about)
 
 
 class _TableFile:

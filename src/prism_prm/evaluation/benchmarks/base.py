@@ -128,6 +128,8 @@ class Benchmark:
     """Whether an item on which a critic gave no verdict counts, as one that is not matched; else it is left out."""
     by_redundancy: tuple[str, ...] = ()
     """Groups whose steps are judged by their redundancy score, where a PRM has one."""
+    positives_only: tuple[str, ...] = ()
+    """Groups without wrong steps, whose PRMScore is F1 alone."""
     measure: Callable[[Measurer], Tables] = lambda _: {}
     """Tables of its own metrics, by name; the measurer has all items, also those that are in no total."""
     headlines: Callable[[Tables], dict[str, Measured]] = lambda _: {}

@@ -220,6 +220,7 @@ PRMBENCH = Benchmark(
     aside={TWINS: "correct twins"},
     threshold=0.5,
     by_redundancy=GROUPS["simplicity"],
+    positives_only=(POSITIVES_ONLY,),
     measure=measure_prmbench,
     shows_groups=False,
     add_to_report=add_to_report,
