@@ -232,3 +232,60 @@ def test_a_damaged_card_is_named(tiny_lm: Callable[..., Path], tmp_path: Path) -
         (tmp_path / "prm/prism.json").write_text(content)
         with pytest.raises(PrismError, match=message):
             load_prm(tmp_path / "prm")
+
+
+def published(
+    tiny_lm: Callable[..., Path], folder: Path, names: tuple[str, str], *, first_is_right: bool
+) -> list[float]:
+    """Write a token classifier of others, whose classes have these names; the scores that it has to give."""
+    prm = init_prm(tiny_lm("llama"), family="token-classification", seed=3)
+    prm.save(folder)
+    (folder / "prism.json").unlink()
+    if first_is_right:
+        weights = load_file(folder / "model.safetensors")
+        heads = {key: value.flip(0).contiguous() for key, value in weights.items() if key.startswith("score.")}
+        assert len(heads) == 2
+        save_file(weights | heads, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return prm.score(PROBLEM, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("right", "wrong"), ("GOOD", "BAD"), ("correct_step", "incorrect_step"), ("+", "-"), ("True", "False"),
+     ("POSITIVE", "NEGATIVE"), ("is correct", "is not correct"), ("+1", "-1"), ("no error", "error")],
+)  # fmt: skip
+@pytest.mark.parametrize("first_is_right", [True, False])
+def test_names_of_classes_say_which_is_right(
+    tiny_lm: Callable[..., Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    right: str,
+    wrong: str,
+    first_is_right: bool,
+) -> None:
+    names = (right, wrong) if first_is_right else (wrong, right)
+    scores = published(tiny_lm, tmp_path / "prm", names, first_is_right=first_is_right)
+    prm = load_prm(tmp_path / "prm")
+    assert prm.score(PROBLEM, STEPS) == pytest.approx(scores, abs=1e-6)
+    prm.save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved/config.json").read_text())["id2label"] == {"0": "wrong", "1": "right"}
+    again = load_prm(tmp_path / "saved")
+    assert again.score(PROBLEM, STEPS) == pytest.approx(scores, abs=1e-6)
+    assert again.model_hash() == prm.model_hash()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("0", "1"), ("right", "correct"), ("B-step", "I-step")])
+def test_names_of_classes_that_say_nothing(
+    tiny_lm: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, str]
+) -> None:
+    scores = published(tiny_lm, tmp_path, names, first_is_right=False)
+    assert load_prm(tmp_path).score(PROBLEM, STEPS) == pytest.approx(scores, abs=1e-6)
+    [message] = caplog.messages
+    assert message == (
+        f"{tmp_path}: its labels {names[0]!r} and {names[1]!r} do not say which one is a right step; the second is "
+        'taken for it. Otherwise set id2label in config.json to {"0": "right", "1": "wrong"}.'
+    )

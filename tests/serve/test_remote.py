@@ -168,6 +168,19 @@ def test_rows_of_vllm_are_counted(qwen: tuple[str, Path, PRM]) -> None:
                     prm.score("x?", ["so", "3"])
 
 
+def test_vllm_gives_the_classes_in_their_own_order(tiny_prm: Callable[..., Any], tmp_path: Path) -> None:
+    tiny_prm("token-classification", "llama", "float32").save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    models = {"data": [{"id": "m", "root": str(tmp_path), "max_model_len": 500}]}
+    with loopback.serve(fake(lambda ids: [[0.25, 0.75]] * len(ids)), models) as (url, _):
+        found = {}
+        for names in (("wrong", "right"), ("right", "wrong")):
+            (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": dict(enumerate(names))}))
+            prm = load_prm(f"vllm:{url.removesuffix('/v1')}")
+            found[prm.identity()] = prm.score("x?", ["so", "3"])
+    assert list(found.values()) == [pytest.approx([0.75, 0.75]), pytest.approx([0.25, 0.25])]
+
+
 def test_prms_behind_vllm_that_differ_in_anything_are_told_apart(qwen: tuple[str, Path, PRM], tmp_path: Path) -> None:
     _, folder, _ = qwen
     for name in ("quirky", "retrained"):

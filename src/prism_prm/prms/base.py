@@ -124,6 +124,8 @@ class Family(ABC):
     """What config.json of such a checkpoint says about its head."""
     labels: ClassVar[tuple[str, ...]] = ()
     """What the head's outputs stand for, in order: for model cards, and for config.json of classifiers."""
+    names_labels: ClassVar[bool] = False
+    """Whether `id2label` in config.json may say that the classes are in the opposite order."""
     aggregator: ClassVar[str] = "min"
     """How the family's own code makes one score of a solution."""
     settings: ClassVar[Mapping[str, str]] = {}

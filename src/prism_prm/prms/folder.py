@@ -21,6 +21,7 @@ from prism_prm.plugins import is_in_file
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import CARD_FILE, README, Card, hub_id, known_settings, read_card, recognise
+from prism_prm.prms.label_names import first_is_right
 from prism_prm.prms.module import PrmModule
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ def load_folder(
         trust_remote_code=trust_remote_code, use_safetensors=not allow_pickle or None,
     )  # fmt: skip
     load_head(folder, head, laid_out, backbone, allow_pickle=allow_pickle)
+    if laid_out.names_labels and first_is_right(folder, config):
+        for weight in head.parameters():
+            weight.data = weight.data.flip(0)
     module = PrmModule(backbone, head, laid_out)
     own_weights(module, device)
     files.check_loaded()

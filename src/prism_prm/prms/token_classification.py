@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class TokenClassification(Family):
-    """One linear layer to two labels; class 1 is right."""
+    """One linear layer to two labels; class 1 is right, unless the folder names them the other way around."""
 
     name = "token-classification"
     head_name = "score"
     labels = ("wrong", "right")
+    names_labels = True
     config_extras: ClassVar = {"num_labels": 2}
     settings: ClassVar = {"separator": "\n"}
 

@@ -22,6 +22,7 @@ from prism_prm.lm.place import readable
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.places import no_connection
 from prism_prm.prms.folder import find_card
+from prism_prm.prms.label_names import first_is_right
 from prism_prm.protocol import TreeScores
 from prism_prm.records import ROOT, StepTree
 from prism_prm.scorer.remote import RemotePRM, by_halves, chosen_model, portions, server_models
@@ -51,7 +52,9 @@ class VllmPRM(RemotePRM):
         served = chosen_model(server_models(server), model, server.shown)
         self.model, self._root = str(served["id"]), str(served.get("root") or "")
         place = local or self._root or self.model
-        card, kind, tokenizer = _layout(place, family, settings)
+        card, kind, tokenizer, is_swapped = _layout(place, family, settings)
+        self._sign = -1.0 if is_swapped else 1.0
+        """−1 where the first of the two labels is a right step."""
         self.family = kind(tokenizer, compat=card.compat, settings=card.settings)
         if len(self.family.labels) != 2 or self.family.uses_lm_head:
             raise ConfigError(
@@ -66,7 +69,7 @@ class VllmPRM(RemotePRM):
     def identity(self) -> str:
         """What the server says of the model, where it is, and our layout; its weights cannot be seen from here."""
         family = self.family
-        layout = family.name, family.sha256, sorted(family.chosen.items()), family.compat
+        layout = family.name, family.sha256, sorted(family.chosen.items()), family.compat, self._sign
         served = self.server.shown, self.model, self._root
         said = repr((served, layout, tokenizer_text(family.text.tokenizer), self.context, self.on_too_long))
         return f"vllm:{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
@@ -112,7 +115,7 @@ class VllmPRM(RemotePRM):
             assert scores is not None, "filled in before any request"
             for node, value in zip(path.nodes, values, strict=True):
                 if node is not None:
-                    scores.log_odds_NO[node, 0] = value
+                    scores.log_odds_NO[node, 0] = self._sign * value
             left[path.tree] -= 1
             done += left[path.tree] == 0
         return done
@@ -185,8 +188,8 @@ def _read(rows: Any, path: _Path) -> list[float]:
     return found
 
 
-def _layout(place: str, family: str | None, settings: Mapping[str, str] | None) -> tuple[Any, Any, Any]:
-    """Card, family and tokenizer of a PRM's folder or hub id; its weights are not needed."""
+def _layout(place: str, family: str | None, settings: Mapping[str, str] | None) -> tuple[Any, Any, Any, bool]:
+    """Card, family and tokenizer of a PRM's folder or hub id, and whether its first label is a right step."""
     from transformers import AutoConfig
 
     if Path(place).is_dir():
@@ -206,4 +209,4 @@ def _layout(place: str, family: str | None, settings: Mapping[str, str] | None) 
     with readable(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder)
     card, kind = find_card(place, folder, config, family, settings, None)
-    return card, kind, load_tokenizer(folder)
+    return card, kind, load_tokenizer(folder), kind.names_labels and first_is_right(folder, config)
