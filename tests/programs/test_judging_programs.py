@@ -214,9 +214,10 @@ def test_programs_that_the_benchmark_treats_otherwise_are_counted() -> None:
     programs = [
         "import sys\nfor line in sys.stdin.buffer.readline().split(): quit()", "sys.exit(0 if x else 1)", "sys.exit()",
         "open('x')\nself.open(3)", "exit (1)", "data = sys.stdin.buffer.read()", None,
+        "n, *lines = sys.stdin.readlines()", "line = sys.stdin.readline()",
     ]  # fmt: skip
     counts = count_quirks([(SUM.tests, program) for program in programs])
-    assert sorted(counts.values()) == [1, 1, 1, 2]
+    assert sorted(counts.values()) == [1, 1, 1, 1, 2]
     assert not count_quirks([(ORDER.tests, programs[0]), (DOUBLE.tests, programs[0]), (None, "quit()")])
 
 
