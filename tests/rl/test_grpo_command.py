@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from contents import contents
 from launching import launch
 from loopback import Answer, serve
 from payloads import OWN
@@ -106,6 +107,15 @@ def test_a_second_command_does_nothing_again(run: Path, folder: Path) -> None:
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(run)]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     assert (run / "policy" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_refused_command_changes_nothing(run: Path, folder: Path) -> None:
+    before = contents(run)
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(run), "--set", "trainer.learning_rate=1e-5"]
+    result = CliRunner().invoke(app, [*command, "--set", "evaluation.samples=3"])
+    assert isinstance(result.exception, ConfigError)
+    assert "learning_rate" in str(result.exception)
+    assert contents(run) == before
 
 
 def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path) -> None:

@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism_prm.config import to_toml
 from prism_prm.errors import ConfigError
-from prism_prm.files import write_text
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
@@ -95,7 +93,6 @@ def search_task(
     here = contextlib.nullcontext(policy) if policy or ray else contextlib.closing(open_policy(asked))
     with here as who, TaskGrader(workers=judges, sandbox=recipe.sandbox) as grader:
         grader.prepare(task.problems)
-        write_text(out / "settings.toml", to_toml(recipe))
         opened_prms: dict[str, Scorer] = {}
 
         def spread(name: str) -> contextlib.AbstractContextManager[Workers[Searcher]]:
@@ -114,6 +111,7 @@ def search_task(
     trees = [tree for graded in pools for tree in graded.pool.trees()]
     summaries = {name: summary_of(scorer, trees) for name, scorer in opened_prms.items()}
     critics = {name: said for name, said in summaries.items() if said is not None}
+    experiment.write_settings()
     make_report(recipe, task.name, points, pools, experiment.clusters, critics).write(out)
     return points
 
