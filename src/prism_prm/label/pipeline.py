@@ -15,6 +15,7 @@ from prism_prm.chosen import card_values, choose_threshold
 from prism_prm.config import to_toml
 from prism_prm.critics.load import is_critic
 from prism_prm.data import Reader
+from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
 from prism_prm.graders import unguarded
@@ -87,6 +88,7 @@ def label_task(
         1
     """
     out = Path(out)
+    keep_inputs([recipe.task, recipe.task_data, recipe.check], [out / "trees.parquet", out / "metrics.json"])
     second = recipe.second
     for chosen in filter(None, (None if policy else recipe.policy, second)):
         check_policy(chosen)

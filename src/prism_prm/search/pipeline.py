@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, PolicySettings, open_policy
@@ -74,6 +75,7 @@ def search_task(
         ('my-prm', 4)
     """
     out = Path(out)
+    keep_inputs([recipe.task, recipe.task_data], [out / "pools", out / "metrics.json"])
     given = named_places(recipe.prm) if prms is None else prms
     # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
     options = {"on_too_long": "skip", **(loading or {})}
