@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from contents import contents
 from launching import together
 from loopback import Answer, serve
 from payloads import OWN
@@ -123,6 +124,15 @@ def test_a_run_goes_on_only_with_its_reward(run: Path, folder: Path) -> None:
     assert re.search(r"run was started with other settings; now: reward = \w+ \(was \w+\)\.", str(result.exception))
     named = [*command, "--set=reward.aggregator=" + json.loads(before)["aggregator"]]
     assert CliRunner().invoke(app, named, catch_exceptions=False).exit_code == 0, "it is the same reward"
+
+
+def test_a_refused_command_changes_nothing(run: Path, folder: Path) -> None:
+    before = contents(run)
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(run), "--set", "trainer.learning_rate=1e-5"]
+    result = CliRunner().invoke(app, [*command, "--set", "evaluation.samples=3"])
+    assert isinstance(result.exception, ConfigError)
+    assert "learning_rate" in str(result.exception)
+    assert contents(run) == before
 
 
 def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path) -> None:

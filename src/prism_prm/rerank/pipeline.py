@@ -11,7 +11,7 @@ from prism_prm.aggregate import AGGREGATORS, check_aggregator
 from prism_prm.answers import EXTRACTORS
 from prism_prm.chosen import GIVEN, CardValues, Choice, card_values, choose_aggregator
 from prism_prm.config import SHOWN
-from prism_prm.data.inputs import as_places, find_sources, total_size
+from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
@@ -134,6 +134,9 @@ def rerank_pool(
         ['3', '7']
     """
     settings, out = settings or RerankSettings(), Path(out)
+    read = [*([] if isinstance(pool, Pool) else as_places(pool)), *(scores or {}).values()]
+    written = (SOLUTIONS, SELECTED, "curves.parquet", "metrics.json")
+    keep_inputs([*read, task, task_data], [out / name for name in written])
     _check_places(prms or {}, scores or {}, loading)
     reference = None
     if task:

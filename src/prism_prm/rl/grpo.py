@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def train_with_reward(
     credit: str = "outcome",
     monitor: MonitorSettings | None = None,
     identity: str = "",
+    begin: Callable[[], None] = lambda: None,
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Curve:
@@ -85,6 +86,7 @@ def train_with_reward(
         credit: how the steps of a group share what it earned.
         monitor: how often and how closely to look.
         identity: names what decides the reward: a folder whose reward had another one is refused.
+        begin: called before the training, once the folder is known to fit these settings.
         bars: makes progress bars.
         say: called with each status message, such as an alarm; e.g. `print`.
     """
@@ -99,6 +101,7 @@ def train_with_reward(
     }  # fmt: skip
     before = _read_run(out)
     refuse_changes(out, before.get("made_with", made_with), made_with, free=FREE)
+    begin()
     if not before.get("finished"):
         settings = grpo_config(trainer, out / CHECKPOINTS)
         start = copy.deepcopy(model) if monitor.kl else None
