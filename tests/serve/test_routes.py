@@ -179,11 +179,11 @@ def test_a_query_begins_with_its_prompt(server: Running, prms: dict[str, Any]) -
 def test_the_paths_of_trees_have_a_limit(server: Running) -> None:
     """Each path is scored as a solution: a stem of 1,000 nodes with as many leaves has a million steps on them."""
     stem, many = list(range(-1, 999)), 600
-    tree = {"problem": "p", "nodes": ["a"] * (1000 + many), "parents": stem + [999] * many}
+    tree = {"problem": "1", "nodes": ["1"] * (1000 + many), "parents": stem + [999] * many}
     refused = server.post("/v1/steps", {"model": "base", "items": [tree]})
     assert refused.status_code == 413
     assert "have 600,600 steps in all; the limit is 500,000" in refused.json()["error"]["message"]
-    bush = {"problem": "p", "nodes": ["1+1=2"] + ["#### 2"] * 300, "parents": [-1] + [0] * 300}
+    bush = {"problem": "1", "nodes": ["1+1=2"] + ["#### 2"] * 300, "parents": [-1] + [0] * 300}
     (item,) = server.steps(bush, model="base")["items"]
     assert len(item["leaves"]) == 300
 

@@ -163,6 +163,7 @@ class StepsAnswer(BaseModel):
     threshold: float = Field(description="A step counts as right above this.")
     items: list[ItemAnswer]
     usage: Usage
+    warnings: Warnings = None
 
 
 class Sizes(BaseModel):
@@ -195,6 +196,7 @@ class RewardAnswer(BaseModel):
     rewards: list[float]
     scores: list[float]
     extra_logs: dict[str, list[float]]
+    warnings: Warnings = None
 
 
 class ServedCard(BaseModel):
