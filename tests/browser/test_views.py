@@ -21,6 +21,7 @@ from serving_prms import running, until
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.slow
 Visit = Callable[..., "Page"]
 HERE = Path(__file__).parent.parent
 

@@ -13,6 +13,7 @@ from prism_prm.page.html import own_file, served_page
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
+pytestmark = pytest.mark.slow
 URL = "http://prism.test/"
 
 

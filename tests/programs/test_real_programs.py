@@ -67,9 +67,11 @@ def test_humaneval_is_read_whole(humaneval: list[Record]) -> None:
     assert (sum(len(one.judged()) for one in tests), sum(one.num_unread for one in tests)) == (1422, 8)
 
 
-def test_all_canonical_solutions_pass(humaneval: list[Record], grader: TaskGrader) -> None:
-    found = judged(grader, humaneval, [canonical(record) for record in humaneval])
-    assert [record["task_id"] for record, right in zip(humaneval, found, strict=True) if not right] == []
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_canonical_solutions_pass(humaneval: list[Record], grader: TaskGrader, every: int) -> None:
+    some = humaneval[::every]
+    found = judged(grader, some, [canonical(record) for record in some])
+    assert [record["task_id"] for record, right in zip(some, found, strict=True) if not right] == []
 
 
 OTHER: dict[type[ast.AST], type[ast.AST]] = {
@@ -143,11 +145,9 @@ def counted(grader: TaskGrader, some: Sequence[Submission]) -> Counter[tuple[boo
 
 
 def test_some_submissions_get_their_verdict(submissions: list[Submission], grader: TaskGrader) -> None:
-    right = [one for one in submissions if one[2]][:6]
-    wrong = [one for one in submissions if not one[2]][:6]
-    found = counted(grader, right + wrong)
-    assert found[True, True] == 6
-    assert found[False, False] >= 4
+    right = [one for one in submissions if one[2]][:2]
+    wrong = [one for one in submissions if not one[2]][:2]
+    assert counted(grader, right + wrong) == {(True, True): 2, (False, False): 2}
 
 
 @pytest.mark.slow

@@ -151,6 +151,7 @@ def test_an_error_of_a_worker_names_the_item(spread: Spread) -> None:
         spread.prm.score_trees([StepTree.chain("short?", ["a"]), long])
 
 
+@pytest.mark.slow
 def test_a_node_without_the_folder_gets_one_copy(
     cluster: RayCluster, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,12 +252,14 @@ def test_a_killed_worker_costs_what_it_had_in_flight(spread: Spread, place: Path
     kill_worker(spread, place, tmp_path / "store", seed=0)
 
 
+@pytest.mark.slow
 def test_a_killed_node_costs_what_it_had_in_flight(
     cluster: RayCluster, spread: Spread, place: Path, tmp_path: Path
 ) -> None:
     kill_node(cluster, spread, place, tmp_path / "store", seed=0)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Path) -> None:
     kill_driver(cluster, place, tmp_path, seed=0, workers=1)  # each takes seconds to start
 

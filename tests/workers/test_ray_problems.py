@@ -31,6 +31,7 @@ NUM_PROBLEMS = 11
 AT_ONCE = 2
 SAMPLING = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=40)
 pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,6 @@ def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Pat
     kill_driver(cluster, place, tmp_path, "search", 0, workers=1)  # each takes seconds to start
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_kills_at_random_moments(
     cluster: RayCluster, place: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
