@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from killing import killed_command
 from launching import launch
 from loopback import Answer, serve
 from payloads import OWN
@@ -111,11 +110,10 @@ def test_a_second_command_does_nothing_again(run: Path, folder: Path) -> None:
 def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path) -> None:
     out = folder / "killed"
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(out)]
-    process = subprocess.Popen([sys.executable, "-m", "prism_prm", *command], stderr=subprocess.DEVNULL)
-    while process.poll() is None and not list(out.glob("**/checkpoint-1/trainer_state.json")):
-        time.sleep(0.05)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL, "it must not have ended by itself"
+    killed = killed_command(command, "transformers:Trainer._save_checkpoint", 2)
+    done = subprocess.run(killed, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path.parent.name for path in out.rglob("trainer_state.json")] == ["checkpoint-1"]
     assert not (out / "report.html").exists()
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     ours, theirs = (load_file(path / "policy" / "model.safetensors") for path in (out, run))
