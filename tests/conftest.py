@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from prism_prm.cli.threads import settle_waiting
@@ -18,6 +19,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settle_waiting(os.environ)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# The same examples in every run, however long each takes on a busy machine; `make fuzz` looks for new ones.
+hypothesis.settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("same")
 
 LONGEST = (
     "demo/test_demo.py", "training/test_run.py", "workers/test_ray_problems.py", "workers/test_ray.py",

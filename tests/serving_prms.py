@@ -60,7 +60,7 @@ def running(
     server = make_server(prms, given, KeyRing(list(keys)), loading=loading, results=Results.named(results))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=300) as client:
         until(lambda: server.started and (not wait or server.engine.is_ready))
         yield Running(server, url, client)
         server.should_exit = True
@@ -85,7 +85,7 @@ def command(*options: str, prm: str = "") -> Iterator[tuple[subprocess.Popen[str
 def wait_ready(url: str) -> None:
     def is_ready() -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{url}/ready", timeout=60).status_code == 200
+            return httpx.get(f"{url}/ready", timeout=300).status_code == 200
         return False
 
     until(is_ready)

@@ -78,7 +78,7 @@ def _search(words: list[str], started: multiprocessing.synchronize.Barrier) -> N
     real = Engine.run
 
     def slowly(self: Engine, problems: list[str], keys: list[str] | None = None) -> object:
-        started.wait(120)
+        started.wait(300)
         yield from real(self, problems, keys)  # type: ignore[misc]
 
     Engine.run = slowly  # type: ignore[assignment, method-assign]
@@ -106,8 +106,8 @@ def test_two_searches_at_once_do_not_mix_their_journals(world_policy: Path, tmp_
             first.join(0.05)
         with pytest.raises(PrismError, match="another process is running here"):
             CliRunner().invoke(app, [*words, str(tmp_path / "out")], catch_exceptions=False)
-        started.wait(120)
-        first.join(120)
+        started.wait(300)
+        first.join(300)
     finally:
         first.kill()
         first.join()
