@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -22,6 +23,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settle_waiting(os.environ)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# The same examples in every run, however long each takes on a busy machine; `make test-all` looks for new ones.
+hypothesis.settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("same")
 
 Once = Callable[[str, Callable[[Path], Any]], Path]
 FIRST = (

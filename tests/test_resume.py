@@ -85,7 +85,7 @@ def test_a_strange_journal_is_not_overwritten(tmp_path: Path) -> None:
 @contextmanager
 def another_process_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """One that holds the folder until it is killed."""
-    code = "import sys, time, prism_prm.resume as r\nwith r.locked(sys.argv[1]): print(flush=True); time.sleep(60)"
+    code = "import sys, time, prism_prm.resume as r\nwith r.locked(sys.argv[1]): print(flush=True); time.sleep(3600)"
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

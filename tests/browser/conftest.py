@@ -48,7 +48,7 @@ def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable
     """Open an address on a screen; pages are checked as the test leaves them. The console may say what is expected."""
     width, scheme = request.param
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(120_000)
     pages: list[tuple[Page, list[str], tuple[str, ...]]] = []
 
     def visit(url: str, *expected: str) -> Page:

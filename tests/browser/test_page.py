@@ -13,6 +13,7 @@ from screens import HOSTILE, SCREENS
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.slow
 Visit = Callable[..., "Page"]
 one_screen = pytest.mark.parametrize("visit", [SCREENS[1]], ids=str, indirect=True)
 PROBLEM, SOLUTION = "1+1+2-1", "1+1=2\n\n2+2=3\n\n3-1=2\n\n#### 2"

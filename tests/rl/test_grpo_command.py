@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from contents import contents
+from killing import run_killed
 from launching import together
 from loopback import Answer, serve
 from payloads import OWN
@@ -30,7 +30,6 @@ from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
 from prism_prm.world.problems import draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS, prompt_of
-from prism_process import Process
 
 RECIPE = """
 policy = "{policy}"
@@ -138,11 +137,9 @@ def test_a_refused_command_changes_nothing(run: Path, folder: Path) -> None:
 def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path) -> None:
     out = folder / "killed"
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(out)]
-    process = Process(*command, quiet=True)
-    while process.poll() is None and not list(out.glob("**/checkpoint-1/trainer_state.json")):
-        time.sleep(0.05)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL, "it must not have ended by itself"
+    done = run_killed(command, "transformers:Trainer._save_checkpoint", 2)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path.parent.name for path in out.rglob("trainer_state.json")] == ["checkpoint-1"]
     assert not (out / "report.html").exists()
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     ours, theirs = (load_file(path / "policy" / "model.safetensors") for path in (out, run))

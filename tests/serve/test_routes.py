@@ -190,7 +190,7 @@ def test_the_paths_of_trees_have_a_limit(server: Running) -> None:
 
 def test_no_text_takes_quadratic_time() -> None:
     """They are read while the whole process waits."""
-    started = time.monotonic()
+    started = time.process_time()
     many = 100_000
     assert _without_end("a" + "\n" * many + "x </s>\n<|im_end|>") == "a" + "\n" * many + "x"
     assert _without_end("a" + "</s>\n" * many) == "a"
@@ -200,7 +200,7 @@ def test_no_text_takes_quadratic_time() -> None:
     assert cut_steps("a" + "\n" * many + "b") == ["a", "b"]
     with pytest.raises(DataError, match="query 7 does not begin"):
         completion_in("<" * many + "p", "<p", 7)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 60, "seconds of CPU, not of a clock; it would take hours"
 
 
 @pytest.mark.parametrize(
