@@ -272,3 +272,33 @@ def test_a_scorer_that_is_no_prm() -> None:
         refused = server.post("/pooling", {"input": [[1, 2]]})
         assert refused.status_code == 400
         assert "takes messages and steps" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/steps", '{"items": [{"problem": "1+1", "steps": ["1+1=2", "\\ud800"]}]}'),
+        ("/v1/steps", '{"items": [{"problem": "\\ud800", "solution": "1+1=2"}]}'),
+        ("/v1/steps", '{"items": [{"problem": "1", "nodes": ["\\udfff"], "parents": [-1]}]}'),
+        ("/v1/tokens", '{"items": [{"problem": "1+1", "steps": ["\\ud800"]}]}'),
+        ("/v1/steps", '{"model": "\\ud800", "items": []}'),
+        ("/v1/steps", '{"\\ud800": 1, "items": []}'),
+        ("/pooling", '{"input": ["1+1=2<extra_0>\\ud800"]}'),
+        ("/pooling", '{"input": "\\ud800"}'),
+        ("/pooling", '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": ""}]}'),
+        (
+            "/pooling",
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "\\ud800"}]}, '
+            '{"role": "assistant", "content": "1<extra_0>"}]}',
+        ),
+        ("/get_reward", '{"query": ["1+1\\ud800"], "prompts": ["1+1"]}'),
+        ("/get_reward", '{"query": ["1+1"], "prompts": ["\\ud800"]}'),
+    ],
+)
+def test_half_a_character_is_refused(path: str, body: str, tiny_prm: Callable[..., Any]) -> None:
+    """JSON can hold one half of a surrogate pair, which is no text."""
+    with running({"m": tiny_prm("qwen", "qwen2")}) as server:
+        answer = server.client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        if '{"\\ud800"' not in body:
+            assert "as a unicode string" in answer.json()["error"]["message"]
