@@ -102,6 +102,19 @@ def test_token_ids_and_text_as_vllm_takes_them(families: tuple[Running, dict[str
     assert server.post("/pooling", body | {"input": [[5, 6]]}).json()["data"][0]["data"] == []
 
 
+def test_token_ids_and_text_for_an_example_prm(server: Running, prms: dict[str, Any]) -> None:
+    """It reads no English, so its step tag is not to be found with English words."""
+    prm = prms["owner/prism"]
+    encoded = prm.encode_tree(StepTree.chain(PROBLEM, STEPS))
+    ids = [*encoded.prompt, *(token for step in encoded.ids for token in step)]
+    turns = [("user", PROBLEM), ("assistant", "<extra_0>".join(STEPS))]
+    text = "\n".join(f"<|im_start|>{role}\n{said}" + "<|im_end|>" * (role == "user") for role, said in turns)
+    for given in ([ids], [f"{text}<extra_0>"]):
+        answer = server.post("/pooling", {"model": "owner/prism", "input": given}).json()
+        assert np.array(answer["data"][0]["data"])[:, 1] == pytest.approx(prm.score(PROBLEM, STEPS), abs=1e-5)
+        assert "warnings" not in answer
+
+
 def test_a_system_message_of_the_client(families: tuple[Running, dict[str, PRM]]) -> None:
     """A family that lays one out takes the client's; others leave it out, as their layout does."""
     server, made = families
