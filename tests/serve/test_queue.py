@@ -361,3 +361,16 @@ def test_bodies_have_a_limit() -> None:
         chunks = (b"x" * 300 for _ in range(10))
         answer = httpx.post(f"{server.url}/v1/steps", content=chunks, timeout=300)
         assert answer.status_code == 413, "also if no length is given"
+
+
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    """A hundred answers of a megabyte are more than the system's buffers take: the rest would wait for ever."""
+    with running({"m": GatedScorer()}, client_seconds=0.3) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        head = b"GET /docs/files/swagger-ui-bundle.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        connection.sendall(head * 100)
+        until(lambda: server.server.server_state.connections)
+        until(lambda: not server.server.server_state.connections, 30)
+        whole = server.client.get("/docs/files/swagger-ui-bundle.js")
+        assert len(whole.content) == int(whole.headers["content-length"]), "whoever reads gets all of it"

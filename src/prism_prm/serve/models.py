@@ -302,7 +302,7 @@ def _with_system(family: Family, system: str) -> Family:
 def _step_tag(family: Family) -> int:
     """The token that ends every step, where the family has one that does not depend on the step."""
     tags: set[Any] = set()
-    for text, depth in (("one", 0), ("2", 1), ("and three", 2)):
+    for depth, text in enumerate(SAMPLE[1]):
         ids, read = family.step_ids(text, depth)
         tags.add(ids[read] if read == len(ids) - 1 else None)
     if len(tags) != 1 or None in tags:
