@@ -44,15 +44,12 @@ def main() -> None:
 
 
 def picture(url: str) -> bytes:
-    """The first view, after it has scored its example."""
+    """The first view, which scores its example by itself."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         page.goto(url)
-        page.get_by_role("button", name="Use an example").click()
-        page.get_by_role("button", name="Score").click()
         page.locator(".steps").wait_for()
-        page.evaluate("document.activeElement.blur()")
         made: bytes = page.screenshot(animations="disabled")
         browser.close()
         return made

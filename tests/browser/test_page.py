@@ -23,12 +23,29 @@ def score(page: Page, problem: str, solution: str) -> None:
     page.get_by_label("Problem").fill(problem)
     page.get_by_label("Solution").fill(solution)
     page.get_by_role("button", name="Score").click()
-    page.locator(".steps").wait_for()
+    page.locator(".results:not([aria-busy]) .steps").wait_for()
 
 
 def numbers(page: Page, of: str = ".steps") -> list[str]:
     """The steps in the order in which they are shown."""
     return [text.removeprefix("Step ") for text in page.locator(f"{of} .number").all_text_contents()]
+
+
+def test_the_first_screen_shows_an_example_that_is_scored(served: str, visit: Visit) -> None:
+    page = visit(served)
+    page.locator(".steps").wait_for()
+    assert page.get_by_label("Problem").input_value() == PROBLEM
+    assert page.locator(".steps .words").all_text_contents() == SOLUTION.split("\n\n")
+    note = page.locator("main .note").first
+    assert "estimate of the probability that a step is right" in (note.text_content() or "")
+    key = page.locator(".results .legend li").all_text_contents()
+    assert key == ["bar: probability, from 0 to 100 %", "vertical line: threshold"]
+    page.get_by_role("button", name="Clear").click()
+    assert page.locator(".results").text_content() == ""
+    assert [page.get_by_label(name).input_value() for name in ("Problem", "Solution")] == ["", ""]
+    page.get_by_role("button", name="Example").click()
+    page.locator(".steps").wait_for()
+    assert page.get_by_label("Solution").input_value() == SOLUTION
 
 
 def test_a_solution_is_scored_by_two_prms(served: str, visit: Visit) -> None:
@@ -48,14 +65,16 @@ def test_a_solution_is_scored_by_two_prms(served: str, visit: Visit) -> None:
             f"{100 * found['score']:.1f} %",
             "none" if first is None else f"step {first + 1}",
         ]
-    shown_first = page.get_by_label("Steps")
-    assert numbers(page)[0] == "2", "where they disagree"
-    shown_first.select_option("In order")
-    assert numbers(page) == ["1", "2", "3", "4"]
+        assert card.locator("dt").all_text_contents() == ["Score (min)", "First below threshold"]
+    assert numbers(page) == ["1", "2", "3", "4"], "as the solution is read"
+    assert numbers(page, ".steps .apart") == ["2"], "where they disagree is marked"
     cells = page.locator(".score .value").all_text_contents()
     both = zip(*(answer["items"][0]["probabilities"] for answer in answers), strict=True)
     assert cells == [f"{100 * one:.1f} %" for pair in both for one in pair]
-    assert page.locator(".flagged .flag").all_text_contents() == ["first error of owner/prism"]
+    assert page.locator(".flagged .flag").all_text_contents() == [
+        "first below threshold of owner/prism",
+        "PRMs disagree",
+    ]
     assert page.locator(".step").nth(1).locator(".score .mark").all_text_contents() == ["✓", "✗"]
 
     slider = page.get_by_role("region", name="base").get_by_label("Threshold")
@@ -65,6 +84,8 @@ def test_a_solution_is_scored_by_two_prms(served: str, visit: Visit) -> None:
     assert card.locator("dd").all_text_contents()[1] == "step 1"
     card.get_by_role("button", name="Reset").click()
     assert card.locator("dd").all_text_contents()[1] == "none"
+    page.get_by_label("Steps").select_option("Where they disagree first")
+    assert numbers(page)[0] == "2"
 
 
 def test_hostile_texts_are_scored_and_shown(served: str, visit: Visit) -> None:
@@ -74,7 +95,6 @@ def test_hostile_texts_are_scored_and_shown(served: str, visit: Visit) -> None:
     page.get_by_label("Compare with").select_option("other")
     score(page, HOSTILE[0], "\n\n".join(texts))
     page.get_by_role("button", name="Show all 100,000 characters").click()
-    page.get_by_label("Steps").select_option("In order")
     assert page.locator(".steps .words").all_text_contents() == texts
 
 
@@ -102,12 +122,14 @@ def test_what_was_not_scored_is_said(served: str, visit: Visit) -> None:
 def test_it_is_used_from_the_keyboard(served: str, visit: Visit) -> None:
     page = visit(served)
     page.get_by_label("Problem").focus()
-    page.keyboard.type(PROBLEM)
+    page.keyboard.press("Control+A")
+    page.keyboard.type("3+2")
     page.keyboard.press("Tab")
-    page.keyboard.insert_text(SOLUTION)
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text("3+2=5\n\n#### 5")
     page.keyboard.press("Control+Enter")
-    page.locator(".steps").wait_for()
-    assert sorted(numbers(page)) == ["1", "2", "3", "4"]
+    page.locator(".steps .words", has_text="3+2=5").wait_for()
+    assert numbers(page) == ["1", "2"]
 
 
 @pytest.mark.parametrize("where", ["static", "served"])

@@ -103,10 +103,10 @@ def entry(name: str, kind: str) -> dict[str, str]:
 
 
 def scored(asked: dict[str, Any]) -> dict[str, Any]:
-    """The step "b" gets opposite verdicts though "c" is further apart; the model "two" has another threshold."""
+    """The step "b" gets opposite verdicts though "c" is further apart; all others are right."""
     steps = asked["items"][0]["solution"].split("\n\n")
     of = {"one": {"a": 0.9, "b": 0.6, "c": 0.95}, "two": {"a": 0.85, "b": 0.4, "c": 0.65}}[asked["model"]]
-    probabilities = [of[step] for step in steps]
+    probabilities = [of.get(step, 0.9) for step in steps]
     item = {"steps": steps, "probabilities": probabilities, "score": min(probabilities), "first_error": None}
     return {"model": asked["model"], "threshold": 0.5, "aggregator": "min", "items": [item]}
 
@@ -245,10 +245,12 @@ def test_a_problem_that_comes_late_changes_nothing(serve: Serve) -> None:
     assert page.get_by_label("Problem").input_value() == "2"
 
 
-def test_scores_are_asked_for_once_sorted_by_disagreement_and_kept(serve: Serve) -> None:
+def test_scores_are_asked_for_once_shown_in_order_and_kept(serve: Serve) -> None:
     page, server = serve({"a": ("broken", {"message": "other"})})
     server.models = ["one", "two"]
     server.open()
+    page.locator(".steps .words", has_text="#### 2").wait_for()
+    server.asked.clear()
     page.get_by_label("Problem").fill("p")
     page.get_by_label("Solution").fill("a\n\nb\n\nc")
     server.held = {"steps"}
@@ -257,22 +259,58 @@ def test_scores_are_asked_for_once_sorted_by_disagreement_and_kept(serve: Serve)
     until(lambda: page.evaluate("1") and server.asked.count("steps") >= 2)
     assert server.asked.count("steps") == 2, "one for each PRM"
     server.let_go()
-    page.locator(".steps").wait_for()
+    page.locator(".results:not([aria-busy])").wait_for()
 
-    def order() -> list[str]:
-        return page.locator(".steps .words").all_inner_texts()
+    def order(of: str = ".step") -> list[str]:
+        return page.locator(f".steps {of} .words").all_inner_texts()
 
+    assert order() == ["a", "b", "c"]
+    assert order(".apart") == ["b"]
+    page.get_by_label("Steps").select_option("Where they disagree first")
     assert order() == ["b", "c", "a"], "opposite verdicts, then the difference"
     slider = page.get_by_role("region", name="two").get_by_label("Threshold")
     slider.fill("0.7")
     assert order() == ["c", "b", "a"], "both are opposite now"
-    page.get_by_label("Steps").select_option("In order")
-    assert order() == ["a", "b", "c"]
+    assert order(".apart") == ["c", "b"]
     page.get_by_role("link", name="Problems").click()
     page.get_by_text("other", exact=True).wait_for()
     page.get_by_role("link", name="Score").click()
     page.locator(".steps").wait_for()
-    assert order() == ["b", "c", "a"], "still there"
+    assert order() == ["c", "b", "a"], "still there"
+
+
+def test_an_error_leaves_no_earlier_results(serve: Serve) -> None:
+    page, server = serve({"a": ("broken", {"message": "other"})})
+    server.models = ["one"]
+    server.open()
+    page.locator(".steps").wait_for()
+    server.down = {"steps"}
+    page.get_by_label("Solution").fill("a")
+    page.get_by_role("button", name="Score").click()
+    page.locator("#problem", has_text="steps is down").wait_for()
+    assert page.locator(".results").inner_text() == ""
+    assert page.locator(".results[aria-busy]").count() == 0
+    page.get_by_role("link", name="Problems").click()
+    page.get_by_text("other", exact=True).wait_for()
+    page.get_by_role("link", name="Score").click()
+    page.get_by_role("button", name="Score").wait_for()
+    assert page.locator(".results").inner_text() == ""
+    server.down = set()
+    page.get_by_role("button", name="Score").click()
+    page.locator(".steps").wait_for()
+    assert page.locator("#problem").count() == 0
+
+
+def test_scores_that_come_late_change_nothing(serve: Serve) -> None:
+    page, server = serve({})
+    server.models = ["one"]
+    server.held = {"steps"}
+    server.open()
+    page.get_by_label("Solution").fill("a")
+    page.keyboard.press("Control+Enter")  # while the example is being scored
+    page.locator(".steps").wait_for()
+    server.let_go()
+    assert page.locator(".steps .words").all_inner_texts() == ["a"]
 
 
 def test_kept_steps_are_never_called_equal_to_others(serve: Serve) -> None:
@@ -280,10 +318,65 @@ def test_kept_steps_are_never_called_equal_to_others(serve: Serve) -> None:
     steps = [[0, 0, 0.9, 0.9, "", 0, 0], [0, 0, 0.8, 0.8, "", 0, 0, -1.25], [0, 0, 0.8, 0.8, "", 0, 0]]
     page, server = serve({"a": ("search", searches("p"))}, p=tree(*steps, kept=[[1, 2]]))
     server.open()
-    page.locator(".dot").nth(2).wait_for()
-    assert [page.locator(f".dot.{fate}").count() for fate in ("kept", "merged", "dropped")] == [2, 1, 0]
+    page.locator(".dot").nth(1).wait_for()
+    assert [page.locator(f".dot.{fate}").count() for fate in ("kept", "dropped")] == [2, 0]
+    assert page.locator(".dot").locator(".times").all_text_contents() == ["×2"]
     assert page.locator(".candidate .fate").all_inner_texts() == ["✓kept", "✓kept"]
     assert "log-likelihood -1.25" in page.locator(".candidate").nth(1).inner_text()
+
+
+def test_equal_samples_are_drawn_once(serve: Serve) -> None:
+    """Five samples write "first" twice and "second" three times; one of the latter ends as "third" and is selected."""
+    first, second, end = [[0, text, 0.9, 0.9, "", 0, 0] for text in (0, 1)] + [[0, 0, 0.9, 0.9, "end", 1, 0]]
+    steps = [first, second, second, first, second]
+    steps += [[parent, 2 if parent == 5 else 1, *end[2:]] for parent in range(1, 6)]
+    found = tree(*steps, kept=[[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+    found |= {"result": [6, 7, 8, 9, 10], "chosen": 4, "grades": [{"answer": "1", "correct": False}] * 4}
+    found["grades"] = [*found["grades"], {"answer": "2", "correct": True}]
+    found["how"] = found["how"] | {"method": "best-of-n", "n": 5}
+    page, server = serve({"a": ("search", searches("p"))}, p=found)
+    server.open()
+    page.locator(".dot").nth(4).wait_for()
+    assert page.locator(".dot").count() == 5
+    titles = page.locator(".dot title").all_text_contents()
+    assert titles == [
+        "Step 1, 90.0 %, kept, written 2 times",
+        "Step 2, 90.0 %, kept, written 3 times",
+        "Step 6, 90.0 %, a solution, written 2 times",
+        "Step 7, 90.0 %, a solution, written 2 times",
+        "Step 10, 90.0 %, selected",
+    ]
+    assert page.locator(".dot .times").all_text_contents() == ["×2", "×3", "×2", "×2"]
+    assert page.locator(".map .row-name").all_text_contents() == ["Problem", "Round 1", "Round 2"]
+    assert page.locator(".edge.alive").count() == 2, "from the problem over step 2 to step 10"
+    assert page.locator(".path .words").all_inner_texts() == ["second", "third"]
+    assert "answer 2 · ✓ right" in page.locator(".path .note").inner_text()
+    assert "threshold 50.0 %" in page.locator(".of-search .legend").inner_text()
+    facts = page.locator(".facts div").all_inner_texts()
+    assert [fact.replace("\n", " ") for fact in facts[1:5]] == [
+        "Steps written 10", "Kept 5", "Dropped 0", "Equal to others 5"
+    ]  # fmt: skip
+    assert page.locator(".candidates h2").inner_text() == "Round 2: 3 candidates, written 5 times"
+
+
+def test_axes_and_the_vertical_line_have_names(serve: Serve) -> None:
+    page, server = serve({"a": ("grpo", run([0.2, 0.3, 0.4], [0.0, 0.1, 0.2]))})
+    server.open()
+    page.locator(".chart svg").first.wait_for()
+
+    def names(of: int) -> list[str]:
+        return page.locator(".chart").nth(of).locator(".axis-name, .now-name").all_text_contents()
+
+    assert names(0) == ["reward and share solved", "update", "shown below: update 20"]
+    assert names(1) == ["nats per solution", "update", "shown below: update 20"]
+    page.get_by_role("slider").focus()
+    page.keyboard.press("Home")
+    assert names(0)[-1] == "shown below: update 0"
+    inside = """(all) => all.every((one) => {
+        const [own, room] = [one.getBBox(), one.ownerSVGElement.viewBox.baseVal];
+        return own.x >= 0 && own.y >= 0 && own.x + own.width <= room.width && own.y + own.height <= room.height;
+    })"""
+    assert page.locator(".chart text").evaluate_all(inside), "all within the drawing"
 
 
 def test_errors_are_judged_by_the_score_that_decides(serve: Serve) -> None:

@@ -45,22 +45,22 @@ def test_one_prm() -> None:
         "1 of 1 · first",
         "What is 2 + 3 * 4?",
         "1  ✓ 0.931  3 * 4 = 12.",
-        "2  ✗ 0.120  2 + 12 = 15.  <- first error",
+        "2  ✗ 0.120  2 + 12 = 15.  <- first below threshold",
         "3  ?     –  The answer is 15.",
-        "score – (min) · first error: step 2 · 1 of 3 steps without a score · threshold 0.5",
+        "score – (min) · first below threshold: step 2 · 1 of 3 steps without a score · threshold 0.5",
     ]
 
 
 def test_two_prms_side_by_side() -> None:
-    shown = lines(LookedAt(solution(*STEPS), (MINE, OTHER)), width=60)
+    shown = lines(LookedAt(solution(*STEPS), (MINE, OTHER)), width=68)
     assert [line.rstrip() for line in shown[2:7]] == [
         "   mine     other",
         "1  ✓ 0.931  ✓ 0.800  3 * 4 = 12.",
-        "2  ✗ 0.120  ✓ 0.400  2 + 12 = 15.  <- first error of mine",
+        "2  ✗ 0.120  ✓ 0.400  2 + 12 = 15.  <- first below threshold of mine",
         "3  ?     –  ✓ 0.900  The answer is 15.",
-        "mine: score – (min) · first error: step 2 · 1 of 3 steps",
+        "mine: score – (min) · first below threshold: step 2 · 1 of 3 steps",
     ]
-    assert shown[-1].rstrip() == "other: score 0.288 (product) · no error · threshold 0.3"
+    assert shown[-1].rstrip() == "other: score 0.288 (product) · all above threshold · threshold 0.3"
 
 
 def test_with_little_room_scores_stand_below_the_text() -> None:

@@ -91,8 +91,8 @@ def look(
 ) -> None:
     """Print solutions with each step's mark (✓ right, ✗ wrong, ? not scored), colour and probability.
 
-    Also shows the first error and the score of the solution. With several PRMs their numbers stand side by side.
-    Nothing is written to disk.
+    Also shows the first step below the threshold and the score of the solution. With several PRMs their numbers stand
+    side by side. Nothing is written to disk.
     """
     from prism_prm.data.inputs import find_sources
     from prism_prm.scorer.place import check_scorer

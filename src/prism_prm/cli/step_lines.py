@@ -111,7 +111,8 @@ class _Lines:
             said.append(f"  ({f'after step {parent + 1}' if parent >= 0 else 'another first step'})", "italic")
         first = [harmless(judged.prm) for judged in one.by_prm if judged.first_error == step]
         if first:
-            said.append_text(self._text(f"  <- first error{' of ' + ' and '.join(first) if several else ''}", "bold"))
+            whose = f" of {' and '.join(first)}" if several else ""
+            said.append_text(self._text(f"  <- first below threshold{whose}", "bold"))
         return said
 
     def _score(self, judged: Judged, step: int) -> str:
@@ -122,9 +123,9 @@ class _Lines:
     def _summary(self, judged: Judged) -> Iterator[str]:
         yield f"score {self.dash if judged.score is None else f'{judged.score:.3f}'} ({judged.aggregator})"
         if judged.first_error is not None:
-            yield f"first error: step {judged.first_error + 1}"
+            yield f"first below threshold: step {judged.first_error + 1}"
         elif judged.score is not None:
-            yield "no error"
+            yield "all above threshold"
         unscored = sum(one is None for one in judged.probabilities)
         if unscored:
             yield f"{unscored} of {len(judged.probabilities)} steps without a score"

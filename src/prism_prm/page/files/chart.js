@@ -2,12 +2,12 @@
 
 import { h, percent, svg } from "./dom.js";
 
-const HEIGHT = 280;
-const SPACE = { left: 52, right: 14, top: 14, bottom: 34 };
+const HEIGHT = 312;
+const SPACE = { left: 52, right: 14, top: 32, bottom: 48 };
 
 // lines: [{title, points: [[value, low, high], …]}], one point per update; `at` is the look shown, `marks` are
-// updates with an alarm. Values that can be shares are, if all of them are within 0 and 1. Without any value, it is hidden.
-export function drawChart(figure, { updates, lines, at, marks = [], pick, caption, canBeShare = false }) {
+// updates with an alarm, and `yName` says what is drawn upwards. Values that can be shares are, if all of them are within 0 and 1. Without any value, it is hidden.
+export function drawChart(figure, { updates, lines, at, marks = [], pick, caption, yName, canBeShare = false }) {
   const values = lines.flatMap((line) => line.points.flat()).filter((value) => Number.isFinite(value));
   figure.hidden = !values.length;
   if (!values.length) return;
@@ -35,6 +35,16 @@ export function drawChart(figure, { updates, lines, at, marks = [], pick, captio
   const upright = (update, name) => svg("line", { class: name, x1: x(update), x2: x(update), y1: top, y2: bottom });
   const alarms = marks.map((update) => upright(update, "alarm-line"));
   const now = upright(updates[at], "now");
+  const isLeft = x(updates[at]) < (left + right) / 2;
+  const names = [
+    svg("text", { class: "tick-text axis-name", x: 2, y: 12 }, yName),
+    svg("text", { ...text, class: "tick-text axis-name", x: (left + right) / 2, y: bottom + 38 }, "update"),
+    svg(
+      "text",
+      { class: "tick-text now-name", x: x(updates[at]), y: top - 5, "text-anchor": isLeft ? "start" : "end" },
+      `shown below: update ${updates[at]}`,
+    ),
+  ];
   const drawn = lines.map((line, number) => lineOf(line, number, updates, x, y));
   const label = `${caption}. ${lines.map((line) => said(line, updates, shown)).join(" ")}`;
   const picture = svg(
@@ -43,7 +53,7 @@ export function drawChart(figure, { updates, lines, at, marks = [], pick, captio
       width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label,
       onclick: (event) => pick(nearest(updates, first + ((event.offsetX - left) / (right - left)) * span)),
     },
-    grid, labels, alarms, now, drawn,
+    grid, labels, alarms, now, drawn, names,
   );
   const legend = h(
     "ul",

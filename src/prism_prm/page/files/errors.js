@@ -1,7 +1,7 @@
 // The errors of an evaluation with their texts: wrong steps that passed first, then right ones that were rejected.
 
 import { choose, count, field, h, pager, percent, replace, words } from "./dom.js";
-import { stepList } from "./steps.js";
+import { barKey, stepList } from "./steps.js";
 
 const SIZE = 10;
 const KINDS = {
@@ -66,7 +66,7 @@ function render(root, found) {
     );
   }
 
-  replace(root, h("div", { class: "cards" }, found.benchmarks.map(tile)), filters, bar, body);
+  replace(root, h("div", { class: "cards" }, found.benchmarks.map(tile)), barKey(), filters, bar, body);
   draw();
 }
 

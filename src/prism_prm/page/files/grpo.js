@@ -49,10 +49,10 @@ function render(root, given) {
     const raised = found.alarms.filter((alarm) => alarm.raised).map((alarm) => alarm.update);
     const common = { updates: found.updates, at: state.at, marks: raised, pick: go };
     const title = `Reward and truth on ${found.num_problems} held-out problems, with 95 % intervals`;
-    drawChart(parts.gold, { ...common, lines: found.lines, canBeShare: true, caption: title });
+    drawChart(parts.gold, { ...common, lines: found.lines, canBeShare: true, caption: title, yName: "reward and share solved" });
     const kl = found.numbers.kl ?? [];
     const lines = [{ title: "divergence", points: kl.map((value) => [value, value, value]) }];
-    drawChart(parts.kl, { ...common, lines, caption: "Divergence from the untrained policy (nats per solution)" });
+    drawChart(parts.kl, { ...common, lines, caption: NUMBERS.kl, yName: "nats per solution" });
   }
 
   function drawChoice() {

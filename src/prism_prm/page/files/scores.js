@@ -1,7 +1,7 @@
 // Scored solutions of one or more PRMs, those first on which they disagree.
 
 import { choose, count, field, h, pager, percent, plural, replace, words } from "./dom.js";
-import { disagreements, firstError, prmCards, stepList } from "./steps.js";
+import { barKey, disagreements, firstBelow, MEANING, prmCards, stepList } from "./steps.js";
 
 const SIZE = 5;
 
@@ -15,8 +15,8 @@ function render(root, found) {
   let lists = [];
   const facts = (which) => {
     const judged = solutions.filter((one) => one.prms[which].probabilities);
-    const wrong = judged.filter((one) => firstError(one.prms[which].probabilities, thresholds[which]) >= 0);
-    return [["With an error", `${count(wrong.length)} of ${count(judged.length)}`]];
+    const below = judged.filter((one) => firstBelow(one.prms[which].probabilities, thresholds[which]) >= 0);
+    return [["With a step below threshold", `${count(below.length)} of ${count(judged.length)}`]];
   };
   const body = h("div", { class: "list" });
   const pages = h("div");
@@ -37,7 +37,8 @@ function render(root, found) {
     ["low", `Lowest score${hasSeveral ? ` of ${prms[0].name}` : ""} first`],
   ];
   const select = choose(orders, orders[0][0], draw);
-  replace(root, cards, h("div", { class: "row toolbar" }, field("Order", select), pages), body);
+  const meaning = h("p", { class: "note meaning" }, MEANING);
+  replace(root, meaning, cards, barKey(), h("div", { class: "row toolbar" }, field("Order", select), pages), body);
   draw();
 }
 

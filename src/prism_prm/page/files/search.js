@@ -13,7 +13,6 @@ const FATES = {
   dropped: ["✗", "dropped"],
   open: ["…", "not decided yet"],
   ahead: ["→", "looking ahead"],
-  merged: ["=", "equal to another"],
   found: ["★", "a solution"],
   chosen: ["★", "selected"],
 };
@@ -117,7 +116,7 @@ function render(root, overview, page) {
     play.disabled = tree.last === 0;
     const picked = state.picked ?? tree.best(round);
     drawFacts(parts.facts, facts(tree, round));
-    drawMap(parts.map, tree, round, picked, pick);
+    drawMap(parts.map, tree, round, picked, { pick, told: (fate) => FATES[fate][1] });
     replace(parts.fates, legend(tree, round));
     const held = parts.candidates.contains(document.activeElement) && document.activeElement.dataset.step;
     replace(parts.candidates, candidates(tree, state, picked, pick, showAll));
@@ -162,40 +161,51 @@ function problemLine(one, number) {
 
 function facts(tree, round) {
   const there = tree.steps.filter((step) => step.round <= round && !step.ahead);
+  const written = timesOf(there);
   const fates = there.map((step) => fateOf(tree, step, round));
   const kept = fates.filter((fate) => fate === "kept" || fate === "found" || fate === "chosen").length;
   const dropped = fates.filter((fate) => fate === "dropped").length;
-  const merged = fates.filter((fate) => fate === "merged").length;
   const { method, n, prm } = tree.how;
   const right = tree.verdict === null ? [] : [["Selected", tree.verdict ? "✓ right" : "✗ wrong"]];
   return [
     ["Search", [method, h("small", {}, ` n = ${n}${prm ? `, ${prm}` : ""}`)]],
-    ["Steps written", count(there.length)],
+    ["Steps written", count(written)],
     ["Kept", count(kept)],
     ["Dropped", count(dropped)],
-    ...(merged ? [["Equal to others", count(merged)]] : []),
+    ...(written > there.length ? [["Equal to others", count(written - there.length)]] : []),
     ...(tree.isRunning ? [["State", "running"]] : right),
   ];
 }
 
+// How often steps were written, equal ones included.
+function timesOf(steps) {
+  return steps.reduce((sum, step) => sum + step.numbers.length, 0);
+}
+
 function legend(tree, round) {
-  const used = new Set(tree.steps.filter((step) => step.round <= round).map((step) => fateOf(tree, step, round)));
-  return Object.entries(FATES)
-    .filter(([fate]) => used.has(fate))
-    .map(([fate, [, text]]) => h("li", { class: fate }, h("span", { class: "swatch", "aria-hidden": "true" }), text))
-    .concat(tree.how.prm ? h("li", {}, "score 0 %", h("span", { class: "scale", "aria-hidden": "true" }), "100 %") : []);
+  const there = tree.steps.filter((step) => step.round <= round);
+  const used = new Set(there.map((step) => fateOf(tree, step, round)));
+  const part = (name) => h("span", { class: name, "aria-hidden": "true" });
+  return [
+    ...Object.entries(FATES)
+      .filter(([fate]) => used.has(fate))
+      .map(([fate, [, text]]) => h("li", { class: fate }, part("swatch"), text)),
+    there.some((step) => step.numbers.length > 1) && h("li", {}, "×2 written twice"),
+    tree.how.prm && h("li", {}, "score 0 %", part("scale"), "100 %"),
+    tree.how.prm && h("li", {}, part("tick"), `threshold ${percent(tree.threshold)}`),
+  ];
 }
 
 // The steps of a round, those first that were kept; each under the step that it follows.
 function candidates(tree, state, picked, pick, showAll) {
   const { round } = state;
-  const all = tree.steps.filter((step) => step.round === round);
-  const own = all.filter((step) => fateOf(tree, step, round) !== "merged");
+  const own = tree.steps.filter((step) => step.round === round);
   const rank = { chosen: 0, found: 0, kept: 0, open: 1, ahead: 1, dropped: 2 };
   const place = (step) => rank[fateOf(tree, step, round)];
   const sorted = own.sort((a, b) => place(a) - place(b) || (b.value ?? -1) - (a.value ?? -1) || a.number - b.number);
   const what = own.some((step) => step.ahead) ? "looking ahead" : plural(own.length, "candidate");
-  const times = own.length < all.length ? `, written ${count(all.length)} times` : "";
+  const written = timesOf(own);
+  const times = own.length < written ? `, written ${count(written)} times` : "";
   const more = sorted.length - state.shown;
   return [
     h("h2", {}, `Round ${round + 1}: ${what}${times}`),
@@ -220,7 +230,7 @@ function candidate(tree, step, round, picked, pick) {
   cell.judge(tree.threshold);
   const isPicked = step.number === picked;
   const after = step.parent ? `after step ${step.parent}` : "first step";
-  const times = tree.steps.filter((one) => one.equals === step.number).length + 1;
+  const times = step.numbers.length;
   const ended = { end: " · ends the solution", cut: " · cut off" }[step.ending] ?? "";
   return h(
     "li",
@@ -257,8 +267,7 @@ function candidate(tree, step, round, picked, pick) {
 // The steps that lead to one, and what became of the solution.
 function path(tree, round, picked) {
   if (!picked) return null;
-  const numbers = pathTo(tree, picked);
-  const steps = numbers.map((number) => tree.steps[number - 1]);
+  const steps = pathTo(tree, picked);
   const shown = steps.filter((step) => step.text);
   const prms = tree.how.prm ? [{ name: tree.how.prm, probabilities: shown.map((step) => step.score) }] : [];
   const list = stepList(shown.map((step) => ({ text: step.text })), prms, {});

@@ -8,7 +8,7 @@ export function isRight(probability, threshold) {
   return probability === null || probability === undefined ? null : probability > threshold;
 }
 
-export function firstError(probabilities, threshold) {
+export function firstBelow(probabilities, threshold) {
   return probabilities.findIndex((one) => isRight(one, threshold) === false);
 }
 
@@ -26,9 +26,23 @@ export function disagreements(prms, length, thresholds) {
   });
 }
 
+// What the numbers mean, and what the bars show.
+export const MEANING =
+  "A percentage is the PRM's estimate of the probability that a step is right, given the problem and the steps before it: it can be wrong.";
+
+export function barKey() {
+  const part = (name) => h("span", { class: name, "aria-hidden": "true" });
+  return h(
+    "ul",
+    { class: "legend" },
+    h("li", {}, h("span", { class: "track", "aria-hidden": "true" }, part("fill")), "bar: probability, from 0 to 100 %"),
+    h("li", {}, part("tick"), "vertical line: threshold"),
+  );
+}
+
 // Steps are [{text, after, label}], `after` only where a step does not follow the one before it; prms are
 // [{name, probabilities}]. Returns {element, judge(thresholds), arrange(order)}. `flagged` {at, text} marks a
-// step instead of the first error, which only a chain has, where each step follows the one before it.
+// step instead of the first one below the threshold, which only a chain has, where each step follows the one before it.
 export function stepList(steps, prms, { flagged = null, labelled = false, isChain = true } = {}) {
   const judges = [];
   const rows = steps.map((step, number) => {
@@ -46,14 +60,18 @@ export function stepList(steps, prms, { flagged = null, labelled = false, isChai
       labelled && h("span", { class: "label" }, truth(step.label)),
       cells,
     );
-    judges.push((thresholds) => {
-      const first = prms.filter(
-        (prm, which) => isChain && prm.probabilities && firstError(prm.probabilities, thresholds[which]) === number,
-      );
+    judges.push((_, firsts, apart) => {
+      const first = prms.filter((_, which) => firsts[which] === number);
       const whose = prms.length > 1 ? ` of ${first.map((prm) => prm.name).join(" and ")}` : "";
-      const text = flagged ? flagged.at === number && flagged.text : first.length > 0 && `first error${whose}`;
+      const text = flagged ? flagged.at === number && flagged.text : first.length > 0 && `first below threshold${whose}`;
+      const { isOpposite } = apart[number];
       row.classList.toggle("flagged", Boolean(text));
-      replace(flags, text && h("span", { class: "flag" }, text));
+      row.classList.toggle("apart", isOpposite);
+      replace(
+        flags,
+        text && h("span", { class: "flag" }, text),
+        isOpposite && h("span", { class: "flag disagree" }, "PRMs disagree"),
+      );
     });
     return row;
   });
@@ -66,9 +84,14 @@ export function stepList(steps, prms, { flagged = null, labelled = false, isChai
     prms.map((prm) => h("span", { class: "who", dir: "auto" }, prm.name)),
   );
   const element = h("div", { class: labelled ? "solution labelled" : "solution", "--prms": String(prms.length) }, head, list);
+  const judge = (thresholds) => {
+    const firsts = prms.map((prm, which) => isChain && prm.probabilities && firstBelow(prm.probabilities, thresholds[which]));
+    const apart = disagreements(prms, steps.length, thresholds);
+    judges.forEach((one) => one(thresholds, firsts, apart));
+  };
   return {
     element,
-    judge: (thresholds) => judges.forEach((judge) => judge(thresholds)),
+    judge,
     arrange: (order) => replace(list, order.map((number) => rows[number])),
   };
 }
@@ -99,7 +122,7 @@ export function scoreCell(name, probability) {
     element.classList.toggle("is-wrong", right === false);
     mark.className = `mark ${right === null ? "" : right ? "right" : "wrong"}`;
     replace(mark, right === null ? "·" : right ? "✓" : "✗");
-    replace(said, right === null ? " no score" : right ? " judged right" : " judged wrong");
+    replace(said, right === null ? " no score" : right ? " above threshold" : " below threshold");
     tick.style.setProperty("--at", `${100 * threshold}%`);
   };
   return { element, judge };

@@ -1,41 +1,53 @@
 // Score a pasted solution with one PRM, or with two side by side.
 
 import { choose, field, h, percent, replace } from "./dom.js";
-import { disagreements, firstError, prmCards, stepList } from "./steps.js";
+import { barKey, disagreements, firstBelow, MEANING, prmCards, stepList } from "./steps.js";
 
 const EXAMPLE = { problem: "1+1+2-1", solution: "1+1=2\n\n2+2=3\n\n3-1=2\n\n#### 2" };
-const typed = { problem: "", solution: "", first: null, second: "", answers: null }; // kept while other views are shown
-let turn = 0; // whoever is not the last to ask is answered too late
+const typed = { ...EXAMPLE, first: null, second: "" }; // kept while other views are shown, and so are the results
+const results = h("div", { class: "results", "aria-live": "polite" });
+let isNew = true; // until something is scored, the example is
+let asked = null; // what is being scored: whoever asks for something else makes it too late
 
 export const tryView = { kind: "try", tab: "Score", render };
 
 function render(root, _found, page) {
   const names = page.models.map((model) => model.id);
   if (!names.includes(typed.first)) [typed.first, typed.second] = [names[0], names[1] ?? ""];
-  const problem = h("textarea", { rows: "3", dir: "auto", required: true, value: typed.problem });
-  const solution = h("textarea", { rows: "9", dir: "auto", required: true, value: typed.solution });
-  const results = h("div", { class: "results", "aria-live": "polite" });
+  const problem = h("textarea", { rows: "2", dir: "auto", required: true, value: typed.problem });
+  const solution = h("textarea", { rows: "8", dir: "auto", required: true, value: typed.solution });
   const options = names.map((name) => [name, name]);
   const first = choose(options, typed.first, (value) => (typed.first = value));
   const second = choose([["", "nothing"], ...options], typed.second, (value) => (typed.second = value));
-  const button = h("button", { class: "primary" }, "Score");
   problem.addEventListener("input", () => (typed.problem = problem.value));
   solution.addEventListener("input", () => (typed.solution = solution.value));
 
   async function submit() {
-    const own = ++turn;
-    button.disabled = true;
+    const own = JSON.stringify(typed);
+    if (own === asked) return;
+    asked = own;
     results.setAttribute("aria-busy", "true");
+    const chosen = [...new Set([typed.first, typed.second])].filter(Boolean);
+    let found = null;
     try {
-      const chosen = [...new Set([typed.first, typed.second])].filter(Boolean);
-      const answers = await Promise.all(chosen.map((name) => page.score(name, typed.problem, typed.solution)));
-      if (own !== turn) return;
-      typed.answers = answers;
-      replace(results, shown(answers));
+      found = shown(await Promise.all(chosen.map((name) => page.score(name, typed.problem, typed.solution))));
+    } catch (error) {
+      if (own === asked) throw error;
     } finally {
-      button.disabled = false;
-      results.removeAttribute("aria-busy");
+      if (own === asked) finish(found);
     }
+  }
+
+  // Results of something else do not stay.
+  function finish(found) {
+    asked = null;
+    results.removeAttribute("aria-busy");
+    replace(results, found);
+  }
+
+  function fill(given) {
+    [problem.value, solution.value] = [given.problem, given.solution];
+    Object.assign(typed, given);
   }
 
   const form = h(
@@ -44,7 +56,7 @@ function render(root, _found, page) {
       class: "ask",
       onsubmit: (event) => {
         event.preventDefault();
-        if (!button.disabled) page.guarded(submit);
+        page.guarded(submit);
       },
       onkeydown: (event) => {
         if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
@@ -56,24 +68,27 @@ function render(root, _found, page) {
     h(
       "div",
       { class: "row actions" },
-      button,
-      h(
-        "button",
-        {
-          type: "button",
-          class: "quiet",
-          onclick: () => {
-            [problem.value, solution.value] = [EXAMPLE.problem, EXAMPLE.solution];
-            Object.assign(typed, EXAMPLE);
-            solution.focus();
-          },
-        },
-        "Use an example",
-      ),
+      h("button", { class: "primary" }, "Score"),
+      h("button", { type: "button", class: "quiet", onclick: clear }, "Clear"),
+      h("button", { type: "button", class: "quiet", onclick: showExample }, "Example"),
     ),
   );
-  if (typed.answers) replace(results, shown(typed.answers));
-  replace(root, h("h1", {}, "Score a solution"), h("div", { class: "columns" }, form, results));
+
+  function clear() {
+    fill({ problem: "", solution: "" });
+    finish(null);
+    problem.focus();
+  }
+
+  function showExample() {
+    fill(EXAMPLE);
+    page.guarded(submit);
+  }
+
+  const meaning = h("p", { class: "note" }, MEANING);
+  replace(root, h("h1", {}, "Score a solution"), meaning, h("div", { class: "columns" }, form, results));
+  if (isNew) page.guarded(submit);
+  isNew = false;
   return () => {}; // it has no document that changes
 }
 
@@ -91,15 +106,15 @@ function shown(answers) {
   const list = stepList(texts.map((text) => ({ text })), prms);
   const facts = (which) => {
     const prm = prms[which];
-    const first = firstError(prm.probabilities, thresholds[which]);
+    const first = firstBelow(prm.probabilities, thresholds[which]);
     return [
       [`Score (${prm.aggregator})`, percent(prm.score)],
-      ["First error", first < 0 ? "none" : `step ${first + 1}`],
+      ["First below threshold", first < 0 ? "none" : `step ${first + 1}`],
     ];
   };
   const hasTwo = prms.length === 2;
   const inOrder = texts.map((_, number) => number);
-  const orders = [["apart", "Where they disagree first"], ["order", "In order"]];
+  const orders = [["order", "In order"], ["apart", "Where they disagree first"]];
   const order = choose(orders, orders[0][0], arrange);
   function arrange() {
     const apart = disagreements(prms, texts.length, thresholds);
@@ -111,5 +126,5 @@ function shown(answers) {
   arrange();
   const warnings = answers.flatMap((answer) => answer.warnings ?? []);
   const notes = warnings.map((warning) => h("p", { class: "problem" }, `${warning}.`));
-  return [...notes, cards, hasTwo && h("div", { class: "row toolbar" }, field("Steps", order)), list.element];
+  return [...notes, cards, hasTwo && h("div", { class: "row toolbar" }, field("Steps", order)), list.element, barKey()];
 }
