@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from prism_prm.errors import ConfigError, DataError, ModelError
+from prism_prm.errors import ConfigError, DataError, ModelError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,7 +76,7 @@ class TextEncoder:
         """The ids of a step's text, which must be some."""
         ids = self.plain(text)
         if not ids:
-            raise DataError(f"the step {text!r} has no tokens, so it cannot be scored", reason="empty-step")
+            raise DataError(f"the step {shown(text)} has no tokens, so it cannot be scored", reason="empty-step")
         return ids
 
     def layout(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
