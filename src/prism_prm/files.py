@@ -47,6 +47,7 @@ _CANNOT_WRITE = {
     errno.EPERM: "change the permissions, or name another place", errno.EROFS: "name a place that can be written",
 }  # fmt: skip
 """What the system may say of a place to write → the remedy."""
+_TORCH_CANNOT_WRITE = ("PytorchStreamWriter failed", "inline_container.cc:", "iostream error")
 
 
 @contextlib.contextmanager
@@ -57,21 +58,25 @@ def writing(path: Path) -> Iterator[None]:
     except PrismError:
         raise
     except Exception as error:
-        number = _system_error(error)
-        if number not in _CANNOT_WRITE or not _is_about(error, path):
+        reason, remedy = _why(error)
+        if not remedy or not _is_about(error, path):
             raise
         raise PrismError(
-            f"{path}: cannot be written ({os.strerror(number)}); nothing is left half-written. To resume, "
-            f"{_CANNOT_WRITE[number]} and rerun the same command."
+            f"{path}: cannot be written ({reason}); nothing is left half-written. To resume, {remedy} and rerun the "
+            f"same command."
         ) from error
 
 
-def _system_error(error: Exception) -> int:
-    """The system's number of an error, which safetensors gives in words; 0 where there is none."""
-    if isinstance(error, OSError) and error.errno:
-        return error.errno
+def _why(error: Exception) -> tuple[str, str]:
+    """What the system says of a place to write, and the remedy; ("", "") for other errors.
+
+    safetensors gives the system's number in words, and torch.save only says where it was.
+    """
+    if any(text in str(error) for text in _TORCH_CANNOT_WRITE):
+        return "torch.save failed", "make room there"
     found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else 0
+    number = error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
+    return (os.strerror(number), _CANNOT_WRITE[number]) if number in _CANNOT_WRITE else ("", "")
 
 
 def _is_about(error: Exception, path: Path) -> bool:

@@ -146,6 +146,27 @@ def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.parametrize(("share", "reason"), [(0.5, "File too large"), (1.5, "torch.save failed")])
+def test_a_full_disk_is_one_line(run: Path, folder: Path, tmp_path: Path, share: float, reason: str) -> None:
+    """A limit on the size of files stands in for a disk without room: writing fails in the same place."""
+    size = int(share * (run / "policy" / "model.safetensors").stat().st_size)
+    limited = (
+        f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, resource.RLIM_INFINITY)); "
+        "sys.argv = ['prism', *sys.argv[1:]]; runpy.run_module('prism_prm', run_name='__main__')"
+    )
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(tmp_path / "run"), "--set=evaluation.tasks=[]"]
+    found = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
+    assert found.returncode == 2, found.stderr
+    assert found.stderr.splitlines()[-1] == (
+        f"error: {tmp_path / 'run' / 'checkpoints'}: cannot be written ({reason}); nothing is left half-written. "
+        "To resume, make room there and rerun the same command."
+    )
+    assert "Traceback" not in found.stderr
+    assert not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))
+    again = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert again.exit_code == 0, again.output
+
+
 def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path) -> None:
     said: list[str] = []
     recipe = read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=3"])

@@ -152,7 +152,7 @@ class TextEncoder:
         """The ids of a step's text, which must be some."""
         ids = self.plain(text)
         if not ids:
-            raise DataError(f"the step {text!r} has no tokens, so it cannot be scored", reason="empty-step")
+            raise DataError(f"the step {shown(text)} has no tokens, so it cannot be scored", reason="empty-step")
         return ids
 
     def layout(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
-from prism_prm.files import write_text
+from prism_prm.files import write_text, writing
 from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.lm.load import language_model
 from prism_prm.lm.place import local_folder
@@ -189,18 +189,30 @@ def _train(grpo: Any, out: Path, bars: Bars) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             advance(1)
 
-    checkpoint = _last_checkpoint(Path(grpo.args.output_dir))
+    checkpoints = Path(grpo.args.output_dir)
+    checkpoint = _last_checkpoint(checkpoints)
     grpo.accelerator.wait_for_everyone()
-    with bars("training the policy", grpo.args.max_steps if grpo.args.max_steps > 0 else None) as advance:
-        grpo.add_callback(Progress())
-        grpo.train(resume_from_checkpoint=checkpoint)
-    grpo.save_model(str(out / POLICY))
+    total = grpo.args.max_steps if grpo.args.max_steps > 0 else None
+    try:
+        with writing(checkpoints), bars("training the policy", total) as advance:
+            grpo.add_callback(Progress())
+            grpo.train(resume_from_checkpoint=checkpoint)
+    finally:
+        if grpo.accelerator.is_main_process:
+            for path in set(checkpoints.glob("checkpoint-*")).difference(_whole_checkpoints(checkpoints)):
+                shutil.rmtree(path)
+    with writing(out / POLICY):
+        grpo.save_model(str(out / POLICY))
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """The last one that was written to its end: the trainer's state is its last file."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+    found = _whole_checkpoints(folder)
     return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
+
+
+def _whole_checkpoints(folder: Path) -> list[Path]:
+    """Those that were written to their end: the trainer's state is their last file."""
+    return [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
 
 
 def _read_run(out: Path) -> dict[str, Any]:
