@@ -1,5 +1,5 @@
-"""Time alternatives side by side in one run, so that a noisy machine disturbs them alike; print all in one form, with the
-peak memory of each."""
+"""Time alternatives side by side in one run, so that a noisy machine disturbs them alike; print all in one form, with
+the peak memory of each."""
 
 from __future__ import annotations
 
