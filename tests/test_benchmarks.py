@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,18 @@ def test_busy_processes_end_with_the_block(side_by_side: Any) -> None:
     assert not children() - before
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_is_that_of_the_block(side_by_side: Any) -> None:
+    def peak(work: Callable[[], object]) -> float:
+        with side_by_side.peak_memory() as found:
+            work()
+        return float(found.gib)
+
+    nothing, own, after = peak(lambda: None), peak(lambda: bytearray(b"x") * 2**28), peak(lambda: None)
+    assert own > nothing + 0.2
+    assert after < own - 0.2, "what was freed does not count"
+
+
 HOLDS = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -96,6 +109,7 @@ def test_form(path: Path) -> None:
     assert f"python benchmarks/{path.name}" in text
     assert text.count("= options(__doc__, repeats=") == 1
     assert text.count("conclude(") == 1
+    assert "side_by_side(" in text or "peak_memory()" in text, "it says how much memory it took"
 
 
 @pytest.mark.slow
