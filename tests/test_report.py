@@ -18,6 +18,8 @@ from prism_prm.report import (
     legend,
     looks,
     most_telling,
+    name_lines,
+    nested,
     number,
     p_value,
     percent,
@@ -214,6 +216,23 @@ def test_pages_have_no_fixed_width() -> None:
     assert not re.search(r"(?<!max-)(?<!min-)\bwidth: *[0-9.]+(px|rem|pt)", style)
     assert 'style="width: min(100%, ' in page, "a figure is never wider than the page"
     assert "border-collapse: separate" in style
+
+
+def test_lines_that_meet_are_all_seen_and_named_apart() -> None:
+    report = Report("r")
+    names = ["base", "pointwise", "prism", "paper"]
+    with report.figure("lines", caption="c", alt="a") as axes:
+        for style in nested(looks(names)).values():
+            axes.plot([1, 2], [0.5, 0.9], **style)
+        axes.set_ylim(0, 1)
+        name_lines(axes)
+        widths = [line.get_linewidth() for line in axes.get_lines()]
+        assert widths == sorted(set(widths), reverse=True), "each is wider than those on top of it"
+        places = [text.get_position()[1] for text in axes.texts]
+        assert [text.get_text() for text in axes.texts] == names
+        assert np.diff(places).min() > 0.06
+        assert (min(places) >= 0, max(places) <= 1) == (True, True)
+    assert all(f">{name}</text>" in report.html() for name in names)
 
 
 def test_legends_are_placed_and_not_searched_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -99,7 +100,13 @@ def test_over_optimisation_is_measured_from_the_untrained_policy(out: Path) -> N
         assert (np.diff(best["proxy"]) >= 0).all(), "the best of more has the higher score"
         assert lines["GRPO"]["sqrt_kl"] == pytest.approx([max(look["kl"], 0) ** 0.5 for look in policy])
         assert lines["GRPO"]["proxy"] == pytest.approx([look["proxy"] for look in policy])
-    assert (out / "figures" / "over-optimisation-1.svg").exists()
+    drawn = ElementTree.fromstring((out / "figures" / "over-optimisation-1.svg").read_text())
+    plotted = [one for one in drawn.iter("{http://www.w3.org/2000/svg}g") if "line2d" in one.get("id", "")]
+    ways = [one for one in plotted if len(one.findall(".//{*}use")) == len(best["gold"])]
+    looks = [one for one in plotted if len(one.findall(".//{*}use")) == len(lines["GRPO"]["gold"])]
+    assert all(any("clip-path" in path.attrib for path in one.findall("{*}path")) for one in ways), "lines of Best-of-n"
+    assert not any("clip-path" in path.attrib for one in looks for path in one.findall("{*}path")), "GRPO's are points"
+    assert (len(ways), len(looks)) == (2, 2)
 
 
 def test_guided_search_solves_what_it_says(out: Path) -> None:
@@ -141,6 +148,13 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
     text = make_report(found, "prism demo").markdown()
     assert text.index("> With PRISM (ours), ") < text.index("figures/best-of-n-1.svg") < text.index("| PRM | AUROC ↑ |")
     assert "injected errors: FPR at TPR 90 ↓" in text
+    assert text.index("The *embedded world* is a small synthetic task") < text.index("figures/best-of-n-1.svg")
+    policies = {run.prm: [look.mean("answer") for look in result.policies[run].looks] for run in found.runs}
+    shares = {prm: f"{100 * curve[-1]:.1f} %" for prm, curve in policies.items()}
+    assert (
+        f"from {100 * policies['base'][0]:.1f} % solved to {shares['base']} with base PRM, "
+        f"{shares['pointwise']} with pointwise, {shares['prism']} with PRISM (ours)." in text
+    ), "the headline names RL"
     assert "An example: the wrong step on which the PRMs differ most. P(right) of each step (%)" in text
     assert "Not trained, so in no table" in text
 
@@ -155,6 +169,8 @@ def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:
     page, text = report.html(), report.markdown()
     for arm in ARMS.values():
         assert text.count(f"| {arm.title} |") >= 3, "summary, growth and classes"
+    columns = [line.count(" | ") for line in text.splitlines() if line.startswith(("| PRM |", "| verdict |"))]
+    assert max(columns) < 9, "wider tables do not fit a page, or break their headers into many lines"
     figure = page[page.index('aria-label="Accuracy against n') :]
     figure = figure[: figure.index("</svg>")]
     assert "PRISM (paper)" in figure

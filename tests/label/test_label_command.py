@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,10 @@ def test_from_problems_to_pairs(command: list[str], tmp_path: Path) -> None:
     dropped = json.loads((few / "summary.json").read_text())["dropped_pairs"]["annotated"]
     assert dropped["small_gap"] == len(made) - len(kept) > 0
     assert metrics["pairs"]["0.5"] == sum(pair.gap is not None and pair.gap >= 0.5 for pair in made)
+    drawn = re.findall(
+        r'<g id="values-patch_\d+">\s*<path d="[^"]*" clip-path', (out / "figures/values.svg").read_text()
+    )
+    assert len(drawn) == 2 * 5, "four rollouts have five values: a bar of each for solutions and alternatives"
 
 
 def test_a_stopped_run_goes_on_where_it_was(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

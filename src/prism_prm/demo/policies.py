@@ -9,7 +9,18 @@ import numpy as np
 
 from prism_prm.demo.numbers import best_scores, differences, find_curve
 from prism_prm.demo.reinforcement import ANSWER, ORACLE, STEPS, Run
-from prism_prm.report import NO_DATA, Report, legend, looks, number, percent, percent_axes, signed_percent
+from prism_prm.report import (
+    NO_DATA,
+    Report,
+    legend,
+    looks,
+    name_lines,
+    nested,
+    number,
+    percent,
+    percent_axes,
+    signed_percent,
+)
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look
 from prism_prm.statistics import Interval, over_seeds
 from prism_prm.theory.selection import divergence
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
 SKIPPED = "Reinforcement learning was skipped: it needs TRL. Install it with: pip install 'prism-prm[rl]'"
 MEASURES = {PROXY: "mean reward", ANSWER: "answer right", STEPS: "every step right", f"{GREEDY}/{ANSWER}": "greedy"}
 """Shares of a look and how they are called."""
+BEST_OF_N = "Best-of-n"
 
 
 def plain_runs(found: Findings) -> list[Run]:
@@ -63,23 +75,22 @@ if it was cut or states no answer. *oracle* is the reward without errors. True a
 
 def _figure(found: Findings, report: Report, title_of: Any) -> None:
     runs = plain_runs(found)
-    look = looks([run.prm for run in runs])
+    style = nested(looks([title_of(run.prm) for run in runs]))
     caption = "True accuracy, and the reward. A reward that rises while accuracy falls is being hacked."
     alt = "Share of problems solved, and mean reward, against updates, for policies rewarded by each PRM and the oracle"
     panel_of = {ANSWER: "True accuracy: problems solved (%)", PROXY: "Mean reward (%)"}
     with report.figure("reinforcement", caption=caption, alt=alt, panels=2) as panels:
         for axes, (measure, title) in zip(panels, panel_of.items(), strict=True):
             for run in runs:
-                style: dict[str, Any] = {"linestyle": look[run.prm].line, "marker": look[run.prm].marker}
                 curves = [result.policies[run].looks for result in found.results]
                 updates = [one.update for one in curves[0]]
                 means = np.mean([[one.mean(measure) for one in curve] for curve in curves], axis=0)
-                axes.plot(updates, means, color=look[run.prm].colour, label=title_of(run.prm), markevery=4, **style)
+                axes.plot(updates, means, markevery=4, **style[title_of(run.prm)])
             axes.set_title(title)
             axes.set_xlabel("updates")
             axes.set_ylim(0, 1)
             percent_axes(axes.yaxis)
-            legend(axes)
+            name_lines(axes)
 
 
 def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
@@ -88,9 +99,9 @@ def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
     lines = over_optimisation(found)
     look = looks(list(next(iter(lines.values()))))
     caption = (
-        "True accuracy (solid) and mean reward (dashed) against √KL from the untrained policy, by PRM. The divergence "
-        "of Best-of-n is log n − (n−1)/n; that of GRPO is measured. Where the dashed line rises and the solid one "
-        "falls, the PRM is over-optimised."
+        "True accuracy (filled) and mean reward (hollow) against √KL from the untrained policy, by PRM. The divergence "
+        "of Best-of-n is log n − (n−1)/n; that of GRPO is measured, and may fall again, so its looks are points "
+        "without a line. Where reward rises and accuracy falls, the PRM is over-optimised."
     )
     alt = "Accuracy and reward against the square root of the divergence, for Best-of-n and GRPO, a panel per PRM"
     with report.figure("over-optimisation", caption=caption, alt=alt, size=(4.3, 3.6), panels=len(prms)) as drawn:
@@ -99,8 +110,9 @@ def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
                 for measure, style in (("gold", "-"), ("proxy", "--")):
                     label = f"{way}, {'problems solved' if measure == 'gold' else 'reward'}"
                     axes.plot(
-                        line["sqrt_kl"], line[measure], color=look[way].colour, marker=look[way].marker,
-                        linestyle=style, label=label,
+                        line["sqrt_kl"], line[measure], color=look[way].colour, marker=look[way].marker, label=label,
+                        linestyle=style if way == BEST_OF_N else "none",
+                        markerfacecolor=look[way].colour if measure == "gold" else "none",
                     )  # fmt: skip
             axes.set_title(title_of(prm))
             axes.set_xlabel("√KL from the untrained policy (√nats)")
@@ -128,7 +140,7 @@ def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[flo
 
         kl = mean([[look.numbers["kl"] for look in curve] for curve in curves])
         lines[run.prm] = {
-            "Best-of-n": {
+            BEST_OF_N: {
                 "sqrt_kl": np.sqrt(divergence(found.ns)).tolist(), "gold": mean(gold), "proxy": mean(proxy),
             },
             "GRPO": {

@@ -11,10 +11,29 @@ import numpy as np
 from prism_prm.demo.arms import ARMS
 from prism_prm.demo.findings import SUMMARY, Findings, cell, reference_ns, summary, title_of
 from prism_prm.demo.numbers import at_n, differences, find_curve, plain, predicted_best_of_n
-from prism_prm.demo.policies import over_optimisation, policy_metrics, report_policies
+from prism_prm.demo.policies import (
+    of_policy,
+    over_optimisation,
+    plain_runs,
+    policy_metrics,
+    report_policies,
+)
+from prism_prm.demo.reinforcement import ANSWER
 from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
 from prism_prm.evaluation.example import add_wrong_step, find_wrong_step
-from prism_prm.report import Report, legend, looks, number, percent, percent_axes, signed_percent, telling
+from prism_prm.report import (
+    NO_DATA,
+    Report,
+    legend,
+    looks,
+    name_lines,
+    nested,
+    number,
+    percent,
+    percent_axes,
+    signed_percent,
+    telling,
+)
 from prism_prm.rerank.curves import Curve
 from prism_prm.statistics import over_seeds
 from prism_prm.tables import iter_trees
@@ -34,10 +53,13 @@ def make_report(found: Findings, command: str, *, quick: bool = False) -> Report
     seeds = len(found.results)
     report = Report("PRISM in the embedded world", subtitle=f"{command}: {seeds} seed{'s' if seeds > 1 else ''}")
     report.finding = QUICK if quick else _finding(found)
+    report.text(
+        "The *embedded world* is a small synthetic task that ships with the package: arithmetic modulo "
+        f"{found.results[0].world.settings.modulus}, one operation per step, where the truth about every step is known."
+    )
     _failures(found, report)
     _draw_best_of_n(found, report, far=False)
-    headers, rows = summary(found)
-    report.table(headers, rows, caption="Summary (%), in distribution", best="columns")
+    _summarise(found, report, far=False)
     _add_example(found, report)
     _introduce(found, report)
     _compare(found, report)
@@ -50,16 +72,30 @@ def make_report(found: Findings, command: str, *, quick: bool = False) -> Report
     if found.far_steps:
         report.text("## Out of distribution\nLonger problems, solved by another policy with other errors.")
         _draw_best_of_n(found, report, far=True)
-        headers, rows = summary(found, far=True)
-        report.table(headers, rows, caption="Summary (%), out of distribution", best="columns")
+        _summarise(found, report, far=True)
         _tabulate_best_of_n(found, report, far=True)
     report_policies(found, report, title_of)
     report.metrics = _metrics(found)
     return report
 
 
+def _summarise(found: Findings, report: Report, *, far: bool) -> None:
+    """The closing table in two, which fit a page: how PRMs judge steps, and what comes of using them."""
+    headers, rows = summary(found, far=far)
+    where = "out of distribution" if far else "in distribution"
+    steps = range(1, 1 + len(SUMMARY))
+    for about, columns in (("judging steps", steps), ("using the PRM", range(steps.stop, len(headers)))):
+        chosen = [[row[0], *(row[i] for i in columns)] for row in rows]
+        report.table(
+            [headers[0], *(headers[i] for i in columns)],
+            [row for row in chosen if set(row[1:]) != {NO_DATA}],
+            caption=f"Summary (%), {where}: {about}",
+            best="columns",
+        )
+
+
 def _finding(found: Findings) -> str:
-    """What PRISM does to false positives and to Best-of-N, beside the base PRM and the usual training."""
+    """What PRISM does to false positives, Best-of-N and RL, beside the base PRM and the usual training."""
     n = reference_ns(found)[1]
 
     def reached(prm: str) -> list[str]:
@@ -74,7 +110,15 @@ def _finding(found: Findings) -> str:
     )
     if "pointwise" in found.prms:
         text += "; pointwise training reaches {} and {}".format(*reached("pointwise"))
-    return f"{text}."
+    text += "."
+    runs = {run.prm: run for run in plain_runs(found)}
+    named = [prm for prm in (BASE, "pointwise", ours) if prm in runs]
+    if named:
+        start = percent(over_seeds(of_policy(found, runs[named[0]], ANSWER, 0)).value)
+        after = {prm: percent(over_seeds(of_policy(found, runs[prm], ANSWER)).value) for prm in named}
+        ends = ", ".join(f"{share} % with {title_of(prm)}" for prm, share in after.items())
+        text += f" Reinforcement learning with the PRM as reward takes the policy from {start} % solved to {ends}."
+    return text
 
 
 def _add_example(found: Findings, report: Report) -> None:
@@ -150,18 +194,17 @@ def _compare(found: Findings, report: Report) -> None:
 
 def _imbalance(found: Findings, report: Report) -> None:
     """What the labels say, and what is true."""
-    rows = []
-    for name, about in (
-        ("base", "base PRM's problems"),
-        ("annotated", "arms' problems"),
-        (NATURAL, "natural test set"),
-    ):
+    names = {"base PRM's problems": "base", "arms' problems": "annotated", "natural test set": NATURAL}
+    shares = {}
+    for about, name in names.items():
         counts = [result.world.verdicts()[name] for result in found.results]
         total = sum(sum(count.values()) for count in counts)
-        shares = [sum(count.get(verdict, 0) for count in counts) / total for verdict in VERDICTS]
-        rows.append([about, *(percent(share) for share in shares)])
+        shares[about] = {verdict: sum(count.get(verdict, 0) for count in counts) / total for verdict in VERDICTS}
+    rows = [
+        [verdict.replace("_", " "), *(percent(of_set[verdict]) for of_set in shares.values())] for verdict in VERDICTS
+    ]
     report.text("## The steps that policies write\nMost are right, and most errors are wrong results.")
-    report.table(["trees", *VERDICTS], rows, caption="The oracle's verdicts on all steps (%)")
+    report.table(["verdict", *shares], rows, caption="The oracle's verdicts on all steps (%)")
 
 
 def _distributions(found: Findings, report: Report) -> None:
@@ -228,7 +271,7 @@ def _draw_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
     lines = [("best-of-n", prm, found.aggregator(prm).value) for prm in drawn]
     lines += [("majority", "", ""), ("oracle", "", ""), ("mean", "", "")]
     names = [*map(title_of, drawn), "majority vote", "oracle", "one solution"]
-    look = looks(names)
+    style = nested(looks(names))
     caption = "Accuracy against the number of solutions" + (", out of distribution." if far else ".")
     alt = "Accuracy against n for Best-of-N and the weighted vote of every PRM, majority vote and oracle"
     with report.figure(f"{'far-' * far}best-of-n", caption=caption, alt=alt, size=(4.4, 3.7), panels=2) as panels:
@@ -236,15 +279,14 @@ def _draw_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
             for (kind, prm, how), name in zip(lines, names, strict=True):
                 chosen = [find_curve(seed, method if prm else kind, prm, how) for seed in curves]
                 values = np.mean([[point.value for point in curve.points] for curve in chosen], axis=0)
-                style: dict[str, Any] = {"linestyle": look[name].line, "marker": look[name].marker}
-                axes.plot(chosen[0].ns, values, color=look[name].colour, label=name, **style)
+                axes.plot(chosen[0].ns, values, **style[name])
             axes.set_xscale("log", base=2)
             axes.set_xticks(chosen[0].ns, [str(n) for n in chosen[0].ns])
             axes.set_title("Best-of-n" if method == "best-of-n" else "weighted vote")
             axes.set_xlabel("solutions drawn, n")
             axes.set_ylabel("accuracy (%)")
             percent_axes(axes.yaxis)
-            legend(axes)
+            name_lines(axes)
 
 
 def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:

@@ -129,23 +129,27 @@ def _finding(metrics: dict[str, Any]) -> str:
 
 def _draw_values(trees: Sequence[StepTree], report: Report) -> None:
     of: dict[str, list[float]] = {"solutions": [], "alternatives": []}
+    most = 1
     for tree in trees:
         trunk = set(tree.trunk)
         for i, step in enumerate(tree.nodes):
             if step.estimate is not None:
                 of["solutions" if i in trunk else "alternatives"].append(step.estimate.value)
+                most = max(most, step.estimate.rollouts)
     look = looks(list(of))
     caption = "How often rollouts from a step reach the right answer, for solutions and the alternatives beside them."
     alt = "Histogram of estimated values of steps, for solutions and for alternatives"
     with report.figure("values", caption=caption, alt=alt) as axes:
-        bins = np.linspace(0, 1, 12)
-        for name, values in of.items():
-            if values:
-                shares = np.full(len(values), 1 / len(values))
-                style = {"histtype": "step", "color": look[name].colour, "linestyle": look[name].line}
-                axes.hist(values, bins=bins, weights=shares, label=name, **style)
-        axes.set_xlabel("value")
+        edges = (np.arange(most + 2) - 0.5) / most  # a bin for each share of that many rollouts
+        drawn = [name for name in of if of[name]]
+        if drawn:
+            values = [of[name] for name in drawn]
+            weights = [np.full(len(some), 1 / len(some)) for some in values]
+            colours = [look[name].colour for name in drawn]
+            axes.hist(values, edges, weights=weights, label=drawn, color=colours)
+        axes.set_xlabel(f"value: right answers in up to {most} rollouts (%)")
         axes.set_ylabel("share of steps (%)")
+        percent_axes(axes.xaxis)
         percent_axes(axes.yaxis)
         legend(axes)
 

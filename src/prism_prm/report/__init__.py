@@ -31,7 +31,18 @@ from typing import Any, Literal
 from prism_prm import __version__
 from prism_prm.files import write_text, writing
 from prism_prm.report.examples import Example, ScoredStep, most_telling, telling
-from prism_prm.report.figures import LOOKS, Look, count_axis, drawing, label, legend, looks, percent_axes
+from prism_prm.report.figures import (
+    LOOKS,
+    Look,
+    count_axis,
+    drawing,
+    label,
+    legend,
+    looks,
+    name_lines,
+    nested,
+    percent_axes,
+)
 from prism_prm.report.numbers import NO_DATA, number, p_value, percent, signed_percent
 from prism_prm.report.tables import Table, best_cells, header, markdown_table, split_interval, unbroken_parts
 
@@ -48,6 +59,8 @@ __all__ = [
     "legend",
     "looks",
     "most_telling",
+    "name_lines",
+    "nested",
     "number",
     "p_value",
     "percent",

@@ -10,7 +10,7 @@ import contextlib
 import html
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,47 @@ def label(name: str) -> str:
 def looks(names: Sequence[str]) -> dict[str, Look]:
     """One look per system, by its place in the list; beyond seven systems they repeat."""
     return {name: LOOKS[i % len(LOOKS)] for i, name in enumerate(names)}
+
+
+def nested(drawn: Mapping[str, Look]) -> dict[str, dict[str, Any]]:
+    """How to plot each of several lines so that none hides another where they meet.
+
+    The first is the widest and lies below the others; markers are hollow, each larger than the one on top of it.
+    """
+    last = len(drawn) - 1
+    return {
+        name: {
+            "color": look.colour, "linestyle": look.line, "linewidth": 1.4 + 0.4 * (last - place), "zorder": 2 + place,
+            "marker": look.marker, "markersize": 4 + (last - place), "markerfacecolor": "none",
+            "markeredgewidth": 1.3, "label": name,
+        }
+        for place, (name, look) in enumerate(drawn.items())
+    }  # fmt: skip
+
+
+def name_lines(axes: Any) -> None:
+    """Each line's name at its right end instead of a legend, apart from each other where the ends are not.
+
+    Call it when the axes' limits are set.
+    """
+    low, high = axes.get_ylim()
+    gap = 0.062 * (high - low)
+    lines = sorted((line for line in axes.get_lines() if len(line.get_xdata())), key=lambda line: line.get_ydata()[-1])
+    ends = [float(line.get_ydata()[-1]) for line in lines]
+    places = list(ends)
+    for _ in range(200):  # push neighbours apart until all have room, within the axes
+        for i in range(len(places) - 1):
+            short = gap - (places[i + 1] - places[i])
+            if short > 0:
+                places[i] -= short / 2
+                places[i + 1] += short / 2
+        places = [min(max(place, low + gap * i), high - gap * (len(places) - 1 - i)) for i, place in enumerate(places)]
+    for line, end, place in zip(lines, ends, places, strict=True):
+        axes.annotate(
+            line.get_label(), (line.get_xdata()[-1], end), (1.05, (place - low) / (high - low)),
+            textcoords=axes.transAxes, va="center", fontsize=9, annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 1.2, "shrinkA": 1, "shrinkB": 3},
+        )  # fmt: skip
 
 
 def legend(axes: Any) -> None:
