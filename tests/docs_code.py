@@ -19,6 +19,17 @@ def blocks(page: str, *languages: str) -> list[str]:
     return [code for language, code in found if language in languages]
 
 
+NUMBER = r"(\d[\d,]*(?:\.\d+)?)"
+
+
+def stated(page: str, words: str) -> list[str]:
+    """The numbers that a page states: those at the `{}` of a sentence or a row of it, which must be there once."""
+    pattern = r"\s+".join(re.escape(word).replace(r"\{\}", NUMBER) for word in words.split())
+    found = list(re.finditer(pattern, (ROOT / page).read_text(encoding="utf-8")))
+    assert len(found) == 1, f"{page} has to say once, and says {len(found)} times: {words}"
+    return list(found[0].groups())
+
+
 def run_tutorial(demo: Path, folder: Path) -> None:
     """All its commands in order, on a demo's folder."""
     commands = [code for code in blocks("docs/tutorial.md", "bash") if "activate" not in code]
