@@ -17,6 +17,7 @@ from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
 from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.ranges import Count, Natural, Range, check
+from prism_prm.report import remove_report
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
 from prism_prm.rerank.grading import GradedPool, grade_in_portions, num_comparisons, with_task
@@ -175,10 +176,12 @@ def rerank_pool(
         made.tokens,
         made.critics,
     )
+    report = make_report(results)
+    remove_report(out)  # or a killed process could leave its solutions beside another run's metrics
     write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
     write_selected(out / SELECTED, selections)
     results.write_curves(out / "curves.parquet")
-    make_report(results).write(out)
+    report.write(out)
     return results
 
 
