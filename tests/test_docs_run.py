@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from docs_code import blocks, run_from_answers, run_tutorial
+from prism_process import run
 
 
 def test_the_readmes_first_example_prints_what_the_readme_says() -> None:
     example, expected = blocks("README.md", "python")[0], blocks("README.md", "")[1]
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True)
+    done = run(code=example)
+    assert done.returncode == 0, done.stderr
     assert done.stdout == expected
 
 
