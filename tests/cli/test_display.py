@@ -174,7 +174,8 @@ def test_a_limit_that_the_help_leaves_out_still_holds() -> None:
 def test_help_explains_only_the_choices_there_are(name: str) -> None:
     shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
     assert "<error|drop-left-steps>" in shown
-    assert "(skip" not in shown
+    assert "(skip, where offered)" not in shown
+    assert "without a score (skip)" not in shown
 
 
 def test_what_is_off_by_default_has_no_switch_to_turn_it_off() -> None:
