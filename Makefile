@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-browser test-slow fuzz screenshot golden check format bench clean
+.PHONY: help setup demo test test-all test-latest screenshot golden check format bench clean
 help:            ## show this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
 
@@ -19,21 +19,27 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)   ## run the whole pipeline in a small world, in minutes
 	$(BIN)/prism demo
 
-test: $(READY)   ## run the tests
+test: $(READY)   ## run the tests that take minutes, as CI does
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-browser: $(READY)  ## run the tests of the page in a real browser (needs chromium)
-	$(BIN)/python -m pytest tests/browser
+test-all: export PRISM_FUZZ_CASES ?= 200000
+test-all: $(READY)  ## run all tests, in random order: hours (needs chromium)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow' -p randomly
+
+# What pyproject.toml holds back, and torch alone as in constraints.txt, since a newer one would bring CUDA.
+LATEST := .venv-latest
+HELD_BACK := ray trl transformers typer uvicorn
+test-latest:     ## run the tests with the newest version of everything, in .venv-latest; says what breaks
+	rm -rf $(LATEST)
+	$(PYTHON) -m venv $(LATEST)
+	grep '^torch==' constraints.txt > $(LATEST)/torch.txt
+	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LATEST)/torch.txt -e '.[dev]'
+	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LATEST)/torch.txt --upgrade $(HELD_BACK)
+	@echo "Other versions than in constraints.txt:"; $(LATEST)/bin/python -m pip freeze --exclude-editable | grep -vxFf constraints.txt || true
+	$(LATEST)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 screenshot: $(READY)  ## make the README's picture of the page (needs chromium)
 	$(BIN)/python experiments/page_screenshot.py
-
-test-slow: $(READY)  ## run the slow tests too
-	$(BIN)/python -m pytest -m 'slow or not slow'
-
-fuzz: export PRISM_FUZZ_CASES ?= 200000
-fuzz: $(READY)   ## run the fuzzers with 200,000 cases (`make test` runs 2,000)
-	$(BIN)/python -m pytest tests/fuzz -q
 
 golden: $(READY)  ## rewrite the golden files (tests/golden); ARGS='-k search' rewrites some
 	PRISM_WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/golden $(ARGS)
@@ -53,4 +59,4 @@ bench: $(READY)  ## run the benchmarks, one after the other
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LATEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis

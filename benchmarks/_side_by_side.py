@@ -1,13 +1,18 @@
-"""Time alternatives side by side in one run, so that a noisy machine disturbs them alike; print all in one form."""
+"""Time alternatives side by side in one run, so that a noisy machine disturbs them alike; print all in one form, with
+the peak memory of each."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import gc
 import os
+import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,17 +44,70 @@ def busy(count: int) -> Iterator[None]:
         yield
 
 
+class Peak:
+    """The most memory that this process and those it has started held in a block."""
+
+    gib = 0.0
+
+
+@contextlib.contextmanager
+def peak_memory() -> Iterator[Peak]:
+    """Measure a block. What was used before and freed does not count; what is still held does. Linux only, or 0."""
+    peak, others, done = Peak(), [0.0], threading.Event()
+    if sys.platform != "linux":
+        yield peak
+        return
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from what is held now
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            others[0] = max(others[0], sum(_gib(process, "RssAnon") for process in _descendants(os.getpid())))
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watching.join()
+        peak.gib = _gib(os.getpid(), "VmHWM") + others[0]
+
+
+def _gib(process: int, field: str) -> float:
+    with contextlib.suppress(OSError):  # it has just ended
+        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+        return int(found[1]) / 2**20 if found else 0.0
+    return 0.0
+
+
+def _descendants(process: int) -> list[int]:
+    children: list[int] = []
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += map(int, thread.read_text().split())
+    return children + [one for child in children for one in _descendants(child)]
+
+
 def side_by_side(alternatives: Mapping[str, Callable[[], object]], *, repeats: int, beside: int = 0) -> Seconds:
-    """Time each alternative `repeats` times beside busy processes; every round runs all of them once, in turn."""
+    """Time each alternative `repeats` times beside busy processes; every round runs all of them once, in turn.
+
+    Prints the peak memory of each.
+    """
     seconds: Seconds = {name: [] for name in alternatives}
+    memory = dict.fromkeys(alternatives, 0.0)
     waiting = [f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ]
     print(f"beside {beside} busy processes; idle threads wait by {' '.join(waiting) or 'the default'}")
     with busy(beside):
         for _ in range(repeats):
             for name, run in alternatives.items():
-                started = time.perf_counter()
-                run()
-                seconds[name].append(time.perf_counter() - started)
+                with peak_memory() as peak:
+                    started = time.perf_counter()
+                    run()
+                    seconds[name].append(time.perf_counter() - started)
+                memory[name] = max(memory[name], peak.gib)
+    print("peak memory: " + ", ".join(f"{name} {gib:.2f} GiB" for name, gib in memory.items()))
     return seconds
 
 

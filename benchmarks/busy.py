@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from _side_by_side import Seconds, busy, conclude, median, options
+from _side_by_side import Seconds, busy, conclude, median, options, peak_memory
 from prism_prm.cli.threads import SETTINGS, SPIN_COUNT
 
 WAYS: dict[str, dict[str, str]] = {
@@ -132,9 +132,10 @@ def main() -> None:
     if not os.environ.get("PRISM_DATA"):
         print("skipped: set PRISM_DATA to the folder that holds prm800k/phase1_train.jsonl")
         return
-    with workers(arguments) as started:
+    with peak_memory() as peak, workers(arguments) as started:
         print(f"{started[OURS].ask('about')}; {arguments.threads} threads; seconds: median (range)")
         found = measure(started, arguments.busy, arguments.repeats)
+    print(f"peak memory: {peak.gib:.2f} GiB, of the workers of all settings together")
     columns = [(load, job) for load in (0, arguments.busy) for job in JOBS]
     print("| | " + " | ".join(f"{job}, beside {load}" for load, job in columns) + " |")
     print("|---|" + "---:|" * len(columns))

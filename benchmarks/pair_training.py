@@ -2,7 +2,8 @@
 
 All train the same Qwen2 architecture with AdamW on the same pairs (annotated, and four lookaheads per position) with
 the same number of pairs per update. The peer, TRL's RewardTrainer, runs both sides of every pair as a whole sequence;
-its row filter (max_length) and gradient checkpointing are off, so that it does no more work than it must.
+its row filter (max_length) and gradient checkpointing are off, so that it does no more work than it must;
+its batch is the largest of 16, 8, 4, 2 and 1 pairs per pass that fits in 8 GiB (--trl-batch sets another).
 
 Run: PRISM_DATA=… python benchmarks/pair_training.py [--trajectories 40] [--updates 3] [--per-tree 32]
 """
@@ -23,7 +24,7 @@ from transformers import Qwen2ForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
 from _real_trees import real_trees, small_prm
-from _side_by_side import conclude, median, options, print_ratios, side_by_side
+from _side_by_side import conclude, median, options, peak_memory, print_ratios, side_by_side
 from prism_prm import PRM
 from prism_prm.losses import Objective
 from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
@@ -37,6 +38,8 @@ from prism_prm.types import Ints
 
 PAIRS_PER_UPDATE = 64
 PEER = "TRL RewardTrainer"
+FITS = 8.0
+"""GiB that a pass of the peer may take."""
 
 
 def real_examples(trees: list[StepTree], lookaheads: int) -> Examples:
@@ -114,18 +117,32 @@ def trl_trainer(prm: PRM, data: Dataset, folder: str, batch: int) -> RewardTrain
     )
 
 
+def fitting_batch(prm: PRM, data: Dataset) -> int:
+    """The peer's pairs per pass, by the memory that its longest pair takes alone."""
+    sizes = [len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in data]
+    with peak_memory() as idle:
+        pass
+    with tempfile.TemporaryDirectory() as folder, peak_memory() as peak:
+        trl_trainer(prm, data.select([int(np.argmax(sizes))]), folder, 1).train()
+    one = peak.gib - idle.gib
+    batch = next((size for size in (16, 8, 4, 2) if size * one <= FITS), 1)
+    print(f"the peer's longest pair has {max(sizes):,} tokens and takes {one:.2f} GiB: {batch} pairs per pass")
+    return batch
+
+
 def main() -> None:
     parser = options(__doc__, repeats=3)
     parser.add_argument("--trajectories", type=int, default=40)
+    parser.add_argument("--max-steps", type=int, default=30, help="of a trajectory")
     parser.add_argument("--lookaheads", type=int, default=4)
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--per-tree", type=int, default=32)
-    parser.add_argument("--trl-batch", type=int, default=16, help="pairs per pass of the peer")
+    parser.add_argument("--trl-batch", type=int, help="pairs per pass of the peer (default: what fits)")
     arguments = parser.parse_args()
 
-    trees = real_trees(arguments.trajectories)
+    trees = real_trees(arguments.trajectories, arguments.max_steps)
     prm = small_prm(
         [node.text for tree in trees for node in tree.nodes], hidden=arguments.hidden, layers=arguments.layers
     )
@@ -139,6 +156,7 @@ def main() -> None:
     chosen = np.concatenate(make_round(prm, examples, "tree", arguments.per_tree, arguments.updates).updates)
     data = as_sequences(prm, examples, chosen)
     whole = sum(len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in data)
+    batch = arguments.trl_batch or fitting_batch(prm, data)
     tokens: dict[str, int] = {}
 
     def ours(name: str, pack: Packing, per_tree: int) -> Callable[[], None]:
@@ -149,7 +167,7 @@ def main() -> None:
 
     def trl() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            trl_trainer(prm, data, folder, arguments.trl_batch).train()
+            trl_trainer(prm, data, folder, batch).train()
 
     packings: dict[str, Packing] = {"packed trees": "tree", "pack = pair": "pair", "pack = none": "none"}
     alternatives = {name: ours(name, pack, arguments.per_tree) for name, pack in packings.items()}

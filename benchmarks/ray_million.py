@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _real_trees import small_prm
-from _side_by_side import conclude, options
+from _side_by_side import conclude, options, peak_memory
 
 STEPS = 5
 SECONDS = 2.0
@@ -124,13 +124,15 @@ def main() -> None:
         if not (folder / "prm").exists():
             small_prm([text for i in range(100) for text in steps_of(i)], hidden=64, layers=2).save(folder / "prm")
         make_input(folder, arguments.solutions)
-        samples, is_whole = run(folder, arguments.solutions, arguments.workers, arguments.minutes)
+        with peak_memory() as peak:
+            samples, is_whole = run(folder, arguments.solutions, arguments.workers, arguments.minutes)
         log = (folder / "log.txt").read_text()
     if len(samples) < 2:
         sys.exit(f"too little was filed to say anything:\n{log}")
     costs = show(samples)
     mean = (samples[-1].solutions - samples[0].solutions) / (samples[-1].seconds - samples[0].seconds)
     print(f"{mean:,.0f} solutions/s: {20 * 60 * mean:,.0f} in 20 minutes")
+    print(f"peak memory: {peak.gib:.2f} GiB, of the driver, its workers and Ray")
     print("all are scored" if is_whole else f"not all are scored; run it again with its --folder to resume\n{log}")
     conclude(costs[-1:], costs[:1], peer="its first tenth")
 

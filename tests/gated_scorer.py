@@ -35,7 +35,7 @@ class GatedScorer:
 
     def score_trees(self, trees: Sequence[StepTree], wanted: Any = None, **_: Any) -> list[TreeScores]:  # noqa: ARG002
         self.calls.append(list(trees))
-        assert self.open.wait(60)
+        assert self.open.wait(300)
         if any(tree.problem == "bad" for tree in trees):
             raise DataError("a bad problem")
         if any(tree.problem == "nan" for tree in trees):

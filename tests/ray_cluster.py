@@ -34,10 +34,14 @@ class RayCluster:
         for _ in range(NUM_NODES):
             self._take_in()
 
-    def kill_node(self, node: str) -> None:
-        """As if the machine lost its power. `node` is the beginning of an id."""
+    def kill_node(self, node: str, worker: int) -> None:
+        """As if the machine lost its power, with the one worker on it. `node` is the beginning of an id.
+
+        First the node, which could tell of its worker's end, then the worker, which would go on for a while.
+        """
         [whole] = [known for known in self.nodes if known.startswith(node)]
         os.kill(self.nodes.pop(whole), signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
 
     def add_node(self) -> None:
         """One more, in the place of a lost one."""
@@ -83,7 +87,7 @@ def _process() -> Iterator[subprocess.Popen[str]]:
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(timeout=60)
+            process.wait(timeout=300)
 
 
 def main() -> None:
@@ -98,7 +102,8 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever Ray prints is not for the tests
     size = {"object_store_memory": 100 * 2**20}
-    cluster = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False, **size})
+    truth = {"timeout_ms_task_wait_for_death_info": 300_000}  # drivers hear why a worker is gone, however late
+    cluster = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": truth, **size})
     out.write(f"{cluster.address}\n")
     for _ in range(NUM_NODES):
         show(cluster.add_node(num_cpus=2, **size))

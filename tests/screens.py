@@ -14,4 +14,4 @@ HOSTILE = [
     "שלום, עולם! مرحبا 1 + 1 = 3",
     "1+" * 50_000,
 ]
-"""Steps that must be shown as they are; each has a sign that the example PRMs know."""
+"""Steps that must be shown as they are."""

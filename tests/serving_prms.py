@@ -7,7 +7,6 @@ import contextlib
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.server import DrainingServer, make_server
 from prism_prm.serve.settings import ServeSettings
 from prism_process import Process
+from waiting import until
 
 
 class Running:
@@ -52,28 +52,19 @@ def running(
     loading: Any = None,
     **settings: Any,
 ) -> Iterator[Running]:
-    """A server that has loaded its models, unless told not to wait for that."""
+    """A server that has loaded its models, unless told not to wait for that; no deadline passes by itself."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = make_server(
-        prms, ServeSettings(**settings), KeyRing(list(keys)), loading=loading, results=Results.named(results)
-    )
+    given = ServeSettings(**{"deadline": 300.0, "client_seconds": 300.0} | settings)
+    server = make_server(prms, given, KeyRing(list(keys)), loading=loading, results=Results.named(results))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=300) as client:
         until(lambda: server.started and (not wait or server.engine.is_ready))
         yield Running(server, url, client)
         server.should_exit = True
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()
-
-
-def until(done: Any, seconds: float = 60.0) -> None:
-    """Wait for something that must happen."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -90,9 +81,9 @@ def command(*options: str, prm: str = "") -> Iterator[tuple[Process, str]]:
 
 
 def wait_ready(url: str) -> None:
-    for _ in range(3000):
+    def is_ready() -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/ready").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise AssertionError("it was never ready")
+            return httpx.get(f"{url}/ready", timeout=300).status_code == 200
+        return False
+
+    until(is_ready)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from docs_code import ROOT, blocks, run_from_answers, run_tutorial, stated
 from prism_prm.cli import app
+from prism_process import run
 
 TUTORIAL, LABELS = "docs/tutorial.md", "docs/labels.md"
 
@@ -125,7 +126,8 @@ def stale(runs: Path, page: str) -> dict[str, tuple[list[str], list[float]]]:
 
 def test_the_readmes_first_example_prints_what_the_readme_says() -> None:
     example, expected = blocks("README.md", "python")[0], blocks("README.md", "")[1]
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True)
+    done = run(code=example)
+    assert done.returncode == 0, done.stderr
     assert done.stdout == expected
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from prism_prm import resume
 from prism_prm.errors import ConfigError, PrismError
+from prism_prm.files import whole_file
 from prism_prm.resume import KEY, Journal, content_key, is_made_for, locked, locked_file, once, refuse_changes
 
 
@@ -85,7 +86,7 @@ def test_a_strange_journal_is_not_overwritten(tmp_path: Path) -> None:
 @contextmanager
 def another_process_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """One that holds the folder until it is killed."""
-    code = "import sys, time, prism_prm.resume as r\nwith r.locked(sys.argv[1]): print(flush=True); time.sleep(60)"
+    code = "import sys, time, prism_prm.resume as r\nwith r.locked(sys.argv[1]): print(flush=True); time.sleep(3600)"
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -117,6 +118,21 @@ def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path: Path) -> None
     with locked_file(tmp_path / "a[1].parquet"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_whoever_locks_a_folder_removes_what_killed_processes_left_in_it(tmp_path: Path) -> None:
+    code = (
+        "import os; from prism_prm.files import whole_file, whole_folder\n"
+        "with whole_file('a/file') as file, whole_folder('model') as folder:\n"
+        "    file.write_text('x'); (folder / 'weights').write_text('x'); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    left = sorted(path.name for path in tmp_path.rglob("*.part"))
+    assert [name[:6] for name in left] == [".file.", ".model"]
+    with whole_file(tmp_path / "a" / "mine") as mine, locked(tmp_path):
+        assert list(tmp_path.rglob("*.part")) == [mine], "what a live process writes stays"
+        mine.write_text("x")
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["a", "mine"]
 
 
 def test_a_lock_leaves_no_trace_unless_something_was_written(tmp_path: Path) -> None:

@@ -138,6 +138,12 @@ def test_no_data_is_nan_never_zero() -> None:
     assert math.isnan(statistics.compare(math.nan, 1, undefined, undefined, 10).p)
 
 
+def test_differences_by_rounding_alone_are_ties() -> None:
+    a = np.linspace(0.1, 0.9, 100)
+    for b in (a - 1e-16, a, a + 1e-16):
+        assert statistics.compare(0.5, 0.5, a, b, 10).p == 1
+
+
 def test_a_comparison_needs_the_same_draws() -> None:
     with pytest.raises(AssertionError, match="same draws"):
         statistics.compare(0, 0, np.zeros(3), np.zeros(4), 5)

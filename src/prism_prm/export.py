@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.files import whole_file
 from prism_prm.records import StepPair, StepTree
@@ -96,6 +97,7 @@ def export_pairs(
     """
     if format not in EXPORTS:
         raise ConfigError(f"Unknown format {format!r}. Known: {', '.join(EXPORTS)}.")
+    keep_inputs([folder], [out])
     count = 0
     with whole_file(out) as aside, aside.open("wb") as file:
         for count, record in enumerate(EXPORTS[format](folder, split=split), start=1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import logging
 import os
 import re
@@ -19,26 +18,45 @@ import msgspec
 
 from prism_prm.errors import DataError, PrismError
 
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
 log = logging.getLogger(__name__)
 
 
-def _aside(path: Path) -> Path:
+def _aside(path: Path, suffix: str = "part") -> Path:
     """A name beside `path` that no other process uses."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{suffix}")
 
 
-def remove_parts(path: Path) -> None:
-    """Remove what killed processes have left of a file; nobody may be writing it."""
-    for part in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):
-        part.unlink(missing_ok=True)
+def remove_parts(folder: Path, pattern: str = "**/.*") -> None:
+    """Remove what killed processes have left of files and folders; what a live process writes is locked, and stays."""
+    for part in list(folder.glob(f"{pattern}.{'[0-9a-f]' * 8}.part")):
+        with contextlib.suppress(FileNotFoundError), _lock(part) as is_abandoned:
+            if is_abandoned and part.is_dir():
+                shutil.rmtree(part)
+            elif is_abandoned:
+                part.unlink()
 
 
-def _usual_mode(path: Path) -> int:
-    """The mode of a new file, seen by making one: the umask cannot be read without setting it for all threads."""
-    path.touch()
-    mode = path.stat().st_mode
-    path.unlink()
-    return mode
+@contextlib.contextmanager
+def _lock(part: Path) -> Iterator[bool]:
+    """Lock a file or folder; yields False if another process has locked it, or where there are no locks."""
+    if fcntl is None:
+        yield False  # type: ignore[unreachable]
+        return
+    opened = os.open(part, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_locked = True
+    except OSError:
+        is_locked = False
+    try:
+        yield is_locked
+    finally:
+        os.close(opened)
 
 
 _CANNOT_WRITE = {
@@ -47,6 +65,7 @@ _CANNOT_WRITE = {
     errno.EPERM: "change the permissions, or name another place", errno.EROFS: "name a place that can be written",
 }  # fmt: skip
 """What the system may say of a place to write → the remedy."""
+_TORCH_CANNOT_WRITE = ("PytorchStreamWriter failed", "inline_container.cc:", "iostream error")
 
 
 @contextlib.contextmanager
@@ -57,21 +76,25 @@ def writing(path: Path) -> Iterator[None]:
     except PrismError:
         raise
     except Exception as error:
-        number = _system_error(error)
-        if number not in _CANNOT_WRITE or not _is_about(error, path):
+        reason, remedy = _why(error)
+        if not remedy or not _is_about(error, path):
             raise
         raise PrismError(
-            f"{path}: cannot be written ({os.strerror(number)}); nothing is left half-written. To resume, "
-            f"{_CANNOT_WRITE[number]} and rerun the same command."
+            f"{path}: cannot be written ({reason}); nothing is left half-written. To resume, {remedy} and rerun the "
+            f"same command."
         ) from error
 
 
-def _system_error(error: Exception) -> int:
-    """The system's number of an error, which safetensors gives in words; 0 where there is none."""
-    if isinstance(error, OSError) and error.errno:
-        return error.errno
+def _why(error: Exception) -> tuple[str, str]:
+    """What the system says of a place to write, and the remedy; ("", "") for other errors.
+
+    safetensors gives the system's number in words, and torch.save only says where it was.
+    """
+    if any(text in str(error) for text in _TORCH_CANNOT_WRITE):
+        return "torch.save failed", "make room there"
     found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else 0
+    number = error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
+    return (os.strerror(number), _CANNOT_WRITE[number]) if number in _CANNOT_WRITE else ("", "")
 
 
 def _is_about(error: Exception, path: Path) -> bool:
@@ -87,13 +110,15 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     aside = _aside(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = _usual_mode(aside)
+        aside.touch()
+        mode = aside.stat().st_mode  # of a new file: the umask cannot be read without setting it for all threads
         try:
-            yield aside
-            with aside.open("rb") as written:
-                os.fsync(written.fileno())
-            aside.chmod(mode)  # some libraries write files that only their owner can read
-            os.replace(aside, path)
+            with _lock(aside):
+                yield aside
+                with aside.open("rb") as written:
+                    os.fsync(written.fileno())
+                aside.chmod(mode)  # some libraries write files that only their owner can read
+                os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
 
@@ -106,19 +131,22 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.mkdir()
-        mode = _usual_mode(aside / ".mode")
+        (probe := aside / ".mode").touch()
+        mode = probe.stat().st_mode
+        probe.unlink()
         try:
-            yield aside
-            for file in aside.rglob("*"):
-                if file.is_file():
-                    file.chmod(mode)
-            if path.exists():
-                old = _aside(path)
-                os.replace(path, old)
-                os.replace(aside, path)
-                shutil.rmtree(old)
-            else:
-                os.replace(aside, path)
+            with _lock(aside):
+                yield aside
+                for file in aside.rglob("*"):
+                    if file.is_file():
+                        file.chmod(mode)
+                if path.exists():
+                    old = _aside(path, "old")
+                    os.replace(path, old)
+                    os.replace(aside, path)
+                    shutil.rmtree(old)
+                else:
+                    os.replace(aside, path)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 

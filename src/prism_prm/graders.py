@@ -121,6 +121,8 @@ class TaskGrader:
     def close(self) -> None:
         """End the worker processes."""
         self.math.close()
+        if self._programs is not None:
+            self._programs.close()
 
     def prepare(self, problems: Iterable[TaskProblem]) -> None:
         """Open the sandbox where a problem needs it: one that does not hold is to stop work before it begins."""

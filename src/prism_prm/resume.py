@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import hashlib
 import json
 import os
@@ -148,15 +149,15 @@ LOCK = ".lock"
 def locked(folder: str | Path) -> Iterator[None]:
     """Lock a folder, created if needed, while the block runs; a PrismError if another process holds it.
 
-    The
-    system releases the lock however a process ends. Where Python has no `fcntl` (Windows), a lock file is used
-
+    What killed processes have left half-written anywhere in the folder is removed.
+    The system releases the lock however a process ends. Where Python has no `fcntl` (Windows), a lock file is used
     instead: a killed process leaves it behind, and the message says to remove it.
     """
     if Path(folder).is_file():
         raise ConfigError(f"{folder} is a file; name a folder for the output")
     message = f"{folder}: another process is running here; wait for it, or name another --out."
     with _held(Path(folder) / LOCK, message):
+        remove_parts(Path(folder))
         yield
 
 
@@ -169,7 +170,7 @@ def locked_file(path: str | Path) -> Iterator[None]:
     path = Path(path)
     message = f"{path}: another process is writing it; wait for it, or name another --out."
     with _held(path.with_name(f".{path.name}{LOCK}"), message):
-        remove_parts(path)
+        remove_parts(path.parent, f".{glob.escape(path.name)}")
         yield
 
 

@@ -21,6 +21,8 @@ from prism_prm.types import Floats, Ints
 NUM_DRAWS = 1000
 LEVEL = 0.95
 SEED = 0
+ROUNDING = 1e-9
+"""Differences below this are ties: whether a matrix product rounds them up or down depends on the CPU."""
 _CHUNK = 256
 """Draws made and multiplied at a time; fewer where there are many clusters."""
 _CELLS = 2**22
@@ -148,7 +150,7 @@ def compare(
     if math.isnan(low):
         return Comparison(difference, low, high, math.nan, num_clusters)
     defined = differences[~np.isnan(differences)]
-    tail = min(int((defined <= 0).sum()), int((defined >= 0).sum()))
+    tail = min(int((defined <= ROUNDING).sum()), int((defined >= -ROUNDING).sum()))
     p = min(1.0, 2 * (1 + tail) / (1 + len(defined)))
     return Comparison(difference, low, high, p, num_clusters)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 
 def double(x: int) -> int:
@@ -14,6 +15,11 @@ def double(x: int) -> int:
 def loop() -> None:
     while True:
         pass
+
+
+def loop_and_say(folder: str) -> None:
+    Path(folder, f"loops-{os.getpid()}").touch()
+    loop()
 
 
 def loop_in_c() -> int:

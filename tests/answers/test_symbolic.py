@@ -25,6 +25,11 @@ SAME = [
     ["2x+3", "f(x) = 2x+3", "y = 3 + 2x"],
     [r"\pi", r"\frac{2\pi}{2}"],
     ["|x|", r"\sqrt{x^2}"],
+    ["1", r"\sin^2 x + \cos^2 x", r"\cos^2 y + \sin^2 y"],
+    ["n", "n+0", "2n-n", r"\frac{n^2+n}{n+1}", r"n + \sin^2 m + \cos^2 m - 1"],
+    ["i", "i+0", r"\frac{(1+i)^2}{2}"],
+    [r"\alpha", r"1\alpha"],
+    ["12", "1\u200b2", "12\u200b", "\ufeff12"],
     [r"\left(4\frac{5}{8}\right)^{2}\cdot\left(\frac{8}{37}\right)^{2} = 1", "1"],
     ["5 \\text{ cm}", "5"],
 ]
@@ -64,6 +69,8 @@ RIGHT = [
     ("y=2x+3", "2x-y+3=0"),
     (r"y^{\prime}+r y-r x(t)=0", "ry + y' = r x(t)"), (r"\frac{d x}{d t}=k x-a", r"\frac{dx}{dt} = -a + kx"),
     (r"2\mathbf{i}-3\mathbf{j}", r"-3\mathbf{j}+2\mathbf{i}"),
+    (r"\sin^2 x + \cos^2 x", "1"), ("n", "n+0"), ("12", "1\u200b2"), ("1,\u200b2", "1,2"), ("x\u2060+1", "1+x"),
+    ("i", "2i-i"),
     (r"m-\lfloor m / 2\rfloor", r"-\left\lfloor\frac m2\right\rfloor+m"),
 ]  # fmt: skip
 WRONG = [
@@ -89,6 +96,7 @@ WRONG = [
     (r"\sqrt12", "2"),
     ("123456789012345x", "123456789012346x"), (r"\frac{\pi}{10^{20}}", r"\frac{2\pi}{10^{20}}"),
     (r"\lfloor n/2\rfloor", r"\lfloor n/3\rfloor"), (r"m \frac{d v}{d t}+b v=f", r"m \frac{d v}{d n}+b v=f"),
+    (r"\sin^2 x + \cos^2 y", "1"), (r"\frac{|x|}{x}", "1"), ("n", "m+0"), ("n", r"\sqrt{n^2}"), ("2n", "n+0"),
     ("x^2+y^2=25", "x^2+y^2=5"), (r"\angle ABC", r"\angle ACB"), ("listen", "silent"),
     (r"A \text{ wins}", r"A \text{ loses}"),
 ]  # fmt: skip

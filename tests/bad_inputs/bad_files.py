@@ -67,11 +67,11 @@ SCORED = {
 }
 CARD: dict[str, tuple[Any, ...]] = {
     "family": (None, 3, "", "nonsense", "rlhflow", "family.py", "family.py:Mine", "family.py:Other", "no.py:Mine"),
-    "settings": (None, 3, "x", {"system": 3}, {"nonsense": "x"}),
-    "compat": (None, "x", 1),
-    "threshold": (None, "x", -0.5, 1.5, math.nan, True, 10**30),
-    "aggregator": (None, 3, "", "nonsense"),
-    "frozen_layers": (None, "x", -1, 1.5, True, 10**30),
+    "settings": (None, "x", {"system": 3}, {"nonsense": "x"}),
+    "compat": ("x",),
+    "threshold": ("x", 1.5, math.nan, True),
+    "aggregator": (3, "nonsense"),
+    "frozen_layers": ("x", -1, 1.5),
     "nonsense": (1,),
 }
 
@@ -105,21 +105,30 @@ def _copy(source: str, target: str, folder: Path) -> None:
     shutil.copy(folder / source, folder / target)
 
 
+WHOLE = {
+    "score": "unlabelled.jsonl",
+    "export": "pairs/pairs.parquet",
+    "train": "train.toml",
+    "compare": JSON["compare"],
+}
+"""Command → a file of each format: these are tried with every kind of content, the others with one."""
+
+
 def rows() -> Iterator[Row]:
     for command, file in GONE.items():
         name = Path(file).name
         words = (name if command != "search" or file == "search.toml" else "task.jsonl",)
         base = tuple(COMMANDS[command])
         yield Row(f"{command}: no {file}", base, words, partial(_remove, file))
-        yield Row(f"{command}: {file} is a folder", base, words, partial(_become_folder, file))
+        if command in WHOLE:
+            yield Row(f"{command}: {file} is a folder", base, words, partial(_become_folder, file))
     for command, file in (*READ.items(), *TABLES.items(), *TOML.items(), *JSON.items()):
-        binary = file.endswith(".parquet")
-        kinds = [
-            kind for kind in CONTENTS if not binary or kind not in ("cut gzip", "nested", "nested objects", "Latin-1")
-        ]
+        kinds = list(CONTENTS) if WHOLE.get(command) == file else ["HTML"]
+        if file.endswith(".parquet"):
+            kinds = [kind for kind in kinds if kind not in ("cut gzip", "nested", "nested objects", "Latin-1")]
+        if file.endswith(".toml"):
+            kinds = [kind for kind in kinds if kind != "cut short"]
         for kind in kinds:
-            if file.endswith(".toml") and kind in ("cut short",):
-                continue
             change = partial(change_bytes, file, CONTENTS[kind])
             yield Row(f"{command}: {file} is {kind}", tuple(COMMANDS[command]), (Path(file).name,), change)
     score = tuple(COMMANDS["score"])

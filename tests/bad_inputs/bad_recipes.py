@@ -1,55 +1,18 @@
-"""Recipes: every key with values that its type or its range refuses, read from the settings themselves."""
+"""Recipes with keys of the wrong type, unknown keys, names of nothing, and settings that contradict each other."""
 
 from __future__ import annotations
 
 import copy
 import math
-import typing
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from bad_rows import Row
 from valid_inputs import COMMANDS, RECIPES, write_recipe
 
-from prism_prm.config import settings_of
 from prism_prm.errors import shown
-from prism_prm.ranges import MAY_BE_EMPTY, Range
-from prism_prm.search.recipe import SearchRecipe
-from prism_prm.training.recipe import Recipe
-
-CLASSES = {"train.toml": Recipe, "search.toml": SearchRecipe}
-PLAIN: dict[Any, tuple[Any, ...]] = {
-    bool: ("yes", 1),
-    int: ("x", 1.5, True, 10**30),
-    float: ("x", True, math.nan, math.inf),
-    str: (3, ""),
-}
-
-
-def bad_values(accepts: Any) -> Iterator[Any]:
-    """Values that a type with its ranges refuses."""
-    origin, parts = typing.get_origin(accepts), typing.get_args(accepts)
-    if origin is Annotated:
-        yield from (value for value in bad_values(parts[0]) if value != "" or MAY_BE_EMPTY not in parts)
-        for limits in (part for part in parts if isinstance(part, Range)):
-            step, number = (1, int) if parts[0] is int else (0.5, float)
-            around = (limits.least - step, limits.most + step, limits.above, limits.below)
-            yield from (number(value) for value in around if math.isfinite(value))
-    elif origin is typing.Literal:
-        yield from ("nonsense", 3, "")
-    elif origin is tuple:
-        yield from ("x", 3)
-        yield from ([value] * (1 if parts[1:] == (...,) else len(parts)) for value in bad_values(parts[0]))
-    elif origin is dict:
-        yield from ("x", {"train": "x"}, {"train": -0.5}, {"train": math.nan}, {"train": 0.5})
-        yield from [] if str in (parts[1], *typing.get_args(parts[1])) else [{}]  # texts by name: none is fine
-    elif origin is None:
-        yield from PLAIN.get(accepts, ())
-    else:
-        (kind, *_) = [part for part in parts if part is not type(None)]
-        yield from bad_values(kind)
 
 
 def _write(name: str, dotted: str, value: Any, folder: Path) -> None:
@@ -117,21 +80,23 @@ NAMES: list[Any] = [
 ]  # fmt: skip
 """Names of nothing: the message says the name."""
 
-NOT_ALONE = {"curriculum.bins"}
-"""Keys whose bad values are all written out above."""
+TYPES: list[Any] = [
+    ("train.toml", "train.lr", "x", "lr = 'x'"),
+    ("train.toml", "train.epochs", 0, "train.epochs = 0"),
+    ("train.toml", "seed", 1.5, "seed = 1.5"),
+    ("train.toml", "hardware.gradient_checkpointing", "yes", "hardware.gradient_checkpointing = 'yes'"),
+    ("train.toml", "nonsense", 1, "nonsense", "Known"),
+    ("train.toml", "data.nonsense", 1, "nonsense", "[data]", "Known"),
+    ("train.toml", "train", 3, "train = 3", "section"),
+    ("search.toml", "search.method", "nonsense", "search.method = 'nonsense'"),
+    ("search.toml", "search.sampling.temperature", math.nan, "search.sampling.temperature = nan"),
+    ("search.toml", "search.sampling.nonsense", 1, "nonsense", "[search.sampling]", "Known"),
+]
+"""What types refuse: the message names the file, too. test_settings.py has all keys."""
 
 
 def rows() -> Iterator[Row]:
-    for name, cls in CLASSES.items():
-        sections = {""}
-        for dotted, setting in settings_of(cls).items():
-            sections |= {".".join(dotted.split(".")[:i]) for i in range(1, dotted.count(".") + 1)}
-            for value in () if dotted in NOT_ALONE else bad_values(setting.accepts):
-                yield changed(name, dotted, value, name, dotted.rpartition(".")[2], *_shown(value))
-        for section in sorted(sections):
-            where = f"{section}." if section else ""
-            yield changed(name, f"{where}nonsense", 1, name, "nonsense", "Known")
-            yield from [changed(name, section, 3, name, section, "3")] if section else []
+    yield from (changed(name, dotted, value, name, *words) for name, dotted, value, *words in TYPES)
     yield from (changed(name, dotted, value, name, *words) for name, dotted, value, *words in PAIRED)
     yield from (changed(name, dotted, value, *words) for name, dotted, value, *words in NAMES)
     for name, key in (
@@ -152,8 +117,3 @@ def rows() -> Iterator[Row]:
     for assignment in ("train.lr", "=1", "train..lr=1", "seed.x=1", "train.lr=nan", "train.warp=9", "train=3"):
         command = (*COMMANDS["train"], "--set", assignment)
         yield Row(f"train --set {assignment}", command, ("--set", assignment))
-
-
-def _shown(value: Any) -> list[str]:
-    """What of a bad value a message has to repeat."""
-    return [] if value in ("", {}) or isinstance(value, dict | list) else [str(value)]

@@ -1,4 +1,4 @@
-"""Records: every field that a command reads, missing, null, of another type, not a number, out of range, or empty."""
+"""Records: every field that a command reads, with each kind of mistake that its reader tells apart."""
 
 from __future__ import annotations
 
@@ -16,42 +16,37 @@ from prism_prm.errors import shown
 
 MISSING = "(missing)"
 HUGE = 10**30
-TEXT = (MISSING, None, 3, True, "", "  ", ["a"], {"a": "b"})
-TEXTS = (MISSING, None, 3, "a", [], [3], [None], [""], {"a": "b"})
-WHOLE = (MISSING, None, "x", 1.5, True, HUGE, [1])
+TEXT = (MISSING, 3, "  ")
+TEXTS = (MISSING, "a", [], [3], [""])
+WHOLE = (MISSING, "x", 1.5, True, HUGE)
 
 FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
     ("pairs", "prm800k"): {
-        "question": (MISSING, None, 3, "x", []),
+        "question": (MISSING, None, 3, []),
         "question.problem": TEXT,
-        "label": (MISSING, None, 3, []),
-        "label.steps": (MISSING, None, 3, "x", [3], [None], {}),
-        "label.finish_reason": (3, []),
-        "label.steps.0.completions": (MISSING, 3, "x", [3], [None]),
-        "label.steps.0.completions.0.text": TEXT,
-        "label.steps.0.completions.0.rating": ("x", 2, -3, 0.5, True, HUGE, math.nan, []),
-        "label.steps.0.chosen_completion": (MISSING, "x", 5, -1, 0.5, HUGE, True),
-        "label.steps.0.human_completion": (3, "x", {}, {"text": ""}, {"text": None}),
+        "label": (MISSING, []),
+        "label.steps": (MISSING, "x", [3], [None], {}),
+        "label.finish_reason": (3,),
+        "label.steps.0.completions": (MISSING, "x", [3]),
+        "label.steps.0.completions.0.text": (*TEXT, None),
+        "label.steps.0.completions.0.rating": ("x", 2, 0.5, True, HUGE, math.nan),
+        "label.steps.0.chosen_completion": (MISSING, "x", 5, -1, 0.5, True),
+        "label.steps.0.human_completion": (3, {}, {"text": ""}),
         "is_quality_control_question": ("x", 1),
     },
     ("pairs shepherd", "shepherd"): {"input": TEXT, "label": TEXT},
     ("pairs split_shepherd", "split_shepherd"): {
         "questions": TEXT,
-        "solution": (MISSING, None, 3, "x", [], {}, {"Step 2": {"content": "a", "label": 1}}),
+        "solution": (MISSING, 3, {}, {"Step 2": {"content": "a", "label": 1}}),
         "solution.Step 1.content": TEXT,
-        "solution.Step 1.label": (MISSING, None, "x", -1, 2, math.nan, HUGE, True),
+        "solution.Step 1.label": (MISSING, "x", 2, math.nan, True),
     },
     ("pairs stepwise", "stepwise"): {
         "prompt": TEXT,
         "completions": (*TEXTS, ["a"]),
-        "labels": (MISSING, None, 3, "x", [], [True], ["x", "y"], [2, 0], [-1, 0], [math.nan, 0], [HUGE, 0], [None, 0]),
+        "labels": (MISSING, 3, [True], ["x", "y"], [2, 0], [math.nan, 0], [HUGE, 0], [None, 0]),
     },
-    ("pairs processbench", "processbench"): {
-        "problem": TEXT,
-        "steps": TEXTS,
-        "label": (*WHOLE, -2, 2, math.nan),
-        "id": (1.5, [], {}),
-    },
+    ("pairs processbench", "processbench"): {"label": (MISSING, 2), "id": (1.5, {})},
     ("eval", "processbench"): {
         "problem": TEXT,
         "steps": TEXTS,
@@ -59,49 +54,45 @@ FIELDS: dict[tuple[str, str], dict[str, Sequence[Any]]] = {
         "id": (1.5, "gsm8k-1"),
     },
     ("eval prmbench", "prmbench"): {
-        "classification": (MISSING, None, 3, "nonsense", ""),
-        "idx": (MISSING, None, 3),
+        "classification": (MISSING, 3, "nonsense"),
+        "idx": (MISSING, 3),
         "modified_question": TEXT,
-        "modified_process": (MISSING, None, 3, "a", [], [3], [None]),
-        "error_steps": (MISSING, None, 3, "x", ["x"], [0], [-1], [1.5], [True]),
+        "modified_process": (MISSING, "a", [], [3]),
+        "error_steps": (MISSING, "x", ["x"], [0], [1.5], [True]),
         "original_question": (3, ""),
-        "original_process": (3, [], [3]),
+        "original_process": (3, []),
     },
-    ("pairs plain", "plain"): {"problem": TEXT, "solution": (MISSING, None, 3, "", "  ", ["a"])},
-    ("score", "unlabelled"): {"problem": TEXT, "steps": TEXTS, "id": (1.5, [])},
+    ("pairs plain", "plain"): {"problem": TEXT, "solution": (*TEXT, ["a"])},
+    ("score", "unlabelled"): {"problem": TEXT, "steps": TEXTS, "id": (1.5,)},
     ("score trl", "trl"): {"prompt": TEXT, "completions": TEXTS},
     ("eval predictions", "predictions"): {
-        "id": (MISSING, None, 3, "nonsense", ""),
-        "scores": (MISSING, None, 3, "x", [], [0.5], ["x", 0.5], [-0.1, 0.5], [1.1, 0.5], [math.nan, 0.5], [True, 0.5],
-                   [HUGE, 0.5], [None, 0.5]),
-        "labels": ([True, False], 3, "x"),
+        "id": (MISSING, 3, "nonsense"),
+        "scores": (MISSING, "x", [], [0.5], ["x", 0.5], [1.1, 0.5], [math.nan, 0.5], [True, 0.5], [None, 0.5]),
+        "labels": ([True, False], 3),
         "redundancy": ("x", [0.5], [2, 2], [0.5, 0.5]),
     },
     ("rerank", "pool"): {
         "problem": TEXT,
         "answer": (True, {"a": 1}, math.nan),
-        "tolerance": ("abc", -0.5, True, [1], math.nan, HUGE),
-        "error": ("x", -1, True, [1], math.nan),
-        "solutions": (MISSING, None, 3, "a", {"a": 1}),
-        "scores": (5, "x", [1], [[0.5, 0.5]], {"a": 1}),
-        "solutions.0": (3, None, True, {}),
-        "solutions.0.steps": (3, "a", [3], [""], [None], {}),
-        "solutions.0.scores": (5, "x", [0.5], [-0.1, 0.5], [2, 0.5], [math.nan, 0.5], ["x", 0.5], [True, 0.5]),
-        "solutions.0.answer": (True, [1], {}),
-        "solutions.0.tokens": ("x", 1.5, -1, True, HUGE),
+        "tolerance": ("abc", -0.5, True, [1], math.nan),
+        "error": ("x", -1, True, [1]),
+        "solutions": (MISSING, 3, {"a": 1}),
+        "scores": (5, [1], [[0.5, 0.5]], {"a": 1}),
+        "solutions.0": (3, None, {}),
+        "solutions.0.steps": (3, "a", [3], [""]),
+        "solutions.0.scores": ("x", [0.5], [2, 0.5], [math.nan, 0.5], ["x", 0.5], [True, 0.5]),
+        "solutions.0.answer": (True, {}),
+        "solutions.0.tokens": ("x", -1, True, HUGE),
         "solutions.0.correct": ("x", 1),
-        "solutions.1.text": (MISSING, 3, None),
+        "solutions.1.text": (MISSING, 3),
     },
     ("search", "task"): {
         "problem": TEXT,
-        "answer": (MISSING, None, "", "  ", [], True, {"a": 1}, math.nan),
-        "tolerance": ("abc", -0.5, True, [1], math.nan),
-        "error": ("x", -1, True, [1]),
+        "answer": (MISSING, "", [], True, {"a": 1}, math.nan),
+        "tolerance": ("abc",),
+        "error": (-1,),
     },
-    ("theory pool", "pool"): {
-        "solutions": (MISSING, 3),
-        "solutions.0.scores": ("x", [2, 2]),
-    },
+    ("theory pool", "pool"): {"solutions": (3,), "solutions.0.scores": ([2, 2],)},
 }  # fmt: skip
 """(command, file) → field → bad values of it, in the file's first record."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from prism_prm import EvalSettings, evaluate_prm, example_folder, example_prm, score_files
+from prism_prm import EvalSettings, evaluate_prm, example_folder, example_prm, init_prm, score_files
 from prism_prm.page.view import view_results
 from prism_prm.protocol import TreeScores
 from prism_prm.records import StepTree
@@ -48,7 +48,7 @@ def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable
     """Open an address on a screen; pages are checked as the test leaves them. The console may say what is expected."""
     width, scheme = request.param
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(120_000)
     pages: list[tuple[Page, list[str], tuple[str, ...]]] = []
 
     def visit(url: str, *expected: str) -> Page:
@@ -80,8 +80,17 @@ def check(page: Page) -> None:
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an evaluation on two benchmarks (eval) and the scores of two PRMs (base.parquet, prism.parquet)."""
+def readers(tiny_lm: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two PRMs that read any text, as the example PRMs do not."""
+    root = tmp_path_factory.mktemp("readers")
+    for seed, name in enumerate(("one", "other")):
+        init_prm(tiny_lm("qwen2"), family="qwen", seed=seed).save(root / name)
+    return {name: root / name for name in ("one", "other")}
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory, readers: dict[str, Path]) -> Path:
+    """A folder with an evaluation on two benchmarks (eval) and the scores of two PRMs (one.parquet, other.parquet)."""
     folder = tmp_path_factory.mktemp("results")
     right = ["1+1=2", "2+2=4", "4-1=3", "#### 3"]
     lines = [{"prompt": "1+1+2-1", "completions": right, "labels": [True] * 4}]
@@ -96,9 +105,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = EvalSettings(threshold=0.5, num_draws=100)
     benches = ["labelled", "processbench"]
     evaluate_prm(Known(), benches, folder / "eval", data=folder / "data", name="mine", settings=settings)
-    for name, place in PRMS.items():
-        out = folder / f"{name.rpartition('/')[2]}.parquet"
-        score_files(place, folder / "data" / "labelled", out, loading={"on_too_long": "skip"})
+    for name, place in readers.items():
+        score_files(place, folder / "data" / "labelled", folder / f"{name}.parquet", loading={"on_too_long": "skip"})
     return folder
 
 
@@ -132,15 +140,15 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
 @pytest.fixture(scope="session")
 def static(results: Path) -> str:
     """The address of one file with all results."""
-    view_results([results / "eval", f"base={results}/base.parquet", results / "prism.parquet"], results / "page.html")
+    view_results([results / "eval", f"one={results}/one.parquet", results / "other.parquet"], results / "page.html")
     return (results / "page.html").as_uri()
 
 
 @pytest.fixture(scope="session")
-def served(results: Path) -> Iterator[str]:
-    """The address of `prism serve` with two PRMs and the results."""
-    prms = [word for name, place in PRMS.items() for word in ("--prm", f"{name}={place}")]
-    shown = [word for name in ("eval", "base.parquet", "prism.parquet") for word in ("--results", str(results / name))]
+def served(results: Path, readers: dict[str, Path]) -> Iterator[str]:
+    """The address of `prism serve` with the example PRMs, two that read any text, and the results."""
+    prms = [word for name, place in (PRMS | readers).items() for word in ("--prm", f"{name}={place}")]
+    shown = [word for name in ("eval", "one.parquet", "other.parquet") for word in ("--results", str(results / name))]
     with command(*prms[2:], *shown, "--port", "0", prm=prms[1]) as (_, url):
         wait_ready(url)
         yield url

@@ -13,6 +13,7 @@ from screens import HOSTILE, SCREENS
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.slow
 Visit = Callable[..., "Page"]
 one_screen = pytest.mark.parametrize("visit", [SCREENS[1]], ids=str, indirect=True)
 PROBLEM, SOLUTION = "1+1+2-1", "1+1=2\n\n2+2=3\n\n3-1=2\n\n#### 2"
@@ -90,9 +91,31 @@ def test_a_solution_is_scored_by_two_prms(served: str, visit: Visit) -> None:
 def test_hostile_texts_are_scored_and_shown(served: str, visit: Visit) -> None:
     page = visit(served)
     texts = [text.strip() for text in HOSTILE]
+    page.get_by_label("PRM").select_option("one")
+    page.get_by_label("Compare with").select_option("other")
     score(page, HOSTILE[0], "\n\n".join(texts))
     page.get_by_role("button", name="Show all 100,000 characters").click()
     assert page.locator(".steps .words").all_text_contents() == texts
+
+
+@one_screen
+def test_a_text_that_the_prm_cannot_read_is_refused(served: str, visit: Visit) -> None:
+    page = visit(served, "400")
+    page.get_by_label("Problem").fill("1+1")
+    page.get_by_label("Solution").fill("1 + 1 = 2")
+    page.get_by_role("button", name="Score").click()
+    page.get_by_text("the tokenizer cannot read ' + ', ' = '").wait_for()
+    assert page.locator(".steps").count() == 0
+
+
+@one_screen
+def test_what_was_not_scored_is_said(served: str, visit: Visit) -> None:
+    page = visit(served)
+    page.route(
+        "**/v1/steps", lambda route: route.fulfill(json=route.fetch().json() | {"warnings": ["<b>é</b> is lost"]})
+    )
+    score(page, PROBLEM, SOLUTION)
+    assert page.locator(".results .problem").all_text_contents() == ["<b>é</b> is lost."] * 2
 
 
 @one_screen

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from prism_prm.page.html import own_file, served_page
+from waiting import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
+pytestmark = pytest.mark.slow
 URL = "http://prism.test/"
 
 
@@ -35,11 +37,9 @@ class Server:
         self.page.goto(URL + place)
 
     def look_again(self) -> None:
-        """Let the page look twice, and wait for what it hears."""
-        for _ in range(2):
-            with self.page.expect_response(lambda found: found.url.endswith("/documents")):
-                self.page.clock.run_for(2100)
-            self.page.wait_for_timeout(100)
+        """Let the page look twice: it begins its second look only when it has drawn what it heard at the first."""
+        for number in range(self.asked.count("documents"), self.asked.count("documents") + 2):
+            until(lambda number=number: self.page.clock.run_for(2100) or self.asked.count("documents") > number)
 
     def answer(self, route: Route) -> None:
         name = route.request.url.removeprefix(URL).partition("#")[0]
@@ -54,8 +54,9 @@ class Server:
     def let_go(self) -> None:
         route = self.waiting.pop(0)
         name = route.request.url.removeprefix(URL)
-        self.fulfil(route, name, name.rpartition("/")[2])
-        self.page.wait_for_timeout(100)
+        with self.page.expect_event("requestfinished", lambda request: request == route.request):
+            self.fulfil(route, name, name.rpartition("/")[2])
+        self.page.evaluate("fetch('/page/app.js').then((found) => found.text())")  # what comes after it was drawn
 
     def fulfil(self, route: Route, name: str, last: str) -> None:
         if last in self.down:
@@ -84,7 +85,7 @@ Serve = Callable[..., tuple["Page", Server]]
 def serve(browser: Browser) -> Iterator[Serve]:
     """A page and its server, before it is opened; what its script fails to catch is an error."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(120_000)
     failed: list[str] = []
 
     def serve(listed: dict[str, tuple[str, Any]], **more: Any) -> tuple[Page, Server]:
@@ -225,7 +226,7 @@ def test_an_answer_that_comes_late_changes_nothing(serve: Serve) -> None:
     server.held = {"slow"}
     page.get_by_label("Show").select_option("slow")
     page.get_by_label("Show").select_option("fast")
-    page.wait_for_timeout(100)
+    until(lambda: page.evaluate("1") and server.waiting)
     server.let_go()
     assert page.locator(".problem").all_inner_texts() == ["fast"]
 
@@ -255,7 +256,7 @@ def test_scores_are_asked_for_once_shown_in_order_and_kept(serve: Serve) -> None
     server.held = {"steps"}
     for _ in range(3):
         page.keyboard.press("Control+Enter")
-    page.wait_for_timeout(500)
+    until(lambda: page.evaluate("1") and server.asked.count("steps") >= 2)
     assert server.asked.count("steps") == 2, "one for each PRM"
     server.let_go()
     page.locator(".results:not([aria-busy])").wait_for()

@@ -22,6 +22,17 @@ def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return re.sub(r"[\s│]+", " ", capsys.readouterr().err)
 
 
+def test_a_line_break_in_a_name_does_not_break_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["prism", "pairs", "no\nsuch\x1b[31m.jsonl", "--out", "out"])
+    with pytest.raises(SystemExit):
+        main()
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no\\nsuch\\x1b[31m.jsonl: no such file")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

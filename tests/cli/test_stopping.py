@@ -25,7 +25,7 @@ def paused(*arguments, **options):
     calls.append(1)
     if len(calls) > int(after):
         print("paused", flush=True)
-        time.sleep(300)
+        time.sleep(3600)
     return real(*arguments, **options)
 setattr(place, name, paused)
 sys.argv = ["prism", *sys.argv[5:]]
@@ -120,7 +120,7 @@ def stopped(folder: Path, name: str, number: signal.Signals) -> subprocess.Compl
         assert process.stdout is not None
         said = process.stdout.readline()
         process.send_signal(number)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=300)
     finally:
         process.kill()
     assert said == "paused\n", errors

@@ -54,7 +54,7 @@ def critic(
     *,
     models: Any = OTHER,
     top: bool = False,
-    timeout: float = 5.0,
+    timeout: float = 300.0,
     **settings: Any,
 ) -> Iterator[tuple[Critic, list[dict[str, Any]]]]:
     """A critic behind a server that gives `answer(body)`, and what was asked but the probe; `top`: the server has

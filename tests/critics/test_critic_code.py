@@ -26,7 +26,7 @@ CANARY = "the secret canary"
 @pytest.fixture(autouse=True)
 def own_runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Little time per program; what other tests have made of the runner is not used."""
-    monkeypatch.setattr("prism_prm.critics.code.LIMITS", Limits(cpu=1, wall=10))
+    monkeypatch.setattr("prism_prm.critics.code.LIMITS", Limits(cpu=1, wall=300))
     code_runner.cache_clear()
     yield
     code_runner.cache_clear()
@@ -55,7 +55,7 @@ def run(folder: Path, programs: list[str], **more: Any) -> list[str]:
     """What the critic sees of each program, one per step of one solution."""
     steps = [f"step {i}" for i in range(len(programs))]
     scripted = Scripted(dict(zip(steps, programs, strict=True)))
-    with critic(folder, scripted, models=VLLM, format="genprm", code=True, timeout=60.0, **more) as (prm, _):
+    with critic(folder, scripted, models=VLLM, format="genprm", code=True, timeout=300.0, **more) as (prm, _):
         assert prm.score(PROBLEM, steps) == pytest.approx([1.0] * len(steps), abs=1e-9)
     return [scripted.shown[step] for step in steps]
 

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -23,8 +22,9 @@ from prism_prm.critics.load import open_critic
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import CriticError
 from prism_prm.errors import PrismError
-from prism_prm.http import ServerError
+from prism_prm.http import Patience, ServerError
 from prism_prm.records import StepTree
+from waiting import until
 
 GOOD = {
     "direct": "Yes",
@@ -42,8 +42,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prism_prm.http.LONGEST_WAIT", 0.02)
 
 
+def _hang_up() -> Answer:
+    raise ConnectionError("its end closes the connection")
+
+
 TROUBLES: dict[str, Callable[[], Answer]] = {
-    "hangs": lambda: (time.sleep(0.4), chat("late"))[1],
+    "hangs up": _hang_up,
     "is busy": lambda: (429, {"error": "slow down"}, {"Retry-After": "0.02"}),
     "is broken": lambda: (500, {"error": "oh"}),
     "cuts the JSON": lambda: (200, b'{"choices": [{"message": {"content": "Y'),
@@ -64,12 +68,22 @@ def test_every_trouble_is_retried_and_counted(tmp_path: Path, format: str) -> No
             trouble = next(left, None)
         return chat(GOOD[format]) if trouble is None else trouble()
 
-    how = {"format": format, "votes": 1, "timeout": 0.25, "retries": len(TROUBLES), "concurrency": 1}
+    how = {"format": format, "votes": 1, "retries": len(TROUBLES), "concurrency": 1}
     with critic(tmp_path, answer, models=VLLM, **how) as (prm, _):
         assert prm.score(PROBLEM, STEPS[:2]) == pytest.approx([1, 1], abs=1e-9)
         assert prm.backend.num_retries == len(TROUBLES)
         assert f"{len(TROUBLES)} requests had to be sent again" in prm.notes()[-1]
         assert prm.asker.ledger.missing == {}
+
+
+def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
+    over = threading.Event()
+    with critic(tmp_path, lambda _: (over.wait(300), chat("late"))[1], votes=1, concurrency=1) as (prm, asked):
+        prm.backend.server.patience = Patience(timeout=0.25, retries=1, backoff=0.0)
+        with pytest.raises(ServerError, match=r"no answer within 0.25 seconds \(2 tries\)"):
+            prm.score(PROBLEM, STEPS[:1])
+        over.set()
+        until(lambda: len(asked) == 2)
 
 
 def test_a_server_that_stays_broken_is_an_error_and_what_came_before_is_kept(tmp_path: Path) -> None:

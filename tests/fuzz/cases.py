@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from prism_prm.errors import PrismError
 
-CASES = int(os.environ.get("PRISM_FUZZ_CASES", "2000"))
+CASES = int(os.environ.get("PRISM_FUZZ_CASES", "1000"))
 """How many cases all fuzzers run together."""
 SECONDS = 20
 """CPU time that one case may take: by far more than any needs, so that only a hang exceeds it."""

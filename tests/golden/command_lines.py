@@ -170,6 +170,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
+    if type(value).__name__ == "Exclusions":
+        return {"ngram": value.ngram, "counts": plain(value.counts)}
     # A reader of labelled solutions, which knows its inputs and how to read them.
     return {
         "inputs": [source.name for source in value.sources],

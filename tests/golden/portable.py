@@ -53,12 +53,12 @@ def _rotation(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[t
 
 
 def rounded(value: Any) -> Any:
-    """A JSON value whose floats have 12 decimals: 64-bit noise, which no golden file should show, is behind them."""
+    """A JSON value whose floats have 10 decimals, so that 64-bit noise does not rewrite golden files."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
-    return round(value, 12) if isinstance(value, float) else value
+    return round(value, 10) if isinstance(value, float) else value
 
 
 @torch.no_grad()

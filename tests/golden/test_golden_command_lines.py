@@ -22,7 +22,6 @@ from prism_prm import example_folder
 
 EXCLUDED = {
     "search … --out beam": "`…` stands for more options",
-    "plan recipes/search/math500-qwen2.5-math-1.5b.toml --gpu h100": "is refused: the recipe names no PRM to plan for",
     "export pairs --format jsonl": "writes to standard output, record by record, without calling what others can call",
 }
 """Command lines of code blocks that are not resolved, and why."""

@@ -69,8 +69,9 @@ def prms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PRM]]:
 
 
 def make_prm(root: Path, family: str, kind: str) -> PRM:
-    folder = root / family / kind
-    bare = language_model(kind, root, **({} if kind == "llama" else {"sliding_window": WINDOW}))
+    folder, bare = root / family / kind, root / "bare" / kind
+    if not bare.exists():
+        language_model(kind, bare, **({} if kind == "llama" else {"sliding_window": WINDOW}))
     tokenizer, model = AutoTokenizer.from_pretrained(bare), AutoModelForCausalLM.from_pretrained(bare)
     tokenizer.add_tokens(["ки"])
     if family == "rlhflow" and not tokenizer.chat_template:

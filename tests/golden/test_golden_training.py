@@ -51,7 +51,7 @@ def write_data(folder: Path) -> None:
             completions = [{"text": f"then {total} + {more} = {value}", "rating": r} for r, value in options.items()]
             steps.append({"completions": completions, "human_completion": None, "chosen_completion": 0})
             total += more
-        question = {"problem": f"problem {i}: start with {start}", "ground_truth_answer": str(total)}
+        question = {"problem": f"row {i}: start with {start}", "ground_truth_answer": str(total)}
         pairs.append({"question": question, "label": {"steps": steps, "finish_reason": "solution"}})
         texts = [f"x = {number(1, 9)}" for _ in range(number(1, 4))]
         soft.append({"prompt": f"guess {i}", "completions": texts, "labels": [number(0, 4) / 4 for _ in texts]})
@@ -64,7 +64,7 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
     """Objective → its recipe."""
     folder = tmp_path_factory.mktemp("training")
     write_data(folder)
-    bare = language_model("qwen2", folder)
+    bare = language_model("qwen2", folder / "bare")
     model = AutoModelForCausalLM.from_pretrained(bare)
     fill(model)
     model.save_pretrained(folder / "lm")
@@ -83,7 +83,7 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
                 "objective": settings,
                 "curriculum": {"mode": "none", "bins": [[-1.0, 1.0]]},
                 "train": {
-                    "lr": 1e-3, "pairs_per_update": 27 if on_labels else 18, "max_pairs_per_tree_per_update": 3,
+                    "lr": 1e-3, "pairs_per_update": 27 if on_labels else 20, "max_pairs_per_tree_per_update": 3,
                     "row_tokens": 150, "microbatch_tokens": 600, "checkpoint_every": CHECKPOINT,
                 },
                 "hardware": {"dtype": "float64"},

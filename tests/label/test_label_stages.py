@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from branching import Branching, judging
 
+from contents import contents
 from loopback import Answer, serve
 from payloads import OWN, packed, stdin_record
 from prism_prm import PrismError
@@ -119,6 +120,16 @@ def test_problems_of_one_text_keep_their_answers_for_a_second_policy(tmp_path: P
     exact.write_text(json.dumps(sample[0] | {"id": "c"}) + "\n")
     with pytest.raises(PrismError, match=r"exact\.jsonl:1.*2 problems of the task have its text, 'p'"):
         label(str(task), tmp_path / "out", note, check=str(exact))
+
+
+def test_a_refused_command_changes_nothing(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task.jsonl", ["1"] * 3)
+    label(task, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    recipe = LabelRecipe(task=task, policy=PolicySettings("hf:first"), label=replace(SETTINGS, rollouts=8))
+    with pytest.raises(PrismError, match="rollouts"):
+        label_task(recipe, tmp_path / "out", policy=Noted(), judge=judging)
+    assert contents(tmp_path / "out") == before
 
 
 def test_more_problems_add_to_second_opinions_and_checks(tmp_path: Path, second: list[Noted]) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 
-SECONDS_TO_START = 120
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from waiting import free_port, until
 
 
 class Served:
@@ -35,16 +27,15 @@ class Served:
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu", "--dtype", "float32"]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + SECONDS_TO_START
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, "transformers serve ended by itself"
-            try:
-                if httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=2).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.1)
-        raise TimeoutError("transformers serve did not start")
+        process = self.process
+
+        def is_ready() -> bool:
+            assert process.poll() is None, "transformers serve ended by itself"
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=60).status_code == 200
+            return False
+
+        until(is_ready)
 
     def kill(self) -> None:
         if self.process is not None:

@@ -46,7 +46,7 @@ def solve(policy: Policy) -> list[list[Written]]:
 
 
 def test_greedy_texts_equal_the_local_policy(served: Served) -> None:
-    settings = PolicySettings(f"openai:{served.url}", model=str(served.model), patience=Patience(timeout=60))
+    settings = PolicySettings(f"openai:{served.url}", model=str(served.model), patience=Patience(timeout=300))
     remote = open_policy(settings)
     local = open_policy(f"hf:{served.model}")
     assert [remote.prompt(p) for p in SOLVED] == [local.prompt(p) for p in SOLVED]
@@ -57,6 +57,7 @@ def test_greedy_texts_equal_the_local_policy(served: Served) -> None:
     remote.close()
 
 
+@pytest.mark.slow
 def test_a_search_survives_its_server(served: Served, tmp_path: Path) -> None:
     """Killed in the middle of a run: a plain error, and the same command goes on when the server is back."""
     problems = [*SOLVED] * 3

@@ -214,9 +214,10 @@ def test_programs_that_the_benchmark_treats_otherwise_are_counted() -> None:
     programs = [
         "import sys\nfor line in sys.stdin.buffer.readline().split(): quit()", "sys.exit(0 if x else 1)", "sys.exit()",
         "open('x')\nself.open(3)", "exit (1)", "data = sys.stdin.buffer.read()", None,
+        "n, *lines = sys.stdin.readlines()", "line = sys.stdin.readline()",
     ]  # fmt: skip
     counts = count_quirks([(SUM.tests, program) for program in programs])
-    assert sorted(counts.values()) == [1, 1, 1, 2]
+    assert sorted(counts.values()) == [1, 1, 1, 1, 2]
     assert not count_quirks([(ORDER.tests, programs[0]), (DOUBLE.tests, programs[0]), (None, "quit()")])
 
 
@@ -283,8 +284,61 @@ def test_programs_that_could_not_be_started_are_tried_again_alone(
     assert (box.rounds, waited) == ([2, 1, 1, 1], [1.0, 5.0, 1.0])
 
 
+COLLIDING = """
+class Numbers(set):
+    def __iter__(self):
+        return iter([number * (2**61 - 1) for number in range(1, 20_000)])
+
+def f(x):
+    return Numbers()
+"""
+
+
 @pytest.mark.parametrize(
-    "value", [{"tuple": 5}, {"unknown": 5}, {"a": 1, "b": 2}, {"int": "x"}, {"set": [[1]]}, {"complex": ["a", 1]}]
+    ("case", "program"),
+    [
+        (cases.Case((1,), {1}), COLLIDING),  # all in one place of a hash table, which takes quadratic time
+        (cases.Case(([1] * 8,), 0.0, 1e-4, "polynomial"), "def f(x):\n    return (1 << 4_000_000) // 3"),
+    ],
+    ids=["hashed", "multiplied"],
+)
+def test_a_value_that_takes_long_to_compare_is_a_timeout(
+    case: cases.Case, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "COMPARING", 0.5)
+    problem = TaskProblem("p", tests=cases.Tests((case,), (case,), "f"))
+    with TaskGrader(workers=1) as grader:
+        assert outcomes(grader, problem, [program]) == [(False, "timeout")]
+        (key,) = grader.keys([(problem, program)])
+        assert (key.passed, key.tests) == (False, ("timeout",))
+
+
+def test_long_values_are_compared(grader: TaskGrader) -> None:
+    case = cases.Case((10_000,), list(range(10_000)))
+    problem = TaskProblem("p", tests=cases.Tests((case,), (case,), "f"))
+    programs = {
+        "def f(n):\n    return list(range(n))": (True, "ok"),
+        "def f(n):\n    return (*range(n),)": (True, "ok"),
+        "def f(n):\n    return list(range(1, n + 1))": (False, "ok"),
+        "class Odd:\n    pass\n\ndef f(n):\n    return [Odd() for _ in range(n)]": (False, "ok"),
+    }
+    assert outcomes(grader, problem, list(programs)) == list(programs.values())
+    first, same, other, none = grader.keys([(problem, program) for program in programs])
+    assert first.key == same.key != other.key != none.key is None
+    assert [key.status for key in (first, same, other, none)] == ["ok", "ok", "ok", "error"]
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"tuple": 5}, {"unknown": 5}, {"a": 1, "b": 2}, {"int": "x"}, {"set": [[1]]}, {"complex": ["a", 1]}, nested(5000)],
+    ids=["tuple", "unknown", "fields", "int", "set", "complex", "nested"],
 )
 def test_what_a_program_writes_in_place_of_a_value_is_no_value(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Watching()

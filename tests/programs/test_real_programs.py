@@ -77,8 +77,9 @@ def counted(grader: TaskGrader, some: Sequence[Submission]) -> Counter[tuple[boo
 
 
 def test_some_submissions_get_their_verdict(submissions: list[Submission], grader: TaskGrader) -> None:
-    right = [one for one in submissions if one[2]][:6]
-    wrong = [one for one in submissions if not one[2]][:6]
+    quick = sorted(submissions, key=lambda one: len(str(one[0].tests)))  # the inputs of others are megabytes
+    right = [one for one in quick if one[2]][:6]
+    wrong = [one for one in quick if not one[2]][:6]
     found = counted(grader, right + wrong)
     assert found[True, True] == 6
     assert found[False, False] >= 4

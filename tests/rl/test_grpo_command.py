@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from contents import contents
+from killing import run_killed
 from launching import together
 from loopback import Answer, serve
 from payloads import OWN
@@ -29,7 +32,6 @@ from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
 from prism_prm.world.problems import draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS, prompt_of
-from prism_process import Process
 
 RECIPE = """
 policy = "{policy}"
@@ -125,18 +127,46 @@ def test_a_run_goes_on_only_with_its_reward(run: Path, folder: Path) -> None:
     assert CliRunner().invoke(app, named, catch_exceptions=False).exit_code == 0, "it is the same reward"
 
 
+def test_a_refused_command_changes_nothing(run: Path, folder: Path) -> None:
+    before = contents(run)
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(run), "--set", "trainer.learning_rate=1e-5"]
+    result = CliRunner().invoke(app, [*command, "--set", "evaluation.samples=3"])
+    assert isinstance(result.exception, ConfigError)
+    assert "learning_rate" in str(result.exception)
+    assert contents(run) == before
+
+
 def test_a_run_killed_outright_ends_with_the_same_policy(run: Path, folder: Path) -> None:
     out = folder / "killed"
     command = ["grpo", str(folder / "recipe.toml"), "--out", str(out)]
-    process = Process(*command, quiet=True)
-    while process.poll() is None and not list(out.glob("**/checkpoint-1/trainer_state.json")):
-        time.sleep(0.05)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL, "it must not have ended by itself"
+    done = run_killed(command, "transformers:Trainer._save_checkpoint", 2)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path.parent.name for path in out.rglob("trainer_state.json")] == ["checkpoint-1"]
     assert not (out / "report.html").exists()
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     ours, theirs = (load_file(path / "policy" / "model.safetensors") for path in (out, run))
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("share", "reason"), [(0.5, "File too large"), (1.5, "torch.save failed")])
+def test_a_full_disk_is_one_line(run: Path, folder: Path, tmp_path: Path, share: float, reason: str) -> None:
+    """A limit on the size of files stands in for a disk without room: writing fails in the same place."""
+    size = int(share * (run / "policy" / "model.safetensors").stat().st_size)
+    limited = (
+        f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, resource.RLIM_INFINITY)); "
+        "sys.argv = ['prism', *sys.argv[1:]]; runpy.run_module('prism_prm', run_name='__main__')"
+    )
+    command = ["grpo", str(folder / "recipe.toml"), "--out", str(tmp_path / "run"), "--set=evaluation.tasks=[]"]
+    found = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
+    assert found.returncode == 2, found.stderr
+    assert found.stderr.splitlines()[-1] == (
+        f"error: {tmp_path / 'run' / 'checkpoints'}: cannot be written ({reason}); nothing is left half-written. "
+        "To resume, make room there and rerun the same command."
+    )
+    assert "Traceback" not in found.stderr
+    assert not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))
+    again = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert again.exit_code == 0, again.output
 
 
 def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import attacks
+
+from waiting import until
 
 attacks.adopt_orphans()
 chosen = [attack for attack in attacks.ATTACKS if attack.name in sys.argv[2:] or not sys.argv[2:]]
@@ -16,12 +17,7 @@ for level in filter(None, (sys.argv[1], "landlock")):
             harm = attacks.harm_done(aim)
         if fault or harm:
             print(level, attack.name, fault, harm)
-    for _ in range(100):
-        if not attacks.children():
-            break
-        time.sleep(0.05)
-    else:
-        print(level, "left processes")
+    until(lambda: not attacks.children())
 for attack in chosen:
     if attack.harmless == "for all":
         with attacks.scene() as aim:

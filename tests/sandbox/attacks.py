@@ -14,14 +14,14 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prism_prm.sandbox import Limits, Run, Sandbox
 
-SMALL = Limits(cpu=2, wall=20, memory_mb=128, output_mb=1, threads=16)
+SMALL = Limits(cpu=2, wall=300, memory_mb=128, output_mb=1, threads=16)
 SHORT = Limits(cpu=5, wall=0.3)
 REFUSED = (
     r"PermissionError|FileNotFoundError|ProcessLookupError|Read-only file system|Function not implemented"
@@ -205,9 +205,9 @@ _BOMBS = [
            limits=SHORT),
     Attack("stop_itself", "import signal\nos.kill(os.getpid(), signal.SIGSTOP)", "timeout", harmless="limited",
            limits=SHORT),
-    Attack("spin", "while True: pass", "timeout", harmless="limited", limits=Limits(cpu=1, wall=60)),
+    Attack("spin", "while True: pass", "timeout", harmless="limited", limits=Limits(cpu=1, wall=300)),
     Attack("spin_deaf_to_sigxcpu", "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
-           "timeout", harmless="limited", limits=Limits(cpu=1, wall=60)),
+           "timeout", harmless="limited", limits=Limits(cpu=1, wall=300)),
     Attack("spin_in_c", "import re\nre.match('(a|a)*b', 'a' * 60)", "timeout", harmless="limited",
            limits=SHORT),
     Attack("never_finish", "import atexit, time\natexit.register(time.sleep, 100)", "timeout", harmless="limited",
@@ -303,22 +303,23 @@ def harm_done(aim: dict[str, Any]) -> list[str]:
     return sorted(changed)
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(yes: bool = True) -> None:
     """Become the parent of processes whose own parents end, so that none is overlooked."""
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(36, int(yes), 0, 0, 0)
 
 
 def offspring() -> set[int]:
     """The processes that have this one as parent, also those that have ended and are not yet waited for."""
     found: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
-        found |= {int(word) for word in Path(f"/proc/self/task/{thread}/children").read_text().split()}
+        with contextlib.suppress(FileNotFoundError):  # another thread that has just ended
+            found |= {int(word) for word in Path(f"/proc/self/task/{thread}/children").read_text().split()}
     return found
 
 
-def children() -> set[int]:
-    """Those that live; the dead are buried."""
-    found = offspring()
+def children(known: Collection[int] = ()) -> set[int]:
+    """Those that live, but those known; the dead are buried."""
+    found = offspring() - set(known)
     for pid in list(found):
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(pid, os.WNOHANG)[0]:

@@ -19,12 +19,13 @@ from prism_prm.records import Step, StepTree
 
 KINDS = [kind for kind in (*WINDOWED, *OTHERS) if kind in CONFIG_MAPPING]
 ALL = [(family, kind) for kind in KINDS for family in FAMILIES]
+KINDS_OF_ATTENTION = ("mistral", "gemma3_text", "llama", "deepseek_v3", "gpt2", "phi", "qwen3_moe")
+"""Windows, windows among full layers, full, latent key/values, learned positions, partial rotations, experts."""
 SOME = [
-    (family, kind)
-    for i, kind in enumerate(KINDS)
-    for family in (FAMILIES if kind in WINDOWED else [list(FAMILIES)[i % len(FAMILIES)]])
+    *((family, "qwen2") for family in FAMILIES),
+    *zip(FAMILIES, KINDS_OF_ATTENTION, strict=True),
 ]
-"""Every family on architectures with windows, one family on each of the others."""
+"""Every family on mixed layers, and every kind of attention with some family."""
 BUDGETS = (1, 60, 200, 8192)
 
 
@@ -72,6 +73,7 @@ def attack(family: str, kind: str, seed: int, most: int) -> None:
     assert np.ptp(np.concatenate(expected)[:, 0]) > 1e-3, "the scores must differ, or the test says nothing"
 
 
+@pytest.mark.slow
 def test_enough_is_attacked() -> None:
     assert len(KINDS) >= 20
     assert sum(random_prm("qwen", kind).module.windows.get("sliding_attention") == 8 for kind in KINDS) >= 12

@@ -234,7 +234,9 @@ def test_a_damaged_card_is_named(tiny_lm: Callable[..., Path], tmp_path: Path) -
             load_prm(tmp_path / "prm")
 
 
-def published(tiny_lm: Callable[..., Path], folder: Path, names: tuple[str, str], *, first_is_right: bool) -> list[float]:
+def published(
+    tiny_lm: Callable[..., Path], folder: Path, names: tuple[str, str], *, first_is_right: bool
+) -> list[float]:
     """Write a token classifier of others, whose classes have these names; the scores that it has to give."""
     prm = init_prm(tiny_lm("llama"), family="token-classification", seed=3)
     prm.save(folder)
@@ -284,6 +286,6 @@ def test_names_of_classes_that_say_nothing(
     assert load_prm(tmp_path).score(PROBLEM, STEPS) == pytest.approx(scores, abs=1e-6)
     [message] = caplog.messages
     assert message == (
-        f"{tmp_path}: its labels {names[0]!r} and {names[1]!r} do not say which one is a right step; the second is taken "
-        'for it. Otherwise set id2label in config.json to {"0": "right", "1": "wrong"}.'
+        f"{tmp_path}: its labels {names[0]!r} and {names[1]!r} do not say which one is a right step; the second is "
+        'taken for it. Otherwise set id2label in config.json to {"0": "right", "1": "wrong"}.'
     )

@@ -14,11 +14,14 @@ import pytest
 import torch
 from references import REFERENCES, separate_scores
 from test_exactness import COMB
-from transformers import Gemma3TextConfig, Gemma3TextModel
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import Gemma3TextConfig, Gemma3TextModel, PreTrainedTokenizerFast
 
 from prism_prm import PrismError, Step, StepTree, init_prm
 from prism_prm.lm.attention import attention_windows, dense_mask
 from prism_prm.packing import collate, depth_first, encode_tree, pack
+from prism_prm.prms.base import TextEncoder
 from prism_prm.protocol import sigmoid
 
 SOLUTIONS = [("What is 1 + 2?", ["x = 1", "so y = 2"]), ("y?", ["12 * 4 = 48"]), ("Compute.", ["a", "b", "c", "done"])]
@@ -269,3 +272,9 @@ def test_backbones_that_cannot_be_packed_are_refused(tiny_lm: Callable[..., Path
     )
     with torch.device("meta"), pytest.raises(PrismError, match="rope type 'dynamic'"):
         attention_windows(Gemma3TextModel(mixed))
+
+
+def test_a_long_step_without_tokens_is_not_repeated_in_full() -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({"a": 0}, [])))
+    with pytest.raises(PrismError, match=r"^the step 'b{79}… has no tokens, so it cannot be scored$"):
+        TextEncoder(tokenizer).step("b" * 4000)

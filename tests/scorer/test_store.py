@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
+import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -202,7 +204,7 @@ def test_two_at_once_agree_with_one(tmp_path: Path) -> None:
 
     def fill(rank: int) -> list[TreeScores]:
         store = ScoreStore(tmp_path / "two", scorers[rank], portion=1)
-        return store.score(requests(9), share=Share(rank, 2, lambda: barrier.wait(30) and None))
+        return store.score(requests(9), share=Share(rank, 2, lambda: barrier.wait(300) and None))
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(fill, range(2)))
@@ -210,34 +212,31 @@ def test_two_at_once_agree_with_one(tmp_path: Path) -> None:
     assert [len(scorer.asked) for scorer in scorers] == [4, 4]
 
 
-class Slow(Counting):
-    def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
-        time.sleep(0.003)
-        return super().score_trees(trees, wanted)
+def fill_and_die(folder: Path, files: int, step: int) -> None:
+    """Fill a store, and die at the first to third step (making, opening, renaming) of writing one more file."""
+    left = [files, step]
 
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("os.mkdir", "open", "os.rename", "os.chmod") and str(folder) in str(arguments[0]):
+            left[1] -= left[0] <= 0
+            left[0] -= event == "os.rename"
+            if not left[1]:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-def fill_slowly(folder: Path) -> None:
-    ScoreStore(folder, Slow(), portion=2).fill(requests(200))
+    sys.addaudithook(hook)
+    ScoreStore(folder, Counting(), portion=2).fill(requests(200))
 
 
 def test_killed_anywhere_it_is_whole(tmp_path: Path) -> None:
-    """At ten random moments; what is there can be read each time, and in the end all of it is right."""
+    """At ten random steps; what is there can be read each time, and in the end all of it is right."""
     rng = random.Random(0)
     folder = tmp_path / "killed"
-
-    def num_files() -> int:
-        return len(list(folder.rglob("*.parquet")))
-
-    for turn in range(10):
-        process = multiprocessing.get_context("fork").Process(target=fill_slowly, args=(folder,))
-        before = num_files()
+    for _ in range(10):
+        moment = (rng.randrange(5), rng.randrange(1, 4))
+        process = multiprocessing.get_context("fork").Process(target=fill_and_die, args=(folder, *moment))
         process.start()
-        while num_files() == before and process.is_alive():
-            time.sleep(0.001)
-        time.sleep(rng.random() * 0.02)
-        assert process.is_alive(), f"kill {turn} came too late"
-        process.kill()
         process.join()
+        assert process.exitcode == -signal.SIGKILL, moment
         ScoreStore(folder, Counting())
     scorer = Counting()
     killed = ScoreStore(folder, scorer, portion=2).score(requests(200))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from prism_prm import init_prm, load_prm
+from prism_prm import init_prm, load_prm, open_policy
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.packing import collate, pack
 from prism_prm.records import Step, StepTree
@@ -68,6 +70,27 @@ def test_what_cannot_be_read_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         init_prm(tiny_lm("llama"), family="verdict", settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}{{ m.content }}", "TemplateSyntaxError: Unexpected end of template"),
+        ("{{ raise_exception('no assistants here') }}", "TemplateError: no assistants here"),
+        ("{{ messages[7].content }}", "UndefinedError: list object has no element 7"),
+        ("{{ 'a' + 1 }}", "TypeError: can only concatenate str"),
+    ],
+)
+def test_a_broken_chat_template_is_one_line(
+    tiny_lm: Callable[..., Path], tmp_path: Path, template: str, reason: str
+) -> None:
+    shutil.copytree(tiny_lm("llama"), tmp_path / "lm")
+    (tmp_path / "lm" / "chat_template.jinja").write_text(template)
+    message = rf"^{tmp_path}/lm: its chat template fails \({re.escape(reason)}.*\); correct"
+    with pytest.raises(ModelError, match=message):
+        init_prm(tmp_path / "lm", family="verdict")
+    with pytest.raises(ModelError, match="its chat template fails"):
+        open_policy(f"hf:{tmp_path / 'lm'}").prompt("1 + 1?")
 
 
 def test_settings_come_back_with_the_folder(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:

@@ -86,7 +86,10 @@ def test_a_beam_that_is_dropped_frees_its_memory(policy: HfPolicy, prm: Any, pro
         most.append(sum(type(kept) is Kept for kept in gc.get_objects()))
 
     settings = replace(SETTINGS, method="beam", n=32, expand=32)
+    gc.collect()
+    gc.freeze()  # what was there before need not be looked at again and again
     list(Engine(policy, prm, settings, watch=watch).run(problems[:1]))
+    gc.unfreeze()
     # One beam: the context and step of each of its ancestors, and the 32 candidates of this round.
     assert len(most) > 2
     assert all(count <= 32 + 1 + 2 * depth for depth, count in enumerate(most))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from contents import contents
 from prism_prm import PrismError, init_prm, load_prm
 from prism_prm.aggregate import log_score
 from prism_prm.answers import extract_answer
@@ -124,6 +125,14 @@ def test_any_selection_with_any_method(method: str, select: str, command: list[s
     assert metrics["num_problems"] == 3
     name = "first-n1" if method == "greedy" else "first-n4"
     assert read_pool(out / "pools" / f"{name}.jsonl").solutions[0].scores
+
+
+def test_a_refused_command_changes_nothing(command: list[str]) -> None:
+    out = run([*command, "--method", "sample", "-n", "4", "--limit", "3"])
+    before = contents(out)
+    with pytest.raises(PrismError, match="seed"):
+        run([*command, "--method", "sample", "-n", "4", "--limit", "3", "--seed", "7"])
+    assert contents(out) == before
 
 
 def test_a_pool_can_be_reranked(command: list[str], prms: list[Path], tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ vllm                                                                  # PRISM_VL
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 from prism_prm import StepTree, init_prm, load_prm
 from prism_prm.records import Step
 from serving_prms import command, wait_ready
+from waiting import free_port, until
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,7 @@ def test_openrlhf(folder: Path) -> None:
     body = {"query": [prompt + "\n\n".join(STEPS) + "<|im_end|>"] * 2, "prompts": [prompt] * 2, "labels": ["3", "3"]}
     with command("--port", "0", prm=f"m={folder}") as (_, url):
         wait_ready(url)
-        answer = requests.post(f"{url}/get_reward", json=body, timeout=60)
+        answer = requests.post(f"{url}/get_reward", json=body, timeout=300)
     answer.raise_for_status()
     expected = load_prm(folder).solution_score(PROBLEM, STEPS)
     assert answer.json()["rewards"] == pytest.approx([expected] * 2, abs=1e-5)
@@ -95,7 +96,7 @@ def test_vllm(folder: Path, tmp_path: Path) -> None:
     vllm = named("PRISM_VLLM")
     prm = load_prm(folder)
     tag = prm.family.step_ids("x", 0)[0][-1]
-    port = 18431
+    port = free_port()
     line = [
         vllm, "serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
         "--max-model-len", "512", "--enforce-eager", "--pooler-config", json.dumps({"step_tag_id": tag}),
@@ -110,14 +111,14 @@ def test_vllm(folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     with log.open("w") as file, subprocess.Popen(line, env=environment, stdout=file, stderr=file) as server:
         try:
-            for _ in range(900):
+
+            def is_ready() -> bool:
                 assert server.poll() is None, log.read_text()[-3000:]
-                try:
-                    if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    pass
-                time.sleep(1)
+                with contextlib.suppress(httpx.HTTPError):
+                    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+                return False
+
+            until(is_ready, 900)
             remote = load_prm(f"vllm:http://127.0.0.1:{port}", local=folder, check=True)
             tree = StepTree(0, PROBLEM, tuple(map(Step, [*STEPS, "x = 2", "<extra_0>"])), (-1, 0, 1, 0, 3), ())
             (there,), (here,) = remote.score_trees([tree]), prm.score_trees([tree])
@@ -125,4 +126,4 @@ def test_vllm(folder: Path, tmp_path: Path) -> None:
             assert remote.score(PROBLEM, STEPS) == pytest.approx(prm.score(PROBLEM, STEPS), abs=1e-5)
         finally:
             server.terminate()
-            server.wait(60)
+            server.wait(300)

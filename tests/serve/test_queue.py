@@ -30,7 +30,7 @@ ITEM = {"items": [{"problem": "p", "steps": ["s"]}]}
 
 def ask(server: Running, problem: str, *steps: str) -> httpx.Response:
     return httpx.post(
-        f"{server.url}/v1/steps", json={"items": [{"problem": problem, "steps": list(steps)}]}, timeout=60
+        f"{server.url}/v1/steps", json={"items": [{"problem": problem, "steps": list(steps)}]}, timeout=300
     )
 
 
@@ -179,10 +179,10 @@ def test_too_many_tokens(pool: ThreadPoolExecutor) -> None:
 
 def test_what_would_not_be_answered_in_time_is_refused(pool: ThreadPoolExecutor) -> None:
     scorer = GatedScorer()
-    with running({"m": scorer}, deadline=30.0) as server:
+    with running({"m": scorer}) as server:
         scorer.open.clear()
         accepted = waiting(server, pool, "a" * 80)
-        server.server.engine.backlog.rates["m"] = 2.0  # what waits takes more than a minute
+        server.server.engine.backlog.rates["m"] = 0.1  # what waits takes more than the deadline
         refused = ask(server, "b", "s")
         assert refused.status_code == 429
         assert "before its deadline" in refused.json()["error"]["message"]
@@ -216,7 +216,7 @@ def test_a_request_past_its_deadline_costs_nothing(pool: ThreadPoolExecutor) -> 
         assert [tree.problem for trees in scorer.calls for tree in trees] == ["a", "c"]
         loop = server.server._loop
         assert loop is not None
-        loop.call_soon_threadsafe(job.future.set_exception, TimeoutError())  # as it would in half a minute
+        loop.call_soon_threadsafe(job.future.set_exception, TimeoutError())  # as it would at its deadline
         assert late[0].result().status_code == 504
 
 
@@ -225,13 +225,14 @@ def test_a_client_that_hangs_up_costs_nothing(pool: ThreadPoolExecutor) -> None:
     with running({"m": scorer}) as server:
         scorer.open.clear()
         first = waiting(server, pool, "a")
+        until(lambda: scorer.calls)  # or the model would take both in one batch
         with connected(server, b'{"items": [{"problem": "gone", "steps": ["s"]}]}'):
             until(lambda: server.server.engine.num_requests == 2)
         until(lambda: server.server.engine.num_requests == 1)
         scorer.open.set()
         assert first[0].result().status_code == 200
         assert [tree.problem for trees in scorer.calls for tree in trees] == ["a"]
-        assert server.metric('prism_requests_total{route="/v1/steps",status="499"}') == 1
+        until(lambda: server.metric('prism_requests_total{route="/v1/steps",status="499"}') == 1)
 
 
 def test_one_items_error_is_not_anothers(pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture) -> None:
@@ -262,7 +263,7 @@ def test_nothing_is_taken_while_models_load() -> None:
 
     class Slow(dict[str, Any]):
         def items(self) -> Any:
-            assert go.wait(60)
+            assert go.wait(300)
             return super().items()
 
     with running(Slow(m=scorer), wait=False) as server:
@@ -290,8 +291,8 @@ def test_draining_finishes_what_was_accepted(pool: ThreadPoolExecutor, monkeypat
         refused = ask(server, "c", "s")
         assert refused.status_code == 503
         assert refused.headers["connection"] == "close"
-        assert httpx.get(f"{server.url}/ready").status_code == 503
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/ready", timeout=300).status_code == 503
+        assert httpx.get(f"{server.url}/health", timeout=300).status_code == 200
         scorer.open.set()
         assert [one.result().status_code for one in accepted] == [200, 200]
         until(lambda: server.server.should_exit)
@@ -299,14 +300,14 @@ def test_draining_finishes_what_was_accepted(pool: ThreadPoolExecutor, monkeypat
 
 def test_a_thread_that_is_about_to_wait_hears_that_it_should_end() -> None:
     """Closing between its look at the flag and its wait must not be missed."""
-    engine = Engine(list, ServeSettings(deadline=5.0))
+    engine = Engine(list, ServeSettings(deadline=300.0))
     is_about, is_closed = threading.Event(), threading.Event()
 
     class Late(threading.Condition):
         def __enter__(self) -> bool:
             if threading.current_thread().name == "model":
                 is_about.set()
-                assert is_closed.wait(60)
+                assert is_closed.wait(300)
             return super().__enter__()
 
         def notify(self, n: int = 1) -> None:
@@ -315,7 +316,7 @@ def test_a_thread_that_is_about_to_wait_hears_that_it_should_end() -> None:
 
     engine._changed = Late()
     engine._thread.start()
-    assert is_about.wait(60)
+    assert is_about.wait(300)
     engine.close()
     assert not engine._thread.is_alive()
 
@@ -324,7 +325,7 @@ def test_closing_does_not_wait_for_models_that_load() -> None:
     go = threading.Event()
 
     def load() -> list[ServedModel]:
-        assert go.wait(60)
+        assert go.wait(300)
         return []
 
     engine = Engine(load, ServeSettings(deadline=20.0))
@@ -340,10 +341,17 @@ def test_slow_clients_are_let_go() -> None:
         port = int(server.url.rpartition(":")[2])
         head = b"POST /v1/steps HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
         for sent, answer in ((b"", b""), (b"POST /v1/st", b""), (head, b"HTTP/1.1 408")):
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
                 connection.sendall(sent)
                 assert connection.recv(12) == answer
-        assert ask(server, "p", "s").status_code == 200
+
+        def is_served() -> bool:
+            """A busy machine may make a slow client of ours, too."""
+            with contextlib.suppress(httpx.HTTPError):
+                return ask(server, "p", "s").status_code == 200
+            return False
+
+        until(is_served)
 
 
 def test_bodies_have_a_limit() -> None:
@@ -351,5 +359,18 @@ def test_bodies_have_a_limit() -> None:
         assert ask(server, "p" * 900, "s").status_code == 200
         assert ask(server, "p" * 1000, "s").status_code == 413
         chunks = (b"x" * 300 for _ in range(10))
-        answer = httpx.post(f"{server.url}/v1/steps", content=chunks)
+        answer = httpx.post(f"{server.url}/v1/steps", content=chunks, timeout=300)
         assert answer.status_code == 413, "also if no length is given"
+
+
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    """A hundred answers of a megabyte are more than the system's buffers take: the rest would wait for ever."""
+    with running({"m": GatedScorer()}, client_seconds=0.3) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        head = b"GET /docs/files/swagger-ui-bundle.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        connection.sendall(head * 100)
+        until(lambda: server.server.server_state.connections)
+        until(lambda: not server.server.server_state.connections, 30)
+        whole = server.client.get("/docs/files/swagger-ui-bundle.js")
+        assert len(whole.content) == int(whole.headers["content-length"]), "whoever reads gets all of it"

@@ -55,7 +55,7 @@ def write_sums(path: Path, num_problems: int = 60) -> None:
             ]
             steps.append({"completions": completions, "human_completion": None, "chosen_completion": 0})
             total += more
-        question = {"problem": f"problem {number}: start with {start}", "ground_truth_answer": str(total)}
+        question = {"problem": f"sum {number}: start with {start}", "ground_truth_answer": str(total)}
         label = {"steps": steps, "total_time": None, "finish_reason": "solution"}
         record = {"labeler": None, "timestamp": None, "generation": None, "is_quality_control_question": False,
                   "is_initial_screening_question": False, "question": question, "label": label}  # fmt: skip

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from prism_prm.config import from_mapping, to_toml
+from prism_prm.errors import ConfigError
 from prism_prm.training.recipe import Recipe, load_recipe
+from prism_prm.training.settings import TrainSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PAPER = RECIPES / "qwen2.5-math-prm-7b.toml"
@@ -98,3 +100,9 @@ def test_the_papers_recipe_is_the_papers() -> None:
     assert (paper.objective.name, paper.objective.space) == ("sc", "probability")
     assert (paper.data.pairs.lookahead, paper.data.pairs.audit) == ("all", "off")
     assert load_recipe(RECIPES / "reasoneval-7b.toml").curriculum.bins[-1] == (0.0, 0.1)
+
+
+def test_epochs_beyond_reason_are_refused() -> None:
+    """Their updates are planned before the first one."""
+    with pytest.raises(ConfigError, match=r"^epochs = 1099511627776: must be 1 or more and at most 10000"):
+        TrainSettings(epochs=2**40)

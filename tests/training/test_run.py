@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from some_pairs import write_sums
 
 import prism_process
+from killing import run_killed
 from launching import together
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
@@ -242,35 +242,19 @@ def test_data_are_made_anew_if_their_input_changed(tmp_path: Path) -> None:
     assert made()[1] != before
 
 
-def killed_when(recipe: Path, out: Path, moment: Callable[[], bool]) -> bool:
-    """Start a run and kill it at the moment; whether it was still alive then."""
-    process = prism_process.Process("train", recipe, "--out", out, quiet=True)
-    try:
-        while process.poll() is None and not moment():
-            time.sleep(0.001)
-        alive = process.poll() is None
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.wait()
-    return alive
-
-
-def num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 def test_killed_anywhere_it_ends_with_the_same_weights(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    first = out / "checkpoints" / "1_0_to_1"
-    moments: list[Callable[[], bool]] = [
-        lambda: any((out / "scores").rglob("*.parquet")),
-        lambda: any(first.glob(".update-*.part")),
-        lambda: num_lines(out / "log.jsonl") >= 5,
-        lambda: any((out / "rounds").glob(".1_0_to_1.*.part")),
-        lambda: any((out / "checkpoints" / "2_-1_to_0").glob("update-*")),
+    update = "prism_prm.training.loop:Round._update"
+    moments: list[tuple[Any, ...]] = [
+        ("os:replace", 2, f"{out}/scores/"),
+        ("os:replace", 1, f"{out}/checkpoints/1_0_to_1/"),
+        (update, 5),
+        ("os:replace", 1, f"{out}/rounds/1_0_to_1"),
+        ("os:replace", 2, f"{out}/checkpoints/2_-1_to_0/"),
     ]
-    alive = [killed_when(recipe_file, out, moment) for moment in moments]
-    assert sum(alive) >= 4, f"the kills came too late: {alive}"
+    for moment in moments:
+        run = run_killed(["train", recipe_file, "--out", out], *moment)
+        assert run.returncode == -signal.SIGKILL, f"{moment}: {run.stderr}"
     command(recipe_file, out)
     for name in ("1_0_to_1", "2_-1_to_0"):
         whole, resumed = weights(finished / "rounds" / name), weights(out / "rounds" / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,15 @@ import pytest
 from some_pairs import random_examples
 
 from prism_prm.errors import DataError
-from prism_prm.pairs.examples import Split, as_one_tree
+from prism_prm.metrics.ranking import threshold_for_tpr
+from prism_prm.pairs.examples import Split, as_one_tree, labelled_steps
+from prism_prm.protocol import sigmoid
+from prism_prm.records import Estimate
+from prism_prm.scorer.store import ScoreStore, Share
+from prism_prm.training.margins import score_examples
 from prism_prm.training.recipe import ValidationSettings
 from prism_prm.training.validation import Validation
+from prism_prm.types import ignore
 
 Tiny = Callable[..., Any]
 
@@ -66,3 +73,43 @@ def test_a_split_of_which_nothing_fits_says_so(tiny_prm: Tiny) -> None:
     prm.context = 1
     with pytest.raises(DataError, match=r"no labelled step \(left out: .*'too_long_steps': 74"):
         Validation.of(a_split(), prm, ValidationSettings())
+
+
+def test_a_threshold_needs_labels_that_are_not_from_rollouts(
+    tiny_prm: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rollouts call many wrong steps right, and a threshold that passes 90 % of these passes wrong steps by design."""
+    prm = copy.copy(tiny_prm("qwen", "qwen2"))
+    prm.card = replace(prm.card, threshold=0.625)
+    pairs = random_examples()
+    store, settings = ScoreStore(tmp_path, prm), ValidationSettings()
+
+    def threshold(of: Callable[[int], bool]) -> float:
+        """Of a split in which the labels of some trees are from rollouts."""
+        guess = Estimate(0.5, 8, 0.2, 0.8)
+        trees = {
+            number: replace(tree, nodes=tuple(replace(node, estimate=guess) for node in tree.nodes))
+            if of(number)
+            else tree
+            for number, tree in pairs.trees.items()
+        }
+        split = Split(trees, replace(pairs, trees=trees), np.array(["annotated"] * len(pairs), dtype=object))
+        found = Validation.of(split, prm, settings)
+        return float(found.measure(store, settings, Share(), ignore)["threshold"])
+
+    def expected(of: Callable[[int], bool]) -> float:
+        steps = labelled_steps({number: tree for number, tree in pairs.trees.items() if not of(number)})
+        scores = sigmoid(score_examples(store, steps)[:, 0])
+        return threshold_for_tpr(steps.right(), scores, settings.tpr)
+
+    assert threshold(lambda _: False) == expected(lambda _: False)
+    assert caplog.records == []
+    assert threshold(lambda number: number % 2 == 0) == expected(lambda number: number % 2 == 0)
+    assert threshold(lambda _: True) == 0.625
+    assert [record.message for record in caplog.records] == [
+        "validation: all labels are from rollouts, which call wrong steps right, so no threshold is chosen on them: "
+        "PRMs keep the base PRM's. Set validation.threshold, or validate on steps that people labelled."
+    ]
+    given = ValidationSettings(threshold=0.25)
+    split = Split(pairs.trees, pairs, np.array(["annotated"] * len(pairs), dtype=object))
+    assert Validation.of(split, prm, given).measure(store, given, Share(), ignore)["threshold"] == 0.25

@@ -34,6 +34,10 @@ class NodeError(LostError):
     """What Ray says of a worker whose node is gone."""
 
 
+class UnavailableError(LostError):
+    """What Ray says of a worker that cannot be reached, as long as it does not know that its node is gone."""
+
+
 class TaskError(LostError):
     """What Ray says of a mistake in a task."""
 
@@ -85,7 +89,9 @@ class Actor:
 class Ray:
     """The few functions of Ray that the pool uses; workers take turns at random."""
 
-    exceptions = SimpleNamespace(RayError=LostError, RayTaskError=TaskError, NodeDiedError=NodeError)
+    exceptions = SimpleNamespace(
+        RayError=LostError, RayTaskError=TaskError, NodeDiedError=NodeError, ActorUnavailableError=UnavailableError
+    )
 
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -284,17 +290,20 @@ def test_without_any_place_left_the_run_ends() -> None:
         list(opened(Ray(), workers=1, make=make).run(dies, portions(range(3))))
 
 
-def test_workers_lost_with_their_nodes_are_not_held_against_a_portion() -> None:
+@pytest.mark.parametrize(
+    ("error", "why"), [(NodeError, "its node is gone"), (UnavailableError, "its node does not answer")]
+)
+def test_workers_lost_with_their_nodes_are_not_held_against_a_portion(error: type[LostError], why: str) -> None:
     nodes = iter(range(3 * TRIES))
 
     def unlucky(held: int, work: int) -> int:
         if next(nodes, None) is not None:
-            raise NodeError
+            raise error
         return held + work
 
     said: list[str] = []
     assert [result for _, result in opened(Ray(), workers=1, say=said.append).run(unlucky, portions(range(1)))] == [10]
-    assert said.count("Ray: worker 1 on node box/1 was lost (its node is gone); its portions are repeated") == 3 * TRIES
+    assert said.count(f"Ray: worker 1 on node box/1 was lost ({why}); its portions are repeated") == 3 * TRIES
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(0.0, ""), (0.5, "0")])

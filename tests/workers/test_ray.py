@@ -1,7 +1,7 @@
 """On a Ray cluster of three nodes: the same numbers as in one process, also when workers, nodes and drivers are killed.
 
-`kill -9` comes at random moments, and only where work is in flight. What is filed afterwards is complete, and nothing
-is filed twice.
+`kill -9` comes at random points of the work, and only where work is in flight. What is filed afterwards is complete,
+and nothing is filed twice.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +20,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import prism_process
+from killing import run_killed
 from prism_prm import RerankSettings, evaluate_prm, init_prm, load_prm, measure_margins, rerank_pool, score_files
 from prism_prm.errors import DataError
 from prism_prm.evaluation.evaluate import EvalSettings
@@ -34,6 +33,7 @@ from prism_prm.tables import write_pairs, write_trees
 from prism_prm.workers import Opening, open_workers, pool
 from prism_prm.workers.settings import RaySettings
 from ray_cluster import RayCluster
+from waiting import until
 
 pytest.importorskip("ray")
 NUM_TREES = 150
@@ -69,7 +69,7 @@ def _lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 @dataclass
 class Spread:
-    """A PRM that three workers hold, one on each node, and what was said about them."""
+    """A PRM that three workers hold, and what was said about them."""
 
     prm: SpreadPRM
     said: list[str]
@@ -79,12 +79,14 @@ class Spread:
         workers: Any = self.prm.workers
         return list(workers._slots)
 
-    def in_flight(self) -> Any:
-        """A worker that is at work: what it was given last is not answered."""
-        import ray
+    def wait_for_all(self) -> None:
+        """Until every worker has started, also in the place of one that was lost."""
 
-        busy = [slot for slot in self.slots if slot.queue and not ray.wait([slot.queue[-1][0]], timeout=0)[0]]
-        return busy[0] if busy else None
+        def is_complete() -> bool:
+            self.prm.workers.ask(_identity)
+            return all(slot.starting is None for slot in self.slots)
+
+        until(is_complete)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +95,8 @@ def spread(cluster: RayCluster, place: Path) -> Iterator[Spread]:
     settings = RaySettings(ray=cluster.address, workers=3)
     with opened_prm(place / "prm", {"ray": settings}, say=said.append) as prm:
         found = Spread(prm, said)
-        while not all(slot.process for slot in found.slots):
-            prm.workers.ask(_identity)
-            time.sleep(0.05)
+        found.wait_for_all()
+        assert len({slot.node for slot in found.slots}) > 1
         yield found
 
 
@@ -120,6 +121,8 @@ def evaluate(prm: Any, place: Path, out: Path) -> None:
 def test_tables_are_those_of_one_process(
     spread: Spread, place: Path, tmp_path: Path, work: Callable[..., None]
 ) -> None:
+    spread.wait_for_all()
+    before = [slot.items for slot in spread.slots]
     for folder, prm in {"one": load_prm(place / "prm"), "three": spread.prm}.items():
         (tmp_path / folder).mkdir()
         work(prm, place, tmp_path / folder)
@@ -130,7 +133,7 @@ def test_tables_are_those_of_one_process(
         one, three = (pq.read_table(tmp_path / folder / name) for folder in ("one", "three"))
         assert three.schema.equals(one.schema), name
         assert repr(three.to_pydict()) == repr(one.to_pydict()), name  # bit for bit, and NaN is NaN
-    assert len({slot.node for slot in spread.slots if slot.items}) == 3, "all nodes took part"
+    assert all(slot.items > done for slot, done in zip(spread.slots, before, strict=True)), "all workers took part"
 
 
 def test_a_spread_prm_is_a_scorer(spread: Spread, place: Path) -> None:
@@ -151,6 +154,7 @@ def test_an_error_of_a_worker_names_the_item(spread: Spread) -> None:
         spread.prm.score_trees([StepTree.chain("short?", ["a"]), long])
 
 
+@pytest.mark.slow
 def test_a_node_without_the_folder_gets_one_copy(
     cluster: RayCluster, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,17 +173,26 @@ def test_a_node_without_the_folder_gets_one_copy(
 def kill_while_scoring(
     spread: Spread, place: Path, folder: Path, kill: Callable[[Any], None], after: int, said: str
 ) -> None:
-    """Fill a store; after so many portions `kill` gets a worker that is at work. Then look at all that was filed."""
+    """Fill a store; after so many portions `kill` gets a worker that is at work. Then look at all that was filed.
+
+    The worker is stopped first, so that what it is given then is certain to be in flight.
+    """
+    import ray
+
+    spread.wait_for_all()
     trees = [StepTree.chain(f"{i} + 1?", [f"{i} + {k}" for k in range(2 + i % 5)]) for i in range(300)]
     requests = [Request.all_of(tree) for tree in trees]
-    killed: list[Any] = []
+    stopped, killed = list[Any](), list[Any]()
     portions = []
 
     def advance(done: int, _more: str = "") -> None:
         portions.append(done)
-        if len(portions) > after and not killed and (slot := spread.in_flight()) is not None:
-            killed.append(slot)
-            kill(slot)
+        if len(portions) > after and not stopped:
+            stopped.append(spread.slots[0])
+            os.kill(stopped[0].process, signal.SIGSTOP)
+        if stopped and not killed and stopped[0].queue and not ray.wait([stopped[0].queue[-1][0]], timeout=0)[0]:
+            killed.append(stopped[0])
+            kill(stopped[0])
 
     before = len(spread.said)
     found = ScoreStore(folder, spread.prm, portion=3).score(requests, advance=advance)
@@ -207,27 +220,24 @@ def kill_worker(spread: Spread, place: Path, folder: Path, seed: int) -> None:
 
 def kill_node(cluster: RayCluster, spread: Spread, place: Path, folder: Path, seed: int) -> None:
     after = random.Random(seed).randrange(60)
-    said = "was lost (its node is gone)"
-    kill_while_scoring(spread, place, folder, lambda slot: cluster.kill_node(slot.node.split("/")[1]), after, said)
+
+    def kill(slot: Any) -> None:
+        cluster.kill_node(slot.node.split("/")[1], slot.process)
+
+    kill_while_scoring(spread, place, folder, kill, after, "was lost (its node is gone)")
     cluster.add_node()
 
 
 def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int, workers: int) -> None:
     """`prism score --ray` is killed when some of its portions are filed, and run again."""
-    words = [sys.executable, "-m", "prism_prm", "score", place / "solutions.jsonl", "--prm", place / "prm"]
-    words += ["--store", folder / "store", "--out", folder / "table.parquet", "--ray", cluster.address]
-    command = [*map(str, words), "--chunk", "1", "--workers", f"{workers}", "--json"]
-    enough = 1 + random.Random(seed).randrange(NUM_TREES // 2)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        until = time.monotonic() + 300
-        while _num_filed(folder) < enough and run.poll() is None and time.monotonic() < until:
-            time.sleep(0.002)
-        run.kill()
-        out, err = run.communicate()
-    assert not out, "it was not finished"
-    filed = _num_filed(folder)
-    assert enough <= filed < NUM_TREES, err
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    words = ["score", place / "solutions.jsonl", "--prm", place / "prm", "--store", folder / "store", "--chunk", 1]
+    words += ["--out", folder / "table.parquet", "--ray", cluster.address, "--workers", workers, "--json"]
+    filed = 1 + random.Random(seed).randrange(NUM_TREES // 2)
+    run = run_killed(words, "prism_prm.scorer.store:ScoreStore.file", filed + 1)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert not run.stdout, "it was not finished"
+    assert len(list((folder / "store").rglob("*.parquet"))) == filed, run.stderr
+    again = prism_process.run(*words)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["trees"] == NUM_TREES, "and nothing else is on standard output"
     assert f"Reused {_rows(folder, filed)} of" in again.stderr
@@ -235,10 +245,6 @@ def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int, worke
     assert pq.read_table(folder / "table.parquet").equals(pq.read_table(folder / "one.parquet"))
     keys = [key for path in folder.rglob("store/**/*.parquet") for key in pq.read_table(path)["key"].to_pylist()]
     assert len(keys) == len(set(keys)), "nothing twice"
-
-
-def _num_filed(folder: Path) -> int:
-    return len(list((folder / "store").rglob("*.parquet")))
 
 
 def _rows(folder: Path, filed: int) -> str:
@@ -251,12 +257,14 @@ def test_a_killed_worker_costs_what_it_had_in_flight(spread: Spread, place: Path
     kill_worker(spread, place, tmp_path / "store", seed=0)
 
 
+@pytest.mark.slow
 def test_a_killed_node_costs_what_it_had_in_flight(
     cluster: RayCluster, spread: Spread, place: Path, tmp_path: Path
 ) -> None:
     kill_node(cluster, spread, place, tmp_path / "store", seed=0)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Path) -> None:
     kill_driver(cluster, place, tmp_path, seed=0, workers=1)  # each takes seconds to start
 

@@ -95,7 +95,10 @@ def after(text: str, modulus: int, prefix: tuple[str, ...]) -> Listing:
     return listing
 
 
-@pytest.mark.parametrize(("operations", "depth", "keep"), [(1, 1, 1), (1, 2, 97), (2, 1, 1), (3, 1, 97)])
+@pytest.mark.parametrize(
+    ("operations", "depth", "keep"),
+    [(1, 1, 1), (1, 2, 97), (2, 1, 11), (3, 1, 97), pytest.param(2, 1, 1, marks=pytest.mark.slow)],
+)
 def test_every_step_under_every_prefix_of_small_problems(operations: int, depth: int, keep: int) -> None:
     """All problems modulo 3; any prefixes (every `keep`-th of all); all steps, and texts that are none."""
     settings = ProblemSettings(modulus=3, min_operations=operations, max_operations=operations)

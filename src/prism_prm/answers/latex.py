@@ -23,6 +23,8 @@ _SIGNS = str.maketrans(
      "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "“": "", "”": "", '"': "", "±": r"\pm ",
      "∓": r"\mp ", "～": " ", "，": ","}
 )  # fmt: skip
+_INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad"))
+"""Spaces without width, joiners, marks of direction, soft hyphens: web pages have them anywhere."""
 _SPELLINGS = {
     "": r"! ( ) [ ] left right middle displaystyle textstyle limits nolimits boxed fbox framebox degree rm hline"
         r" big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr",
@@ -60,7 +62,7 @@ _WRAPPED = re.compile(r"\\text\{([^{}]*)\}|\*\*(.*)\*\*", re.DOTALL)
 
 def normalise(answer: str) -> str:
     """The answer without mark-up (delimiters, sizes, spacing, degrees, a final stop), with one name per command."""
-    text = _COMMAND.sub(_one_name, _THOUSANDS.sub("", answer).translate(_SIGNS))
+    text = _COMMAND.sub(_one_name, _THOUSANDS.sub("", answer.translate(_INVISIBLE)).translate(_SIGNS))
     text = _PRIMES.sub(lambda match: "'" * match[0].count("p"), text)
     for pattern, new in _REPLACED:
         text = pattern.sub(new, text)

@@ -6,7 +6,7 @@ import hashlib
 from fractions import Fraction
 from typing import Any
 
-from prism_prm.answers.numerals import number_key
+from prism_prm.answers.numerals import number_key, plain_key
 
 _POINTS = 3
 """Formulas with unknowns are the same answer if they agree at this many fixed points."""
@@ -38,8 +38,8 @@ def key_of_value(value: Any, digits: int) -> str:
     from sympy.core.relational import Relational
     from sympy.logic.boolalg import Boolean
 
-    if isinstance(value, sympy.Symbol) and value.name != _IMAGINARY:  # first: sympy also takes a symbol for a condition
-        return str(value.name)
+    if isinstance(value, sympy.Symbol):  # first: sympy also takes a symbol for a condition
+        return plain_key(value.name) or str(value.name)
     if isinstance(value, sympy.MatrixBase):
         rows = ("&".join(key_of_value(entry, digits) for entry in value.row(i)) for i in range(value.rows))
         return "[" + ";".join(rows) + "]"
@@ -118,20 +118,24 @@ def _expression_key(expression: Any, digits: int) -> str:
     values = _values(expression)
     if values is None:
         return str(sympy.srepr(expression))
-    unknowns = sorted(symbol.name for symbol in expression.free_symbols if symbol.name != _IMAGINARY)
-    return ",".join(unknowns) + "→" + _spell(values, digits) if unknowns else _spell(values[:1], digits)
+    spelled = _spell(values, digits)
+    for symbol in expression.free_symbols:
+        if spelled == _spell(_values(symbol, len(values)) or [], digits):
+            return key_of_value(symbol, digits)
+    first = _spell(values[:1], digits)
+    return first if spelled == ";".join([first] * len(values)) else spelled  # sin² + cos² is a number
 
 
 Complex = tuple[Fraction | str, ...]
 """Real and imaginary part; the infinite ones as words."""
 
 
-def _values(expression: Any) -> list[Complex] | None:
+def _values(expression: Any, num_points: int = 0) -> list[Complex] | None:
     """The expression at fixed points of its unknowns, each told from its name alone; None where it has no value."""
     from sympy import Mod, ceiling, floor
 
     values: list[Complex] = []
-    num_points = _POINTS + (_STEPS if expression.has(floor, ceiling, Mod) else 0)
+    num_points = num_points or _POINTS + (_STEPS if expression.has(floor, ceiling, Mod) else 0)
     for point in range(num_points if expression.free_symbols else 1):
         at = {symbol: _coordinate(symbol.name, point) for symbol in expression.free_symbols}
         try:

@@ -36,7 +36,7 @@ EXAMPLES = """
 
 - A search:
 
-  `prism plan recipes/search/math500-qwen2.5-math-1.5b.toml --gpu a100-80`
+  `prism plan recipes/search/math500-qwen2.5-math-1.5b.toml --set 'prm=["runs/prism"]'`
 
 What the numbers assume: docs/scale.md
 """

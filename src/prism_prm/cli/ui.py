@@ -45,12 +45,17 @@ def console() -> Console:
 def say(text: str) -> None:
     """A note for people, not wrapped, so that paths in it can be copied; nothing with --quiet."""
     if not DISPLAY.get().quiet:
-        console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        console().print(_one_line(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """An error, in red where there are colours."""
-    console().print(text, style="red", markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console().print(_one_line(text), style="red", markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _one_line(text: str) -> str:
+    """The text with line breaks and control characters, which names of files may have, as Python writes them."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class Bar:

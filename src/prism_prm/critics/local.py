@@ -12,6 +12,7 @@ import torch
 
 from prism_prm.critics.replies import Ask, Reply, TokenChoice
 from prism_prm.critics.server import TOP
+from prism_prm.lm.chat import render_chat
 from prism_prm.policies.base import Ask as PolicyAsk
 from prism_prm.policies.base import Sampling, Written
 from prism_prm.policies.hf import HfPolicy, load_hf
@@ -115,7 +116,7 @@ class LocalCritic:
             begun = ask.opening + ask.begun if ask.begun else ""
             return "\n\n".join([*(content for _, content in ask.turns), begun])
         messages = [{"role": role, "content": content} for role, content in ask.turns]
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = render_chat(tokenizer, messages, add_generation_prompt=True)
         bos = tokenizer.bos_token
         if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
             text = text[len(bos) :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from prism_prm.errors import DataError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.foreign import BOM, HEAD, check_kind, reading_parquet
 from prism_prm.places import is_hub_id, is_offline, nearest, no_connection
 from prism_prm.types import Advance, ignore
@@ -116,6 +117,31 @@ def _in_folder(folder: Path) -> list[Source]:
     if not sources:
         raise DataError(f"{folder}: nothing to read; no file ends in {', '.join(SUFFIXES)}", reason="empty-folder")
     return sources
+
+
+def keep_inputs(inputs: Iterable[object], written: Iterable[str | Path]) -> None:
+    """Refuse to write over files that are read, however they are spelled; a folder to write stands for all in it.
+
+    Inputs that are no local files or folders, such as hub ids, are passed over.
+    """
+    for path in map(Path, written):
+        for given in inputs:
+            for file in _local_files(given):
+                is_inside = path.is_dir() and file.resolve().is_relative_to(path.resolve())
+                if is_inside or (path.is_file() and path.samefile(file)):
+                    raise ConfigError(f"{path}: {file} is an input, and would be lost; name another --out")
+
+
+def _local_files(given: object) -> list[Path]:
+    """What a place is read from."""
+    if not isinstance(given, str | Path) or not os.path.exists(given):  # Path.exists raises where a name is too long
+        return []
+    path = Path(given)
+    if not path.is_dir():
+        return [path]
+    if (path / TREE_TABLE).is_file():
+        return [file for file in (path / TREE_TABLE, path / "pairs.parquet") if file.is_file()]
+    return [file for file in path.iterdir() if file.is_file() and kind_of(file) is not None]
 
 
 def rows(source: Source, advance: Advance = ignore) -> Iterator[InputRow]:

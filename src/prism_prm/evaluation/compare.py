@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from prism_prm import __version__
+from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
@@ -235,6 +236,7 @@ def compare_runs(
         'base against mine'
     """
     loaded = load_runs([str(run) for run in runs])
+    keep_inputs([run.folder / "metrics.json" for run in loaded], [Path(out) / "metrics.json"])
     shared, left_out = shared_benches(loaded)
     if left_out:
         say(f"left out because not in all runs: {', '.join(left_out)}")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prism_prm.chosen import CardValues, card_values
 from prism_prm.critics.load import critic_settings, is_critic
-from prism_prm.data.inputs import find_sources
+from prism_prm.data.inputs import as_places, find_sources, keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.benchmarks import ItemSet, find_benchmark, read_benchmark
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
 from prism_prm.evaluation.judged_steps import Steps
-from prism_prm.evaluation.report import RunInfo, write_run
+from prism_prm.evaluation.report import RunInfo, steps_file, write_run
 from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.names import check_name, own_name
 from prism_prm.prms.place import prm_folder
@@ -80,6 +80,8 @@ def evaluate_prm(
     source = _source(benches, {"--prm": prm, "--scores": scores, "--predictions": predictions})
     for one in benches:
         find_benchmark(one)
+    read = [place for given in (data, scores, predictions, trained_on) if given for place in as_places(given)]
+    keep_inputs(read, [out / "metrics.json", *(steps_file(out, one) for one in benches)])
     called = check_name(name) if name else _short(source)
     attach = _Scores(prm, scores, predictions, out, store, loading, bars, say)
     attach.check()

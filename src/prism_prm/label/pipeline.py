@@ -15,6 +15,7 @@ from prism_prm.chosen import card_values, choose_threshold
 from prism_prm.config import to_toml
 from prism_prm.critics.load import is_critic
 from prism_prm.data import Reader
+from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import write_text
 from prism_prm.graders import unguarded
@@ -87,6 +88,7 @@ def label_task(
         1
     """
     out = Path(out)
+    keep_inputs([recipe.task, recipe.task_data, recipe.check], [out / "trees.parquet", out / "metrics.json"])
     second = recipe.second
     for chosen in filter(None, (None if policy else recipe.policy, second)):
         check_policy(chosen)
@@ -119,7 +121,6 @@ def label_task(
             return hands_on_ray(chosen, ray, judges=judges, sandbox=recipe.sandbox, has_programs=has_programs, say=say)
 
         with hands(recipe.policy, policy) as workers:
-            write_text(out / "settings.toml", to_toml(recipe))
             solved = stage.solve(workers, task.problems)
             trees = _numbered(solved)
             noise = stage.check(workers, exact, left_out) if recipe.check else None
@@ -133,6 +134,7 @@ def label_task(
             trees, critic = _confirmed(trees, recipe.consensus, how, out, consensus, bars, say)
     if not trees:
         raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
+    stage.write_settings()
     write_trees(out / "trees.parquet", trees, source=recipe.policy.name)
     report = make_report(LabelRun(recipe, task.name, stage.found, trees, consensus, noise, critic, notes))
     report.write(out)
@@ -191,6 +193,10 @@ class _Stage:
     found: dict[str, list[Labelled]] = field(default_factory=dict)
     """By the name of the part."""
 
+    def write_settings(self) -> None:
+        """Write settings.toml; not before they are known to be those of the work that is there."""
+        write_text(self.out / "settings.toml", to_toml(self.recipe))
+
     def solve(self, workers: Workers[Hands], problems: Sequence[TaskProblem]) -> list[Labelled]:
         """Sample solutions and label them."""
         keys = unique_names(problem.text for problem in problems)
@@ -237,6 +243,8 @@ class _Stage:
             done = total - sum(portion.size for portion in todo)
             if done:
                 self.say(f"Reusing {done:,} of {total:,} labelled {what}, {name}")
+            if todo:
+                self.write_settings()
             with (
                 stoppable(lambda: f"with {len(journal.done):,} of {total:,} {what} labelled, {name}"),
                 self.live(name, total, done) as watch,

@@ -36,7 +36,10 @@ class EncodedTree:
 
 def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:
     """The tree's token ids as the family lays them out."""
-    prompt = tuple(family.prompt_ids(tree.problem))
+    try:
+        prompt = tuple(family.prompt_ids(tree.problem))
+    except DataError as error:
+        raise DataError(f"{describe(tree)}, the problem: {error}", reason=error.reason) from None
     ids: list[tuple[int, ...]] = []
     reads: list[int] = []
     starts: list[int] = []
@@ -52,8 +55,8 @@ def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:
     return EncodedTree(prompt, tuple(ids), tuple(reads), tree.parents, tuple(starts))
 
 
-def describe(tree: StepTree, node: int) -> str:
-    """A tree and one of its nodes, for messages."""
+def describe(tree: StepTree, node: int | None = None) -> str:
+    """A tree and perhaps one of its nodes, for messages."""
     name = f" ({tree.name})" if tree.name else ""
     place = f"{tree.where}: " if tree.where else ""
-    return f"{place}tree {tree.tree_id}{name}, node {node}"
+    return f"{place}tree {tree.tree_id}{name}" + ("" if node is None else f", node {node}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from prism_prm.data.inputs import as_places
+from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.files import write_text
 from prism_prm.page.document import Document, Results
 from prism_prm.page.documents import find_documents
@@ -38,6 +38,7 @@ def view_results(
         >>> [one.kind for one in documents.values()]
         ['errors']
     """
+    keep_inputs([*as_places(results), *as_places(data)], [out])
     documents = find_documents(Results.named(as_places(results), tuple(map(str, as_places(data))), split))
     write_text(out, static_page(documents))
     return documents

@@ -21,7 +21,7 @@ from prism_prm import __version__
 from prism_prm.data import Reader
 from prism_prm.data.draft import Draft
 from prism_prm.data.forest import Forest
-from prism_prm.data.inputs import as_places
+from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.files import whole_file
 from prism_prm.pairs.negatives import OtherProblems, add_perturbed
@@ -153,6 +153,8 @@ def build_pairs(
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; name a folder for the output")
+    read = [*(source.name for source in reader.sources), *(recipe.exclusions.counts if recipe.exclusions else ())]
+    keep_inputs(read, [out / name for name in ("trees.parquet", "pairs.parquet", "summary.json")])
     counts, tree_counts = PairCounts(), TreeCounts(recipe.pairs)
     counts.splits = {name: Counter(trees=0, pairs=0) for name in recipe.split_names}
     others = OtherProblems(recipe.pairs, counts.drops["random"])

@@ -47,7 +47,7 @@ _ONE_SIGN = str.maketrans(
 _INVISIBLE = re.compile("[\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]")
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴-⁹⁺⁻⁽⁾ⁱⁿ]+"), re.compile("[₀-₉₊₋₍₎ₐₑₒₓₕ-ₜᵢⱼ]+")
 _MIXED_NUMBER = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞])")
-_LABEL = re.compile(r"\A[\s*_#]*(?:problem|question|exercise|example|q)\b[\s\d*_]*[:.)][\s*_]*(?=\S)", re.IGNORECASE)
+_LABEL = re.compile(r"\A[\s*_#]*(?:problem|question|exercise|example|q)[\s*_]*[:.][\s*_]*(?=\S)", re.IGNORECASE)
 _SPELLINGS = [
     (re.compile(pattern.replace(r"\E", "(?![A-Za-z])")), spelling)
     for pattern, spelling in (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prism_prm.errors import SettingError
+from prism_prm.lm.chat import render_chat
 from prism_prm.ranges import check
 
 MARK = "{problem}"
@@ -39,7 +40,7 @@ def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:
     messages = [{"role": "user", "content": user}]
     if prompting.system:
         messages.insert(0, {"role": "system", "content": prompting.system})
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = render_chat(tokenizer, messages, add_generation_prompt=True)
     bos = tokenizer.bos_token
     if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
         text = text[len(bos) :]

@@ -7,12 +7,14 @@ head's output there becomes named log-odds. Packing, sessions, training and eval
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from prism_prm.errors import ConfigError, DataError, ModelError
+from prism_prm.errors import ConfigError, DataError, ModelError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,8 +26,18 @@ LARGEST = 1 / 64
 ID_BYTES, TEXT_BYTES = 40, 200
 """What an id takes, and a text beside its characters, roughly."""
 
+SHOWN = 5
+"""Parts of a text that a message names."""
+
+log = logging.getLogger(__name__)
 _ONE_AT_A_TIME = threading.Lock()
 """Whether text may become control tokens is a state of the tokenizer, which several threads may share."""
+
+
+def listed(parts: Sequence[str]) -> str:
+    """The first of some parts of a text, each once, for a message."""
+    distinct = list(dict.fromkeys(parts))
+    return ", ".join(map(shown, distinct[:SHOWN])) + ", …" * (len(distinct) > SHOWN)
 
 
 class TextEncoder:
@@ -36,10 +48,13 @@ class TextEncoder:
         self.remembered = remembered
         """Bytes of texts and ids that are kept."""
         self._new_tokens = new_tokens
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._recent: dict[str, tuple[int, ...]] = {}
         self._earlier: dict[str, tuple[int, ...]] = {}
         self._recent_bytes = 0
+        self._characters: dict[str, bool] = {}
+        self.num_unread = 0
+        """Characters, of all texts so far, that the tokenizer dropped or did not know."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.tokenizer, self._new_tokens, self.remembered)  # without what was read
@@ -65,18 +80,79 @@ class TextEncoder:
     def _plain(self, text: str) -> tuple[int, ...]:
         if self._backend is None:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        encoding = self._encoding(text)
+        if self._unknown is not None and (lost := self._lost(text, encoding)):
+            self._refuse_or_warn(lost)
+        return tuple(encoding.ids)
+
+    def _encoding(self, text: str, *, as_plain: bool = True) -> Any:
         with _ONE_AT_A_TIME:
-            self._backend.encode_special_tokens = True
+            self._backend.encode_special_tokens = as_plain
             try:
-                return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+                return self._backend.encode(text, add_special_tokens=False)
             finally:
                 self._backend.encode_special_tokens = False
+
+    def unread(self, text: str, *, as_plain: bool = True) -> list[str]:
+        """The parts of a text, white space aside, that the tokenizer drops or does not know. The example PRMs refuse
+        such a text; without a fast tokenizer, none are found.
+        """
+        if self._backend is None or self._unknown is None:
+            return []
+        lost = self._lost(text, self._encoding(text, as_plain=as_plain))
+        if lost and self._has_only_words:
+            self._refuse_or_warn(lost)
+        return lost
+
+    @cached_property
+    def _unknown(self) -> set[int | None] | None:
+        """The ids that stand for unknown text; None for tokenizers that know all text, byte by byte: they tell apart
+        two characters that are in no vocabulary.
+        """
+        one, other = (self._encoding(character).ids for character in "\ue000\U0010fffd")
+        return {*one[-1:], self.tokenizer.unk_token_id} if one == other else None
+
+    def _lost(self, text: str, encoding: Any) -> list[str]:
+        assert self._unknown is not None, "all text is known"
+        left = list(text)
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token not in self._unknown:
+                left[start:end] = "\0" * (end - start)
+        lost = [part for part in "".join(left).split("\0") if part.strip()]
+        if not lost or self._has_only_words:
+            return lost
+        # Where a BPE tokenizer drops a character, it counts wrongly from there on: ask for each character.
+        return [character for character in text if self._is_unknown(character)] or lost
+
+    def _is_unknown(self, character: str) -> bool:
+        if character not in self._characters:
+            ids = self._encoding(character).ids
+            self._characters[character] = not character.isspace() and {*ids} <= (self._unknown or set())
+        return self._characters[character]
+
+    @cached_property
+    def _has_only_words(self) -> bool:
+        """Whether it has no alphabet, as the tokenizer of the example PRMs."""
+        return set(self._backend.get_vocab(with_added_tokens=False)) <= set(self.tokenizer.get_added_vocab())
+
+    def _refuse_or_warn(self, lost: Sequence[str]) -> None:
+        if self._has_only_words:
+            raise DataError(
+                f"the tokenizer cannot read {listed(lost)}: the example PRMs read only their own language, such as "
+                "1+1=2 and #### 2; score other texts with a PRM made from a language model",
+                reason="unread-text",
+            )
+        if not self.num_unread:
+            log.warning(
+                "the tokenizer cannot read %s: what it does not know is left out of what is scored", listed(lost)
+            )
+        self.num_unread += sum(len(part.strip()) for part in lost)
 
     def step(self, text: str) -> tuple[int, ...]:
         """The ids of a step's text, which must be some."""
         ids = self.plain(text)
         if not ids:
-            raise DataError(f"the step {text!r} has no tokens, so it cannot be scored", reason="empty-step")
+            raise DataError(f"the step {shown(text)} has no tokens, so it cannot be scored", reason="empty-step")
         return ids
 
     def layout(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prism_prm.errors import ModelError
+from prism_prm.lm.chat import render_chat
 
 _MARKS = ("\u2460", "\u2461", "\u2462", "\u2463")
 """Contents by which the turns are found in the rendered chat; no template writes circled digits itself."""
@@ -18,7 +19,7 @@ def chat_turns(tokenizer: Any, family: str) -> tuple[str, str, str]:
         raise ModelError(f"family {family!r} needs a tokenizer with a chat template; this one has none")
     roles = ("user", "assistant", "user", "assistant")
     chat = [{"role": role, "content": mark} for role, mark in zip(roles, _MARKS, strict=True)]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, date_string=_DATE)
+    text = render_chat(tokenizer, chat, date_string=_DATE)
     if any(text.count(mark) != 1 for mark in _MARKS):
         raise ModelError(f"family {family!r}: the tokenizer's chat template must contain each turn exactly once")
     before, rest = text.split(_MARKS[0])

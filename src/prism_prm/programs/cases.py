@@ -35,6 +35,16 @@ class Case:
     relative: float = 0.0
     """With a tolerance: how far off it may be instead, as a share of the larger of both numbers."""
 
+    def to_json(self) -> list[Any]:
+        """The case as JSON, for files and other processes."""
+        return [encode(self.given), encode(self.expected), self.tolerance, self.view, self.relative]
+
+    @classmethod
+    def from_json(cls, parts: list[Any]) -> Case:
+        """What `to_json` was called on."""
+        given, expected, *rest = parts
+        return cls(decode(given), decode(expected), *rest)
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -91,8 +101,8 @@ class Tests:
         hidden = replace(self, judged_on_public=False).judged()
         return json.dumps(
             {
-                "tests": [_plain(case) for case in hidden],
-                "public_tests": [_plain(case) for case in self.public],
+                "tests": [case.to_json() for case in hidden],
+                "public_tests": [case.to_json() for case in self.public],
                 "function": self.function,
                 "prelude": self.prelude,
                 "seconds": self.seconds,
@@ -102,10 +112,6 @@ class Tests:
         )
 
 
-def _plain(case: Case) -> list[Any]:
-    return [encode(case.given), encode(case.expected), case.tolerance, case.view, case.relative]
-
-
 @lru_cache(maxsize=256)
 def read_reference(reference: str) -> Tests | None:
     """The tests in a reference text of `Tests.reference`; None where it is an answer."""
@@ -113,10 +119,7 @@ def read_reference(reference: str) -> Tests | None:
         return None
     found = json.loads(reference)
 
-    def cases(field: str) -> tuple[Case, ...]:
-        return tuple(Case(decode(given), decode(expected), *rest) for given, expected, *rest in found.pop(field))
-
-    hidden, public = cases("tests"), cases("public_tests")
+    hidden, public = (tuple(map(Case.from_json, found.pop(field))) for field in ("tests", "public_tests"))
     return Tests(public, hidden, **found)
 
 

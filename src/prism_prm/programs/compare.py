@@ -14,6 +14,7 @@ from decimal import Decimal, InvalidOperation
 from itertools import zip_longest
 from typing import Any
 
+from prism_prm.programs import values
 from prism_prm.programs.cases import Case
 
 _WORD = re.compile(r"\S+")
@@ -93,3 +94,45 @@ def is_right(case: Case, got: Any, *, tuples_are_lists: bool) -> bool:
         return cmath.isclose(got, case.expected, rel_tol=case.relative, abs_tol=case.tolerance)
     except (TypeError, ValueError, ArithmeticError):
         return False
+
+
+def returned_right(case: Case, value: Any, tuples_are_lists: bool) -> bool:
+    """Whether a returned value, which comes as JSON, is what the case expects."""
+    return is_right(case, _returned(value), tuples_are_lists=tuples_are_lists)
+
+
+def long_returned_right(case: list[Any], value: Any, tuples_are_lists: bool) -> bool:
+    """The same in a process that gets the case as JSON."""
+    return returned_right(Case.from_json(case), value, tuples_are_lists)
+
+
+def returned_key(value: Any, tuples_are_lists: bool) -> str | None:
+    """Equal for equal returned values; None for one that cannot be told from others."""
+    got = _returned(value)
+    try:
+        spelled = _canonical(list(got) if tuples_are_lists and isinstance(got, tuple) else got)
+    except (TypeError, ValueError, RecursionError):  # ValueError: a whole number with too many digits to be written
+        return None
+    return hashlib.blake2b(spelled.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _returned(value: Any) -> Any:
+    try:
+        return values.decode(value)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return values.Unknown("unreadable")  # a program can write whatever it likes in place of a value
+
+
+def _canonical(value: Any) -> str:
+    """One spelling for equal Python values: 1, 1.0 and True are equal, and sets have no order."""
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}({', '.join(map(_canonical, value))})"
+    if isinstance(value, set | frozenset):
+        return f"set({', '.join(sorted(map(_canonical, value)))})"
+    if isinstance(value, dict):
+        return f"dict({', '.join(sorted(f'{_canonical(key)}: {_canonical(one)}' for key, one in value.items()))})"
+    if isinstance(value, values.Unknown):
+        raise TypeError("unknown")
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return repr(int(value))
+    return repr(value)

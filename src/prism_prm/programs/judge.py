@@ -6,6 +6,7 @@ Expected values stay here: the sandbox gets a program and its input, and gives b
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from prism_prm.answers.judge import Key, Status, Verdict
-from prism_prm.programs import Level, values
+from prism_prm.answers.workers import Workers
+from prism_prm.programs import Level, compare, values
 from prism_prm.programs.cases import SECONDS, Case, Tests
-from prism_prm.programs.compare import is_right, printed_key
+from prism_prm.programs.compare import is_right, printed_key, returned_key, returned_right
 from prism_prm.sandbox import PATIENCE, Call, Job, Limits, Program, Run, Sandbox, SandboxError
 from prism_prm.types import Advance, ignore
 
@@ -24,6 +26,11 @@ AT_ONCE = 64
 """Programs that are judged side by side; only their problems' tests are in memory."""
 WAITS = (1.0, 5.0, 15.0)
 """Seconds before a program that could not be started is tried again: machines are short of something for a while."""
+COMPARING = 5.0
+"""Seconds of CPU time for comparing one returned value."""
+SHORT = 10_000
+"""Characters of a returned value, as JSON, that is compared in this process. To compare a longer one may take any time,
+so another process does, with a limit."""
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 """How a test may end, beside the ways in which a run may fail; a program is not run behind the first that it fails."""
 T = TypeVar("T")
@@ -47,6 +54,11 @@ class ProgramJudge:
         self.level = sandbox
         self.workers = workers
         self._box: Sandbox | None = None
+        self._comparing = Workers(compare.__name__, count=1, cpu_seconds=COMPARING)
+
+    def close(self) -> None:
+        """End the process that compares."""
+        self._comparing.close()
 
     def judge(self, asked: Sequence[Asked], advance: Advance = ignore) -> list[Verdict]:
         """Whether each program passes all its tests; it is stopped at the first that it fails."""
@@ -90,7 +102,7 @@ class ProgramJudge:
             sizes = {i: len(some) if asked[i][0].function else size for i, some in waiting.items()}
             trials = [_Trial(*asked[i], some[: sizes[i]]) for i, some in waiting.items()]
             for i, trial, runs in zip(list(waiting), trials, self._run(trials), strict=True):
-                ended[i] += _endings(trial, runs)
+                ended[i] += self._endings(trial, runs)
                 verdicts[i] = _failure(ended[i])
             waiting = {i: rest for i, some in waiting.items() if verdicts[i] is None and (rest := some[sizes[i] :])}
             size *= 2
@@ -101,7 +113,53 @@ class ProgramJudge:
 
     def _public_keys(self, asked: Sequence[tuple[Tests, str]]) -> list[Key]:
         trials = [_Trial(tests, program, tests.public) for tests, program in asked]
-        return [_key(trial, runs) for trial, runs in zip(trials, self._run(trials), strict=True)]
+        return [self._key(trial, runs) for trial, runs in zip(trials, self._run(trials), strict=True)]
+
+    def _endings(self, trial: _Trial, runs: Sequence[Run]) -> list[str]:
+        """How each test ended; those behind the first one that is not passed say no more about the program."""
+        ended: list[str] = []
+        for case, run in zip(trial.cases, runs, strict=True):
+            if ended and ended[-1] != PASSED:
+                return ended
+            ended.append(self._ending(trial, case, run))
+        return ended
+
+    def _ending(self, trial: _Trial, case: Case, run: Run) -> str:
+        if run.status != "ok":
+            return run.status
+        if trial.tests.function is None:
+            right: bool = is_right(case, _printed(run), tuples_are_lists=False)
+        elif _is_short(run.value):
+            right = returned_right(case, run.value, trial.tests.tuples_are_lists)
+        else:
+            arguments = (case.to_json(), run.value, trial.tests.tuples_are_lists)
+            (outcome,) = self._comparing.run([("long_returned_right", arguments)])
+            if outcome.status != "ok":
+                return outcome.status
+            right = outcome.value
+        return PASSED if right else FAILED
+
+    def _key(self, trial: _Trial, runs: Sequence[Run]) -> Key:
+        if not runs:
+            return Key("", "no public tests")  # nothing tells the programs apart, so they are one group
+        failed = next((run.status for run in runs if run.status != "ok"), None)
+        ended = tuple(self._ending(trial, case, run) for case, run in zip(trial.cases, runs, strict=True))
+        if failed is not None:
+            return Key(None, failed, passed=False, tests=ended)
+        did = [self._spelled(trial, run) for run in runs]
+        if None in did:
+            return Key(None, "error", passed=False, tests=ended)
+        digest = hashlib.blake2b(repr(did).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return Key(digest, passed=_failure(ended) is None, tests=ended)
+
+    def _spelled(self, trial: _Trial, run: Run) -> str | None:
+        """Equal for equal outputs; None for a value that cannot be told from others, or not in time."""
+        if trial.tests.function is None:
+            return printed_key(_printed(run))
+        if _is_short(run.value):
+            return returned_key(run.value, trial.tests.tuples_are_lists)
+        (outcome,) = self._comparing.run([("returned_key", (run.value, trial.tests.tuples_are_lists))])
+        return cast("str | None", outcome.value)
 
     def _run(self, trials: Sequence[_Trial]) -> list[list[Run]]:
         """What each program does on each of its tests, over all cores."""
@@ -185,23 +243,6 @@ def _values_source() -> str:
     return Path(values.__file__).read_text(encoding="utf-8")
 
 
-def _endings(trial: _Trial, runs: Sequence[Run]) -> list[str]:
-    """How each test ended; those behind the first one that is not passed say no more about the program."""
-    ended: list[str] = []
-    for case, run in zip(trial.cases, runs, strict=True):
-        if ended and ended[-1] != PASSED:
-            return ended
-        ended.append(_ending(trial, case, run))
-    return ended
-
-
-def _ending(trial: _Trial, case: Case, run: Run) -> str:
-    if run.status != "ok":
-        return run.status
-    right = is_right(case, _given_back(trial, run), tuples_are_lists=trial.tests.tuples_are_lists)
-    return PASSED if right else FAILED
-
-
 def _failure(ended: Sequence[str]) -> Verdict | None:
     """The verdict on the first test that is not passed; None where all are."""
     first = next((one for one in ended if one != PASSED), None)
@@ -210,53 +251,12 @@ def _failure(ended: Sequence[str]) -> Verdict | None:
     return Verdict(False) if first == FAILED else Verdict(False, cast(Status, first))
 
 
-def _key(trial: _Trial, runs: Sequence[Run]) -> Key:
-    if not runs:
-        return Key("", "no public tests")  # nothing tells the programs apart, so they are one group
-    failed = next((run.status for run in runs if run.status != "ok"), None)
-    ended = tuple(_ending(trial, case, run) for case, run in zip(trial.cases, runs, strict=True))
-    if failed is not None:
-        return Key(None, failed, passed=False, tests=ended)
-    did = [_spelled(trial, _given_back(trial, run)) for run in runs]
-    if None in did:
-        return Key(None, "error", passed=False, tests=ended)
-    digest = hashlib.blake2b(repr(did).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return Key(digest, passed=_failure(ended) is None, tests=ended)
+def _printed(run: Run) -> str:
+    return run.stdout.decode("utf-8", "replace")
 
 
-def _given_back(trial: _Trial, run: Run) -> Any:
-    """What was printed or returned."""
-    if trial.tests.function is None:
-        return run.stdout.decode("utf-8", "replace")
+def _is_short(value: Any) -> bool:
     try:
-        return values.decode(run.value)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        # A program can write whatever it likes in place of a value.
-        return values.Unknown("unreadable")
-
-
-def _spelled(trial: _Trial, got: Any) -> str | None:
-    """Equal for equal outputs; None for a value that cannot be told from others."""
-    if trial.tests.function is None:
-        return printed_key(got)
-    if trial.tests.tuples_are_lists and isinstance(got, tuple):
-        got = list(got)
-    try:
-        return _canonical(got)
-    except (TypeError, ValueError, RecursionError):  # ValueError: a whole number with too many digits to be written
-        return None
-
-
-def _canonical(value: Any) -> str:
-    """One spelling for equal Python values: 1, 1.0 and True are equal, and sets have no order."""
-    if isinstance(value, list | tuple):
-        return f"{type(value).__name__}({', '.join(map(_canonical, value))})"
-    if isinstance(value, set | frozenset):
-        return f"set({', '.join(sorted(map(_canonical, value)))})"
-    if isinstance(value, dict):
-        return f"dict({', '.join(sorted(f'{_canonical(key)}: {_canonical(one)}' for key, one in value.items()))})"
-    if isinstance(value, values.Unknown):
-        raise TypeError("unknown")
-    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
-        return repr(int(value))
-    return repr(value)
+        return len(json.dumps(value)) <= SHORT
+    except RecursionError:  # nested so deeply that nobody reads it
+        return True

@@ -16,6 +16,7 @@ from prism_prm.programs.livecodebench import PRELUDE
 
 QUIRKS = {
     "read sys.stdin.buffer by lines (there always the first)": re.compile(r"\bstdin\.buffer\.readline\b"),
+    "read all lines of sys.stdin (there without line ends, and one more)": re.compile(r"\bstdin\.readlines\b"),
     "call quit (there None)": re.compile(r"(?<![\w.])quit\s*\("),
     "open files (there mocked)": re.compile(r"(?<![\w.])open\s*\("),
     "exit with a code (there no failure)": re.compile(r"(?<!\w)exit\s*\(\s*[^)\s]"),

@@ -11,12 +11,13 @@ from prism_prm.aggregate import AGGREGATORS, check_aggregator
 from prism_prm.answers import EXTRACTORS
 from prism_prm.chosen import GIVEN, CardValues, Choice, card_values, choose_aggregator
 from prism_prm.config import SHOWN
-from prism_prm.data.inputs import as_places, find_sources, total_size
+from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
 from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.ranges import Count, Natural, Range, check
+from prism_prm.report import remove_report
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
 from prism_prm.rerank.grading import GradedPool, grade_in_portions, num_comparisons, with_task
@@ -134,6 +135,9 @@ def rerank_pool(
         ['3', '7']
     """
     settings, out = settings or RerankSettings(), Path(out)
+    read = [*([] if isinstance(pool, Pool) else as_places(pool)), *(scores or {}).values()]
+    written = (SOLUTIONS, SELECTED, "curves.parquet", "metrics.json")
+    keep_inputs([*read, task, task_data], [out / name for name in written])
     _check_places(prms or {}, scores or {}, loading)
     reference = None
     if task:
@@ -172,10 +176,12 @@ def rerank_pool(
         made.tokens,
         made.critics,
     )
+    report = make_report(results)
+    remove_report(out)  # or a killed process could leave its solutions beside another run's metrics
     write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
     write_selected(out / SELECTED, selections)
     results.write_curves(out / "curves.parquet")
-    make_report(results).write(out)
+    report.write(out)
     return results
 
 

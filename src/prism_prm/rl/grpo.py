@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
-from prism_prm.files import write_text
+from prism_prm.files import write_text, writing
 from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.lm.load import language_model
 from prism_prm.lm.place import local_folder
@@ -69,6 +69,7 @@ def train_with_reward(
     credit: str = "outcome",
     monitor: MonitorSettings | None = None,
     identity: str = "",
+    begin: Callable[[], None] = lambda: None,
     bars: Bars = no_bars,
     say: Say = silent,
 ) -> Curve:
@@ -85,6 +86,7 @@ def train_with_reward(
         credit: how the steps of a group share what it earned.
         monitor: how often and how closely to look.
         identity: names what decides the reward: a folder whose reward had another one is refused.
+        begin: called before the training, once the folder is known to fit these settings.
         bars: makes progress bars.
         say: called with each status message, such as an alarm; e.g. `print`.
     """
@@ -99,6 +101,7 @@ def train_with_reward(
     }  # fmt: skip
     before = _read_run(out)
     refuse_changes(out, before.get("made_with", made_with), made_with, free=FREE)
+    begin()
     if not before.get("finished"):
         settings = grpo_config(trainer, out / CHECKPOINTS)
         start = copy.deepcopy(model) if monitor.kl else None
@@ -186,18 +189,30 @@ def _train(grpo: Any, out: Path, bars: Bars) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             advance(1)
 
-    checkpoint = _last_checkpoint(Path(grpo.args.output_dir))
+    checkpoints = Path(grpo.args.output_dir)
+    checkpoint = _last_checkpoint(checkpoints)
     grpo.accelerator.wait_for_everyone()
-    with bars("training the policy", grpo.args.max_steps if grpo.args.max_steps > 0 else None) as advance:
-        grpo.add_callback(Progress())
-        grpo.train(resume_from_checkpoint=checkpoint)
-    grpo.save_model(str(out / POLICY))
+    total = grpo.args.max_steps if grpo.args.max_steps > 0 else None
+    try:
+        with writing(checkpoints), bars("training the policy", total) as advance:
+            grpo.add_callback(Progress())
+            grpo.train(resume_from_checkpoint=checkpoint)
+    finally:
+        if grpo.accelerator.is_main_process:
+            for path in set(checkpoints.glob("checkpoint-*")).difference(_whole_checkpoints(checkpoints)):
+                shutil.rmtree(path)
+    with writing(out / POLICY):
+        grpo.save_model(str(out / POLICY))
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """The last one that was written to its end: the trainer's state is its last file."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+    found = _whole_checkpoints(folder)
     return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
+
+
+def _whole_checkpoints(folder: Path) -> list[Path]:
+    """Those that were written to their end: the trainer's state is their last file."""
+    return [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
 
 
 def _read_run(out: Path) -> dict[str, Any]:

@@ -82,18 +82,22 @@ def train_policy(
         locked(out) if state.is_main_process else contextlib.nullcontext(),
         TaskGrader(sandbox=recipe.sandbox) as grader,
     ):
-        if state.is_main_process:
-            write_text(out / "recipe.toml", to_toml(recipe))
         train, held_out = split_problems(recipe, say)
         grader.prepare(held_out)
-        before = _evaluated(recipe, recipe.policy, out / "evaluation" / "before", state, bars)
+        before: Evaluated = {}
+
+        def begin() -> None:
+            if state.is_main_process:
+                write_text(out / "recipe.toml", to_toml(recipe))
+            before.update(_evaluated(recipe, recipe.policy, out / "evaluation" / "before", state, bars))
+
         tokenizer = load_tokenizer_of(recipe.policy)
         with _reward(recipe, grader, state, out, say) as (reward, identity):
             curve = train_with_reward(
                 recipe.policy, reward, train=problem_rows(train, recipe.prompting, tokenizer),
                 held_out=problem_rows(held_out, recipe.prompting, tokenizer), gold=AnswerGold(grader), out=out,
-                trainer=recipe.trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, bars=bars,
-                say=say,
+                trainer=recipe.trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, begin=begin,
+                bars=bars, say=say,
             )  # fmt: skip
         after = _evaluated(recipe, str(curve.policy), out / "evaluation" / "after", state, bars)
         if state.is_main_process:

@@ -282,6 +282,11 @@ class PRM:
             return False
         return True
 
+    def notes(self) -> list[str]:
+        """What was left out of the scores."""
+        count = self.family.text.num_unread
+        return [f"{count:,} characters were not read, because the PRM's tokenizer does not know them"] * bool(count)
+
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens the tree is: the problem, and every step once."""
         encoded = self.encode_tree(tree)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from prism_prm.files import remove_parts
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import ROOT, StepTree
 from prism_prm.resume import stoppable
@@ -125,6 +126,7 @@ class ScoreStore:
         self._files: set[str] = set()
         self._filed = KeyIndex(row_of(scorer.outputs))
         """Everything in the folder."""
+        remove_parts(self.folder)
         self._look()
 
     def score(

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from prism_prm.chosen import CardValues, card_values
 from prism_prm.data import ReadOptions
-from prism_prm.data.inputs import as_places
+from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
@@ -200,6 +200,7 @@ def score_files(
         >>> report.trees, report.steps
         (2, 4)
     """
+    keep_inputs(as_places(inputs), [out])
     trees = TreesToScore(as_places(inputs), format, options)
     trees.check()
     with opened_prm(prm, loading, say=say) as scorer:

@@ -13,6 +13,8 @@ import numpy as np
 
 from prism_prm.aggregate import log_score
 from prism_prm.chosen import Choice, card_values, choose_aggregator, choose_threshold
+from prism_prm.config import to_toml
+from prism_prm.files import write_text
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
 from prism_prm.protocol import TreeScores, tokens_of
@@ -121,6 +123,10 @@ class Experiment:
         self.keys = problem_keys([problem.text for problem in problems])
         self.clusters, _ = number_clusters(problem.text for problem in problems)
 
+    def write_settings(self) -> None:
+        """Write settings.toml; not before they are known to be those of the work that is there."""
+        write_text(self.out / "settings.toml", to_toml(self.recipe))
+
     def run(self, prms: Mapping[str, OpenPrm], grader: Grader) -> tuple[list[Point], list[GradedPool]]:
         """All points, and the graded pools they come from; PRMs are opened one after the other."""
         if METHODS[self.recipe.search.method].independent:
@@ -169,6 +175,7 @@ class Experiment:
                 self.say(f"Reusing {done:,} of {total:,} searched problems, {label}")
             with stoppable(lambda: f"with {len(journal.done):,} of {total:,} problems searched, {label}"):
                 if todo:
+                    self.write_settings()
                     how_searched = _how_searched(prm, name, settings)
                     self._search_rest(workers, journal, todo, label, how_searched)
             seconds = max((one.seconds for one in journal.done.values()), default=0.0)

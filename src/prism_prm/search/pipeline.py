@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism_prm.config import to_toml
+from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError
-from prism_prm.files import write_text
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
@@ -76,6 +75,7 @@ def search_task(
         ('my-prm', 4)
     """
     out = Path(out)
+    keep_inputs([recipe.task, recipe.task_data], [out / "pools", out / "metrics.json"])
     given = named_places(recipe.prm) if prms is None else prms
     # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
     options = {"on_too_long": "skip", **(loading or {})}
@@ -95,7 +95,6 @@ def search_task(
     here = contextlib.nullcontext(policy) if policy or ray else contextlib.closing(open_policy(asked))
     with here as who, TaskGrader(workers=judges, sandbox=recipe.sandbox) as grader:
         grader.prepare(task.problems)
-        write_text(out / "settings.toml", to_toml(recipe))
         opened_prms: dict[str, Scorer] = {}
 
         def spread(name: str) -> contextlib.AbstractContextManager[Workers[Searcher]]:
@@ -114,6 +113,7 @@ def search_task(
     trees = [tree for graded in pools for tree in graded.pool.trees()]
     summaries = {name: summary_of(scorer, trees) for name, scorer in opened_prms.items()}
     critics = {name: said for name, said in summaries.items() if said is not None}
+    experiment.write_settings()
     make_report(recipe, task.name, points, pools, experiment.clusters, critics).write(out)
     return points
 

@@ -20,7 +20,7 @@ import numpy as np
 from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.errors import DataError, ModelError
 from prism_prm.packing import EncodedTree, encode_tree
-from prism_prm.prms.base import REMEMBERED, Family
+from prism_prm.prms.base import REMEMBERED, Family, listed
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
@@ -108,6 +108,8 @@ class ServedModel:
         if system is not None and expected and system != expected:
             family = _with_system(family, system)
         encoded = encode_tree(tree, family)
+        texts = [tree.problem, *(step.text for step in tree.nodes)]
+        warnings += self._unread([part for text in texts for part in family.text.unread(text)])
         choice = on_too_long or prm.on_too_long
         num_long = sum(encoded.path_tokens(node) > prm.context for node in range(len(encoded.ids)))
         if num_long and choice == "error":
@@ -119,7 +121,12 @@ class ServedModel:
 
     def text(self, text: str, *, add_special_tokens: bool) -> Item:
         """A text that the client has laid out, with its control tokens."""
-        return self.sequence(self._prm.family.text.layout(text, add_special_tokens=add_special_tokens))
+        encoder = self._prm.family.text
+        warnings = self._unread(encoder.unread(text, as_plain=False))
+        return replace(self.sequence(encoder.layout(text, add_special_tokens=add_special_tokens)), warnings=warnings)
+
+    def _unread(self, parts: Sequence[str]) -> tuple[str, ...]:
+        return (f"{self.name}'s tokenizer cannot read {listed(parts)}, so these were not scored",) * bool(parts)
 
     def sequence(self, ids: Sequence[int]) -> Item:
         """Token ids, read at every step tag, as vLLM does."""
@@ -295,7 +302,7 @@ def _with_system(family: Family, system: str) -> Family:
 def _step_tag(family: Family) -> int:
     """The token that ends every step, where the family has one that does not depend on the step."""
     tags: set[Any] = set()
-    for text, depth in (("one", 0), ("2", 1), ("and three", 2)):
+    for depth, text in enumerate(SAMPLE[1]):
         ids, read = family.step_ids(text, depth)
         tags.add(ids[read] if read == len(ids) - 1 else None)
     if len(tags) != 1 or None in tags:

@@ -127,7 +127,8 @@ async def steps(body: StepsRequest, request: Request) -> Response:
     for answer, given, item in zip(answers, body.items, items, strict=True):
         if isinstance(given, Text) and item.tree is not None:
             answer["steps"] = item.tree.texts(item.tree.trunk)
-    return _json(_head("steps", "steps", model) | about | {"items": answers, "usage": usage(items, found)})
+    answer = _head("steps", "steps", model) | about | {"items": answers, "usage": usage(items, found)}
+    return _json(answer | _warnings(request, items))
 
 
 @router.post("/v1/tokens", **_described(TokensAnswer))
@@ -148,14 +149,14 @@ async def get_reward(
 ) -> Response:
     """The reward of each completion, as OpenRLHF asks for it: the score of its steps as one solution."""
     served = _model(request, model)
-    _, found = await _score(request, served, lambda: _reward_items(served, body))
+    items, found = await _score(request, served, lambda: _reward_items(served, body))
     scores = [judged(served, sigmoid(one.log_odds_NO[:, 0])) for one in found]
     rewards = [one["score"] or 0.0 for one in scores]
     logs = {
         "steps": [float(len(one.log_odds_NO)) for one in found],
         "has_error": [float(one["first_error"] is not None) for one in scores],
     }
-    return _json({"rewards": rewards, "scores": rewards, "extra_logs": logs})
+    return _json({"rewards": rewards, "scores": rewards, "extra_logs": logs} | _warnings(request, items))
 
 
 def _engine(request: Request) -> Engine:

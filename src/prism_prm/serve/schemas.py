@@ -12,7 +12,10 @@ T = TypeVar("T")
 Many = Annotated[list[T], Field(fail_fast=True)]
 """A list of a request. Only its first mistake is reported: a body of two megabytes can have half a million of them."""
 Ids = Many[int]
-Model = Annotated[str | None, Field(description="Which model to use; not needed if only one is served.")]
+String = Annotated[str, Field(max_length=10**9)]
+"""A string of a request. Only with a limit does pydantic look into it, and refuse half of a surrogate pair, which JSON
+can hold and no tokenizer reads."""
+Model = Annotated[String | None, Field(description="Which model to use; not needed if only one is served.")]
 
 Warnings = Annotated[list[str] | None, Field(description="What of the request was not scored; absent if all was.")]
 
@@ -38,7 +41,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[TextPart]
+    content: String | Many[TextPart]
 
     @property
     def text(self) -> str:
@@ -52,7 +55,7 @@ class TextPart(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     type: Literal["text"]
-    text: str
+    text: String
 
 
 class PoolingRequest(BaseModel):
@@ -61,7 +64,7 @@ class PoolingRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
     model: Model = None
     messages: Many[Message] | None = None
-    input: str | Ids | Many[str] | Many[Ids] | None = None
+    input: String | Ids | Many[String] | Many[Ids] | None = None
     add_special_tokens: bool = True
     encoding_format: Literal["float"] = "float"
 
@@ -98,22 +101,22 @@ class PoolingAnswer(BaseModel):
 class Solution(Strict):
     """A problem and the steps of one solution."""
 
-    problem: str
-    steps: Many[str]
+    problem: String
+    steps: Many[String]
 
 
 class Text(Strict):
     """A problem and a solution as one text, which is cut into steps at blank lines; the answer has the steps."""
 
-    problem: str
-    solution: str
+    problem: String
+    solution: String
 
 
 class Tree(Strict):
     """A problem and a tree of steps."""
 
-    problem: str
-    nodes: Many[str]
+    problem: String
+    nodes: Many[String]
     parents: Many[int] = Field(description="The node before each node, or -1 for a first step. Parents come first.")
 
 
@@ -163,6 +166,7 @@ class StepsAnswer(BaseModel):
     threshold: float = Field(description="A step counts as right above this.")
     items: list[ItemAnswer]
     usage: Usage
+    warnings: Warnings = None
 
 
 class Sizes(BaseModel):
@@ -184,8 +188,8 @@ class RewardRequest(BaseModel):
     """OpenRLHF's request: each query is a prompt and its completion."""
 
     model_config = ConfigDict(extra="ignore")
-    query: Many[str]
-    prompts: Many[str]
+    query: Many[String]
+    prompts: Many[String]
     labels: list[Any] | None = None
 
 
@@ -195,6 +199,7 @@ class RewardAnswer(BaseModel):
     rewards: list[float]
     scores: list[float]
     extra_logs: dict[str, list[float]]
+    warnings: Warnings = None
 
 
 class ServedCard(BaseModel):

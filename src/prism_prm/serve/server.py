@@ -144,16 +144,22 @@ class DrainingServer(uvicorn.Server):
 
 
 def _hurried(seconds: float) -> type[H11Protocol]:
-    """Uvicorn's protocol, which gives a client this long for the head of a request: it has no limit of its own."""
+    """Uvicorn's protocol, which has no limits of its own: a client has this long for the head of a request, and to read
+    some of an answer.
+    """
 
     class Hurried(H11Protocol):
         head_timer: asyncio.TimerHandle | None = None
         is_last = False
         """Whether the server ends after the next answer."""
+        read_timer: asyncio.TimerHandle | None = None
+        unread = 0
+        """Bytes that waited for the client when it was last looked at."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._watch_head()
+            self._watch_reading()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -161,6 +167,8 @@ def _hurried(seconds: float) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_watching()
+            if self.read_timer is not None:
+                self.read_timer.cancel()
             super().connection_lost(exc)
 
         def shutdown(self) -> None:
@@ -186,6 +194,15 @@ def _hurried(seconds: float) -> type[H11Protocol]:
                 self._stop_watching()
             elif self.head_timer is None:
                 self.head_timer = self.loop.call_later(seconds, self._give_up)
+
+        def _watch_reading(self) -> None:
+            """Cut a connection on which exactly as much still waits as before: closing it would wait for the client."""
+            unread = self.transport.get_write_buffer_size()
+            if unread and unread == self.unread:
+                self.transport.abort()
+                return
+            self.unread = unread
+            self.read_timer = self.loop.call_later(seconds, self._watch_reading)
 
         def _stop_watching(self) -> None:
             if self.head_timer is not None:

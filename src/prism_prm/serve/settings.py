@@ -33,7 +33,7 @@ class ServeSettings:
     deadline: Positive = 30.0
     """Seconds until a request is answered or gets 504. Requests that would wait too long get 429 at once."""
     client_seconds: Positive = 10.0
-    """Seconds that a client may take to send a request."""
+    """Seconds that a client may take to send a request, and to read some of an answer."""
     batch_items: Count = 256
     """How many solutions or trees are scored together. With 1 nothing is batched."""
     batch_tokens: Count = 16_384

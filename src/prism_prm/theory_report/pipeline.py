@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prism_prm.aggregate import check_aggregator
-from prism_prm.data.inputs import find_sources
+from prism_prm.data.inputs import find_sources, keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.compare import load_run
 from prism_prm.report import Report
@@ -60,9 +60,9 @@ def report_theory(
     if threshold is not None and not 0 <= threshold <= 1:
         raise ConfigError(f"threshold {threshold} is not in [0, 1]")
     kinds = (SimulationSettings(labels="relative"), SimulationSettings(labels="absolute")) if simulate else ()
-    for run in runs:
-        load_run(str(run))
+    read = [load_run(str(run)).folder / "metrics.json" for run in runs]
     find_sources([*pool, *([scores] if scores is not None else [])])
+    keep_inputs([*read, *pool, scores], [Path(out) / "metrics.json"])
     with bars("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
         report = build_theory(settings, kinds)
         advance(1)

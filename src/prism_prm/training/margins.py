@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prism_prm.data.inputs import keep_inputs
 from prism_prm.files import whole_file
 from prism_prm.pairs.examples import Examples, Split, as_one_tree
 from prism_prm.protocol import sigmoid
@@ -116,6 +117,7 @@ def measure_margins(
         >>> len(found.margin_N) == summary["pairs"]["total"]
         True
     """
+    keep_inputs([pairs], [out])
     data = Split.read(Path(pairs), split)
     examples = data.examples("pairs")
     with (

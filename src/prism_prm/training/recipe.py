@@ -159,7 +159,7 @@ class ValidationSettings:
     """The metric that decides which round is best."""
     threshold: Annotated[float, Range(0, below=1)] | None = None
     """The threshold saved with every PRM, above which a step counts as right. By default the one that reaches `tpr` on
-    the validation split."""
+    the validation split, steps labelled by rollouts aside; if it has no others, the base PRM's."""
     tpr: Annotated[float, Range(above=0, most=1)] = 0.9
     """The share of right steps that the saved threshold keeps."""
     aggregator: str = "min"

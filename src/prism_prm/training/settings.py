@@ -18,7 +18,7 @@ class TrainSettings:
 
     lr: Positive = 1e-6
     """The highest learning rate."""
-    epochs: Count = 1
+    epochs: Annotated[int, Range(1, 10_000)] = 1
     """Passes over the pairs of a round."""
     pairs_per_update: Count = 64
     """Pairs (or labelled steps) per update, regardless of packing, micro-batches and number of processes."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism_prm.chosen import card_values, choose_threshold
 from prism_prm.errors import DataError
 from prism_prm.metrics.counts import fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, pairwise_accuracy, threshold_for_tpr
@@ -17,10 +19,12 @@ from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import too_long
 from prism_prm.training.margins import score_examples
 from prism_prm.training.recipe import CRITERIA, ValidationSettings
-from prism_prm.types import Advance, Floats
+from prism_prm.types import Advance, Bools, Floats
 
 if TYPE_CHECKING:
     from prism_prm.scorer import PRM
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Validation:
     kinds: np.ndarray
     left_out: Mapping[str, int]
     """How many steps and pairs are not measured, and why."""
+    is_sure: Bools
+    """Which steps have labels that a threshold can be chosen on: not from rollouts, which call wrong steps right."""
 
     @classmethod
     def of(cls, split: Split, prm: PRM, settings: ValidationSettings) -> Validation:
@@ -56,7 +62,14 @@ class Validation:
                 f"The validation split has {found} (left out: {left_out}): give it a larger share in data.split, "
                 'or train without validation (validation.split = "").'
             )
-        return cls(steps, pairs, kinds, left_out)
+        nodes = zip(steps.tree.tolist(), steps.chosen.tolist(), strict=True)
+        is_sure = np.array([split.trees[tree].nodes[node].estimate is None for tree, node in nodes], bool)
+        if settings.threshold is None and not (is_sure & right).any():
+            log.warning(
+                "validation: all labels are from rollouts, which call wrong steps right, so no threshold is chosen on "
+                "them: PRMs keep the base PRM's. Set validation.threshold, or validate on steps that people labelled."
+            )
+        return cls(steps, pairs, kinds, left_out, is_sure)
 
     def content_key(self) -> str:
         """A hash of what is measured on."""
@@ -75,12 +88,14 @@ class Validation:
     def measure(
         self, store: ScoreStore, settings: ValidationSettings, share: Share, advance: Advance
     ) -> dict[str, Any]:
-        """The metrics of the store's PRM, and the threshold they give."""
+        """The metrics of the store's PRM, and the threshold they give; without sure labels, the one that it has."""
         right = self.steps.right()
         scores = sigmoid(score_examples(store, self.steps, share=share, advance=advance)[:, 0])
-        threshold = settings.threshold
+        threshold, sure = settings.threshold, self.is_sure
         if threshold is None:
-            threshold = threshold_for_tpr(right, scores, settings.tpr)
+            threshold = threshold_for_tpr(right[sure], scores[sure], settings.tpr)
+        if np.isnan(threshold):
+            threshold = choose_threshold(None, card_values(store.scorer)).value
         half, chosen = (sum_counts(right, scores > at) for at in (0.5, threshold))
         result: dict[str, Any] = {
             "trees": len(np.unique(self.steps.tree)), "steps": len(right), "right_steps": int(right.sum()),

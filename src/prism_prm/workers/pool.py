@@ -3,7 +3,7 @@
 The driver starts a new worker in place of a lost one, checks that it holds what the first one held, and gives the lost
 portions to whoever is free. A portion that was first in line at a worker that died is suspected of having killed it;
 after `TRIES` such deaths the run ends and names it. A place whose workers do nothing but die is given up after as many,
-and the others go on. Neither counts workers that were lost with their node.
+and the others go on. Neither counts workers that were lost with their node, or whose node does not answer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Lost:
 
     why: str
     with_node: bool = False
-    """Whether its whole node is gone, so that nothing is to be learned from it."""
+    """Whether its whole node is gone or out of reach, so that nothing is to be learned from it."""
 
 
 class Pool(Generic[Held]):
@@ -229,8 +229,9 @@ class Pool(Generic[Held]):
                         f"{task.portion.name}: {TRIES} workers died of it, the last on node {slot.node}: {said.why}. "
                         f"{HINT}"
                     )
-                why = "its node is gone" if said.with_node else said.why
-                self.say(f"Ray: worker {slot.number} on node {slot.node} was lost ({why}); its portions are repeated")
+                self.say(
+                    f"Ray: worker {slot.number} on node {slot.node} was lost ({said.why}); its portions are repeated"
+                )
                 again.extend([*(waiting for _, waiting in slot.queue), task])  # the suspect last
                 self._replace(slot, said)
 
@@ -261,7 +262,10 @@ class Pool(Generic[Held]):
             if isinstance(error, errors.RayTaskError):  # our own mistake; its text has the worker's traceback
                 error.add_note(what)
                 raise
-            gone = isinstance(error, errors.NodeDiedError) or getattr(error, "preempted", False)
+            if isinstance(error, errors.ActorUnavailableError):  # a node is lost, and Ray has not noticed yet
+                return _Lost("its node does not answer", with_node=True)
             why = " ".join(line for line in str(error).strip().splitlines() if not line.startswith("\t"))  # ids
-            return _Lost(why, gone or "node has died" in why)
+            if isinstance(error, errors.NodeDiedError) or getattr(error, "preempted", False) or "node has died" in why:
+                return _Lost("its node is gone", with_node=True)
+            return _Lost(why)
         return _Lost(said.text) if isinstance(said, Broken) else said

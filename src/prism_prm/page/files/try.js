@@ -124,5 +124,7 @@ function shown(answers) {
   const cards = prmCards(prms, thresholds, list.judge, { lines: facts, settled: arrange });
   list.judge(thresholds);
   arrange();
-  return [cards, hasTwo && h("div", { class: "row toolbar" }, field("Steps", order)), list.element, barKey()];
+  const warnings = answers.flatMap((answer) => answer.warnings ?? []);
+  const notes = warnings.map((warning) => h("p", { class: "problem" }, `${warning}.`));
+  return [...notes, cards, hasTwo && h("div", { class: "row toolbar" }, field("Steps", order)), list.element, barKey()];
 }
