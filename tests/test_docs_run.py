@@ -71,12 +71,15 @@ def noise(runs: Path, group: str, *rates: str) -> list[float]:
     return [number for rate in rates for number in with_interval(found[rate])]
 
 
-def evaluated(runs: Path, name: str) -> list[float]:
-    """AUROC, FPR and FNR at 0.5 in percent, and FPR at TPR 90."""
-    found = metrics(runs / "answers" / f"eval-{name}")["benchmarks"]["labelled"]
-    curve, steps = found["curve"], found["subsets"]["all"]
-    half = [100 * curve[rate][curve["threshold"].index(0.5)] for rate in ("fpr", "fnr")]
-    return [steps["auroc"]["value"], *half, 100 * steps["fpr_at_tpr_90"]["value"]]
+def evaluated(runs: Path, name: str, *rates: str) -> list[float]:
+    """Rates of steps in percent; the threshold of these evaluations is 0.5."""
+    found = metrics(runs / "answers" / f"eval-{name}")["benchmarks"]["labelled"]["subsets"]["all"]["metrics"]["steps"]
+    return [100 * found[rate]["value"] for rate in rates]
+
+
+def row(runs: Path, name: str) -> list[float]:
+    auroc, *rates = evaluated(runs, name, "auroc", "fpr", "fnr", "fpr_at_tpr_90")
+    return [auroc / 100, *rates]
 
 
 CHECKED: dict[tuple[str, str], Callable[[Path], list[float]]] = {
@@ -102,8 +105,14 @@ CHECKED: dict[tuple[str, str], Callable[[Path], list[float]]] = {
         LABELS,
         "the labels call {} % [{}, {}] of the wrong steps right and {} % [{}, {}] of the right ones wrong.",
     ): lambda runs: noise(runs, "all", "fpr", "fnr"),
-    (LABELS, "| base | {} | {} % | {} % | {} % |"): lambda runs: evaluated(runs, "base"),
-    (LABELS, "| trained on pairs from rollouts | {} | {} % | {} % | {} % |"): lambda runs: evaluated(runs, "mine"),
+    (LABELS, "{} % at the first position, {} % at the fourth"): lambda runs: [
+        noise(runs, f"position {place}", "fpr")[0] for place in (1, 4)
+    ],
+    (LABELS, "| base | {} | {} % | {} % | {} % |"): lambda runs: row(runs, "base"),
+    (LABELS, "| trained on pairs from rollouts | {} | {} % | {} % | {} % |"): lambda runs: row(runs, "mine"),
+    (LABELS, "FPR at TPR 95 rises from {} to {} %"): lambda runs: [
+        evaluated(runs, name, "fpr_at_tpr_95")[0] for name in ("base", "mine")
+    ],
 }
 
 

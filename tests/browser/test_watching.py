@@ -348,6 +348,10 @@ def test_equal_samples_are_drawn_once(serve: Serve) -> None:
     ]
     assert page.locator(".dot .times").all_text_contents() == ["×2", "×3", "×2", "×2"]
     assert page.locator(".map .row-name").all_text_contents() == ["Problem", "Round 1", "Round 2"]
+    inside = "(one) => one.getBBox().x + one.getBBox().width <= one.ownerSVGElement.viewBox.baseVal.width"
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.locator(".times").evaluate_all(f"(all) => all.every({inside})"), "none is cut off"
     assert page.locator(".edge.alive").count() == 2, "from the problem over step 2 to step 10"
     assert page.locator(".path .words").all_inner_texts() == ["second", "third"]
     assert "answer 2 · ✓ right" in page.locator(".path .note").inner_text()

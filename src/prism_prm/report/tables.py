@@ -54,8 +54,8 @@ def split_interval(cell: str) -> tuple[str, str]:
 
 
 def header(text: str) -> str:
-    """The head of a column or row, without line breaks before its arrow, in `n = 16` and in `Best-of-16`."""
-    return re.sub(r" (?=[↑↓=])|(?<==) ", "\u00a0", text).replace("Best-of-", "Best\u2011of\u2011")
+    """The head of a column or row, without line breaks before its arrow or a number, after `at` and in `Best-of-16`."""
+    return re.sub(r" (?=[↑↓=\d])|(?<==) |(?<=\bat) ", "\u00a0", text).replace("Best-of-", "Best\u2011of\u2011")
 
 
 def unbroken_parts(name: str) -> str:

@@ -8,14 +8,14 @@ const ROW = 46;
 const EDGE = 26;
 const NAMES = 62; // pixels for the names of the rows
 const LEAST = 15; // pixels from one mark to the next, and with a number between them
-const NUMBERED = 34;
+const NUMBERED = 40;
 
 // `told` says a fate in words.
 export function drawMap(box, tree, round, picked, { pick, told }) {
   const most = Math.max(1, ...tree.rows.map((row) => row.length));
   const each = tree.steps.some((step) => step.numbers.length > 1) ? NUMBERED : LEAST;
   const width = Math.max(box.clientWidth - 2, NAMES + most * each);
-  const room = width - NAMES;
+  const room = width - NAMES - (each === NUMBERED ? NUMBERED / 4 : 0); // the last mark may have a number, too
   const height = EDGE + (round + 1) * ROW + 8;
   const at = (step) => ({ x: NAMES + step.x * room, y: step.round * ROW + EDGE + ROW / 2 });
   const top = { x: NAMES + room / 2, y: EDGE / 2 };
