@@ -583,3 +583,20 @@ def test_ray_without_an_address_is_this_machine(words: str, meant: str) -> None:
 def test_settings_that_make_no_sense(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         RaySettings(**settings)
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.kill(os.getpid(), 9)", "sys.exit(0)", "raise KeyboardInterrupt"])
+def test_a_driver_that_ends_without_a_word_still_has_a_last_line(end: str) -> None:
+    """As Ray ends it when one of its own processes on this machine dies."""
+    code = f"""
+import os, sys, types
+resources = {{"Alive": True, "Resources": {{"CPU": 2}}}}
+sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, nodes=lambda: [resources])
+from prism_prm.workers.cluster import connected
+from prism_prm.workers.settings import RaySettings
+with connected(RaySettings(ray="auto", workers=1)):
+    {end}
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    is_silent = end.startswith("os.")
+    assert ("error: Ray ended this command, or it was killed. Rerun it to resume." in found.stderr) == is_silent

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -50,13 +52,32 @@ def connected(settings: RaySettings, *, loads: bool = True) -> Iterator[Cluster]
     assert settings.ray is not None, "only settings that name a cluster come here"
     ray = _ray()
     was_connected = ray.is_initialized()
-    if not was_connected:
-        _connect(ray, settings.ray)
-    try:
-        yield _fitted(ray, settings, loads)
-    finally:
+    with _last_words():
         if not was_connected:
-            ray.shutdown()
+            _connect(ray, settings.ray)
+        try:
+            yield _fitted(ray, settings, loads)
+        finally:
+            if not was_connected:
+                ray.shutdown()
+
+
+@contextlib.contextmanager
+def _last_words() -> Iterator[None]:
+    """Have a shell say how to resume if this process ends inside the block without a word.
+
+    When Ray's own processes on this machine die, Ray ends the driver from C++, where no Python code runs any more.
+    """
+    shell = shutil.which("sh")
+    if shell is None:
+        yield
+        return
+    script = "read -r _ || echo 'error: Ray ended this command, or it was killed. Rerun it to resume.' >&2"
+    with subprocess.Popen([shell, "-c", script], stdin=subprocess.PIPE) as waiting:
+        try:
+            yield
+        finally:
+            waiting.communicate(b"\n")
 
 
 def _ray() -> Any:
