@@ -3,7 +3,7 @@
 All train the same Qwen2 architecture with AdamW on the same pairs (annotated, and four lookaheads per position) with
 the same number of pairs per update. The peer, TRL's RewardTrainer, runs both sides of every pair as a whole sequence;
 its row filter (max_length) and gradient checkpointing are off, so that it does no more work than it must;
-its batch is the largest of 16, 8, 4, 2 and 1 pairs per pass that fits in 8 GiB (--trl-batch sets another).
+its batch is the largest of 16, 8, 4, 2 and 1 pairs per pass that fits in 10 GiB (--trl-batch sets another).
 
 Run: PRISM_DATA=… python benchmarks/pair_training.py [--trajectories 40] [--updates 3] [--per-tree 32]
 """
@@ -38,7 +38,7 @@ from prism_prm.types import Ints
 
 PAIRS_PER_UPDATE = 64
 PEER = "TRL RewardTrainer"
-FITS = 8.0
+FITS = 10.0
 """GiB that a pass of the peer may take."""
 
 
@@ -133,7 +133,6 @@ def fitting_batch(prm: PRM, data: Dataset) -> int:
 def main() -> None:
     parser = options(__doc__, repeats=3)
     parser.add_argument("--trajectories", type=int, default=40)
-    parser.add_argument("--max-steps", type=int, default=30, help="of a trajectory")
     parser.add_argument("--lookaheads", type=int, default=4)
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=192)
@@ -142,7 +141,7 @@ def main() -> None:
     parser.add_argument("--trl-batch", type=int, help="pairs per pass of the peer (default: what fits)")
     arguments = parser.parse_args()
 
-    trees = real_trees(arguments.trajectories, arguments.max_steps)
+    trees = real_trees(arguments.trajectories)
     prm = small_prm(
         [node.text for tree in trees for node in tree.nodes], hidden=arguments.hidden, layers=arguments.layers
     )
