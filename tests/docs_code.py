@@ -30,27 +30,36 @@ def stated(page: str, words: str) -> list[str]:
     return list(found[0].groups())
 
 
-def run_tutorial(demo: Path, folder: Path) -> None:
-    """All its commands in order, on a demo's folder."""
+THREADS = "2"
+"""Threads behind the numbers on the pages: with others, sums round differently, and small trainings end elsewhere."""
+
+
+def run_tutorial(demo: Path, folder: Path, *, as_stated: bool = False) -> None:
+    """All its commands in order, on a demo's folder; `as_stated` gives the page's numbers, and takes longer."""
     commands = [code for code in blocks("docs/tutorial.md", "bash") if "activate" not in code]
     assert len(commands) == 5, "one block for each section"
-    _run(commands, demo, folder)
+    _run(commands, demo, folder, as_stated)
 
 
-def run_from_answers(demo: Path, folder: Path) -> None:
+def run_from_answers(demo: Path, folder: Path, *, as_stated: bool = False) -> None:
     """The commands of docs/labels.md from answers to a PRM, on a demo's folder."""
     commands = [code for code in blocks("docs/labels.md", "bash") if "runs/answers" in code]
     assert len(commands) == 3, "label, train and measure"
-    _run(commands, demo, folder)
+    _run(commands, demo, folder, as_stated)
 
 
-def _run(commands: list[str], demo: Path, folder: Path) -> None:
+def _run(commands: list[str], demo: Path, folder: Path, as_stated: bool) -> None:
     """Run them in a folder, with `prism` and this Python on the path."""
     (folder / "bin").mkdir(parents=True)
     (folder / "prism-demo").symlink_to(demo)
-    write_command(folder / "bin" / "prism")
-    (folder / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (folder / "bin" / "python").chmod(0o755)
+    programs = {"python": "", "prism": "-m prism_prm"}
+    for name, words in programs.items():
+        (folder / "bin" / name).write_text(
+            f'#!/bin/sh\nOMP_NUM_THREADS={THREADS} exec "{sys.executable}" {words} "$@"\n'
+        )
+        (folder / "bin" / name).chmod(0o755)
+    if not as_stated:
+        write_command(folder / "bin" / "prism")
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
         ["bash", "-e", "-c", "\n".join(commands)], cwd=folder, env=os.environ | {"PATH": path}, check=True

@@ -7,6 +7,7 @@ stale if it differs from what the commands write by more than 5 %, and by more t
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from docs_code import ROOT, blocks, run_from_answers, run_tutorial, stated
+from docs_code import ROOT, THREADS, blocks, run_from_answers, run_tutorial, stated
 from prism_prm.cli import app
 from prism_process import run
 
@@ -157,12 +158,13 @@ def test_the_tutorials_own_labels_give_the_pairs_that_it_says(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_pages_state_what_their_commands_give(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "prism_prm", "demo", "--out", tmp_path / "demo"], check=True)
-    run_tutorial(tmp_path / "demo", tmp_path)
+    environment = os.environ | {"OMP_NUM_THREADS": THREADS}
+    subprocess.run([sys.executable, "-m", "prism_prm", "demo", "--out", tmp_path / "demo"], check=True, env=environment)
+    run_tutorial(tmp_path / "demo", tmp_path, as_stated=True)
     runs = tmp_path / "runs"
     base, mine = reranked(runs, "best-of-n", 16)
     assert mine > base + 20, "the tutorial ends in a gain"
-    run_from_answers(tmp_path / "demo", tmp_path / "answers")
+    run_from_answers(tmp_path / "demo", tmp_path / "answers", as_stated=True)
     made = tmp_path / "answers" / "runs"
     assert (made / "answers" / "comparison" / "report.html").exists()
     assert stale(runs, TUTORIAL) | stale(made, LABELS) == {}
