@@ -26,6 +26,7 @@ from trl import RewardConfig, RewardTrainer
 from _real_trees import real_trees, small_prm
 from _side_by_side import conclude, median, options, peak_memory, print_ratios, side_by_side
 from prism_prm import PRM
+from prism_prm.arrays import Ints
 from prism_prm.losses import Objective
 from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
 from prism_prm.pairs.examples import Examples
@@ -34,7 +35,6 @@ from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.training.batches import RowLimits, batch_maker
 from prism_prm.training.loop import Round
 from prism_prm.training.settings import Packing, TrainSettings
-from prism_prm.types import Ints
 
 PAIRS_PER_UPDATE = 64
 PEER = "TRL RewardTrainer"

@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prism_prm.cli.ui import progress, say
+from prism_prm.cli.ui import Terminal
+from prism_prm.console import say, shown_on
 from prism_prm.files import write_text
 from prism_prm.http import Patience
 from prism_prm.policies import PolicySettings, Sampling, open_policy
@@ -101,7 +102,7 @@ def sample(given: argparse.Namespace, recipe: SearchRecipe) -> None:
             patience=Patience(timeout=900.0, retries=5),
         )  # fmt: skip
         with contextlib.closing(open_policy(settings)) as policy:
-            search_task(recipe, given.out / "search", policy=policy, bars=progress, say=say)
+            search_task(recipe, given.out / "search", policy=policy)
 
 
 def pool_of(journal: Path, problems: Sequence[TaskProblem]) -> tuple[Pool, int]:
@@ -173,7 +174,7 @@ def main() -> None:
         given.out / "search" / "journal" / f"n{given.samples}.jsonl", load_task(str(chosen)).problems
     )
     settings = RerankSettings(aggregators=("min",))
-    results = rerank_pool(pool, given.out / "rerank", settings=settings, bars=progress, say=say)
+    results = rerank_pool(pool, given.out / "rerank", settings=settings)
     text = table(results, tokens)
     write_text(given.out / "table.md", text)
     if given.docs:
@@ -183,4 +184,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with shown_on(Terminal()):
+        main()

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm import CriticSettings, EvalSettings, evaluate_prm, metrics, open_critic, read_benchmark
-from prism_prm.cli.ui import say
+from prism_prm.cli.ui import Terminal
+from prism_prm.console import say, shown_on
 from prism_prm.critics.critic import Critic
 from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks.base import Item
@@ -167,4 +168,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with shown_on(Terminal()):
+        main()

@@ -25,8 +25,9 @@ from typing import Any
 from natural_origin import SAMPLING, any_of, noise, solves, some, sure, with_labels
 from origin_map import measure
 from origin_report import arm_tables, demo_tables
-from prism_prm.cli.ui import say
+from prism_prm.cli.ui import Terminal
 from prism_prm.config import from_mapping
+from prism_prm.console import say, shown_on
 from prism_prm.demo.arms import ARMS, Budget, base_recipe
 from prism_prm.demo.presets import PRESETS
 from prism_prm.demo.stages import quietly
@@ -175,4 +176,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with shown_on(Terminal()):
+        main()

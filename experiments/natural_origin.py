@@ -27,7 +27,8 @@ from scipy.stats import hypergeom
 
 from origin_map import LOSSES, Budget, errors, examples_of, measure, train
 from origin_report import natural_tables
-from prism_prm.cli.ui import say
+from prism_prm.cli.ui import Terminal
+from prism_prm.console import say, shown_on
 from prism_prm.demo.stages import quietly
 from prism_prm.label import LabelSettings, label_trees
 from prism_prm.label.consensus import keep_agreed
@@ -328,4 +329,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with shown_on(Terminal()):
+        main()

@@ -27,7 +27,9 @@ from typing import Any
 import numpy as np
 
 from origin_report import draw, map_tables
-from prism_prm.cli.ui import say
+from prism_prm.arrays import Bools, Floats, Ints
+from prism_prm.cli.ui import Terminal
+from prism_prm.console import say, shown_on
 from prism_prm.demo.stages import quietly
 from prism_prm.losses import Objective
 from prism_prm.metrics.counts import calibration_error, calibration_gaps, fnr, fpr, sum_counts
@@ -41,7 +43,6 @@ from prism_prm.tables import iter_trees
 from prism_prm.training.batches import RowLimits, batch_maker
 from prism_prm.training.loop import Round
 from prism_prm.training.settings import TrainSettings
-from prism_prm.types import Bools, Floats, Ints
 from prism_prm.world.build import World, build_world
 from prism_prm.world.settings import FORMAT, world_settings
 from prism_prm.world.tokens import PRM_SETTINGS
@@ -255,4 +256,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with shown_on(Terminal()):
+        main()

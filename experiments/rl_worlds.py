@@ -12,7 +12,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from prism_prm.cli.ui import progress, say
+from prism_prm.cli.ui import Terminal
+from prism_prm.console import say, shown_on
 from prism_prm.demo.findings import find
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
@@ -37,10 +38,11 @@ def main() -> None:
     with quietly():
         for seed in range(given.first_seed, given.first_seed + given.seeds):
             say(f"World {seed}")
-            results.append(SeedRun(settings, seed, given.out, bars=progress, say=say).go())
+            results.append(SeedRun(settings, seed, given.out).go())
             make_report(find(results), f"experiments/rl_worlds.py, {len(results)} worlds").write(given.out)
     say(f"Report: {given.out / 'report.html'}")
 
 
 if __name__ == "__main__":
-    main()
+    with shown_on(Terminal()):
+        main()

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm import metrics
-from prism_prm.cli.ui import progress, say
+from prism_prm.cli.ui import Terminal
+from prism_prm.console import say, shown_on
 from prism_prm.demo.arms import ARMS, base_recipe
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.stages import BASE, SeedRun, quietly
@@ -57,7 +58,7 @@ class FamilyRun(SeedRun):
     def measure(self) -> dict[str, dict[str, float]]:
         """PRM → its metrics on the steps of all test sets, by the oracle's labels."""
         settings = self.settings
-        world = build_world(replace(settings.world, seed=self.seed), self.cache, bars=self.bars)
+        world = build_world(replace(settings.world, seed=self.seed), self.cache)
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
         prms = {BASE: base}
         for name in ARMS_RUN:
@@ -112,7 +113,7 @@ def main() -> None:
             world = {}
             for family in FAMILIES:
                 say(f"World {seed}, {family}")
-                world[family] = FamilyRun(family, settings, seed, given.out, bars=progress, say=say).measure()
+                world[family] = FamilyRun(family, settings, seed, given.out).measure()
             results[str(seed)] = world
             write_text(given.out / "results.json", json.dumps(results, indent=2) + "\n")
             write_text(given.out / "table.md", table(results))
@@ -120,4 +121,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with shown_on(Terminal()):
+        main()

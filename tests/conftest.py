@@ -17,6 +17,7 @@ import pytest
 from filelock import FileLock
 
 from prism_prm.cli.threads import settle_waiting
+from prism_prm.console import Console, shown_on
 
 # Set before anything imports torch: two pytest workers with two threads each would crawl on two cores,
 # whoever asks for more threads anyway has them wait as in the prism command, and no test may reach for a hub.
@@ -52,6 +53,14 @@ def _own_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """The notes that are shown while a test runs."""
+    notes: list[str] = []
+    with shown_on(Console(notes.append)):
+        yield notes
 
 
 @pytest.fixture(scope="session")

@@ -88,10 +88,10 @@ def test_every_function_says_its_arguments_and_has_an_example(name: str, functio
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_nothing_is_shown_unless_asked(name: str) -> None:
-    from prism_prm.types import ignore, no_bars, silent
+    from prism_prm.console import ignore
 
     parameters = inspect.signature(getattr(prism_prm, name)).parameters
-    shown = {"progress": False, "bars": no_bars, "say": silent, "advance": ignore}
+    shown = {"progress": False, "advance": ignore}
     assert all(parameters[word].default is value for word, value in shown.items() if word in parameters)
 
 

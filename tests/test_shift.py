@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from prism_prm.arrays import Bools, Floats
 from prism_prm.metrics.shift import Shifts, log_odds
-from prism_prm.types import Bools, Floats
 
 
 def moved(scores: Floats, shift: float) -> Floats:

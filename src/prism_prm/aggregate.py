@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from prism_prm.arrays import Floats
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.types import Floats
 
 SOFT_MIN_TEMPERATURE = 0.1
 """The temperature of `soft-min`: towards 0 it becomes the minimum, towards infinity the mean."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from prism_prm.console import Advance, ignore
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.files import whole_file
 from prism_prm.records import StepPair, StepTree
 from prism_prm.tables import check_split, iter_pairs, iter_trees, no_such_node
-from prism_prm.types import Advance, ignore
 
 SEPARATOR = "\n\n"
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from prism_prm.answers import EXTRACTORS, Extraction, Judge, Verdict, extract_answer
 from prism_prm.answers.judge import Key
+from prism_prm.console import Advance, ignore
 from prism_prm.data.problem_records import TaskProblem
 from prism_prm.errors import ConfigError
 from prism_prm.programs import Level
 from prism_prm.programs.cases import Tests
 from prism_prm.programs.extract import find_program
-from prism_prm.types import Advance, ignore
 
 if TYPE_CHECKING:
     from prism_prm.programs.judge import ProgramJudge

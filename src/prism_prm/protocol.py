@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.records import StepTree
-from prism_prm.types import Advance, ignore
 
 Solution = StepTree | tuple[str, Sequence[str]] | Mapping[str, Any]
 """What `score_many` takes: (problem, steps), {"problem": …, "steps": […]}, or a tree that is one."""

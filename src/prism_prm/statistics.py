@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from prism_prm.types import Floats, Ints
+from prism_prm.arrays import Floats, Ints
 
 NUM_DRAWS = 1000
 LEVEL = 0.95

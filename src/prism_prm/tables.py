@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from prism_prm.arrays import Ints
+from prism_prm.console import Advance, ignore
 from prism_prm.data.draft import Draft
 from prism_prm.data.forest import ESTIMATE, Forest
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.records import Estimate, StepPair, StepTree
-from prism_prm.types import Advance, Ints, ignore
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 """For columns with few distinct values."""

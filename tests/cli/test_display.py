@@ -114,7 +114,7 @@ def test_records_and_json_do_not_mix(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_colours(
     no_color: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from prism_prm.cli.ui import console
+    from prism_prm.cli.ui import standard_error
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -124,10 +124,10 @@ def test_colours(
         monkeypatch.setenv("NO_COLOR", "1")
     else:
         monkeypatch.delenv("NO_COLOR", raising=False)
-    console.cache_clear()
+    standard_error.cache_clear()
     with pytest.raises(SystemExit):
         main()
-    console.cache_clear()
+    standard_error.cache_clear()
     assert ("\x1b[31m" in capsys.readouterr().err) == (not no_color)
 
 

@@ -116,10 +116,10 @@ def test_search(memorising_policy: Path, tmp_path: Path, place: Path) -> None:
 def test_tables_and_bars_show_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, color_system=None)
-    monkeypatch.setattr(ui, "console", lambda: console)
+    monkeypatch.setattr(ui, "standard_error", lambda: console)
     ui.print_table("[/b]:smile:", ["[red] a wide column"], [["[/i]"]])
-    ui.say("saying [/b]:smile:")
-    with ui.progress("scoring [/b]", 2, unit="[/i]") as advance:
+    ui.Terminal().say("saying [/b]:smile:")
+    with ui.Terminal().progress("scoring [/b]", 2, unit="[/i]") as advance:
         advance(2)
     for text in ("[/i]", "scoring [/b]", "saying [/b]:smile:"):
         assert text in screen.getvalue()

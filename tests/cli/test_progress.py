@@ -10,7 +10,7 @@ from prism_prm.cli import ui
 def test_a_log_gets_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(ui.time, "monotonic", lambda: clock[-1])
-    with ui.progress("scoring", 2000, unit="trees") as advance:
+    with ui.Terminal().progress("scoring", 2000, unit="trees") as advance:
         for seconds in (10.0, 31.0, 40.0, 50.0):
             clock.append(seconds)
             advance(500)

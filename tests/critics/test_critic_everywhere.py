@@ -250,7 +250,7 @@ def test_score_writes_a_table_and_says_what_it_cost(tmp_path: Path, server: tupl
 
 
 def test_a_search_guided_by_a_critic(
-    tmp_path: Path, server: tuple[str, list[dict[str, Any]]], memorising_policy: Path
+    tmp_path: Path, server: tuple[str, list[dict[str, Any]]], memorising_policy: Path, said: list[str]
 ) -> None:
     (tmp_path / "problems.jsonl").write_text(json.dumps({"problem": "3+4-2", "answer": "5"}) + "\n")
     recipe = SearchRecipe(
@@ -258,11 +258,10 @@ def test_a_search_guided_by_a_critic(
         policy=PolicySettings(f"hf:{memorising_policy}"),
         search=SearchSettings("beam", expand=2, max_steps=4, sampling=Sampling(temperature=0.1, max_step_tokens=12)),
     )  # fmt: skip
-    said_aloud: list[str] = []
-    (point,) = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), judges=1, say=said_aloud.append)
+    (point,) = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), judges=1)
     assert (point.prm, point.accuracy.value) == ("critic", 1)
     assert point.prm_tokens >= 3 * 15
-    assert any("verdicts from what it writes" in line for line in said_aloud)
+    assert any("verdicts from what it writes" in line for line in said)
     again = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), judges=1)
     assert [one.prm_tokens for one in again] == [point.prm_tokens]
     metrics = json.loads((tmp_path / "beam" / "metrics.json").read_text())

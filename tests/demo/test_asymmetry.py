@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from prism_prm.cli import app
+from prism_prm.console import progress
 from prism_prm.demo import asymmetry, reinforcement
 from prism_prm.demo.asymmetry import BEAM, BEST_OF_N, GRPO, AsymmetryMap, MapSettings, demo_world
 from prism_prm.errors import ConfigError
 from prism_prm.report import Report
-from prism_prm.types import Bars
 from prism_prm.world.build import World, build_world
 from prism_prm.world.settings import world_settings
 
@@ -41,9 +41,9 @@ def test_the_world_of_a_demo_is_the_one_that_was_built(demo: Path, tmp_path: Pat
         demo_world(tmp_path)
 
 
-def one_by_one(title: str, do: Callable[[Any], object], jobs: Sequence[Any], bars: Bars) -> None:
+def one_by_one(title: str, do: Callable[[Any], object], jobs: Sequence[Any]) -> None:
     """In this process, which has imported everything already."""
-    with bars(title, len(jobs)) as advance:
+    with progress(title, len(jobs)) as advance:
         for job in jobs:
             do(job)
             advance(1)

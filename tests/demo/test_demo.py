@@ -227,12 +227,11 @@ def test_rl_problems_are_new_to_every_model(out: Path) -> None:
 
 
 def test_without_trl_the_last_act_is_skipped_and_says_how_to_install_it(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     kept = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
     monkeypatch.setattr("prism_prm.demo.pipeline.find_spec", lambda _: None)
-    said: list[str] = []
-    found = run_demo(out, quick=True, say=said.append)
+    found = run_demo(out, quick=True)
     report = (out / "report.md").read_text()
     for path, content in kept.items():
         path.write_bytes(content)

@@ -12,6 +12,7 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, write_jsonl
 from test_eval_evaluate import FAST, noisy, run, score_with
 
+from prism_prm.console import Console, shown_on
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import read_benchmark
 from prism_prm.evaluation.benchmarks.prmbench import CLASSES
@@ -30,7 +31,6 @@ from prism_prm.report import Report
 from prism_prm.theory.dominance import VERDICTS
 from prism_prm.theory_report.pipeline import report_theory
 from prism_prm.theory_report.roc_dominance import add_dominance
-from prism_prm.types import Bars, no_bars
 
 
 def make_run(
@@ -122,19 +122,20 @@ def test_a_killed_evaluation_never_leaves_the_numbers_of_two_prms(
     rows = [processbench_row(f"math-{i}", 2, (i % 3) - 1) for i in range(6)]
     data = write_jsonl(tmp_path / "math.jsonl", rows)
 
-    def evaluate(score: float, out: Path, bars: Bars = no_bars) -> None:
+    def evaluate(score: float, out: Path) -> None:
         predictions = [{"id": row["id"], "scores": [score, score]} for row in rows]
         given, name = write_jsonl(tmp_path / f"{score}.jsonl", predictions), f"prm-{score}"
         evaluate_prm(
-            None, "processbench", out, data=data, predictions=given, name=name, settings=FAST, bars=bars
+            None, "processbench", out, data=data, predictions=given, name=name, settings=FAST
         )  # fmt: skip
 
-    def killed(*_: Any, **__: Any) -> Any:
-        raise Killed
+    class Killing(Console):
+        def progress(self, *_: Any, **__: Any) -> Any:
+            raise Killed
 
     evaluate(0.25, tmp_path / "first")
-    with pytest.raises(Killed):
-        evaluate(0.75, tmp_path / "first", bars=killed)
+    with pytest.raises(Killed), shown_on(Killing()):
+        evaluate(0.75, tmp_path / "first")
     load_run(str(tmp_path / "first"))
     replace, written = os.replace, 0
     last = len([file for file in (tmp_path / "first").rglob("*") if file.is_file()])

@@ -13,12 +13,12 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, score_with, write_jsonl
 from test_eval_evaluate import FAST, run
 
+from prism_prm.arrays import Floats
 from prism_prm.evaluation.benchmarks import ItemSet, read_benchmark
 from prism_prm.evaluation.benchmarks.prmbench import CLASSES
 from prism_prm.evaluation.compare import compare_bench, compare_runs, load_runs
 from prism_prm.evaluation.control import Control
 from prism_prm.evaluation.report import RunInfo, write_run
-from prism_prm.types import Floats
 
 
 def benchmark(tmp_path: Path, num: int = 120) -> ItemSet:
@@ -152,17 +152,16 @@ def test_steps_judged_by_redundancy_are_not_shifted(tmp_path: Path) -> None:
     assert control.difference("fnr", "fpr").difference == control.difference("fpr", "fnr").difference == 0
 
 
-def test_the_report_begins_with_the_finding(tmp_path: Path) -> None:
+def test_the_report_begins_with_the_finding(tmp_path: Path, said: list[str]) -> None:
     items = benchmark(tmp_path)
     places = [
         write(tmp_path, items, "base", probability, raw(items, 0.7)),
         write(tmp_path, items, "other", lambda logit: probability(logit - 1), raw(items, 1.3, seed=1)),
     ]
-    heard: list[str] = []
-    report = compare_runs(places, tmp_path / "cmp", num_draws=200, say=heard.append)
+    report = compare_runs(places, tmp_path / "cmp", num_draws=200)
     markdown = (tmp_path / "cmp" / "report.md").read_text()
     assert report.finding.startswith("On processbench, other is better than base shifted: at the same FNR (")
-    [first] = heard
+    [first] = said
     assert first.startswith("processbench: other is better than base shifted. At other's FNR of ")
     found = json.loads((tmp_path / "cmp" / "metrics.json").read_text())["benchmarks"]["processbench"]["control"][
         "other"

@@ -16,6 +16,7 @@ from contents import contents
 from loopback import Answer, serve
 from payloads import OWN, packed, stdin_record
 from prism_prm import PrismError
+from prism_prm.console import Console, shown_on
 from prism_prm.data.problem_records import problem_of
 from prism_prm.label import Judging, LabelSettings, pipeline
 from prism_prm.label.pipeline import label_task
@@ -54,7 +55,8 @@ def label(task: str, out: Path, judge: Judging = judging, **changes: Any) -> tup
     """The policy that was asked, what was said, and the metrics."""
     policy, said = Noted(), list[str]()
     recipe = LabelRecipe(task=task, policy=PolicySettings("hf:first"), label=SETTINGS, **changes)
-    metrics = label_task(recipe, out, policy=policy, judge=judge, say=said.append)
+    with shown_on(Console(said.append)):
+        metrics = label_task(recipe, out, policy=policy, judge=judge)
     return policy, said, metrics
 
 

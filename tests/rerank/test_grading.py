@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prism_prm.console import Advance
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem
 from prism_prm.rerank import grading
 from prism_prm.rerank.grading import Grade, GradedPool, grade_pool, with_task
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.tasks import MathGrader, Task, TaskGrader, TaskProblem
-from prism_prm.types import Advance
 
 POOL = Pool(
     (

@@ -169,10 +169,9 @@ def test_a_full_disk_is_one_line(run: Path, folder: Path, tmp_path: Path, share:
     assert again.exit_code == 0, again.output
 
 
-def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path) -> None:
-    said: list[str] = []
+def test_problems_are_disjoint_and_what_is_left_out_is_said(folder: Path, said: list[str]) -> None:
     recipe = read_grpo_recipe(folder / "recipe.toml", ["problems.num_held_out=3"])
-    train, held_out = split_problems(recipe, said.append)
+    train, held_out = split_problems(recipe)
     assert len(held_out) == 3
     assert len(train) == 45, "two of the 47 are evaluated on"
     assert said == ["2 of 47 problems are also held out or used for evaluation, and are left out."]

@@ -161,12 +161,11 @@ def flattery(prompts: Sequence[str], completions: Sequence[str], trainer_state: 
     return [0.2 * trainer_state.global_step - 0.05 * len(text) for text in completions][: len(prompts)]
 
 
-def test_training_ends_at_an_alarm(world_policy: Path, tmp_path: Path) -> None:
+def test_training_ends_at_an_alarm(world_policy: Path, tmp_path: Path, said: list[str]) -> None:
     """A policy that learns to write nothing: its reward rises, and it solves nothing any more."""
     settings = MonitorSettings(every=2, samples=2, votes=0, stop_on_alarm=True)
-    said: list[str] = []
     trainer = {**TRAINER, "max_steps": 60, "learning_rate": 1e-2, "save_strategy": "no"}
-    curve = train(world_policy, tmp_path, flattery, monitor=settings, trainer=trainer, say=said.append)
+    curve = train(world_policy, tmp_path, flattery, monitor=settings, trainer=trainer)
     alarm = curve.alarms["answer"]
     assert alarm is not None
     assert curve.looks[-1].update == alarm.update < 60

@@ -100,15 +100,14 @@ def test_stopped_work_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.
     assert sum(scored) == 6, "and so is another model"
 
 
-def test_a_finished_table_gets_a_new_card(folder: Path, tmp_path: Path) -> None:
+def test_a_finished_table_gets_a_new_card(folder: Path, tmp_path: Path, said: list[str]) -> None:
     prm = load_prm(folder / "prm")
     out = tmp_path / "s.parquet"
     write_scores(prm, chains(), out, inputs=["a.jsonl"])
     before = read_scores(out)
     old = card_of_scores(out)
     prm.card = replace(prm.card, threshold=0.7, aggregator="product")
-    said: list[str] = []
-    report = write_scores(prm, chains(), out, say=said.append)
+    report = write_scores(prm, chains(), out)
     assert said == [f"Reusing all scores: {out} is complete"]
     assert (report.trees, report.steps) == (7, 21)
     new = card_of_scores(out)

@@ -77,7 +77,9 @@ def test_the_command_names_the_characters(tmp_path: Path) -> None:
     assert "cannot read ' + ', ' = '" in str(result.exception)
 
 
-def test_unknown_characters_are_counted_and_said(lossy: PRM, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_characters_are_counted_and_said(
+    lossy: PRM, tmp_path: Path, caplog: pytest.LogCaptureFixture, said: list[str]
+) -> None:
     lossy.score("an x?", ["x = 1", "so y = 2"])
     assert warnings(caplog) == []
     for _ in range(2):
@@ -86,8 +88,7 @@ def test_unknown_characters_are_counted_and_said(lossy: PRM, tmp_path: Path, cap
         "the tokenizer cannot read '≠': what it does not know is left out of what is scored"
     ], "logged once"
     (tmp_path / "s.jsonl").write_text(json.dumps({"problem": "é", "steps": ["y ≠ 2"]}) + "\n")
-    said: list[str] = []
-    score_files(lossy, tmp_path / "s.jsonl", tmp_path / "s.parquet", say=said.append)
+    score_files(lossy, tmp_path / "s.jsonl", tmp_path / "s.parquet")
     assert "6 characters were not read, because the PRM's tokenizer does not know them" in said
 
 

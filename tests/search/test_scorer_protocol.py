@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,6 @@ def test_every_method_needs_only_a_scorer(method: str) -> None:
     assert scorer.used <= {"session", "score_trees", "can_score", "count_tokens"}
 
 
-@contextmanager
-def _silent(*_: Any) -> Iterator[Any]:
-    yield lambda _: None
-
-
 @pytest.mark.parametrize("method", ["beam", "best-of-n"])
 def test_an_experiment_needs_only_a_scorer(method: str, tmp_path: Path) -> None:
     recipe = SearchRecipe(
@@ -56,7 +51,7 @@ def test_an_experiment_needs_only_a_scorer(method: str, tmp_path: Path) -> None:
         search=SearchSettings(method, expand=16),
     )  # fmt: skip
     policy: Any = FakePolicy(options)
-    experiment = Experiment(recipe, [TaskProblem("p", "1")], policy, tmp_path, bar=_silent, live=_silent)
+    experiment = Experiment(recipe, [TaskProblem("p", "1")], policy, tmp_path)
     scorer: Any = OnlyScorer(FakePrm(right))
     with MathGrader(workers=1) as grader:
         ((point,), (graded,)) = experiment.run({"fake": lambda: nullcontext(scorer)}, grader)

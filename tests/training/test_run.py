@@ -380,7 +380,7 @@ def test_the_lookahead_ratio_holds_without_margins_too(recipe_file: Path, tmp_pa
     assert trained == {"all": len(kinds), "mixed": kinds.to_pylist().count("annotated")}
 
 
-def test_a_limit_that_cannot_be_met_is_said(recipe_file: Path, tmp_path: Path) -> None:
+def test_a_limit_that_cannot_be_met_is_said(recipe_file: Path, tmp_path: Path, said: list[str]) -> None:
     wanted = [
         "curriculum.mode=none",
         "curriculum.bins=[[-1.0, 1.0]]",
@@ -388,8 +388,7 @@ def test_a_limit_that_cannot_be_met_is_said(recipe_file: Path, tmp_path: Path) -
         "train.pairs_per_update=150",
     ]
     recipe = load_recipe(recipe_file, [*wanted, "train.max_pairs_per_tree_per_update=1"])
-    said: list[str] = []
-    Run(recipe, tmp_path, Accelerator(cpu=True), say=said.append).go()
+    Run(recipe, tmp_path, Accelerator(cpu=True)).go()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     sizes = [line["examples"] for line in lines]
     assert max(sizes) - min(sizes) <= 1 < min(sizes)
@@ -444,7 +443,7 @@ def test_with_kept_states_a_run_ends_the_same(recipe_file: Path, tmp_path: Path)
     assert sorted(folder.iterdir()) == shards, "another objective finds all states"
 
 
-def test_weights_that_are_gone_are_noticed(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+def test_weights_that_are_gone_are_noticed(recipe_file: Path, finished: Path, tmp_path: Path, said: list[str]) -> None:
     """A finished run whose best round has lost its weights is not done: it is trained again, to the same bits."""
     out = tmp_path / "run"
     shutil.copytree(finished, out)
@@ -452,8 +451,7 @@ def test_weights_that_are_gone_are_noticed(recipe_file: Path, finished: Path, tm
     (out / best / "model.safetensors").unlink()
     with pytest.raises(PrismError, match="the weights of this run's best round are missing"):
         load_prm(out)
-    said: list[str] = []
-    result = Run(load_recipe(recipe_file), out, Accelerator(cpu=True), say=said.append).go()
+    result = Run(load_recipe(recipe_file), out, Accelerator(cpu=True)).go()
     assert said[0] == f"{out / best}: the weights of the best round are missing; this round is trained again."
     assert not any("nothing to do" in line for line in said)
     assert result["best"] == str(out / best)

@@ -104,10 +104,11 @@ def assert_same_run(found: Path, wanted: Path) -> None:
     assert results[0]["best"] == results[1]["best"]
 
 
-def test_two_processes_one_killed_and_resumed_by_one(recipe: Path, whole: Path, tmp_path: Path) -> None:
+def test_two_processes_one_killed_and_resumed_by_one(
+    recipe: Path, whole: Path, tmp_path: Path, said: list[str]
+) -> None:
     killed(recipe, tmp_path, 2)
-    said: list[str] = []
-    Run(load_recipe(recipe), tmp_path, Accelerator(cpu=True), say=said.append).go()
+    Run(load_recipe(recipe), tmp_path, Accelerator(cpu=True)).go()
     assert any(line.startswith("Resuming round 2_-1_to_0 from update 2 of ") for line in said)
     assert_same_run(tmp_path, whole)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from some_pairs import random_examples
 
+from prism_prm.console import ignore
 from prism_prm.errors import DataError
 from prism_prm.metrics.ranking import threshold_for_tpr
 from prism_prm.pairs.examples import Split, as_one_tree, labelled_steps
@@ -21,7 +22,6 @@ from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.margins import score_examples
 from prism_prm.training.recipe import ValidationSettings
 from prism_prm.training.validation import Validation
-from prism_prm.types import ignore
 
 Tiny = Callable[..., Any]
 

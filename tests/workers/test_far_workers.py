@@ -80,7 +80,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     @contextlib.contextmanager
-    def open_far(opening: Opening[Any], settings: Any, *, alike: Any, say: Any) -> Iterator[Far]:  # noqa: ARG001
+    def open_far(opening: Opening[Any], settings: Any, *, alike: Any) -> Iterator[Far]:
         assert settings is RAY
         assert opening.loads
         far = Far(opening)

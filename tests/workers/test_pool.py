@@ -153,7 +153,7 @@ def opened(ray: Ray, workers: int = 3, **more: Any) -> Pool[int]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_portion_comes_once_whoever_dies(seed: int) -> None:
+def test_every_portion_comes_once_whoever_dies(seed: int, said: list[str]) -> None:
     """Workers die of some calls at random; each portion is yielded once, with what one process would give."""
     ray = Ray(seed)
     chance = random.Random(seed)
@@ -165,8 +165,7 @@ def test_every_portion_comes_once_whoever_dies(seed: int) -> None:
             raise LostError
         return held + work
 
-    said: list[str] = []
-    found = list(opened(ray, say=said.append).run(fragile, portions(range(100))))
+    found = list(opened(ray).run(fragile, portions(range(100))))
     assert sorted((portion.number, result) for portion, result in found) == [(i, i + 10) for i in range(100)]
     lost = sum("was lost" in line for line in said)
     assert lost > 5, "some did die"
@@ -187,15 +186,14 @@ def test_portions_are_read_only_as_workers_have_room() -> None:
     assert len(read) == 1000
 
 
-def test_long_portions_do_not_wait_at_a_busy_worker() -> None:
+def test_long_portions_do_not_wait_at_a_busy_worker(said: list[str]) -> None:
     """Of five portions none is given away while the four before it are not done; workers without one are counted."""
-    said: list[str] = []
     workers = opened(Ray(), workers=4)
     most = 0
-    for _ in run_evenly(workers, add, list(portions(range(5))), said.append):
+    for _ in run_evenly(workers, add, list(portions(range(5)))):
         most = max(most, *(len(slot.queue) for slot in workers._slots))
     assert (most, said) == (1, [])
-    assert len(list(run_evenly(workers, add, list(portions(range(1))), said.append))) == 1
+    assert len(list(run_evenly(workers, add, list(portions(range(1)))))) == 1
     assert said == [
         "Ray: 3 of 4 workers are idle, since the work left is 1 portion; a smaller --at-once makes more of them, and "
         "smaller batches"
@@ -233,13 +231,13 @@ def torch_error(name: str, text: str) -> RuntimeError:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "why"),
     [(torch_error("AcceleratorError", "CUDA error: an illegal memory access"), "its device failed: CUDA error: an"),
      (RuntimeError("CUDA error: device-side assert triggered"), "its device failed: CUDA error: device-side"),
      (torch_error("OutOfMemoryError", "CUDA: full"), "out of memory: CUDA: full"),
      (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory: DefaultCPUAllocator")],
 )  # fmt: skip
-def test_a_device_that_fails_is_a_death(error: RuntimeError, said: str) -> None:
+def test_a_device_that_fails_is_a_death(error: RuntimeError, why: str, said: list[str]) -> None:
     """Once: the portion is done by a new worker."""
     left = [error]
 
@@ -248,13 +246,12 @@ def test_a_device_that_fails_is_a_death(error: RuntimeError, said: str) -> None:
             raise left.pop()
         return held + work
 
-    heard: list[str] = []
-    found = sorted(result for _, result in opened(Ray(), say=heard.append).run(fails, portions(range(6))))
+    found = sorted(result for _, result in opened(Ray()).run(fails, portions(range(6))))
     assert found == [10, 11, 12, 13, 14, 15]
-    assert [line for line in heard if f"was lost ({said}" in line], heard
+    assert [line for line in said if f"was lost ({why}" in line], said
 
 
-def test_a_place_where_no_worker_gets_anywhere_is_given_up() -> None:
+def test_a_place_where_no_worker_gets_anywhere_is_given_up(said: list[str]) -> None:
     """Two workers start; the third cannot, again and again, and its place is given up."""
     made = itertools.count(1)
 
@@ -263,8 +260,8 @@ def test_a_place_where_no_worker_gets_anywhere_is_given_up() -> None:
             raise PrismError("the disk is full")
         return 10
 
-    ray, said = Ray(), list[str]()
-    workers = opened(ray, workers=3, make=make, say=said.append)
+    ray = Ray()
+    workers = opened(ray, workers=3, make=make)
     found = sorted(result for _, result in workers.run(add, portions(range(100))))
     assert found == list(range(10, 110))
     assert len(ray.actors) == 2 + TRIES
@@ -293,7 +290,9 @@ def test_without_any_place_left_the_run_ends() -> None:
 @pytest.mark.parametrize(
     ("error", "why"), [(NodeError, "its node is gone"), (UnavailableError, "its node does not answer")]
 )
-def test_workers_lost_with_their_nodes_are_not_held_against_a_portion(error: type[LostError], why: str) -> None:
+def test_workers_lost_with_their_nodes_are_not_held_against_a_portion(
+    error: type[LostError], why: str, said: list[str]
+) -> None:
     nodes = iter(range(3 * TRIES))
 
     def unlucky(held: int, work: int) -> int:
@@ -301,8 +300,7 @@ def test_workers_lost_with_their_nodes_are_not_held_against_a_portion(error: typ
             raise error
         return held + work
 
-    said: list[str] = []
-    assert [result for _, result in opened(Ray(), workers=1, say=said.append).run(unlucky, portions(range(1)))] == [10]
+    assert [result for _, result in opened(Ray(), workers=1).run(unlucky, portions(range(1)))] == [10]
     assert said.count(f"Ray: worker 1 on node box/1 was lost ({why}); its portions are repeated") == 3 * TRIES
 
 
@@ -366,9 +364,8 @@ def test_workers_that_can_never_start_are_refused(
     assert str(raised.value) == said
 
 
-def test_who_waits_says_what_for() -> None:
-    said: list[str] = []
-    Pool(Cluster(Ray(), 8, 4, 1.0, 3), make_ten, (), None, said.append)
+def test_who_waits_says_what_for(said: list[str]) -> None:
+    Pool(Cluster(Ray(), 8, 4, 1.0, 3), make_ten, (), None)
     assert said == ["Ray: 8 workers of 4 CPU cores and 1 GPU; 5 of them wait for more nodes"]
     waiting = Cluster(nodes((4, 1)), 8, 4, 1.0, 3).waiting()
     assert waiting == "each needs 4 CPU cores and 1 GPU of one node, and free in all are 2 CPU cores and 1 GPU"

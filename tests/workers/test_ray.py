@@ -23,6 +23,7 @@ import pytest
 import prism_process
 from killing import run_killed
 from prism_prm import RerankSettings, evaluate_prm, init_prm, load_prm, measure_margins, rerank_pool, score_files
+from prism_prm.console import Console, shown_on
 from prism_prm.errors import DataError
 from prism_prm.evaluation.evaluate import EvalSettings
 from prism_prm.protocol import tokens_of
@@ -93,7 +94,7 @@ class Spread:
 def spread(cluster: RayCluster, place: Path) -> Iterator[Spread]:
     said: list[str] = []
     settings = RaySettings(ray=cluster.address, workers=3)
-    with opened_prm(place / "prm", {"ray": settings}, say=said.append) as prm:
+    with shown_on(Console(said.append)), opened_prm(place / "prm", {"ray": settings}) as prm:
         found = Spread(prm, said)
         found.wait_for_all()
         assert len({slot.node for slot in found.slots}) > 1
@@ -156,7 +157,7 @@ def test_an_error_of_a_worker_names_the_item(spread: Spread) -> None:
 
 @pytest.mark.slow
 def test_a_node_without_the_folder_gets_one_copy(
-    cluster: RayCluster, place: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster, place: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """All nodes are on this machine, so the folder has a name under which none of them sees it."""
     monkeypatch.setattr(pool, "pack", lambda ray, _folder: pack(ray, str(place / "prm")))
@@ -164,8 +165,7 @@ def test_a_node_without_the_folder_gets_one_copy(
 
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)
-    said: list[str] = []
-    with open_workers(Opening(make, ("/elsewhere/prm",)), settings, alike=_identity, say=said.append) as workers:
+    with open_workers(Opening(make, ("/elsewhere/prm",)), settings, alike=_identity) as workers:
         assert workers.ask(_identity) == load_prm(place / "prm").identity()
     assert sum("copying /elsewhere/prm" in line for line in said) == 1
 

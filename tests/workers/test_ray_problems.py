@@ -94,7 +94,13 @@ def test_samples_are_those_of_one_process(cluster: RayCluster, place: Path, tmp_
 
 
 def kill_worker(
-    cluster: RayCluster, place: Path, folder: Path, work: Callable[..., None], seed: int, patch: pytest.MonkeyPatch
+    cluster: RayCluster,
+    place: Path,
+    folder: Path,
+    work: Callable[..., None],
+    seed: int,
+    patch: pytest.MonkeyPatch,
+    said: list[str],
 ) -> None:
     """When so many problems are done, a worker that is at work is killed."""
     import ray
@@ -112,10 +118,9 @@ def kill_worker(
                 killed.extend([] if is_idle else [slot.process])
         return answering(self)
 
-    said: list[str] = []
     with patch.context() as patched:
         patched.setattr(Pool, "_answering", kills)
-        work(place, folder / "killed", RaySettings(ray=cluster.address, workers=2), say=said.append)
+        work(place, folder / "killed", RaySettings(ray=cluster.address, workers=2))
     assert killed
     assert any("was lost (The" in line for line in said), said
     work(place, folder / "one")
@@ -129,7 +134,7 @@ def kill_driver(cluster: RayCluster, place: Path, folder: Path, name: str, seed:
     script = "import sys, killing, test_ray_problems as t; from pathlib import Path\n"
     script += f"if sys.argv[1:]: killing.kill_before('prism_prm.resume:Journal.append', {enough + 1})\n"
     script += f"ray = t.RaySettings(ray={cluster.address!r}, workers={workers})\n"
-    script += f"t.{name}(Path({str(place)!r}), Path({str(folder / 'killed')!r}), ray, say=print)"
+    script += f"t.{name}(Path({str(place)!r}), Path({str(folder / 'killed')!r}), ray)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     for words, status in ((["killed"], -signal.SIGKILL), ([], 0)):
         command = [sys.executable, "-c", script, *words]
@@ -142,9 +147,9 @@ def kill_driver(cluster: RayCluster, place: Path, folder: Path, name: str, seed:
 
 
 def test_a_killed_worker_costs_its_portions(
-    cluster: RayCluster, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    kill_worker(cluster, place, tmp_path, label, 0, monkeypatch)
+    kill_worker(cluster, place, tmp_path, label, 0, monkeypatch, said)
 
 
 def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Path) -> None:
@@ -156,5 +161,5 @@ def test_kills_at_random_moments(
     cluster: RayCluster, place: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, work in (("search", search), ("label", label)):
-        kill_worker(cluster, place, tmp_path / name / "worker", work, seed, monkeypatch)
+        kill_worker(cluster, place, tmp_path / name / "worker", work, seed, monkeypatch, said)
         kill_driver(cluster, place, tmp_path / name / "driver", name, seed, workers=2)

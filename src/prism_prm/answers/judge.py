@@ -12,7 +12,7 @@ from typing import Any, Literal
 from prism_prm.answers.latex import normalise
 from prism_prm.answers.numerals import plain_key, same_plainly, text_key
 from prism_prm.answers.workers import Call, Workers
-from prism_prm.types import Advance, ignore
+from prism_prm.console import Advance, ignore
 
 MAX_LENGTH = 2_000
 """Longer answers are compared as text only: no final answer is that long, and parsers are not made for it."""

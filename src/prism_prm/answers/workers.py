@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from prism_prm.console import Advance, ignore
 from prism_prm.cores import available_cores
 from prism_prm.errors import PrismError
-from prism_prm.types import Advance, ignore
 
 Call = tuple[str, tuple[Any, ...]]
 """The name of a function of the workers' module, and its arguments; all of it JSON."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prism_prm.cli.options import out_folder
-from prism_prm.cli.ui import conclude, progress, report_facts, say, tell
+from prism_prm.cli.ui import conclude, report_facts, tell
 
 EXAMPLES = """
 **Examples**
@@ -45,5 +45,5 @@ def compare(
     from prism_prm.evaluation.compare import compare_runs
     from prism_prm.report import PAGE
 
-    compare_runs(runs, out, rounds=rounds, num_draws=draws, seed=seed, bars=progress, say=say)
+    compare_runs(runs, out, rounds=rounds, num_draws=draws, seed=seed)
     conclude(lambda: report_facts(out), lambda: tell(out / PAGE))

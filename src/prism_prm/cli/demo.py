@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from prism_prm.cli.options import out_folder
-from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.console import say
 
 EXAMPLES = """
 **Examples**
@@ -59,7 +60,7 @@ def demo(
     from prism_prm.demo.report import QUICK
     from prism_prm.report import PAGE, percent
 
-    found = run_demo(out, seeds=seeds, first_seed=first_seed, full=full, quick=quick, bars=progress, say=say)
+    found = run_demo(out, seeds=seeds, first_seed=first_seed, full=full, quick=quick)
 
     def show() -> None:
         # A terminal has no room for intervals, nor for many columns; the report has them.

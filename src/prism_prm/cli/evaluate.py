@@ -21,7 +21,8 @@ from prism_prm.cli.options import (
     ray_options,
     with_settings,
 )
-from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.console import say
 from prism_prm.errors import ConfigError, SettingError
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def evaluate(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
         limit=limit, settings=settings, store=store,
-        loading=asdict(loading) | {"critic": critic, "ray": cluster.given}, bars=progress, say=say,
+        loading=asdict(loading) | {"critic": critic, "ray": cluster.given},
     )  # fmt: skip
 
     def show() -> None:

@@ -43,7 +43,8 @@ def export(
     split: Annotated[str | None, typer.Option(help="Write only this split. By default all.")] = None,
 ) -> None:
     """Write pairs or labelled solutions as JSON lines that other trainers read."""
-    from prism_prm.cli.ui import DISPLAY, conclude, progress, tell
+    from prism_prm.cli.ui import conclude, tell, wants_json
+    from prism_prm.console import progress
     from prism_prm.export import EXPORTS, export_pairs
 
     if out is not None:
@@ -52,7 +53,7 @@ def export(
         facts = {"out": str(out), "records": count}
         conclude(lambda: facts, lambda: tell(f"{count:,} records in {out}"))
         return
-    if DISPLAY.get().as_json:
+    if wants_json():
         raise ConfigError("--json needs --out; otherwise the records go to standard output")
     import msgspec
 

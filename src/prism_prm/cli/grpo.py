@@ -9,7 +9,7 @@ import typer
 
 from prism_prm.cli.options import out_folder
 from prism_prm.cli.processes import join_processes, num_processes
-from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.cli.ui import conclude, print_table, report_facts, tell
 from prism_prm.places import check_folder
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def grpo(
     from prism_prm.rl.pipeline import train_policy
 
     is_main = num_processes() == 1 or join_processes().is_main_process
-    curve = train_policy(settings, folder, bars=progress, say=say)
+    curve = train_policy(settings, folder)
     if is_main:
         conclude(lambda: report_facts(folder), lambda: _print(curve, folder))
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prism_prm.cli.options import LOADING, Options, critic_options, out_folder, ray_options, with_settings
-from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.console import say
 
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
-    from prism_prm.label.engine import Watch
     from prism_prm.scorer.settings import LoadSettings
     from prism_prm.workers.settings import RaySettings
 
@@ -125,9 +123,7 @@ def label(
         given["task"] = task
     chosen = read_recipe(recipe, given, assignments or [])
     opening = {"dtype": loading.dtype, "device": loading.device, "critic": critic}
-    metrics = label_task(
-        chosen, out, judges=judges, ray=cluster.given, loading=opening, live=_live, bars=progress, say=say
-    )
+    metrics = label_task(chosen, out, judges=judges, ray=cluster.given, loading=opening)
 
     def show() -> None:
         _show(metrics)
@@ -135,19 +131,6 @@ def label(
 
     say(f"Labelled trees: {out / 'trees.parquet'}")
     conclude(lambda: report_facts(out), show)
-
-
-@contextlib.contextmanager
-def _live(name: str, total: int, done: int) -> Iterator[Callable[[Watch], None]]:
-    """Problems or trees, rollouts, and tokens per second."""
-    with progress(f"labelling, {name}", total, done=done) as bar:
-
-        def watch(state: Watch) -> None:
-            rate = state.tokens / state.seconds if state.seconds else 0.0
-            more = f"{state.rollouts:,} rollouts   {rate:,.0f} tokens/s   {state.rates}"
-            bar(done + state.num_done - bar.done, more.rstrip())
-
-        yield watch
 
 
 def _show(metrics: dict[str, Any]) -> None:

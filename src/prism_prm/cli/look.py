@@ -17,7 +17,7 @@ from prism_prm.cli.options import (
     families_of,
     with_settings,
 )
-from prism_prm.cli.ui import conclude, progress, say
+from prism_prm.cli.ui import conclude
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def look(
     from prism_prm.scorer.look import look_at
 
     found = look_at(
-        prms, inputs, limit=limit, threshold=threshold, format=format, options=reading, loading=how, bars=progress,
-        say=say,
+        prms, inputs, limit=limit, threshold=threshold, format=format, options=reading, loading=how,
     )  # fmt: skip
     conclude(lambda: _facts(found), lambda: _show(found, no_color=no_color))
 

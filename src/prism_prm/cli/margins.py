@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_file, ray_options, with_settings
-from prism_prm.cli.ui import conclude, print_table, progress, say, tell
+from prism_prm.cli.ui import conclude, print_table, tell
 from prism_prm.resume import locked_file
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def margins(
     from prism_prm.training.margins import measure_margins
 
     with locked_file(out):
-        found = measure_margins(prm, pairs, out, split=split, store=store, loading=how, bars=progress, say=say)
+        found = measure_margins(prm, pairs, out, split=split, store=store, loading=how)
     _show(found.margin_N, found.kind_N, out)
 
 

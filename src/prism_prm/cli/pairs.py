@@ -125,7 +125,8 @@ def pairs(
     Every pair compares two steps after the same prefix. **Annotated** pairs are right and wrong candidates that people
     or models rated. In **lookahead** pairs the wrong step is a later step of the same solution, which comes too early.
     """
-    from prism_prm.cli.ui import conclude, progress
+    from prism_prm.cli.ui import conclude
+    from prism_prm.console import progress
     from prism_prm.data import Reader
     from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.same_problem import Exclusions, Splits
@@ -145,7 +146,8 @@ def _total_bytes(reader: Reader) -> int | None:
 
 def _show(summary: dict[str, Any], out: Path) -> None:
     """The summary for people: what there is, what was made, and what was left out."""
-    from prism_prm.cli.ui import print_table, say
+    from prism_prm.cli.ui import print_table
+    from prism_prm.console import say
 
     shares = summary["positive_step_share"]
     rows = [

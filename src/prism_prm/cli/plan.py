@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prism_prm.cli.options import LOADING, Options, with_settings
-from prism_prm.cli.ui import conclude, print_table, progress, tell
+from prism_prm.cli.ui import conclude, print_table, tell
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ def plan(
     check_at_hand(what, stands_of(config or [], tokenizer))
     found = plan_run(
         what, cluster, config=config or [], tokenizer=tokenizer, margins=margins, solution_tokens=solution_tokens,
-        bars=progress,
     )  # fmt: skip
     conclude(found.facts, lambda: _show(found))
 

@@ -23,7 +23,8 @@ from prism_prm.cli.options import (
     with_settings,
     words,
 )  # fmt: skip
-from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.console import say
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def rerank(
     how = asdict(loading) | {"family": families_of(family, prms), "critic": critic, "ray": cluster.given}
     results = rerank_pool(
         pool, out, prms=prms, scores=named_places(scores or []), task=task, task_data=task_data,
-        settings=settings, store=store, loading=how, bars=progress, say=say,
+        settings=settings, store=store, loading=how,
     )  # fmt: skip
 
     def show() -> None:

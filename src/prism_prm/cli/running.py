@@ -17,7 +17,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from prism_prm.cli.ui import DISPLAY, Display, complain, console
+from prism_prm.cli.ui import Terminal, complain, standard_error
+from prism_prm.console import shown_on
 from prism_prm.errors import PrismError
 from prism_prm.resume import locked
 
@@ -39,11 +40,11 @@ _OPTIONS = {"as_json": Json, "quiet": Quiet, "verbose": Verbose}
 
 
 def with_display(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `Display`; when stopped, it prints a line that says where it resumes."""
+    """The command with --json, -q and -v; when stopped, it prints a line that says where it resumes."""
 
     @functools.wraps(command)
     def run(*, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
-        with _displayed(Display(as_json, quiet, verbose)):
+        with _displayed(Terminal(as_json=as_json, quiet=quiet, verbose=verbose)):
             command(**options)
 
     def extended(signature: inspect.Signature) -> inspect.Signature:
@@ -65,21 +66,19 @@ def with_display(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def _displayed(display: Display) -> Iterator[None]:
-    token = DISPLAY.set(display)
-    if display.verbose:
+def _displayed(terminal: Terminal) -> Iterator[None]:
+    if terminal.verbose:
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger("prism_prm").setLevel(logging.INFO)
     try:
-        yield
+        with shown_on(terminal):
+            yield
     except KeyboardInterrupt as stop:
         end_stopped(stop)
     except PrismError:
-        if display.verbose:
-            console().print(traceback.format_exc(), markup=False, emoji=False, highlight=False, soft_wrap=True)
+        if terminal.verbose:
+            standard_error().print(traceback.format_exc(), markup=False, emoji=False, highlight=False, soft_wrap=True)
         raise
-    finally:
-        DISPLAY.reset(token)
 
 
 def end_stopped(stop: KeyboardInterrupt) -> NoReturn:

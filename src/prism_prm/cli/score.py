@@ -19,7 +19,7 @@ from prism_prm.cli.options import (
     ray_options,
     with_settings,
 )
-from prism_prm.cli.ui import conclude, progress, say, tell
+from prism_prm.cli.ui import conclude, tell
 from prism_prm.resume import locked_file
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ def score(
 
     with locked_file(out):
         report = score_files(
-            prm, inputs, out, format=format, options=reading, store=store, portion=chunk, loading=how, bars=progress,
-            say=say,
+            prm, inputs, out, format=format, options=reading, store=store, portion=chunk, loading=how,
         )  # fmt: skip
     facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}
     facts |= {"unjudged": report.unjudged} if report.unjudged else {}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,13 +22,13 @@ from prism_prm.cli.options import (
     ray_options,
     with_settings,
 )
-from prism_prm.cli.ui import conclude, print_table, progress, report_facts, say, tell
+from prism_prm.cli.ui import conclude, print_table, report_facts, tell
+from prism_prm.console import say
 from prism_prm.names import named_places
 
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
     from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.search.engine import Watch
     from prism_prm.search.experiment import Point
     from prism_prm.workers.settings import RaySettings
 
@@ -129,7 +128,7 @@ def search(
     chosen = read_recipe(recipe, given, assignments or [])
     how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
     how |= {"family": families_of(family, named_places(chosen.prm)), "critic": critic, "ray": cluster.given}
-    points = search_task(chosen, out, loading=how, judges=judges, store=store, bars=progress, live=_live, say=say)
+    points = search_task(chosen, out, loading=how, judges=judges, store=store)
 
     def show() -> None:
         _show(points)
@@ -137,21 +136,6 @@ def search(
 
     say(f"Pools: {out / 'pools'}")
     conclude(lambda: report_facts(out), show)
-
-
-@contextlib.contextmanager
-def _live(label: str, total: int, done: int) -> Iterator[Callable[[Watch], None]]:
-    """Problems, tokens per second, and the best score so far."""
-    with progress(f"searching, {label}", total, unit="problems", done=done) as bar:
-
-        def watch(state: Watch) -> None:
-            rate = state.spent.policy_tokens / state.seconds if state.seconds else 0.0
-            more = f"{state.num_active} active   {rate:,.0f} tokens/s"
-            if state.best == state.best:  # a number: something was scored
-                more += f"   best {state.best:.3f}"
-            bar(done + state.num_done - bar.done, f"{more}   {state.rates}".rstrip())
-
-        yield watch
 
 
 def _show(points: Sequence[Point]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prism_prm.cli.options import A_CRITIC, LOADING, Families, Options, critic_options, families_of, with_settings
-from prism_prm.cli.ui import conclude, say, tell
+from prism_prm.cli.ui import conclude, tell
 from prism_prm.names import named_places, split_name
 from prism_prm.places import is_hub_id
 
@@ -98,7 +98,7 @@ def serve(
 
     prms = named_places(list(map(_with_name, prm or [])))
     how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}
-    answered = serve_prms(prms, settings, loading=how, results=results or (), data=data or (), split=split, say=say)
+    answered = serve_prms(prms, settings, loading=how, results=results or (), data=data or (), split=split)
     gc.freeze()  # or the interpreter would go through everything that torch has made before it ends
     conclude(lambda: {"requests": answered}, lambda: tell(f"{answered:,} requests answered"))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prism_prm.cli.options import Options, out_folder, with_settings
-from prism_prm.cli.ui import conclude, progress, report_facts, tell
+from prism_prm.cli.ui import conclude, report_facts, tell
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def theory(
         raise ConfigError("--world, --rate and --grpo-rate are for the asymmetry map; add --map")
     report = report_theory(
         out, settings, simulate=simulate, runs=runs or (), pool=pool or (), scores=scores, aggregator=aggregator,
-        threshold=threshold, answer_field=answer_field, bars=progress,
+        threshold=threshold, answer_field=answer_field,
     )  # fmt: skip
     if with_map:
         _add_map(report, out, world, rate, grpo_rate, updates, settings.seed)
@@ -155,14 +155,14 @@ def _add_map(
     from prism_prm.world.settings import world_settings
 
     with quietly():
-        built = demo_world(world) if world else build_world(world_settings(seed=seed), out / "world", bars=progress)
+        built = demo_world(world) if world else build_world(world_settings(seed=seed), out / "world")
         settings = MapSettings(
             rates=tuple(rates or MapSettings().rates), policy_rates=tuple(grpo_rates) if grpo_rates else None,
             updates=updates, seed=seed,
         )  # fmt: skip
         asymmetry = AsymmetryMap(built, out / "map", settings)
         try:
-            asymmetry.measure(progress)
+            asymmetry.measure()
         finally:
             asymmetry.add_to(report)
             report.write(out)

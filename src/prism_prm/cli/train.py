@@ -9,7 +9,7 @@ import typer
 
 from prism_prm.cli.options import out_folder
 from prism_prm.cli.processes import join_processes, num_processes
-from prism_prm.cli.ui import conclude, print_table, progress, say, tell
+from prism_prm.cli.ui import conclude, print_table, tell
 from prism_prm.places import check_folder
 
 EXAMPLES = """
@@ -57,7 +57,7 @@ def train(
     if num_processes() > 1:
         join_processes()
     accelerator = Accelerator(mixed_precision=settings.hardware.mixed_precision)
-    finished = train_prm(settings, folder, accelerator=accelerator, bars=progress, say=say)
+    finished = train_prm(settings, folder, accelerator=accelerator)
     if accelerator.is_main_process:
         conclude(lambda: finished, lambda: _print(finished, folder))
 

@@ -7,50 +7,32 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.console import Console, current, say
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console as Rich
 
 SECONDS_BETWEEN_LINES = 30.0
 _WIDE = 1000
 """Columns of a file or pipe, where no table needs to be folded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Display:
-    """How much a command shows, as its options say."""
-
-    as_json: bool = False
-    quiet: bool = False
-    verbose: bool = False
-
-
-DISPLAY: ContextVar[Display] = ContextVar("DISPLAY", default=Display())  # noqa: B039 (it is frozen)
-
-
 @cache
-def console() -> Console:
-    """The console for everything except results; shared, so that lines go above a progress bar."""
-    from rich.console import Console
+def standard_error() -> Rich:
+    """The one console for everything except results, so that lines go above a progress bar."""
+    from rich.console import Console as Rich
 
-    return Console(stderr=True)
-
-
-def say(text: str) -> None:
-    """A note for people, not wrapped, so that paths in it can be copied; nothing with --quiet."""
-    if not DISPLAY.get().quiet:
-        console().print(_one_line(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
+    return Rich(stderr=True)
 
 
 def complain(text: str) -> None:
-    """An error, in red where there are colours."""
-    console().print(_one_line(text), style="red", markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """An error, in red where there are colors."""
+    standard_error().print(_one_line(text), style="red", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _one_line(text: str) -> str:
@@ -86,31 +68,48 @@ class Bar:
         say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}{more}")
 
 
-@contextlib.contextmanager
-def progress(description: str, total: float | None, *, unit: str = "", done: int = 0) -> Iterator[Bar]:
-    """Progress over `total` units (None: unknown; "bytes": as KB, MB, …); yields what advances it."""
-    bar = Bar(description, total, unit, done)
-    if DISPLAY.get().quiet or not console().is_terminal:
-        yield bar
-        bar.line()
-        return
-    from rich import progress as bars
+class Terminal(Console):
+    """Shows notes and progress on standard error; nothing if `quiet`."""
 
-    count = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
-    columns = (
-        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), count,
-        bars.TextColumn("" if unit == "bytes" else unit, markup=False), bars.TimeElapsedColumn(),
-        bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[more]}", markup=False),
-    )  # fmt: skip
-    with bars.Progress(*columns, console=console()) as live:
-        task = live.add_task(description, total=total, completed=done, more="")
-        bar.changed = lambda: live.update(task, completed=bar.done, more=bar.more)  # type: ignore[method-assign]
-        yield bar
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        super().__init__()
+        self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
+
+    def say(self, note: str) -> None:
+        """Show a note, not wrapped, so that paths in it can be copied."""
+        if not self.quiet:
+            standard_error().print(_one_line(note), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def progress(self, description: str, total: float | None, *, unit: str = "", done: int = 0) -> Iterator[Bar]:
+        bar = Bar(description, total, unit, done)
+        if self.quiet or not standard_error().is_terminal:
+            yield bar
+            bar.line()
+            return
+        from rich import progress as bars
+
+        count = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
+        columns = (
+            bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), count,
+            bars.TextColumn("" if unit == "bytes" else unit, markup=False), bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[more]}", markup=False),
+        )  # fmt: skip
+        with bars.Progress(*columns, console=standard_error()) as live:
+            task = live.add_task(description, total=total, completed=done, more="")
+            bar.changed = lambda: live.update(task, completed=bar.done, more=bar.more)  # type: ignore[method-assign]
+            yield bar
+
+
+def wants_json() -> bool:
+    """Whether the command prints its result as JSON."""
+    console = current()
+    return isinstance(console, Terminal) and console.as_json
 
 
 def conclude(facts: Callable[[], Mapping[str, Any]], show: Callable[[], None]) -> None:
     """The result of a command: for people, or with --json as one JSON object."""
-    if DISPLAY.get().as_json:
+    if wants_json():
         sys.stdout.write(json.dumps(facts(), ensure_ascii=False) + "\n")
     else:
         show()
@@ -130,7 +129,7 @@ def tell(text: object) -> None:
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table of results; the first column is left-aligned, the others right. Brackets are brackets, not mark-up."""
-    from rich.console import Console
+    from rich.console import Console as Rich
     from rich.table import Table
     from rich.text import Text
 
@@ -139,4 +138,4 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(Text(header), justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    Rich(width=None if sys.stdout.isatty() else _WIDE).print(table)

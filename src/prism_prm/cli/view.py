@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from prism_prm.cli.options import out_file
-from prism_prm.cli.ui import conclude, say, tell
+from prism_prm.cli.ui import conclude, tell
+from prism_prm.console import say
 
 LARGE = 20 * 10**6
 """Bytes of a page that browsers open slowly."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.chosen import DEFAULT_THRESHOLD, CardValues
+from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.critics.asking import Asker, Backend, StopError, Work, gathered
 from prism_prm.critics.conversation import Conversation
 from prism_prm.critics.format import CriticFormat
@@ -24,7 +25,6 @@ from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import Verdicts
 from prism_prm.protocol import ScoresSolutions, TreeScores
 from prism_prm.records import StepTree
-from prism_prm.types import Advance, bar_on_stderr, ignore
 
 SURE = 30.0
 """The log-odds of a unanimous vote, whose probability is 0 or 1."""

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from prism_prm.arrays import Ints
 from prism_prm.data.draft import Draft
 from prism_prm.data.formats import TREE_TABLE_KEYS, Format
 from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import DataError
 from prism_prm.records import Estimate, Origin
-from prism_prm.types import Ints
 
 
 @dataclass(frozen=True, slots=True)

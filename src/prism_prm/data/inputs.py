@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.foreign import BOM, HEAD, check_kind, reading_parquet
 from prism_prm.places import is_hub_id, is_offline, nearest, no_connection
-from prism_prm.types import Advance, ignore
 
 Kind = Literal["jsonl", "json", "parquet", "hub"]
 SUFFIXES: dict[str, Kind] = {

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import log_score
+from prism_prm.arrays import Floats
 from prism_prm.config import from_mapping
 from prism_prm.demo.guided import guided_search, settings_for
 from prism_prm.demo.policies import SKIPPED
@@ -28,7 +29,6 @@ from prism_prm.ranges import Count, Natural, Share, check
 from prism_prm.report import NO_DATA, Report, percent
 from prism_prm.rerank.expectation import best_of
 from prism_prm.resume import content_key, once, stoppable
-from prism_prm.types import Bars, Floats, no_bars
 from prism_prm.world.build import World
 from prism_prm.world.oracle import solved
 from prism_prm.world.problems import Problem
@@ -96,13 +96,13 @@ class AsymmetryMap:
         self.folder = folder
         self.settings = settings
 
-    def measure(self, bars: Bars = no_bars) -> None:
+    def measure(self) -> None:
         """Measure all cells: the quick methods first."""
         with stoppable(lambda: "the map"):
             todo = [job for job in self._selecting.values() if _made(job) is None]
-            side_by_side("map: Best-of-N, beam search", measure_selection, todo, bars)
+            side_by_side("map: Best-of-N, beam search", measure_selection, todo)
             if self._training:
-                train_policies(list(self._training.values()), bars=bars)
+                train_policies(list(self._training.values()))
 
     def cells(self) -> dict[Cell, dict[str, float]]:
         """What was measured so far."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from prism_prm.console import say
 from prism_prm.demo.asymmetry import AsymmetryMap, MapSettings
 from prism_prm.demo.findings import Findings, find
 from prism_prm.demo.policies import SKIPPED
@@ -14,7 +15,6 @@ from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
 from prism_prm.demo.stages import SeedResult, SeedRun, quietly
 from prism_prm.report import Report
-from prism_prm.types import Bars, Say, no_bars, silent
 
 
 def run_demo(
@@ -24,8 +24,6 @@ def run_demo(
     first_seed: int = 0,
     full: bool = False,
     quick: bool = False,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> Findings:
     """Train a policy, a biased base PRM and PRISM in a world where every step's truth is known, and compare them.
 
@@ -36,8 +34,6 @@ def run_demo(
         full: all ablations, tests out of distribution, every way to give credit in reinforcement learning, and the
             asymmetry map of the first world.
         quick: a much smaller world, in about a minute; its numbers mean nothing.
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Example:
         >>> found = run_demo("demo", quick=True)  # doctest: +SKIP
@@ -50,24 +46,24 @@ def run_demo(
         results = []
         for seed in range(first_seed, first_seed + seeds):
             say(f"Seed {seed}")
-            results.append(SeedRun(settings, seed, Path(out), bars=bars, say=say).go())
+            results.append(SeedRun(settings, seed, Path(out)).go())
         found = find(results)
     flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
     command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
     report = make_report(found, command, quick=quick)
     if full:
-        _add_map(report, results[0], Path(out), quick=quick, bars=bars)
+        _add_map(report, results[0], Path(out), quick=quick)
     report.write(out)
     _link(Path(out), results[0])
     return found
 
 
-def _add_map(report: Report, result: SeedResult, out: Path, *, quick: bool, bars: Bars) -> None:
+def _add_map(report: Report, result: SeedResult, out: Path, *, quick: bool) -> None:
     """The asymmetry map of the first world."""
     settings = MapSettings(rates=(0.0, 0.3), updates=2) if quick else MapSettings()
     asymmetry = AsymmetryMap(result.world, out / f"seed-{result.seed}" / "map", settings)
     with quietly():
-        asymmetry.measure(bars)
+        asymmetry.measure()
     asymmetry.add_to(report)
 
 

@@ -14,8 +14,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from prism_prm.console import progress
 from prism_prm.resume import content_key
-from prism_prm.types import Bars, no_bars
 from prism_prm.world.build import World, unseen_problems
 from prism_prm.world.oracle import judge, solved
 from prism_prm.world.problems import ANSWER_MARK, Problem
@@ -174,21 +174,21 @@ def train_job(job: Job) -> None:
     )  # fmt: skip
 
 
-def train_policies(jobs: Sequence[Job], *, bars: Bars = no_bars) -> dict[Run, Curve]:
+def train_policies(jobs: Sequence[Job]) -> dict[Run, Curve]:
     """Train what is not trained yet, some side by side; gives what became of each. Jobs must have different runs."""
     from prism_prm.rl.grpo import is_finished, read_curve
 
-    side_by_side("policies trained by TRL", train_job, [job for job in jobs if not is_finished(job.out)], bars)
+    side_by_side("policies trained by TRL", train_job, [job for job in jobs if not is_finished(job.out)])
     return {job.run: read_curve(job.out) for job in jobs}
 
 
-def side_by_side(title: str, do: Callable[[T], object], jobs: Sequence[T], bars: Bars) -> None:
+def side_by_side(title: str, do: Callable[[T], object], jobs: Sequence[T]) -> None:
     """Do some jobs at a time, each in a process."""
     if not jobs:
         return
     workers = min(AT_ONCE, os.cpu_count() or 1, len(jobs))
     with (
-        bars(title, len(jobs)) as advance,
+        progress(title, len(jobs)) as advance,
         ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
     ):
         for done in as_completed([pool.submit(do, job) for job in jobs]):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.chosen import Choice, card_values, choose_aggregator
 from prism_prm.config import from_mapping
+from prism_prm.console import prefixed, progress, say
 from prism_prm.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.demo.guided import guided_search, settings_for
 from prism_prm.demo.reinforcement import ORACLE, Reinforcement, Run, jobs_of, runs_of, train_policies
@@ -27,7 +27,6 @@ from prism_prm.search import SearchSettings
 from prism_prm.tables import iter_trees
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run import Run as TrainingRun
-from prism_prm.types import Advance, Bars, no_bars
 from prism_prm.world.build import World, build_world
 from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.scorer import OracleScorer
@@ -102,7 +101,7 @@ class SeedResult:
     rounds: dict[str, dict[str, Any]]
     """For every arm the validation of its rounds, as run.json has it."""
     failed: dict[str, str]
-    """Arms that this world has no data for (a curriculum bin without pairs, say), and why."""
+    """Arms that this world has no data for (a curriculum bin without pairs), and why."""
     policies: dict[Run, Curve] = field(default_factory=dict)
     """The curves of the policies that these PRMs rewarded."""
     rl: Reinforcement | None = None
@@ -116,16 +115,11 @@ class SeedRun:
         settings: DemoSettings,
         seed: int,
         folder: Path,
-        *,
-        bars: Bars = no_bars,
-        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.settings = settings
         self.seed = seed
         self.folder = folder / f"seed-{seed}"
         self.cache = folder / "world"
-        self.bars = bars
-        self.say = say
 
     def go(self) -> SeedResult:
         """All stages in order; what is done of a stopped seed is not done again."""
@@ -134,7 +128,7 @@ class SeedRun:
 
     def _stages(self) -> SeedResult:
         settings = self.settings
-        world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far, bars=self.bars)
+        world = build_world(replace(settings.world, seed=self.seed), self.cache, far=settings.far)
         base, _ = self._trained(BASE, base_recipe(world.trees(BASE), self._fresh(world), settings.base, self.seed))
         prms = {BASE: base}
         scored = {BASE: self._scored(BASE, base, world)}
@@ -145,7 +139,7 @@ class SeedRun:
                 prms[name], rounds[name] = self._trained(name, self._recipe(ARMS[name], world, base))
             except DataError as error:
                 failed[name] = str(error)
-                self.say(f"{name}: not trained. {error}")
+                say(f"{name}: not trained. {error}")
                 continue
             scored[name] = self._scored(name, prms[name], world)
         policies = self._rewarded(world, prms) if settings.rl else {}
@@ -156,7 +150,7 @@ class SeedRun:
         assert self.settings.rl is not None
         runs = runs_of([name for name in prms if name == BASE or not ARMS[name].full], self.settings.rl)
         scorers: dict[str, Path | OracleScorer] = {**prms, ORACLE: OracleScorer(world.settings.modulus)}
-        return train_policies(jobs_of(world, scorers, runs, self.settings.rl, self.folder / "policies"), bars=self.bars)
+        return train_policies(jobs_of(world, scorers, runs, self.settings.rl, self.folder / "policies"))
 
     def _recipe(self, arm: Arm, world: World, base: Path) -> dict[str, Any]:
         return arm.recipe(world.trees(arm.trees), base, self.settings.arms, self.seed)
@@ -173,12 +167,8 @@ class SeedRun:
         from accelerate import Accelerator
 
         folder = self.folder / f"{name}-{content_key(FORMAT, recipe)}"
-
-        def bars(description: str, total: float | None, /, *, unit: str = "") -> AbstractContextManager[Advance]:
-            return self.bars(f"{name}: {description}", total, unit=unit)
-
-        run = TrainingRun(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True), bars=bars)
-        with stoppable(lambda: f"of {name}"):
+        run = TrainingRun(from_mapping(Recipe, recipe), folder, Accelerator(cpu=True))
+        with prefixed(name), stoppable(lambda: f"of {name}"):
             finished = run.go()
         return Path(finished["best"]), finished["rounds"]
 
@@ -202,13 +192,13 @@ class SeedRun:
             for group in (NATURAL, *PERTURBATIONS)
             for tree in iter_trees(world.trees(group, far=far))
         ]
-        with self.bars(f"{name}: scoring steps", len(items)) as advance:
+        with progress(f"{name}: scoring steps", len(items)) as advance:
             scores = store.score([Request.all_of(item.tree) for item in items], advance=advance)
         return collect_steps(items, [found.probability for found in scores], None)
 
     def _score_pool(self, name: str, store: ScoreStore, world: World, far: bool) -> StepScores:
         pool = read_pool(world.pool(far=far))
-        with self.bars(f"{name}: scoring solutions", len(pool.trees())) as advance:
+        with progress(f"{name}: scoring solutions", len(pool.trees())) as advance:
             return scores_by_prm(store, pool, advance=advance)
 
     def _guided(self, name: str, prm: Path, identity: str, how: str, world: World, far: bool) -> dict[int, list[bool]]:
@@ -222,7 +212,7 @@ class SeedRun:
 
             def search(settings: SearchSettings = settings, policy: Path = policy) -> list[bool]:
                 total = world.settings.pool_problems
-                with self.bars(f"{name}: beam search, n = {settings.n}", total) as advance:
+                with progress(f"{name}: beam search, n = {settings.n}", total) as advance:
                     return guided_search(
                         policy, prm, world.pool(far=far), world.settings.modulus, settings, advance=advance
                     )

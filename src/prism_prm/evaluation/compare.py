@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from prism_prm import __version__
+from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation import display
@@ -33,7 +34,6 @@ from prism_prm.foreign import read_json
 from prism_prm.names import split_name
 from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent, telling
 from prism_prm.statistics import NUM_DRAWS, SEED
-from prism_prm.types import Bars, Say, no_bars, silent
 
 SHOWN = 3
 """Names shown in a message about many."""
@@ -209,8 +209,6 @@ def compare_runs(
     rounds: bool = False,
     num_draws: int = NUM_DRAWS,
     seed: int = SEED,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> Report:
     """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
 
@@ -223,8 +221,6 @@ def compare_runs(
         rounds: treat the runs as rounds of a curriculum, in this order.
         num_draws: bootstrap draws of problems.
         seed: the seed for the draws.
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
@@ -242,7 +238,7 @@ def compare_runs(
         say(f"left out because not in all runs: {', '.join(left_out)}")
     compared = []
     for bench in shared:
-        with bars(f"comparing on {bench}", num_draws, unit="draws") as advance:
+        with progress(f"comparing on {bench}", num_draws, unit="draws") as advance:
             compared.append(compare_bench(loaded, bench, num_draws=num_draws, seed=seed))
             advance(num_draws)
         for line in _findings(compared[-1]):

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from prism_prm import metrics
+from prism_prm.arrays import Floats
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import Benchmark
 from prism_prm.evaluation.measure import Measured, Measurer, Table, all_rates, intervals
 from prism_prm.metrics.shift import MATCHES, Shifts
 from prism_prm.report import NO_DATA, Report, escaped, percent, signed_percent
 from prism_prm.statistics import Comparison, cluster_sums, resampled_sums
-from prism_prm.types import Floats
 
 RATES = ("fpr", "fnr", "precision", "prm_score")
 """What the control's table shows."""

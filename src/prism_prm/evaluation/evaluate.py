@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from prism_prm import chosen, metrics
+from prism_prm.arrays import Bools
 from prism_prm.chosen import CardValues, Choice
 from prism_prm.config import SHOWN
 from prism_prm.errors import ConfigError, DataError
@@ -20,7 +21,6 @@ from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, PairTable, SubsetResult, intervals, measure_pairs
 from prism_prm.ranges import Natural, Range, Share, check
 from prism_prm.statistics import NUM_DRAWS, SEED
-from prism_prm.types import Bools
 
 GRID = np.linspace(0.0, 1.0, 201)
 """Thresholds of the FPR–FNR curve."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm import metrics
+from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.metrics.counts import ratio
 from prism_prm.statistics import (
@@ -25,7 +26,6 @@ from prism_prm.statistics import (
     mean_interval,
     resampled_sums,
 )
-from prism_prm.types import Bools, Floats, Ints
 
 NUM_BINS = 10
 """Bins of the calibration error."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prism_prm.chosen import CardValues, card_values
+from prism_prm.console import progress, say
 from prism_prm.critics.load import critic_settings, is_critic
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs
 from prism_prm.errors import ConfigError
@@ -21,7 +22,6 @@ from prism_prm.names import check_name, own_name
 from prism_prm.prms.place import prm_folder
 from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.scorer.place import check_scorer, remote_place
-from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
@@ -44,8 +44,6 @@ def evaluate_prm(
     settings: EvalSettings | None = None,
     store: str | Path | None = None,
     loading: Mapping[str, Any] | None = None,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> dict[str, Evaluation]:
     """Measure how well a PRM judges steps, and write a report; returns the evaluation of each benchmark.
 
@@ -66,8 +64,6 @@ def evaluate_prm(
         settings: threshold, bootstrap draws and seed.
         store: a folder of scores to reuse and extend.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
@@ -83,7 +79,7 @@ def evaluate_prm(
     read = [place for given in (data, scores, predictions, trained_on) if given for place in as_places(given)]
     keep_inputs(read, [out / "metrics.json", *(steps_file(out, one) for one in benches)])
     called = check_name(name) if name else _short(source)
-    attach = _Scores(prm, scores, predictions, out, store, loading, bars, say)
+    attach = _Scores(prm, scores, predictions, out, store, loading)
     attach.check()
     if settings.threshold == "prm":
         _check_card(prm, scores)
@@ -95,7 +91,7 @@ def evaluate_prm(
         for one, items in everything.items():
             say(f"{items.described()}, from {len(items.files)} files")
             steps, notes = attach.to(items)
-            with bars(f"measuring {one}", settings.num_draws, unit="draws") as advance:
+            with progress(f"measuring {one}", settings.num_draws, unit="draws") as advance:
                 evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
                 advance(settings.num_draws)
     run = RunInfo(called, source, attach.model_hash, attach.tokens, summary_of(attach.prm, attach.trees))
@@ -176,11 +172,9 @@ class _Scores:
         out: Path,
         store: str | Path | None,
         loading: Mapping[str, Any] | None,
-        bars: Bars,
-        say: Say,
     ) -> None:
         self.prm, self.scores, self.predictions = prm, scores, predictions
-        self.out, self.store, self.bars, self.say = out, store, bars, say
+        self.out, self.store = out, store
         self.loading = (
             {**(loading or {}), "critic": _by_rule((loading or {}).get("critic"))} if is_critic(prm) else loading
         )
@@ -223,10 +217,10 @@ class _Scores:
         assert self.prm is not None, "one of the three is given"
         scorer = self.prm
         if isinstance(scorer, str | Path):
-            scorer = cast("Scorer", self._opened.enter_context(opened_prm(scorer, self.loading, say=self.say)))
+            scorer = cast("Scorer", self._opened.enter_context(opened_prm(scorer, self.loading)))
             self.prm = scorer
-        with self.bars(f"scoring {items.name}", len(items.items), unit="items") as advance:
-            path = score_benchmark(scorer, items, self.out, store=self.store, advance=advance, say=self.say)
+        with progress(f"scoring {items.name}", len(items.items), unit="items") as advance:
+            path = score_benchmark(scorer, items, self.out, store=self.store, advance=advance)
         trees = [item.tree for item in items.items]
         self.trees += trees
         self.tokens = (self.tokens or 0) + tokens_of(scorer, trees)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from prism_prm.arrays import Floats
+from prism_prm.console import Advance, ignore
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import Item, ItemSet, find_benchmark
 from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps
 from prism_prm.statistics import number_clusters
-from prism_prm.types import Advance, Floats, Say, ignore, silent
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer, TreeScores
@@ -244,7 +245,6 @@ def score_benchmark(
     *,
     store: str | Path | None = None,
     advance: Advance = ignore,
-    say: Say = silent,
 ) -> Path:
     """Write the scores table of a benchmark, or find it done; work that was stopped is resumed."""
     from prism_prm.scorer.table import write_scores
@@ -256,7 +256,7 @@ def score_benchmark(
             f"{items.name} needs a verdict on every step, but this critic judges none after the first wrong one; "
             "choose another --critic"
         )
-    report = write_scores(prm, trees, path, store=store, advance=advance, say=say)
+    report = write_scores(prm, trees, path, store=store, advance=advance)
     if unscored := sum(len(tree.nodes) for tree in trees) - report.steps - report.unjudged:
         raise DataError(
             f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no "

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prism_prm.console import Advance, ignore
 from prism_prm.records import Step, StepTree
-from prism_prm.types import Advance, ignore
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer

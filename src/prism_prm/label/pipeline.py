@@ -13,6 +13,7 @@ from typing import Any
 
 from prism_prm.chosen import card_values, choose_threshold
 from prism_prm.config import to_toml
+from prism_prm.console import progress, say
 from prism_prm.critics.load import is_critic
 from prism_prm.data import Reader
 from prism_prm.data.inputs import keep_inputs
@@ -34,18 +35,26 @@ from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.place import check_scorer
 from prism_prm.tables import write_trees
 from prism_prm.tasks import ProblemIndex, TaskGrader, TaskProblem, load_task
-from prism_prm.types import Bars, Say, no_bars, silent
 from prism_prm.workers import Here, Workers
 from prism_prm.workers.settings import RaySettings
 from prism_prm.workers.watching import AllWatched, not_done, run_evenly
 
-Live = Callable[[str, int, int], AbstractContextManager[Callable[[Watch], None]]]
-"""(description, problems, already done) → a live display of the labelling."""
 
+@contextlib.contextmanager
+def _shown(name: str, total: int, done: int) -> Iterator[Callable[[Watch], None]]:
+    """Shows problems or trees, rollouts, and tokens per second."""
+    with progress(f"labelling, {name}", total, done=done) as advance:
+        shown = 0
 
-def no_live(_label: str, _total: int, _done: int) -> AbstractContextManager[Callable[[Watch], None]]:
-    """A `Live` for callers that show nothing."""
-    return contextlib.nullcontext(lambda _: None)
+        def watch(state: Watch) -> None:
+            nonlocal shown
+            rate = state.tokens / state.seconds if state.seconds else 0.0
+            advance(
+                state.num_done - shown, f"{state.rollouts:,} rollouts   {rate:,.0f} tokens/s   {state.rates}".rstrip()
+            )
+            shown = state.num_done
+
+        yield watch
 
 
 def label_task(
@@ -57,9 +66,6 @@ def label_task(
     judges: int | None = None,
     ray: RaySettings | None = None,
     loading: Mapping[str, Any] | None = None,
-    live: Live = no_live,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> dict[str, Any]:
     """Label the steps of a policy's solutions by rollouts: trees that every other function reads, and a report.
 
@@ -73,9 +79,6 @@ def label_task(
         judges: processes that judge answers; default: all cores.
         ray: the Ray cluster whose workers label; default: this process.
         loading: options of `load_prm` for the recipe's `consensus`; `critic` has the settings of a critic.
-        live: makes live displays of the labelling; by default none are shown.
-        bars: makes progress bars of the second opinion; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Raises:
         PrismError: a setting, an input or a model cannot be used; the message says what to change.
@@ -105,7 +108,7 @@ def label_task(
     notes = task.notes() + unguarded(recipe.sandbox, task.problems)
     for note in notes:
         say(note)
-    stage = _Stage(recipe, out, known, live, say)
+    stage = _Stage(recipe, out, known)
     consensus: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         if judge is None and ray is None:
@@ -118,7 +121,7 @@ def label_task(
                 assert judge is not None
                 return _hands_here(chosen, opened, judge)
             has_programs = any(problem.tests is not None for problem in task.problems)
-            return hands_on_ray(chosen, ray, judges=judges, sandbox=recipe.sandbox, has_programs=has_programs, say=say)
+            return hands_on_ray(chosen, ray, judges=judges, sandbox=recipe.sandbox, has_programs=has_programs)
 
         with hands(recipe.policy, policy) as workers:
             solved = stage.solve(workers, task.problems)
@@ -131,7 +134,7 @@ def label_task(
         critic = None
         if recipe.consensus:
             how = {"on_too_long": "skip", **(loading or {}), "ray": ray}
-            trees, critic = _confirmed(trees, recipe.consensus, how, out, consensus, bars, say)
+            trees, critic = _confirmed(trees, recipe.consensus, how, out, consensus)
     if not trees:
         raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
     stage.write_settings()
@@ -148,17 +151,19 @@ def _hands_here(settings: PolicySettings, policy: Policy | None, judge: Judging)
 
 
 def _confirmed(
-    trees: Sequence[StepTree], place: str, loading: dict[str, Any], out: Path, counts: Counter[str], bars: Bars,
-    say: Say,
+    trees: Sequence[StepTree], place: str, loading: dict[str, Any], out: Path, counts: Counter[str],
 ) -> tuple[list[StepTree], dict[str, Any] | None]:  # fmt: skip
     """The trees with the labels that a scorer confirms, and what it has cost if it is a critic."""
     from prism_prm.scorer.opened import opened_prm
 
     # A critic is asked from here, all trees at once, and keeps replies itself; a PRM's scores are kept in a store.
     store, loading = (None, {**loading, "ray": None}) if is_critic(place) else (out / "journal" / "scores", loading)
-    with opened_prm(place, loading, say=say) as scorer:
+    with opened_prm(place, loading) as scorer:
         threshold = choose_threshold(None, card_values(scorer)).value
-        with stoppable(lambda: "with the second opinion"), bars("second opinion", len(trees), unit="trees") as advance:
+        with (
+            stoppable(lambda: "with the second opinion"),
+            progress("second opinion", len(trees), unit="trees") as advance,
+        ):
             others = scored_opinion(trees, scorer, threshold, store=store, advance=advance)
         for note in notes_of(scorer):
             say(note)
@@ -188,8 +193,6 @@ class _Stage:
     out: Path
     known: ProblemIndex
     """All problems of the task: how near an answer must be, or which tests, is known of them alone."""
-    live: Live
-    say: Say
     found: dict[str, list[Labelled]] = field(default_factory=dict)
     """By the name of the part."""
 
@@ -236,18 +239,18 @@ class _Stage:
             for key in changed:
                 del journal.done[key]
             if changed:
-                self.say(f"{len(changed):,} {what}, {name}, have other answers, tests or steps now: labelled again")
+                say(f"{len(changed):,} {what}, {name}, have other answers, tests or steps now: labelled again")
             is_here = isinstance(workers, Here)
             todo = not_done(work.portions(self.recipe.at_once, what), journal.done, is_here=is_here)
             total = len(work.keys)
             done = total - sum(portion.size for portion in todo)
             if done:
-                self.say(f"Reusing {done:,} of {total:,} labelled {what}, {name}")
+                say(f"Reusing {done:,} of {total:,} labelled {what}, {name}")
             if todo:
                 self.write_settings()
             with (
                 stoppable(lambda: f"with {len(journal.done):,} of {total:,} {what} labelled, {name}"),
-                self.live(name, total, done) as watch,
+                _shown(name, total, done) as watch,
             ):
 
                 def file(key: str, labelled: Labelled) -> None:
@@ -256,7 +259,7 @@ class _Stage:
 
                 all_of_it = AllWatched(watch, Watch())
                 act = partial(label_portion, watch=all_of_it.see, file=file) if is_here else label_portion
-                for portion, made in run_evenly(workers, act, todo, self.say):
+                for portion, made in run_evenly(workers, act, todo):
                     all_of_it.add(made.watch, workers.rates())
                     for key, labelled in zip(portion.work.keys, made.labelled, strict=True):
                         file(key, labelled)

@@ -21,7 +21,6 @@ from prism_prm.programs.cases import Packed
 from prism_prm.records import StepTree
 from prism_prm.resume import content_key
 from prism_prm.tasks import TaskGrader, TaskProblem
-from prism_prm.types import Say, silent
 from prism_prm.workers import Opening, Portion, Workers, open_workers
 from prism_prm.workers.settings import RaySettings
 
@@ -109,7 +108,6 @@ def policy_identity(hands: Hands) -> str:
 @contextlib.contextmanager
 def hands_on_ray(
     policy: PolicySettings, settings: RaySettings, *, judges: int | None, sandbox: Level, has_programs: bool,
-    say: Say = silent,
 ) -> Iterator[Workers[Hands]]:  # fmt: skip
     """Workers of a cluster, each with the policy and with processes that judge answers."""
     of_policy = policy_for_workers(policy)
@@ -120,9 +118,7 @@ def hands_on_ray(
         sandbox=sandbox,
         has_programs=has_programs,
     )
-    with open_workers(
-        Opening(make, of_policy.folders, of_policy.loads), settings, alike=policy_identity, say=say
-    ) as workers:
+    with open_workers(Opening(make, of_policy.folders, of_policy.loads), settings, alike=policy_identity) as workers:
         yield workers
 
 

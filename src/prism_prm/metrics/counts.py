@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from prism_prm.types import Bools, Floats
+from prism_prm.arrays import Bools, Floats
 
 TP, FP, TN, FN = range(4)
 

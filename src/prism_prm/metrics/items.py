@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.metrics.counts import ratio
-from prism_prm.types import Bools, Floats, Ints
 
 OUTCOMES = ("exact", "early", "late", "missed")
 """How a solution's first error was judged: found, an earlier step blamed, a later one, or none."""

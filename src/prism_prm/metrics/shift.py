@@ -13,9 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
+from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.metrics.counts import FN, FP, TN, TP
 from prism_prm.metrics.ranking import Ranking
-from prism_prm.types import Bools, Floats, Ints
 
 MATCHES = {"fnr": (TP, FP), "fpr": (FP, TP)}
 """The rate to match → the count that decides it, and the other one. Labels are shared: equal counts are equal rates."""

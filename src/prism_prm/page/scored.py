@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
+from prism_prm.arrays import Floats
 from prism_prm.chosen import choose_aggregator, choose_threshold
 from prism_prm.errors import DataError
 from prism_prm.page.document import Document, Place, Results
 from prism_prm.records import StepTree
-from prism_prm.types import Floats
 
 
 def scored_documents(place: Place, results: Results) -> list[Document] | None:

@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from prism_prm import __version__
+from prism_prm.arrays import Floats, Ints
+from prism_prm.console import Advance, ignore
 from prism_prm.data import Reader
 from prism_prm.data.draft import Draft
 from prism_prm.data.forest import Forest
@@ -31,7 +33,6 @@ from prism_prm.pairs.summary import PairCounts, TreeCounts
 from prism_prm.pairs.vectorised import PairColumns, Small, annotated_columns, lookahead_columns
 from prism_prm.records import PAIR_KINDS, PairKind
 from prism_prm.tables import PAIRS, pair_writer, tree_table, tree_writer
-from prism_prm.types import Advance, Floats, Ints, ignore
 
 Write = Callable[[pa.Table], None]
 

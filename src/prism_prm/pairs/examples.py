@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from prism_prm.arrays import Ints
 from prism_prm.errors import DataError
 from prism_prm.records import Step, StepTree
 from prism_prm.tables import check_pairs, check_split, iter_trees, read_pairs
-from prism_prm.types import Ints
 
 COLUMNS = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from prism_prm.arrays import Ints
 from prism_prm.data.draft import Draft
 from prism_prm.pairs.same_problem import normalise_problem
 from prism_prm.pairs.settings import PairSettings, priority
 from prism_prm.pairs.vectorised import NO_PAIRS, PairColumns
-from prism_prm.types import Ints
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SIGN = re.compile(r"(?<=\s)[+\-−<>](?=\s)|(?<=[\d)}])[+\-−](?=[\w(\\])")

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.data.forest import Forest, string_codes
 from prism_prm.pairs.audit import TrunkAudit, normalise_step
 from prism_prm.pairs.settings import PairSettings, priority
-from prism_prm.types import Bools, Floats, Ints
 
 Small = npt.NDArray[np.int32]
 

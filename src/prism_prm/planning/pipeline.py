@@ -16,7 +16,6 @@ from prism_prm.prms.known_sizes import Stand
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.search.recipe import SearchRecipe, read_recipe
 from prism_prm.training.recipe import Recipe, check_data, load_recipe
-from prism_prm.types import Bars, no_bars
 
 SOLUTION_TOKENS = 512
 
@@ -39,7 +38,6 @@ def plan_run(
     margins: str | Path | None = None,
     solution_tokens: int = SOLUTION_TOKENS,
     assignments: Sequence[str] = (),
-    bars: Bars = no_bars,
 ) -> Plan:
     """What training, search or scoring will take: tokens, operations, memory, disk and hours. No weights are loaded.
 
@@ -52,7 +50,6 @@ def plan_run(
         margins: a table of `measure_margins`, with which the rounds of a curriculum are exact.
         solution_tokens: how many tokens a solution of a search is taken to have.
         assignments: settings to override, as `--set` takes them.
-        bars: makes progress bars; by default none are shown.
 
     Returns:
         A `Plan`: `stages`, `fits` (memory by part), `remedies`, `disk`, `hours`, and `facts()` as plain values.
@@ -78,14 +75,14 @@ def plan_run(
     if isinstance(what, Recipe):
         from prism_prm.planning.training import plan_training
 
-        return plan_training(what, cluster, stand, None if margins is None else Path(margins), bars)
+        return plan_training(what, cluster, stand, None if margins is None else Path(margins))
     if isinstance(what, SearchRecipe):
         from prism_prm.planning.searching import plan_search
 
         return plan_search(what, cluster, stands, solution_tokens)
     from prism_prm.planning.scoring import plan_scoring
 
-    return plan_scoring(what.prm, what.inputs, cluster, stand, what.loading, bars)
+    return plan_scoring(what.prm, what.inputs, cluster, stand, what.loading)
 
 
 def read_any(path: str | Path, assignments: Sequence[str] = ()) -> Recipe | SearchRecipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from prism_prm.console import Advance, ignore
 from prism_prm.costs import Batch, ModelSizes, Setup, training_flops
 from prism_prm.packing import Layout, encode_tree
 from prism_prm.pairs.examples import Examples, as_one_tree
@@ -11,7 +12,6 @@ from prism_prm.planning.counting import Tally, batch_of
 from prism_prm.prms.module import PrmModule
 from prism_prm.training.batches import arranged, parts_of_update, passes
 from prism_prm.training.loop import Round
-from prism_prm.types import Advance, ignore
 
 
 @dataclass

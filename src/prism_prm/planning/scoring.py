@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from prism_prm.console import progress
 from prism_prm.costs import Batch, ModelSizes, Setup, scoring_memory
 from prism_prm.planning.counting import CountingScorer, kernel_of
 from prism_prm.planning.fit import BYTES
@@ -16,12 +17,9 @@ from prism_prm.prms.skeleton import load_skeleton
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.scorer.store import Request
 from prism_prm.scorer.to_score import TreesToScore
-from prism_prm.types import Bars, no_bars
 
 
-def plan_scoring(
-    prm: str, inputs: Sequence[str], cluster: Cluster, stand: Stand, loading: LoadSettings, bars: Bars = no_bars
-) -> Plan:
+def plan_scoring(prm: str, inputs: Sequence[str], cluster: Cluster, stand: Stand, loading: LoadSettings) -> Plan:
     """What `prism score` will take."""
     skeleton = load_skeleton(
         prm, stand=stand, family=loading.family, attn=loading.attn, on_cpu=cluster.on_cpu,
@@ -31,7 +29,7 @@ def plan_scoring(
     trees = list(TreesToScore(inputs))
     requests = [Request.all_of(tree) for tree in trees]
     counter = CountingScorer(skeleton)
-    with tempfile.TemporaryDirectory() as folder, bars("trees", len(trees)) as advance:
+    with tempfile.TemporaryDirectory() as folder, progress("trees", len(trees)) as advance:
         counter.filed(Path(folder)).fill(requests, advance=advance)
     size = BYTES.get(loading.dtype or "", 2)
     setup = Setup(weights=size, compute=size, kernel=kernel_of(skeleton.module))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from prism_prm.arrays import Floats
+from prism_prm.console import progress
 from prism_prm.costs import Batch, Setup, Way, held_parameters, scoring_memory, trained_parameters
 from prism_prm.errors import DataError
 from prism_prm.foreign import reading_parquet
@@ -29,7 +31,6 @@ from prism_prm.training.margins import score_examples
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
 from prism_prm.training.validation import Validation
-from prism_prm.types import Bars, Floats, no_bars
 
 MARGIN_BYTES = 40
 
@@ -37,8 +38,8 @@ MARGIN_BYTES = 40
 class TrainingPlanner:
     """Plans one recipe; `plan` reads from top to bottom."""
 
-    def __init__(self, recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path | None, bars: Bars) -> None:
-        self.recipe, self.cluster, self.margins_file, self.bars = recipe, cluster, margins, bars
+    def __init__(self, recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path | None) -> None:
+        self.recipe, self.cluster, self.margins_file = recipe, cluster, margins
         base, hardware = recipe.base, recipe.hardware
         self.prm = load_skeleton(
             str(base.prm or base.backbone), stand=stand, fresh=not base.prm, family=base.family, layers=base.layers,
@@ -101,14 +102,14 @@ class TrainingPlanner:
         counters: list[tuple[str, CountingScorer, int]] = []
         if needs_margins(train, recipe):
             counter = CountingScorer(self.prm)
-            with self.bars("margins", len(np.unique(train.tree)), unit="trees") as advance:
+            with progress("margins", len(np.unique(train.tree)), unit="trees") as advance:
                 score_examples(counter.filed(store), train, advance=advance)
             counters.append(("margins", counter, rounds if recipe.curriculum.rescore else 1))
             scores += 2 * len(train)
         if recipe.validation.split:
             counter = CountingScorer(self.prm)
             held_out = Validation.of(Split.read(data, recipe.validation.split), self.prm, recipe.validation)  # type: ignore[arg-type]
-            with self.bars("validation", held_out.num_trees, unit="trees") as advance:
+            with progress("validation", held_out.num_trees, unit="trees") as advance:
                 held_out.measure(counter.filed(store), recipe.validation, Share(), advance)
             counters.append(("validation", counter, 1 + rounds))
             scores += (1 + rounds) * (len(held_out.steps) + 2 * len(held_out.pairs))
@@ -141,7 +142,7 @@ class TrainingPlanner:
             name, module, self.prm.family, module.collate, RowLimits(recipe.train.row_tokens, pair_cost(module)),
             examples, recipe.objective, recipe.train, (recipe.seed, number), Path("none"),
         )  # fmt: skip
-        with self.bars(f"round {name}", len(work.updates), unit="updates") as advance:
+        with progress(f"round {name}", len(work.updates), unit="updates") as advance:
             return count_round(work, module, self.cluster.count, advance)
 
     def _round_stage(self, one: RoundCount, setup: Setup) -> Stage:
@@ -215,8 +216,6 @@ def read_margins(path: Path, train: Examples) -> Floats:
     return np.array([known[int(one)] for one in train.ids], dtype=np.float64)
 
 
-def plan_training(
-    recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path | None = None, bars: Bars = no_bars
-) -> Plan:
+def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path | None = None) -> Plan:
     """What `prism train` will take with this recipe."""
-    return TrainingPlanner(recipe, cluster, stand, margins, bars).plan()
+    return TrainingPlanner(recipe, cluster, stand, margins).plan()

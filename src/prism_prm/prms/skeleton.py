@@ -202,7 +202,7 @@ def _layer_sizes(layer: nn.Module, model_type: str) -> tuple[tuple[Matrix, ...],
     wide = sum(parameter.numel() for parameter in layer.parameters() if parameter.dim() > 1)
     if wide != sum(matrix.size for matrix in matrices) or not matrices:
         raise ModelError(
-            f"{model_type}: its layers have weights that are not plain matrices (a mixture of experts, say), which a "
+            f"{model_type}: its layers have weights that are not plain matrices (a mixture of experts), which a "
             "plan does not cover"
         )
     return matrices, sum(parameter.numel() for parameter in layer.parameters()) - wide

@@ -16,11 +16,11 @@ from typing import Any, TypeVar, cast
 
 from prism_prm.answers.judge import Key, Status, Verdict
 from prism_prm.answers.workers import Workers
+from prism_prm.console import Advance, ignore
 from prism_prm.programs import Level, compare, values
 from prism_prm.programs.cases import SECONDS, Case, Tests
 from prism_prm.programs.compare import is_right, printed_key, returned_key, returned_right
 from prism_prm.sandbox import PATIENCE, Call, Job, Limits, Program, Run, Sandbox, SandboxError
-from prism_prm.types import Advance, ignore
 
 AT_ONCE = 64
 """Programs that are judged side by side; only their problems' tests are in memory."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prism_prm.arrays import Floats
 from prism_prm.report.numbers import NO_DATA, percent
 from prism_prm.report.tables import Table
-from prism_prm.types import Floats
 
 MAX_LETTERS = 1500
 """The size limit of the solution that is shown: nobody reads longer ones."""

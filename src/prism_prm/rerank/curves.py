@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.aggregate import log_score
+from prism_prm.arrays import Floats, Ints
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.pools import Pool
 from prism_prm.rerank.expectation import NUM_DRAWS, best_of, draw_orders, pass_at, voted
@@ -15,7 +17,6 @@ from prism_prm.rerank.grading import GradedPool, check_measured
 from prism_prm.rerank.select import after_tests, relative_weights
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Comparison, Interval, compare_means, mean_interval, number_clusters
-from prism_prm.types import Advance, Floats, Ints, ignore
 
 WITHOUT_PRM = ("mean", "majority", "oracle")
 WITH_PRM = ("best-of-n", "weighted")

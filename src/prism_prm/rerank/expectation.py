@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.rerank.select import TIE
-from prism_prm.types import Bools, Floats, Ints
 
 NUM_DRAWS = 1000
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from prism_prm.answers import Extraction, Verdict
 from prism_prm.answers.judge import Key
+from prism_prm.arrays import Bools, Ints
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem
 from prism_prm.resume import Journal
 from prism_prm.tasks import Grader, ProblemIndex, Task, TaskProblem
-from prism_prm.types import Advance, Bools, Ints, ignore
 
 PORTION = 512
 """Solutions that are graded before their grades are filed, at least."""

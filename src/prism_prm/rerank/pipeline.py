@@ -11,6 +11,7 @@ from prism_prm.aggregate import AGGREGATORS, check_aggregator
 from prism_prm.answers import EXTRACTORS
 from prism_prm.chosen import GIVEN, CardValues, Choice, card_values, choose_aggregator
 from prism_prm.config import SHOWN
+from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
@@ -29,7 +30,6 @@ from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_t
 from prism_prm.resume import stoppable
 from prism_prm.scorer.place import check_scorer
 from prism_prm.tasks import Errata, Level, TaskGrader, Window, load_task
-from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer
@@ -95,8 +95,6 @@ def rerank_pool(
     settings: RerankSettings | None = None,
     store: str | Path | None = None,
     loading: Mapping[str, Any] | None = None,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> Results:
     """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
     report.
@@ -114,8 +112,6 @@ def rerank_pool(
         settings: aggregators, numbers of solutions, draws and the judging of answers.
         store: a folder of scores to reuse and extend.
         loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Returns:
         `Results`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl), the
@@ -142,22 +138,22 @@ def rerank_pool(
     reference = None
     if task:
         reference = load_task(task, task_data, answer_field=settings.answer_field, window=settings.window)
-    found, title = _read(pool, settings.answer_field, with_answers=task is None, bars=bars)
+    found, title = _read(pool, settings.answer_field, with_answers=task is None)
     if reference is not None:
         found = with_task(found, reference)
         for note in reference.notes():
             say(note)
     largest([len(entry.solutions) for entry in found.problems])
     ns = None if settings.ns is None else check_ns(found, settings.ns)
-    graded, graded_as = _grade(found, out, settings, bars, say)
+    graded, graded_as = _grade(found, out, settings)
     with stoppable(lambda: "with all answers judged"):
-        made = _collect_scores(found, prms or {}, scores or {}, out, store, loading, bars, say)
+        made = _collect_scores(found, prms or {}, scores or {}, out, store, loading)
     step_scores, cards = made.scores, made.cards
     aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
     own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
     curves: list[Curve] = []
     if graded.measured:
-        with bars("curves", len(graded.measured), unit="problems") as advance:
+        with progress("curves", len(graded.measured), unit="problems") as advance:
             curves = compute_curves(
                 graded, step_scores, aggregators=aggregators, ns=ns, num_draws=settings.num_draws, seed=settings.seed,
                 advance=advance,
@@ -208,18 +204,18 @@ def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice
 
 
 def _read(
-    pool: Pool | str | Path | Sequence[str | Path], answer_field: str | None, *, with_answers: bool, bars: Bars
+    pool: Pool | str | Path | Sequence[str | Path], answer_field: str | None, *, with_answers: bool
 ) -> tuple[Pool, str]:
     """The pool, and the report's title."""
     if isinstance(pool, Pool):
         return pool, "Re-ranking"
     places = as_places(pool)
-    with bars("reading", total_size(find_sources(places)), unit="bytes") as advance:
+    with progress("reading", total_size(find_sources(places)), unit="bytes") as advance:
         found = read_pool(places, advance, answer_field=answer_field, with_answers=with_answers)
     return found, f"Re-ranking {', '.join(Path(place).name for place in places)}"
 
 
-def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say) -> tuple[GradedPool, str]:
+def _grade(pool: Pool, out: Path, settings: RerankSettings) -> tuple[GradedPool, str]:
     """The grades of the pool, from an earlier run where it has them."""
     with TaskGrader(
         methods=settings.extract, workers=settings.judges, seconds=settings.time_limit, sandbox=settings.sandbox
@@ -229,7 +225,7 @@ def _grade(pool: Pool, out: Path, settings: RerankSettings, bars: Bars, say: Say
         if known is not None:
             say(f"Reusing the grades in {out / SOLUTIONS}")
             return known, graded_as
-        with bars("judging", num_comparisons(pool.problems), unit="comparisons") as advance:
+        with progress("judging", num_comparisons(pool.problems), unit="comparisons") as advance:
             graded = grade_in_portions(pool, out / f"grading-{graded_as}.jsonl", grader, advance)
     write_solutions(out / SOLUTIONS, graded, graded_as)
     for filed in out.glob("grading-*.jsonl"):
@@ -254,8 +250,6 @@ def _collect_scores(
     out: Path,
     store: str | Path | None,
     loading: Mapping[str, Any] | None,
-    bars: Bars,
-    say: Say,
 ) -> _Collected:
     """The scores in the pool, those made before, and those to make now."""
     from prism_prm.scorer.opened import opened_prm
@@ -273,9 +267,9 @@ def _collect_scores(
         found[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
     for name, prm in prms.items():
         table = out / "scores" / f"{file_name(name)}.parquet"
-        with opened_prm(prm, loading, name, say=say) as scorer:
-            with bars(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
-                write_scores(scorer, pool.trees(), table, store=store, advance=advance, say=say)
+        with opened_prm(prm, loading, name) as scorer:
+            with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
+                write_scores(scorer, pool.trees(), table, store=store, advance=advance)
             found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
             made.tokens[name] = tokens_of(scorer, pool.trees())
             if (said := summary_of(scorer, pool.trees())) is not None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.answers import Judge
+from prism_prm.arrays import Bools, Floats
 from prism_prm.errors import DataError
-from prism_prm.types import Bools, Floats
 
 TIE = 1e-9
 """Sums of weights that differ by less than this, relatively, are equal: the order of adding must not decide a vote."""

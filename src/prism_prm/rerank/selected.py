@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from prism_prm.arrays import Floats
 from prism_prm.chosen import Choice
 from prism_prm.files import whole_file
 from prism_prm.rerank.curves import log_scores_of
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.select import SELECTORS, Candidates, relative_weights
 from prism_prm.rerank.step_scores import StepScores
-from prism_prm.types import Floats
 
 RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted", "public-tests": "public-tests"}
 """A method of the curves → its selector; the first needs no PRM, and the last works with and without one."""

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_prm.arrays import Floats
+from prism_prm.console import Advance, ignore
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool
 from prism_prm.protocol import can_score_all
-from prism_prm.types import Advance, Floats, ignore
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer, TreeScores

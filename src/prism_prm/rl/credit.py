@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prism_prm.arrays import Floats
 from prism_prm.errors import ConfigError
-from prism_prm.types import Floats
 
 EPSILON = 1e-4
 """What is added to a standard deviation before it divides."""

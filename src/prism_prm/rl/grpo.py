@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from prism_prm.console import progress
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
 from prism_prm.files import write_text, writing
 from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
@@ -24,7 +25,6 @@ from prism_prm.resume import content_key, refuse_changes
 from prism_prm.rl.held_out import Gold, Row
 from prism_prm.rl.looks import LOOKS, VOTE, Alarm, Look, MonitorSettings, first_alarm, gold_of, read_looks
 from prism_prm.rl.monitors import Monitor, Reward
-from prism_prm.types import Bars, Say, no_bars, silent
 
 RUN, POLICY, CHECKPOINTS, LOG = "run.json", "policy", "checkpoints", "log.json"
 FREE = (
@@ -70,8 +70,6 @@ def train_with_reward(
     monitor: MonitorSettings | None = None,
     identity: str = "",
     begin: Callable[[], None] = lambda: None,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> Curve:
     """Train a policy by GRPO; a stopped run resumes from TRL's last checkpoint, and a finished one is read.
 
@@ -87,8 +85,6 @@ def train_with_reward(
         monitor: how often and how closely to look.
         identity: names what decides the reward: a folder whose reward had another one is refused.
         begin: called before the training, once the folder is known to fit these settings.
-        bars: makes progress bars.
-        say: called with each status message, such as an alarm; e.g. `print`.
     """
     check_installed()
     out, monitor = Path(out), monitor or MonitorSettings()
@@ -105,13 +101,13 @@ def train_with_reward(
     if not before.get("finished"):
         settings = grpo_config(trainer, out / CHECKPOINTS)
         start = copy.deepcopy(model) if monitor.kl else None
-        watching = Monitor(held_out, reward, gold, out, monitor, start=start, say=say)
+        watching = Monitor(held_out, reward, gold, out, monitor, start=start)
         with _quiet_trl():
             grpo = _trainer(model, tokenizer, reward, settings, train, credit)
             watching.attach(grpo)
             if grpo.accelerator.is_main_process:
                 write_text(out / RUN, json.dumps({"made_with": made_with}, indent=2) + "\n")
-            _train(grpo, out, bars)
+            _train(grpo, out)
         if grpo.accelerator.is_main_process:
             write_text(out / LOG, json.dumps(grpo.state.log_history) + "\n")
             write_text(out / RUN, json.dumps({"made_with": made_with, "finished": True}, indent=2) + "\n")
@@ -178,7 +174,7 @@ def _trainer(model: Any, tokenizer: Any, reward: Reward, settings: Any, train: S
     return trainer
 
 
-def _train(grpo: Any, out: Path, bars: Bars) -> None:
+def _train(grpo: Any, out: Path) -> None:
     """Train from the last whole checkpoint on, and save the policy."""
     from transformers import TrainerCallback
 
@@ -194,7 +190,7 @@ def _train(grpo: Any, out: Path, bars: Bars) -> None:
     grpo.accelerator.wait_for_everyone()
     total = grpo.args.max_steps if grpo.args.max_steps > 0 else None
     try:
-        with writing(checkpoints), bars("training the policy", total) as advance:
+        with writing(checkpoints), progress("training the policy", total) as advance:
             grpo.add_callback(Progress())
             grpo.train(resume_from_checkpoint=checkpoint)
     finally:

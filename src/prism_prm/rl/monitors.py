@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback
 
+from prism_prm.arrays import Floats
+from prism_prm.console import say
 from prism_prm.errors import ConfigError
 from prism_prm.files import write_text
 from prism_prm.rl.held_out import Gold, Row, Writing, Written, write_solutions
@@ -41,7 +43,6 @@ from prism_prm.rl.looks import (
 )
 from prism_prm.rl.samples import NUM_PROBLEMS, NUM_SAMPLES, SamplesFile
 from prism_prm.steps import cut_steps
-from prism_prm.types import Floats, Say, silent
 
 # Shapes: B solutions of a batch, S tokens of a row, T tokens of a solution, V tokens of the vocabulary.
 
@@ -65,7 +66,6 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         settings: MonitorSettings | None = None,
         *,
         start: Any = None,
-        say: Say = silent,
     ) -> None:
         if not rows:
             raise ConfigError("there are no held-out problems to monitor the policy on")
@@ -74,7 +74,6 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self.gold = gold
         self.folder = Path(folder)
         self.settings = settings or MonitorSettings()
-        self.say = say
         self.looks: list[Look] = []
         self.alarms: dict[str, Alarm] = {}
         """The first alarm by the gold's first measure, and by VOTE."""
@@ -124,7 +123,7 @@ class Monitor(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         Trainer.log(self.trainer, {f"held_out/{name}": value for name, value in look.summary().items()})
         for alarm in raised:
             if state.is_world_process_zero:
-                self.say(f"Alarm at {alarm}.")
+                say(f"Alarm at {alarm}.")
             if alarm.gold != VOTE and self.settings.stop_on_alarm:
                 control.should_training_stop = True
 

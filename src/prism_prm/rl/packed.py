@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from prism_prm.arrays import Floats
 from prism_prm.errors import DataError
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.types import Floats
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.config import to_toml
+from prism_prm.console import say, silent_unless
 from prism_prm.errors import ConfigError
 from prism_prm.files import JsonLines, write_text
 from prism_prm.graders import unguarded
@@ -29,7 +30,6 @@ from prism_prm.search.methods import SearchSettings
 from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.tasks import Grader, TaskGrader, TaskProblem, load_problems, load_task
-from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from prism_prm.rl.monitors import Reward
@@ -45,8 +45,6 @@ def train_policy(
     out: str | Path,
     *,
     assignments: Sequence[str] = (),
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> Curve:
     """Train a policy by GRPO with a PRM's scores as its reward; returns its curve on held-out problems.
 
@@ -58,8 +56,6 @@ def train_policy(
         recipe: a recipe, or the TOML file that holds one.
         out: the run's folder.
         assignments: settings to override, as `--set` takes them: "trainer.max_steps=20".
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, such as an alarm; e.g. `print`.
 
     Example:
         >>> curve = train_policy("grpo.toml", "trained", assignments=["trainer.max_steps=1"])
@@ -77,29 +73,28 @@ def train_policy(
     out = Path(out)
     grpo_config(recipe.trainer, out)  # refuses what TRL does not know before anything is loaded
     state = PartialState()
-    bars, say = (bars, say) if state.is_main_process else (no_bars, silent)
     with (
+        silent_unless(state.is_main_process),
         locked(out) if state.is_main_process else contextlib.nullcontext(),
         TaskGrader(sandbox=recipe.sandbox) as grader,
     ):
-        train, held_out = split_problems(recipe, say)
+        train, held_out = split_problems(recipe)
         grader.prepare(held_out)
         before: Evaluated = {}
 
         def begin() -> None:
             if state.is_main_process:
                 write_text(out / "recipe.toml", to_toml(recipe))
-            before.update(_evaluated(recipe, recipe.policy, out / "evaluation" / "before", state, bars))
+            before.update(_evaluated(recipe, recipe.policy, out / "evaluation" / "before", state))
 
         tokenizer = load_tokenizer_of(recipe.policy)
-        with _reward(recipe, grader, state, out, say) as (reward, identity):
+        with _reward(recipe, grader, state, out) as (reward, identity):
             curve = train_with_reward(
                 recipe.policy, reward, train=problem_rows(train, recipe.prompting, tokenizer),
                 held_out=problem_rows(held_out, recipe.prompting, tokenizer), gold=AnswerGold(grader), out=out,
                 trainer=recipe.trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, begin=begin,
-                bars=bars, say=say,
             )  # fmt: skip
-        after = _evaluated(recipe, str(curve.policy), out / "evaluation" / "after", state, bars)
+        after = _evaluated(recipe, str(curve.policy), out / "evaluation" / "after", state)
         if state.is_main_process:
             costs = [line for path in sorted(out.glob(COSTS.format("*"))) for line in JsonLines(path).read()]
             notes = unguarded(recipe.sandbox, [*train, *held_out])
@@ -108,7 +103,7 @@ def train_policy(
     return curve
 
 
-def split_problems(recipe: GrpoRecipe, say: Say = silent) -> tuple[list[TaskProblem], list[TaskProblem]]:
+def split_problems(recipe: GrpoRecipe) -> tuple[list[TaskProblem], list[TaskProblem]]:
     """(to train on, to be watched on): disjoint, and none of the first is in a task of the evaluation."""
     sets = recipe.problems
     train = list(load_problems(sets.train, sets.train_data).problems[: sets.limit])
@@ -145,7 +140,7 @@ def load_tokenizer_of(policy: str) -> Any:
 
 
 @contextlib.contextmanager
-def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path, say: Say) -> Iterator[tuple[Reward, str]]:
+def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> Iterator[tuple[Reward, str]]:
     """The reward, and what names it; afterwards it is written down what a critic has cost, whatever happened."""
     if not recipe.prm:
         yield AnswerReward(grader), "right answers"
@@ -187,7 +182,7 @@ class AnswerReward:
         return [float(found.correct) for found in self.grader.judge(answers)]
 
 
-def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any, bars: Bars) -> Evaluated:
+def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any) -> Evaluated:
     """Every task solved greedily and by sampling; one process does it, and the others wait."""
     found: Evaluated = {}
     chosen = recipe.evaluation
@@ -201,10 +196,10 @@ def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any, bars: Bar
                     search=SearchSettings("greedy", max_steps=chosen.max_steps, sampling=chosen.sampling),
                 )  # fmt: skip
                 place = out / file_name(Path(task).stem)
-                (found[task, "greedy"],) = search_task(greedy, place / "greedy", policy=who, bars=bars)
+                (found[task, "greedy"],) = search_task(greedy, place / "greedy", policy=who)
                 if chosen.samples:
                     sampled = replace(greedy, search=replace(greedy.search, method="sample"), n=(1, chosen.samples))
-                    points = search_task(sampled, place / "sampled", policy=who, bars=bars)
+                    points = search_task(sampled, place / "sampled", policy=who)
                     found[task, "sampled"] = next(point for point in points if point.n == 1)
     state.wait_for_everyone()
     return found

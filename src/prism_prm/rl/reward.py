@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.arrays import Floats
 from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.critics.load import critic_settings, is_critic
 from prism_prm.critics.settings import CriticSettings
@@ -28,7 +29,6 @@ from prism_prm.rl.credit import delta as differences
 from prism_prm.rl.packed import score_solutions
 from prism_prm.steps import STOP, cut_steps
 from prism_prm.tasks import Grader, Level, TaskGrader, TaskProblem
-from prism_prm.types import Floats
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prism_prm.arrays import Floats
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
 from prism_prm.rl.credit import STEPS_ONLY, Graded, find_credit, standardise
 from prism_prm.rl.reward import AsyncPRMReward, Judged, PRMReward
 from prism_prm.rl.spans import TokenSpans
-from prism_prm.types import Floats
 
 try:
     import trl

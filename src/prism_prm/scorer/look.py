@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
+from prism_prm.arrays import Floats
 from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
+from prism_prm.console import progress, say
 from prism_prm.data import ReadOptions
 from prism_prm.data.inputs import as_places
 from prism_prm.protocol import Scorer, notes_of
 from prism_prm.records import StepTree
 from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.to_score import TreesToScore
-from prism_prm.types import Bars, Floats, Say, no_bars, silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,6 @@ def look_at(
     format: str = "auto",
     options: ReadOptions | None = None,
     loading: Mapping[str, Any] | None = None,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> list[LookedAt]:
     """The first solutions of files with what PRMs say of every step; nothing is written.
 
@@ -72,8 +71,6 @@ def look_at(
         options: how records are read, and what is done with bad ones.
         loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name. A step
             that exceeds the context gets no score.
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Example:
         >>> [first, *_] = look_at({"mine": "my-prm"}, "solutions.jsonl", limit=2)
@@ -87,7 +84,7 @@ def look_at(
     columns = []
     for name, place in prms.items():
         scorer = open_prm(place, {**(loading or {}), "on_too_long": "skip"}, name)
-        with bars(f"scoring, {name}", len(trees), unit="solutions") as advance:
+        with progress(f"scoring, {name}", len(trees), unit="solutions") as advance:
             found = scorer.score_trees(trees, advance=advance)
         card = card_values(scorer)
         how, limit_of_right = choose_aggregator(None, card).value, choose_threshold(threshold, card).value

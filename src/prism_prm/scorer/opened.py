@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.lm.place import base_of, is_adapter
 from prism_prm.prms.place import prm_folder
 from prism_prm.protocol import Scorer, ScoresSolutions, StepSession, TreeScores, can_score_all
 from prism_prm.records import StepTree
 from prism_prm.scorer.place import place_for_workers, remote_place
-from prism_prm.types import Advance, Say, bar_on_stderr, ignore, silent
 from prism_prm.workers import Opening, Portion, Workers, open_workers
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ TREES_AT_ONCE = 64
 
 
 @contextlib.contextmanager
-def opened_prm(
-    prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "", *, say: Say = silent
-) -> Iterator[Any]:
+def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Iterator[Any]:
     """The scorer of `open_prm`; with `loading["ray"]`, one that the workers of a cluster hold until the block ends."""
     loading = dict(loading or {})
     ray = loading.pop("ray", None)
@@ -38,7 +36,7 @@ def opened_prm(
 
         yield open_prm(prm, loading, name)
         return
-    with open_workers(prm_for_workers(prm, loading, name), ray, alike=_identity, say=say) as workers:
+    with open_workers(prm_for_workers(prm, loading, name), ray, alike=_identity) as workers:
         yield SpreadPRM(workers)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import DataError
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import Family
@@ -24,7 +25,6 @@ from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.scorer.settings import OnTooLong
 from prism_prm.scorer.whole_trees import check_choice, fit_all, rows_of, score_portion
-from prism_prm.types import Advance, bar_on_stderr, ignore
 
 if TYPE_CHECKING:
     from prism_prm.scorer.session import Session

@@ -11,12 +11,12 @@ import numpy as np
 
 from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.chosen import CardValues
+from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.http import Server, TooMuchError
 from prism_prm.protocol import Scorer, ScoresSolutions, TreeScores, sigmoid
 from prism_prm.records import StepTree
 from prism_prm.scorer.settings import OnTooLong
-from prism_prm.types import Advance, bar_on_stderr, ignore
 
 ITEMS_AT_ONCE = 32
 """Trees of one request."""

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import numpy as np
 
+from prism_prm.console import Advance, ignore, say
 from prism_prm.files import remove_parts
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import ROOT, StepTree
 from prism_prm.resume import stoppable
 from prism_prm.scorer.filed import read_filed, row_of, write_filed
 from prism_prm.scorer.index import KEY_BYTES, KEYS, KeyIndex
-from prism_prm.types import Advance, Say, ignore, silent
 from prism_prm.workers import Here, Portion, Workers
 
 PORTION = 64
@@ -100,7 +100,6 @@ def store_for(
     folder: str | Path | None,
     *,
     portion: int = PORTION,
-    say: Say = silent,
 ) -> Iterator[ScoreStore]:
     """The store in `folder`; without one, a store beside the file `out`, removed when the block has written that.
 
@@ -108,17 +107,16 @@ def store_for(
     """
     out = Path(out)
     own = out.with_name(f".{out.name}.scores")
-    yield ScoreStore(folder or own, scorer, portion=portion, say=say)
+    yield ScoreStore(folder or own, scorer, portion=portion)
     shutil.rmtree(own, ignore_errors=True)
 
 
 class ScoreStore:
     """The scores of one scorer in a folder, which those of others may share."""
 
-    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION, say: Say = silent) -> None:
+    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION) -> None:
         self.scorer = scorer
         self.portion = portion
-        self.say = say
         self.identity = scorer.identity()
         self.whole = bool(getattr(scorer, "reads_whole_solutions", False))
         """Whether a step's score depends on all of its solution."""
@@ -166,7 +164,7 @@ class ScoreStore:
         with stoppable(lambda: f"with {len(self._filed):,} scores done" if len(self._filed) else ""):
             filling.run(requests)
         if filling.num_steps > filling.num_missing:
-            self.say(f"Reused {filling.num_steps - filling.num_missing:,} of {filling.num_steps:,} scores")
+            say(f"Reused {filling.num_steps - filling.num_missing:,} of {filling.num_steps:,} scores")
         share.wait()
         self._look()
         return Filled(filling.num_portions, filling.num_found)

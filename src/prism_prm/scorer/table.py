@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prism_prm.chosen import CardValues, card_values
+from prism_prm.console import Advance, ignore, progress, say
 from prism_prm.data import ReadOptions
 from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.errors import DataError
@@ -28,7 +29,6 @@ from prism_prm.scorer.opened import SpreadPRM, opened_prm
 from prism_prm.scorer.store import PORTION, Filled, Request, ScoreStore, store_for
 from prism_prm.scorer.to_score import TreesToScore
 from prism_prm.tables import scores_schema
-from prism_prm.types import Advance, Bars, Say, ignore, no_bars, silent
 
 _TOO_LONG = b"prism_prm.too_long"
 _UNJUDGED = b"prism_prm.unjudged"
@@ -139,7 +139,6 @@ def write_scores(
     portion: int = PORTION,
     inputs: Sequence[str | Path] = (),
     advance: Advance = ignore,
-    say: Say = silent,
 ) -> ScoreReport:
     """Score trees into one table, a portion at a time; work that was stopped is resumed.
 
@@ -149,7 +148,7 @@ def write_scores(
     """
     assert iter(trees) is not trees, "trees may be read twice, so they are not a generator"
     out = Path(out)
-    with store_for(out, scorer, store, portion=portion, say=say) as filed:
+    with store_for(out, scorer, store, portion=portion) as filed:
         job = _Job(filed.identity)
         if out.exists():
             job.read(trees)
@@ -178,8 +177,6 @@ def score_files(
     store: str | Path | None = None,
     portion: int = PORTION,
     loading: Mapping[str, Any] | None = None,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> ScoreReport:
     """Score every step of solutions or trees in files, and write one table. Repeat a stopped call to resume it.
 
@@ -192,8 +189,6 @@ def score_files(
         store: a folder of scores to reuse and extend; default: a temporary one beside `out`.
         portion: how many trees are scored and saved together; a stopped call loses at most this many.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Example:
         >>> report = score_files("my-prm", "solutions.jsonl", "scores.parquet")
@@ -203,12 +198,12 @@ def score_files(
     keep_inputs(as_places(inputs), [out])
     trees = TreesToScore(as_places(inputs), format, options)
     trees.check()
-    with opened_prm(prm, loading, say=say) as scorer:
+    with opened_prm(prm, loading) as scorer:
         if not isinstance(scorer, SpreadPRM):
-            _say_size(scorer, say)
-        with bars("scoring", trees.size(), unit="bytes") as bar:
+            _say_size(scorer)
+        with progress("scoring", trees.size(), unit="bytes") as bar:
             report = write_scores(
-                scorer, trees, out, store=store, portion=portion, inputs=as_places(inputs), say=say,
+                scorer, trees, out, store=store, portion=portion, inputs=as_places(inputs),
                 advance=lambda done, rates="": bar(trees.newly_read(done), trees.described(rates)),
             )  # fmt: skip
     if trees.left_out:
@@ -221,7 +216,7 @@ def score_files(
     return report
 
 
-def _say_size(scorer: Scorer, say: Say) -> None:
+def _say_size(scorer: Scorer) -> None:
     from prism_prm.scorer.prm import PRM  # heavy, and the driver of a cluster does without
     from prism_prm.scorer.whole_trees import memory_estimate
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from prism_prm.aggregate import log_score
+from prism_prm.arrays import Floats
 from prism_prm.chosen import Choice, card_values, choose_aggregator, choose_threshold
 from prism_prm.config import to_toml
+from prism_prm.console import progress, say
 from prism_prm.files import write_text
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
@@ -35,7 +37,6 @@ from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.rounds import FOLDER, Rounds, ToldRound
 from prism_prm.statistics import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, TaskProblem
-from prism_prm.types import Bars, Floats, Say, no_bars, silent
 from prism_prm.workers import Here, Portion, Workers
 from prism_prm.workers.watching import AllWatched, not_done, run_evenly
 
@@ -78,13 +79,22 @@ class Point:
         return note and f"{size}: {note}"
 
 
-Live = Callable[[str, int, int], AbstractContextManager[Callable[[Watch], None]]]
-"""(description, problems, already done) → a live display of a search."""
+@contextmanager
+def _shown(label: str, total: int, done: int) -> Iterator[Callable[[Watch], None]]:
+    """Shows problems, tokens per second, and the best score so far."""
+    with progress(f"searching, {label}", total, unit="problems", done=done) as advance:
+        shown = 0
 
+        def watch(state: Watch) -> None:
+            nonlocal shown
+            rate = state.spent.policy_tokens / state.seconds if state.seconds else 0.0
+            more = f"{state.num_active} active   {rate:,.0f} tokens/s"
+            if state.best == state.best:  # a number: something was scored
+                more += f"   best {state.best:.3f}"
+            advance(state.num_done - shown, f"{more}   {state.rates}".rstrip())
+            shown = state.num_done
 
-def no_live(_label: str, _total: int, _done: int) -> AbstractContextManager[Callable[[Watch], None]]:
-    """A `Live` for callers that show nothing."""
-    return nullcontext(lambda _: None)
+        yield watch
 
 
 OpenPrm = Callable[[], "AbstractContextManager[Scorer]"]
@@ -104,9 +114,6 @@ class Experiment:
         out: Path,
         *,
         spread: Spread | None = None,
-        bar: Bars = no_bars,
-        live: Live = no_live,
-        say: Say = silent,
         store: str | Path | None = None,
     ) -> None:
         assert (policy is None) != (spread is None), "the policy is held here, or by workers elsewhere"
@@ -116,9 +123,6 @@ class Experiment:
         self.spread = spread
         self.out = out
         self.store = Path(store or out / "scores")
-        self.bar = bar
-        self.live = live
-        self.say = say
         self._policy_identity: str | None = None
         self.keys = problem_keys([problem.text for problem in problems])
         self.clusters, _ = number_clusters(problem.text for problem in problems)
@@ -172,7 +176,7 @@ class Experiment:
             total = len(self.keys)
             done = total - sum(portion.size for portion in todo)
             if done:
-                self.say(f"Reusing {done:,} of {total:,} searched problems, {label}")
+                say(f"Reusing {done:,} of {total:,} searched problems, {label}")
             with stoppable(lambda: f"with {len(journal.done):,} of {total:,} problems searched, {label}"):
                 if todo:
                     self.write_settings()
@@ -205,7 +209,7 @@ class Experiment:
         before = max((done.seconds for done in journal.done.values()), default=0.0)
         total = len(self.keys)
         with (
-            self.live(label, total, total - sum(portion.size for portion in todo)) as watch,
+            _shown(label, total, total - sum(portion.size for portion in todo)) as watch,
             Rounds(self.out / FOLDER / journal.path.name, how_searched, journal.done) as rounds,
         ):
 
@@ -221,7 +225,7 @@ class Experiment:
             act = search_portion
             if isinstance(workers, Here):
                 act = partial(search_portion, watch=all_of_it.see, tell=tell, file=file)
-            for portion, searched in run_evenly(workers, act, todo, self.say):
+            for portion, searched in run_evenly(workers, act, todo):
                 all_of_it.add(searched.watch, workers.rates())
                 for key, told in searched.rounds:
                     tell(key, told)
@@ -245,7 +249,7 @@ class Experiment:
         return Pool(tuple(entries))
 
     def _grade(self, pool: Pool, grader: Grader) -> GradedPool:
-        with self.bar("judging", 2 * len(pool.solutions)) as advance:
+        with progress("judging", 2 * len(pool.solutions)) as advance:
             return grade_pool(pool, grader, advance)
 
     def _point(
@@ -296,7 +300,7 @@ class Experiment:
         if not prms:
             self._select("", None, most, graded)
         used = list(dict.fromkeys(how.value for how in hows.values() if how))
-        with self.bar("curves", len(self.problems)) as advance:
+        with progress("curves", len(self.problems)) as advance:
             curves = compute_curves(graded, scores, aggregators=used, ns=self.recipe.ns, advance=advance)
         of = {(curve.method, curve.prm, curve.aggregator): curve for curve in curves}
         sizes = np.array([len(entry.solutions) for entry in found])
@@ -319,8 +323,8 @@ class Experiment:
         return points, [graded]
 
     def _score(self, prm: Scorer, name: str, pool: Pool) -> StepScores:
-        with self.bar(f"scoring, {name}", len(pool.trees())) as advance:
-            return scores_by_prm(ScoreStore(self.store, prm, say=self.say), pool, advance)
+        with progress(f"scoring, {name}", len(pool.trees())) as advance:
+            return scores_by_prm(ScoreStore(self.store, prm), pool, advance)
 
 
 def _label(prm: str, n: int) -> str:

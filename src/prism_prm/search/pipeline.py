@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.console import say
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.names import named_places
@@ -16,12 +17,11 @@ from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
 from prism_prm.protocol import notes_of, summary_of
 from prism_prm.scorer.place import check_scorer
-from prism_prm.search.experiment import Experiment, Live, Point, no_live
+from prism_prm.search.experiment import Experiment, Point
 from prism_prm.search.portions import Searcher, searchers_on_ray
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.report import make_report
 from prism_prm.tasks import TaskGrader, load_task
-from prism_prm.types import Bars, Say, no_bars, silent
 from prism_prm.workers import Workers
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ def search_task(
     loading: Mapping[str, Any] | None = None,
     judges: int | None = None,
     store: str | Path | None = None,
-    bars: Bars = no_bars,
-    live: Live = no_live,
-    say: Say = silent,
 ) -> list[Point]:
     """Search for solutions of a task's problems, and measure how many are solved.
 
@@ -55,9 +52,6 @@ def search_task(
             Ray cluster search.
         judges: processes that judge answers; default: all cores.
         store: a folder of scores to reuse and extend.
-        bars: makes progress bars; by default none are shown.
-        live: makes live displays of a search; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Returns:
         One `Point` per PRM and size n: accuracy, oracle, tokens and seconds.
@@ -99,14 +93,13 @@ def search_task(
 
         def spread(name: str) -> contextlib.AbstractContextManager[Workers[Searcher]]:
             assert ray is not None
-            return searchers_on_ray(asked, given[name] if name else None, _without_ray(options), name, ray, say=say)
+            return searchers_on_ray(asked, given[name] if name else None, _without_ray(options), name, ray)
 
         experiment = Experiment(
-            recipe, task.problems[: recipe.limit], who, out, spread=spread if ray else None, bar=bars, live=live,
-            say=say, store=store,
+            recipe, task.problems[: recipe.limit], who, out, spread=spread if ray else None, store=store,
         )  # fmt: skip
         points, pools = experiment.run(
-            {name: partial(_opened, prm, options, name, opened_prms, say) for name, prm in given.items()}, grader
+            {name: partial(_opened, prm, options, name, opened_prms) for name, prm in given.items()}, grader
         )
     for note in [note for scorer in opened_prms.values() for note in notes_of(scorer)]:
         say(note)
@@ -120,12 +113,12 @@ def search_task(
 
 @contextlib.contextmanager
 def _opened(
-    prm: Scorer | str | Path, loading: Mapping[str, Any], name: str, opened: dict[str, Scorer], say: Say
+    prm: Scorer | str | Path, loading: Mapping[str, Any], name: str, opened: dict[str, Scorer]
 ) -> Iterator[Scorer]:
     """A PRM; those that were opened are kept for what they have to say at the end."""
     from prism_prm.scorer.opened import opened_prm
 
-    with opened_prm(prm, loading, name, say=say) as scorer:
+    with opened_prm(prm, loading, name) as scorer:
         opened[name] = scorer
         yield scorer
 

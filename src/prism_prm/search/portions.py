@@ -19,7 +19,6 @@ from prism_prm.search.engine import Engine, Watch
 from prism_prm.search.found import Found
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.rounds import Round, ToldRound, told_round
-from prism_prm.types import Say, silent
 from prism_prm.workers import Opening, Portion, Workers, open_workers
 from prism_prm.workers.settings import RaySettings
 
@@ -128,8 +127,6 @@ def searchers_on_ray(
     loading: Mapping[str, Any],
     name: str,
     settings: RaySettings,
-    *,
-    say: Say = silent,
 ) -> Iterator[Workers[Searcher]]:
     """Workers of a cluster, each with the policy and the PRM."""
     from prism_prm.scorer.opened import prm_for_workers
@@ -140,7 +137,7 @@ def searchers_on_ray(
     both = [one for one in (of_policy, of_prm) if one is not None]
     folders = dict.fromkeys(folder for one in both for folder in one.folders)
     opening = Opening(make, tuple(folders), any(one.loads for one in both))
-    with open_workers(opening, settings, alike=_alike, say=say) as workers:
+    with open_workers(opening, settings, alike=_alike) as workers:
         yield workers
 
 

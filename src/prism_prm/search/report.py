@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from prism_prm.arrays import Ints
 from prism_prm.critics.ledger import verdicts_in_words
 from prism_prm.graders import unguarded
 from prism_prm.report import Report, escaped, label, legend, looks, number, p_value, percent, signed_percent
@@ -17,7 +18,6 @@ from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.statistics import Comparison, compare_means
-from prism_prm.types import Ints
 
 
 def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str, int, Comparison]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_prm.console import say
 from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, MissingExtraError
 from prism_prm.page.document import Results
@@ -16,7 +17,6 @@ from prism_prm.page.documents import find_documents
 from prism_prm.scorer.place import check_scorer, remote_place
 from prism_prm.serve.keys import read_keys
 from prism_prm.serve.settings import ServeSettings
-from prism_prm.types import Say, silent
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer
@@ -33,7 +33,6 @@ def serve_prms(
     results: str | Path | Sequence[str | Path] = (),
     data: str | Path | Sequence[str | Path] = (),
     split: str | None = None,
-    say: Say = silent,
 ) -> int:
     """Serve PRMs and a page to look at results over HTTP until SIGTERM or Ctrl-C, which lets accepted requests finish.
 
@@ -44,7 +43,6 @@ def serve_prms(
         results: folders of results, or NAME=FOLDER, that the page at `/` shows and watches.
         data: their texts, as for `view_results`; by default those that the results name.
         split: for labelled data and pairs, the split that was measured.
-        say: called with each status message, e.g. `print`.
 
     Returns:
         How many requests were answered.
@@ -54,7 +52,7 @@ def serve_prms(
 
     Example:
         >>> settings = ServeSettings(port=8000, cache_mb=1024)
-        >>> serve_prms({"mine": "my-prm"}, settings, say=print)  # doctest: +SKIP
+        >>> serve_prms({"mine": "my-prm"}, settings)  # doctest: +SKIP
     """
     settings = settings or ServeSettings()
     shown = Results.named(as_places(results), tuple(map(str, as_places(data))), split)
@@ -72,7 +70,7 @@ def serve_prms(
     with contextlib.closing(_listen(settings)) as listener:
         from prism_prm.serve.server import make_server
 
-        server = make_server(prms, settings, keys, loading=loading, results=shown, say=say)
+        server = make_server(prms, settings, keys, loading=loading, results=shown)
         address, port = listener.getsockname()[:2]
         host = f"[{address}]" if ":" in address else address
         say(f"Listening on http://{host}:{port}; loading {', '.join(prms) or 'no PRM'}")

@@ -16,6 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from prism_prm.console import say
 from prism_prm.critics.load import critic_settings
 from prism_prm.page.document import Results
 from prism_prm.protocol import Scorer
@@ -27,7 +28,6 @@ from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.models import ServedModel
 from prism_prm.serve.page import Shelf
 from prism_prm.serve.settings import ServeSettings
-from prism_prm.types import Say, silent
 
 LINGER = 1.0
 """Seconds in which a server that is done still answers with 503: clients and proxies learn that it goes. Then as long
@@ -47,7 +47,6 @@ def make_server(
     *,
     loading: Mapping[str, Any] | None = None,
     results: Results | None = None,
-    say: Say = silent,
 ) -> DrainingServer:
     """A server that is not running yet."""
 
@@ -70,7 +69,7 @@ def make_server(
         timeout_graceful_shutdown=math.ceil(settings.deadline),  # whoever has not read an answer by then never will
         limit_concurrency=_most_connections(),
     )
-    return DrainingServer(config, engine, say)
+    return DrainingServer(config, engine)
 
 
 def _hurry_servers(loading: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
@@ -103,9 +102,9 @@ def _most_connections() -> int:
 class DrainingServer(uvicorn.Server):
     """A server that on its first signal finishes what was accepted, and on its second ends at once."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, say: Say = silent) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
         super().__init__(config)
-        self.engine, self.say = engine, say
+        self.engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -120,7 +119,7 @@ class DrainingServer(uvicorn.Server):
         if self.engine.failure is not None:
             self.should_exit = True
         else:
-            self.say(f"Ready: {', '.join(self.engine.models)}")
+            say(f"Ready: {', '.join(self.engine.models)}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Uvicorn's own would stop listening at once, and raise the signal again in the end."""
@@ -137,7 +136,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
-        self.say("Finishing accepted requests; a second signal ends at once")
+        say("Finishing accepted requests; a second signal ends at once")
         await self.engine.drain()
         await asyncio.sleep(LINGER)
         self.should_exit = True

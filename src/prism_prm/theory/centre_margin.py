@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prism_prm.types import Floats
+from prism_prm.arrays import Floats
 
 SC_FLOOR = float(np.log1p(np.exp(-1.0)))
 """No margin of scores in [0, 1] brings SC below −log σ(1) = 0.313."""

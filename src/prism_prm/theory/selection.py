@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from prism_prm.types import Floats
+from prism_prm.arrays import Floats
 
 
 def accept_rate(p: npt.ArrayLike, alpha: npt.ArrayLike, beta: npt.ArrayLike) -> Floats:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prism_prm.aggregate import check_aggregator
+from prism_prm.console import progress
 from prism_prm.data.inputs import find_sources, keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.evaluation.compare import load_run
@@ -14,7 +15,6 @@ from prism_prm.theory.simulation import SimulationSettings
 from prism_prm.theory_report.closed_forms import VerifierSettings, build_theory
 from prism_prm.theory_report.roc_dominance import add_runs
 from prism_prm.theory_report.scored_pool import add_pool
-from prism_prm.types import Bars, no_bars
 
 
 def report_theory(
@@ -28,7 +28,6 @@ def report_theory(
     aggregator: str | None = None,
     threshold: float | None = None,
     answer_field: str | None = None,
-    bars: Bars = no_bars,
 ) -> Report:
     """Show what verifier errors do to Best-of-N, search and training, check it on real scores, and write a report.
 
@@ -43,7 +42,6 @@ def report_theory(
         aggregator: how step scores become a solution's score; default: that of the PRM that made `scores`, else min.
         threshold: a solution is accepted above this; default: that of the PRM that made `scores`, else 0.5.
         answer_field: the field of the pool that holds the reference answer, if it is not `answer`.
-        bars: makes progress bars; by default none are shown.
 
     Example:
         >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
@@ -63,7 +61,7 @@ def report_theory(
     read = [load_run(str(run)).folder / "metrics.json" for run in runs]
     find_sources([*pool, *([scores] if scores is not None else [])])
     keep_inputs([*read, *pool, scores], [Path(out) / "metrics.json"])
-    with bars("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
+    with progress("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
         report = build_theory(settings, kinds)
         advance(1)
         if runs:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.arrays import Bools, Floats
 from prism_prm.chosen import CardValues, Choice, choose_aggregator, choose_threshold
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.metrics.counts import ratio
@@ -21,7 +22,6 @@ from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_t
 from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
 from prism_prm.tasks import TaskGrader
 from prism_prm.theory import selection
-from prism_prm.types import Bools, Floats
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prism_prm.arrays import Ints
 from prism_prm.packing import EncodedTree, Layout, PackedBatch, Row, encode_tree, merge_rows, pack, read_index
 from prism_prm.pairs.examples import Examples, as_one_tree
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer.lower_cache import LowerCache
 from prism_prm.training.plan import share
 from prism_prm.training.settings import Packing
-from prism_prm.types import Ints
 
 Read = tuple[int, int]
 """(number of the row, node): one score."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from prism_prm.arrays import Ints
 from prism_prm.errors import PrismError
 from prism_prm.losses import Objective
 from prism_prm.packing import Layout, PackedBatch, Row
@@ -31,7 +32,6 @@ from prism_prm.training.model import to_training
 from prism_prm.training.plan import over_limit, plan_updates
 from prism_prm.training.settings import TrainSettings
 from prism_prm.training.sharding import is_sharded, whole
-from prism_prm.types import Ints
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

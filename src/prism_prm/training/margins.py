@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prism_prm.arrays import Floats
+from prism_prm.console import Advance, ignore, progress
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.files import whole_file
 from prism_prm.pairs.examples import Examples, Split, as_one_tree
@@ -18,7 +20,6 @@ from prism_prm.protocol import sigmoid
 from prism_prm.scorer import PRM
 from prism_prm.scorer.opened import opened_prm
 from prism_prm.scorer.store import Request, ScoreStore, Share, store_for
-from prism_prm.types import Advance, Bars, Floats, Say, ignore, no_bars, silent
 
 MARGINS = pa.schema(
     [
@@ -96,8 +97,6 @@ def measure_margins(
     split: str | None = None,
     store: str | Path | None = None,
     loading: Mapping[str, Any] | None = None,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> Margins:
     """Score all pairs with a PRM, and write the margin of each. Repeat a stopped call to resume it.
 
@@ -108,8 +107,6 @@ def measure_margins(
         split: use only pairs of this split; default: all.
         store: a folder of scores to reuse and extend.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")
@@ -121,9 +118,9 @@ def measure_margins(
     data = Split.read(Path(pairs), split)
     examples = data.examples("pairs")
     with (
-        opened_prm(prm, loading, say=say) as model,
-        store_for(out, model, store, say=say) as filed,
-        bars("margins", len(examples.by_tree()), unit="trees") as advance,
+        opened_prm(prm, loading) as model,
+        store_for(out, model, store) as filed,
+        progress("margins", len(examples.by_tree()), unit="trees") as advance,
     ):
         log_odds_N2 = score_examples(filed, examples, advance=advance)
         write_margins(out, examples, log_odds_N2, model.model_hash())

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from prism_prm.errors import ConfigError
 from prism_prm.training.recipe import Recipe, load_recipe
 from prism_prm.training.run import Run
-from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -21,8 +20,6 @@ def train_prm(
     *,
     assignments: Sequence[str] = (),
     accelerator: Accelerator | None = None,
-    bars: Bars = no_bars,
-    say: Say = silent,
 ) -> dict[str, Any]:
     """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
 
@@ -33,8 +30,6 @@ def train_prm(
         out: the run's folder; every round writes a PRM folder in it.
         assignments: settings to override, as `--set` takes them: "train.lr=2e-6".
         accelerator: an `accelerate.Accelerator`; default: a new one, with the recipe's precision.
-        bars: makes progress bars; by default none are shown.
-        say: called with each status message, e.g. `print`.
 
     Returns:
         The content of run.json: `rounds` with their validation, `best`, the path of the best trained round, and
@@ -58,4 +53,4 @@ def train_prm(
         from accelerate import Accelerator
 
         accelerator = Accelerator(mixed_precision=recipe.hardware.mixed_precision)
-    return Run(recipe, out, accelerator, bars=bars, say=say).go()
+    return Run(recipe, out, accelerator).go()

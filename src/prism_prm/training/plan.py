@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from prism_prm.arrays import Ints
 from prism_prm.errors import ConfigError
-from prism_prm.types import Ints
 
 
 def plan_updates(trees_P: NDArray[np.integer], *, per_update: int, per_tree: int, seed: tuple[int, ...]) -> list[Ints]:

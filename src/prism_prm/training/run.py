@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism_prm.console import progress, say, silent_unless
 from prism_prm.curriculum import Binned
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
@@ -44,7 +45,6 @@ from prism_prm.training.source import (
     rounds_of,
 )
 from prism_prm.training.validation import Validation, best_round
-from prism_prm.types import Bars, Say, no_bars, silent
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -55,16 +55,12 @@ BASE = "0_base"
 class Run:
     """One recipe in one folder; under `accelerate launch` every process has its own of the same."""
 
-    def __init__(
-        self, recipe: Recipe, folder: str | Path, accelerator: Accelerator, *, bars: Bars = no_bars, say: Say = silent
-    ) -> None:
+    def __init__(self, recipe: Recipe, folder: str | Path, accelerator: Accelerator) -> None:
         self.recipe = recipe
         self.folder = Path(folder)
         self.accelerator = accelerator
         self.main: bool = accelerator.is_main_process
         self.share = Share(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
-        self.bars = bars if self.main else no_bars
-        self.say = say if self.main else silent
         self.log: RunLog | None = None
         """The log of the main process, while there is work to do."""
 
@@ -72,17 +68,21 @@ class Run:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
         check_reporters(self.recipe.report_to)
         check_launch(self.accelerator)
-        with noticing_losses(), claimed(self.folder, self.recipe, self.accelerator) as self.claim:
+        with (
+            silent_unless(self.main),
+            noticing_losses(),
+            claimed(self.folder, self.recipe, self.accelerator) as self.claim,
+        ):
             if self.claim.is_begun:
                 self._main_only(lambda: check_inputs(self.recipe, self.folder))
             finished = self.claim.finished
             if lost := self.claim.lost:
-                self.say(f"{lost}: the weights of the best round are missing; this round is trained again.")
+                say(f"{lost}: the weights of the best round are missing; this round is trained again.")
             if finished is None or lost:
                 with self._opened_log():
                     finished = self._stages()
             else:
-                self.say(f"{self.folder} is already finished; nothing to do.")
+                say(f"{self.folder} is already finished; nothing to do.")
         return {**finished, "best": str(self.folder / finished["best"])}
 
     def _stages(self) -> dict[str, Any]:
@@ -146,14 +146,14 @@ class Run:
         if not settings.split:
             return None
         validation = Validation.of(Split.read(data, settings.split), prm, settings)
-        self.say(validation.described())
+        say(validation.described())
         return validation
 
     def _fitting(self, split: Split, prm: PRM) -> tuple[Examples, np.ndarray]:
         """The examples to train on, and their kinds."""
         kept, kinds, self.examples = examples_that_fit(split, self.recipe, prm)
         left_out = self.examples["too_long"]
-        self.say(f"{len(kept)} examples of {len(split.trees)} trees to train on; {left_out} left out as too long")
+        say(f"{len(kept)} examples of {len(split.trees)} trees to train on; {left_out} left out as too long")
         return kept, kinds
 
     def _binned(self, train: Examples, kinds: np.ndarray, prm: PRM, name: str = "") -> Binned:
@@ -163,7 +163,7 @@ class Run:
             return rounds_of(train, kinds, recipe, None)
         stem = f"margins-{name}" if name else "margins"
         path = self.folder / f"{stem}.parquet"
-        with self.bars("margins", len(np.unique(train.tree))) as advance:
+        with progress("margins", len(np.unique(train.tree))) as advance:
             log_odds_N2 = score_examples(self._store(prm), train, share=self.share, advance=advance)
         self._main_only(lambda: write_margins(path, train, log_odds_N2, prm.model_hash()))
         margins = margins_of(log_odds_N2)
@@ -171,7 +171,7 @@ class Run:
         facts = {"pairs": len(train), "bins": binned.bin_sizes, "dropped": binned.dropped}
         facts |= {"rounds": [len(indices) for indices in binned.rounds], "histogram": histogram(margins, kinds)}
         self._main_only(lambda: write_text(self.folder / f"{stem}.json", json.dumps(facts, indent=2) + "\n"))
-        self.say(f"margins: bins {binned.bin_sizes}, dropped {binned.dropped}")
+        say(f"margins: bins {binned.bin_sizes}, dropped {binned.dropped}")
         return binned
 
     def _round(self, number: int, name: str, examples: Examples, start: Path | str) -> Path:
@@ -201,12 +201,12 @@ class Run:
             (recipe.seed, number),
             self.folder / "checkpoints" / name,
         )
-        self.say(
+        say(
             f"round {name}: {len(examples)} examples in {len(work.updates)} updates, "
             f"{trained:,} of {total:,} parameters trained, processes: {self.share.world}"
         )
         if note := work.broken_limit():
-            self.say(f"round {name}: {note}")
+            say(f"round {name}: {note}")
         with self._logged(work), stoppable(work.resumed):
             work.run(self.accelerator)
         if prm.cache is not None:
@@ -219,7 +219,7 @@ class Run:
 
     def _fill_cache(self, name: str, examples: Examples, start: Path | str) -> None:
         """What the frozen layers make of a round's examples, all candidates of a tree in one pass."""
-        with self.bars(f"frozen layers, round {name}", len(examples)) as advance:
+        with progress(f"frozen layers, round {name}", len(examples)) as advance:
             fill_cache(self._load(start), examples, share=self.share, advance=advance)
 
     @contextlib.contextmanager
@@ -235,12 +235,12 @@ class Run:
     @contextlib.contextmanager
     def _logged(self, work: Round) -> Iterator[None]:
         """A progress bar and the run's log, on the main process."""
-        with self.bars(f"round {work.name}", len(work.updates)) as advance:
+        with progress(f"round {work.name}", len(work.updates)) as advance:
             if (log := self.log) is not None:
 
                 def on_resume(done: int) -> None:
                     if done:
-                        self.say(f"Resuming round {work.name} from update {done:,} of {len(work.updates):,}")
+                        say(f"Resuming round {work.name} from update {done:,} of {len(work.updates):,}")
                     log.resume(work.name, done)
                     advance(done)
 
@@ -259,7 +259,7 @@ class Run:
             result: dict[str, Any] = {}
             if data is not None:
                 store = self._store(place if isinstance(place, PRM) else self._load(place))
-                with self.bars(f"validating {name}", data.num_trees) as advance:
+                with progress(f"validating {name}", data.num_trees) as advance:
                     result = data.measure(store, self.recipe.validation, self.share, advance)
 
             def note() -> None:
@@ -302,7 +302,7 @@ class Run:
 
     def _store(self, prm: PRM) -> ScoreStore:
         """The run's scores: what was scored before a stop is not scored again."""
-        return ScoreStore(self.folder / "scores", prm, say=self.say)
+        return ScoreStore(self.folder / "scores", prm)
 
     def _is_done(self, path: Path) -> bool:
         """Whether a stage is done; all processes check before any continues and makes it."""

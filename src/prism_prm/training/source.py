@@ -14,10 +14,10 @@ from prism_prm.files import write_text
 from prism_prm.training.batches import too_long
 
 if TYPE_CHECKING:
+    from prism_prm.arrays import Floats
     from prism_prm.pairs.examples import Examples, Split
     from prism_prm.scorer import PRM
     from prism_prm.training.recipe import DataSettings, Recipe
-    from prism_prm.types import Floats
 
 TRAIN = "train"
 MADE_FROM = "made_from.toml"

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism_prm.arrays import Bools, Floats
 from prism_prm.chosen import card_values, choose_threshold
+from prism_prm.console import Advance
 from prism_prm.errors import DataError
 from prism_prm.metrics.counts import fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, pairwise_accuracy, threshold_for_tpr
@@ -19,7 +21,6 @@ from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.training.batches import too_long
 from prism_prm.training.margins import score_examples
 from prism_prm.training.recipe import CRITERIA, ValidationSettings
-from prism_prm.types import Advance, Bools, Floats
 
 if TYPE_CHECKING:
     from prism_prm.scorer import PRM

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from prism_prm.types import Say, silent
 from prism_prm.workers.settings import RaySettings
 
 Held = TypeVar("Held")
@@ -112,7 +111,6 @@ def open_workers(
     settings: RaySettings | None,
     *,
     alike: Callable[[Held], str] | None = None,
-    say: Say = silent,
 ) -> Iterator[Workers[Held]]:
     """The workers that the settings ask for, until the block ends; without settings, this process.
 
@@ -120,7 +118,6 @@ def open_workers(
         opening: makes what each worker holds.
         settings: the Ray cluster, and how many workers of what size.
         alike: names what a worker holds. A worker that holds something else than the first one is refused.
-        say: called with each status message.
     """
     if settings is None:
         yield Here(opening.make({folder: folder for folder in opening.folders}))
@@ -130,6 +127,6 @@ def open_workers(
 
     with (
         connected(settings, loads=opening.loads) as cluster,
-        contextlib.closing(Pool(cluster, opening.make, opening.folders, alike, say)) as pool,
+        contextlib.closing(Pool(cluster, opening.make, opening.folders, alike)) as pool,
     ):
         yield pool

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from prism_prm import __version__
+from prism_prm.console import say
 from prism_prm.errors import ConfigError, ModelError, PrismError
-from prism_prm.types import Say, silent
 from prism_prm.workers import Done, Held, Make, Portion, Result, Work
 from prism_prm.workers.cluster import Cluster
 from prism_prm.workers.copies import FolderCopy, pack
@@ -78,7 +78,6 @@ class Pool(Generic[Held]):
         make: Make[Held],
         folders: Sequence[str],
         alike: Callable[[Held], str] | None,
-        say: Say = silent,
     ) -> None:
         self.cluster, self.folders, self.say = cluster, tuple(folders), say
         self._ray = cluster.ray
@@ -166,7 +165,7 @@ class Pool(Generic[Held]):
             waited += PATIENCE
             if all(slot.starting is not None for slot in self._slots):
                 needs = self.cluster.waiting()
-                self.say(f"Ray: no worker after {waited:.0f} s; they load the model, or have no room: {needs}")
+                say(f"Ray: no worker after {waited:.0f} s; they load the model, or have no room: {needs}")
 
     def _start(self, slot: _Slot) -> None:
         slot.actor = self._actor.remote()
@@ -187,7 +186,7 @@ class Pool(Generic[Held]):
             case Lacks():
                 for folder in said.folders:
                     if folder not in self._copies:
-                        self.say(f"Ray: copying {folder} to nodes that do not see it")
+                        say(f"Ray: copying {folder} to nodes that do not see it")
                         self._copies[folder] = pack(self._ray, folder)
                 self._prepare(slot)
             case Refusal() if self._first is None:
@@ -229,9 +228,7 @@ class Pool(Generic[Held]):
                         f"{task.portion.name}: {TRIES} workers died of it, the last on node {slot.node}: {said.why}. "
                         f"{HINT}"
                     )
-                self.say(
-                    f"Ray: worker {slot.number} on node {slot.node} was lost ({said.why}); its portions are repeated"
-                )
+                say(f"Ray: worker {slot.number} on node {slot.node} was lost ({said.why}); its portions are repeated")
                 again.extend([*(waiting for _, waiting in slot.queue), task])  # the suspect last
                 self._replace(slot, said)
 
@@ -247,7 +244,7 @@ class Pool(Generic[Held]):
         self._slots.remove(slot)
         if self._first is None or not self._slots:
             raise PrismError(f"{said}. {HINT}")
-        self.say(f"Ray: worker {slot.number} is given up, and {len(self._slots)} go on: {said}")
+        say(f"Ray: worker {slot.number} is given up, and {len(self._slots)} go on: {said}")
 
     def _got(self, ref: Any, what: str) -> Any:
         """What was answered, or how the worker was lost."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from prism_prm.types import Say
+from prism_prm.console import say
 from prism_prm.workers import Done, Held, Portion, Work, Workers
 
 
@@ -53,7 +53,7 @@ def not_done(portions: Iterable[Portion[K]], done: Collection[str], *, is_here: 
 
 
 def run_evenly(
-    workers: Workers[Held], act: Callable[[Held, Work], Done], portions: Sequence[Portion[Work]], say: Say
+    workers: Workers[Held], act: Callable[[Held, Work], Done], portions: Sequence[Portion[Work]]
 ) -> Iterator[tuple[Portion[Work], Done]]:
     """Run portions of problems: few, and long. Whoever is free takes the next; workers that get none are counted."""
     if portions and (idle := workers.num_workers - len(portions)) > 0:

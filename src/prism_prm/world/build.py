@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from prism_prm.console import progress
 from prism_prm.files import whole_folder, write_text
 from prism_prm.lm.load import language_model
 from prism_prm.records import StepTree
 from prism_prm.resume import content_key
 from prism_prm.tables import write_trees
-from prism_prm.types import Bars, no_bars
 from prism_prm.world.oracle import Verdict
 from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
 from prism_prm.world.policy import PolicySettings, shown_problems, train_policy
@@ -67,16 +67,16 @@ class World:
         return folder
 
 
-def build_world(settings: WorldSettings, cache: str | Path, *, far: bool = False, bars: Bars = no_bars) -> World:
+def build_world(settings: WorldSettings, cache: str | Path, *, far: bool = False) -> World:
     """Build what is not in `cache` yet."""
     cache = Path(cache)
-    models = _models(settings.policy, settings, 0, cache, bars)
+    models = _models(settings.policy, settings, 0, cache)
     policy, backbone = models / "policy", models / "backbone"
-    data = _data(settings, settings.problems, policy, cache, bars, far=False)
+    data = _data(settings, settings.problems, policy, cache, far=False)
     if not far:
         return World(settings, policy, backbone, data)
-    far_policy = _models(settings.far_policy, settings, 1, cache, bars) / "policy"
-    far_data = _data(settings, settings.far_problems, far_policy, cache, bars, far=True)
+    far_policy = _models(settings.far_policy, settings, 1, cache) / "policy"
+    far_data = _data(settings, settings.far_problems, far_policy, cache, far=True)
     return World(settings, policy, backbone, data, far_policy, far_data)
 
 
@@ -98,14 +98,14 @@ def unseen_problems(world: World, count: int, stream: int) -> list[Problem]:
     return draw_problems(settings.problems, count, rng, exclude=exclude)
 
 
-def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path, bars: Bars) -> Path:
+def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path) -> Path:
     """Train a policy and a backbone; the world's seed and `stream` keep two policies of one world apart."""
     policy = replace(policy, seed=1000 * settings.seed + 2 * policy.seed + stream)
     folder = cache / f"models-{content_key(FORMAT, policy, settings.pretraining)}"
     if folder.exists():
         return folder
     tokenizer = make_tokenizer(settings.modulus)
-    with bars("policy: right steps (%)", policy.percent) as advance:
+    with progress("policy: right steps (%)", policy.percent) as advance:
         *models, updates = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
     with whole_folder(folder) as aside:
         for name, model in zip(("policy", "backbone"), models, strict=True):
@@ -116,7 +116,7 @@ def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache:
     return folder
 
 
-def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: Path, bars: Bars, *, far: bool) -> Path:
+def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: Path, *, far: bool) -> Path:
     """Sample, judge and write all files of one problem range."""
     folder = cache / f"{'far-' if far else ''}data-{content_key(FORMAT, settings, far, policy.parent.name)}"
     if folder.exists():
@@ -131,7 +131,7 @@ def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: P
             seed=_seed(settings, far, stream), name=name,
         )  # fmt: skip
 
-    with bars("samples", len(sizes) + 1) as advance, whole_folder(folder) as aside:
+    with progress("samples", len(sizes) + 1) as advance, whole_folder(folder) as aside:
         trees = {"natural": sampled("natural", settings.pair_candidates, 1)}
         for error in PERTURBATIONS:
             trees[error] = perturbed_trees(problems["natural"], error, seed=_seed(settings, far, 2))

@@ -91,7 +91,7 @@ def perturb(problem: Problem, kind: Verdict, rng: np.random.Generator) -> tuple[
 def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0) -> list[StepTree]:
     """For each problem its right solution, and beside one of its steps an error of `kind`; named `<kind>-<number>`.
 
-    A problem without a place for the error (nothing to undo, say) is left out; none at all is an error.
+    A problem without a place for the error (nothing to undo) is left out; none at all is an error.
     """
     rng = np.random.default_rng([seed, 3, list(PERTURBATIONS).index(kind)])
     trees: list[StepTree] = []

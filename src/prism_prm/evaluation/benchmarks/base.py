@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from prism_prm.arrays import Bools
 from prism_prm.errors import DataError
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Tables
@@ -17,7 +18,6 @@ from prism_prm.pairs.same_problem import Exclusions, normalise_problem
 from prism_prm.records import StepTree
 from prism_prm.report import Report
 from prism_prm.statistics import NUM_DRAWS, SEED
-from prism_prm.types import Bools
 
 REDUNDANCY_THRESHOLD = 0.15
 

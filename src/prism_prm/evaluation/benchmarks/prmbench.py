@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm import metrics
+from prism_prm.arrays import Bools, Floats
 from prism_prm.data import step_lists
 from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.read_options import ReadOptions
@@ -27,7 +28,6 @@ from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, SubsetResult, Tables, all_rates
 from prism_prm.metrics.counts import ratio
 from prism_prm.report import Report, looks, number
-from prism_prm.types import Bools, Floats
 
 TWINS = "correct"
 """The group of the items without errors."""

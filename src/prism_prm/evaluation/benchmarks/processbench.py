@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm import metrics
+from prism_prm.arrays import Floats
 from prism_prm.data.reader import Reader
 from prism_prm.errors import DataError
 from prism_prm.evaluation import display
@@ -23,7 +24,6 @@ from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Table, Tables
 from prism_prm.report import Report
 from prism_prm.statistics import cluster_sums
-from prism_prm.types import Floats
 
 SPLITS = {"gsm8k": 400, "math": 1000, "olympiadbench": 1000, "omnimath": 1000}
 """Split → how many items it has."""
