@@ -158,7 +158,7 @@ def test_a_killed_driver_resumes(cluster: RayCluster, place: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_kills_at_random_moments(
-    cluster: RayCluster, place: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster, place: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     for name, work in (("search", search), ("label", label)):
         kill_worker(cluster, place, tmp_path / name / "worker", work, seed, monkeypatch, said)
