@@ -33,8 +33,8 @@ from prism_prm.report import percent
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 from prism_prm.rerank.results import Results
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.run import search_task
 from prism_prm.tasks import TaskProblem, load_task
 
 MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m"

@@ -31,10 +31,10 @@ from prism_prm.console import say, shown_on
 from prism_prm.demo.arms import ARMS, Budget, base_recipe
 from prism_prm.demo.presets import PRESETS
 from prism_prm.demo.stages import quietly
+from prism_prm.job import content_key, once
 from prism_prm.label import LabelSettings, label_trees
 from prism_prm.policies import open_policy
 from prism_prm.records import StepTree
-from prism_prm.resume import content_key, once
 from prism_prm.scorer import load_prm
 from prism_prm.tables import iter_trees, write_trees
 from prism_prm.training.recipe import Recipe

@@ -30,11 +30,11 @@ from origin_report import natural_tables
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
 from prism_prm.demo.stages import quietly
+from prism_prm.job import content_key, once
 from prism_prm.label import LabelSettings, label_trees
 from prism_prm.label.consensus import keep_agreed
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.records import StepTree
-from prism_prm.resume import content_key, once
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.tables import iter_trees, write_trees
 from prism_prm.tasks import TaskProblem

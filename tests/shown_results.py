@@ -27,8 +27,8 @@ from prism_prm.rerank.solutions import write_solutions
 from prism_prm.rl.looks import LOOKS, Look, write_looks
 from prism_prm.rl.samples import SamplesFile
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.run import search_task
 from screens import HOSTILE
 from worlds import FakePolicy, FakePrm
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from prism_prm.evaluation.benchmarks.labelled import read_labelled
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.records import unique_names
-from prism_prm.search.engine import problem_keys
 from prism_prm.tasks import TaskProblem
 
 
@@ -48,7 +47,7 @@ def test_what_is_named_so(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     labelled = read_labelled([tmp_path / "own.jsonl"])
     assert [item.tree.name for item in labelled.items] == ["X", "X#1", "X#1#1", "tree-3"]
-    assert problem_keys(["X", "X", "X#1"]) == ["X", "X#1", "X#1#1"]
+    assert unique_names(["X", "X", "X#1"]) == ["X", "X#1", "X#1#1"]
     names = ["", "p", "p", "0"]
     pool = Pool(tuple(PoolProblem(TaskProblem("q", "1", name), (Solution(("a",), "a"),) * 2) for name in names))
     assert [tree.name for tree in pool.trees()] == [

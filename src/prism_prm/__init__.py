@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from prism_prm.evaluation.pipeline import evaluate_prm as evaluate_prm
     from prism_prm.evaluation.scores import steps_from_predictions as steps_from_predictions
     from prism_prm.export import export_pairs as export_pairs
-    from prism_prm.label.pipeline import label_task as label_task
     from prism_prm.label.recipe import LabelRecipe as LabelRecipe
+    from prism_prm.label.run import label_task as label_task
     from prism_prm.label.settings import LabelSettings as LabelSettings
     from prism_prm.page.view import view_results as view_results
     from prism_prm.pairs import PairSettings as PairSettings
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from prism_prm.scorer.table import score_files as score_files
     from prism_prm.search import SearchSettings as SearchSettings
     from prism_prm.search import search_problems as search_problems
-    from prism_prm.search.pipeline import search_task as search_task
     from prism_prm.search.recipe import SearchRecipe as SearchRecipe
+    from prism_prm.search.run import search_task as search_task
     from prism_prm.serve.run import serve_prms as serve_prms
     from prism_prm.serve.settings import ServeSettings as ServeSettings
     from prism_prm.tasks import load_task as load_task
@@ -131,7 +131,7 @@ _EXPORTS = {
     "export_pairs": "prism_prm.export",
     "extract_answer": "prism_prm.answers",
     "init_prm": "prism_prm.scorer",
-    "label_task": "prism_prm.label.pipeline",
+    "label_task": "prism_prm.label.run",
     "load_prm": "prism_prm.scorer",
     "load_recipe": "prism_prm.training.recipe",
     "load_task": "prism_prm.tasks",
@@ -150,7 +150,7 @@ _EXPORTS = {
     "run_demo": "prism_prm.demo.pipeline",
     "score_files": "prism_prm.scorer.table",
     "search_problems": "prism_prm.search",
-    "search_task": "prism_prm.search.pipeline",
+    "search_task": "prism_prm.search.run",
     "serve_prms": "prism_prm.serve.run",
     "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.plain_solutions",

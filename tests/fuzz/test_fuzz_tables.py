@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from prism_prm.data import Reader
 from prism_prm.evaluation.compare import load_run
 from prism_prm.evaluation.judged_steps import read_steps
+from prism_prm.job import Journal, is_made_for, once
 from prism_prm.lm.place import base_of
 from prism_prm.pools import read_pool
 from prism_prm.prms.card import read_card
 from prism_prm.prms.place import read_run
 from prism_prm.protocol import TreeScores
 from prism_prm.records import StepPair, StepTree
-from prism_prm.resume import Journal, is_made_for, once
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.scorer.table import read_scores, scores_of_trees, table_of_trees
 from prism_prm.tables import check_split, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
@@ -148,7 +148,10 @@ class Done(msgspec.Struct):
     n: int = 0
 
 
-LINES = [{"made_with": {"a": 1, "b": [1, 2]}}, {"key": "x", "record": {"text": "t", "scores": [0.5], "n": 3}}]
+LINES = [
+    {"made_with": {"a": 1, "b": [1, 2]}},
+    {"key": "x", "record": {"text": "t", "scores": [0.5], "n": 3}, "made_from": "", "seconds": 1.0},
+]
 journals = st.lists(mutated(LINES) | st.sampled_from(LINES), max_size=3).map(
     lambda found: b"".join(as_json(line) + b"\n" for line in found)
 )

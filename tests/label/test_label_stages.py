@@ -18,10 +18,9 @@ from payloads import OWN, packed, stdin_record
 from prism_prm import PrismError
 from prism_prm.console import Console, shown_on
 from prism_prm.data.problem_records import problem_of
-from prism_prm.label import Judging, LabelSettings, pipeline
-from prism_prm.label.pipeline import label_task
-from prism_prm.label.portions import LabelWork
+from prism_prm.label import Judging, LabelSettings, run
 from prism_prm.label.recipe import LabelRecipe
+from prism_prm.label.run import _Item, label_task
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
 from prism_prm.policies.prompts import Prompting
 from prism_prm.records import StepTree
@@ -69,7 +68,7 @@ def second(monkeypatch: pytest.MonkeyPatch) -> list[Noted]:
         opened.append(Noted())
         return opened[-1]
 
-    monkeypatch.setattr(pipeline, "open_policy", open_policy)
+    monkeypatch.setattr(run, "open_policy", open_policy)
     return opened
 
 
@@ -163,8 +162,7 @@ def test_what_labels_follow_from() -> None:
     trees = [StepTree.chain("p", ["a"]), StepTree.chain("p", ["a", "b"])]
 
     def content(problem: TaskProblem, tree: StepTree | None = None) -> str:
-        (found,) = LabelWork(SETTINGS, [problem], None if tree is None else [tree], ["key"]).contents()
-        return found
+        return _Item(problem, tree).content()
 
     assert content(number) == content(replace(number, name="another"))
     changed = [

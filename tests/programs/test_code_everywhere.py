@@ -17,7 +17,7 @@ from prism_prm import PRMReward, init_prm, read_trees
 from prism_prm.cli import app
 from prism_prm.data.problem_records import problem_of
 from prism_prm.graders import TaskGrader
-from prism_prm.label.judging import by_answer
+from prism_prm.label import by_answer
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.protocol import TreeScores
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool

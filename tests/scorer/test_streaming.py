@@ -16,13 +16,13 @@ import pytest
 
 from prism_prm import StepTree
 from prism_prm.errors import PrismError
+from prism_prm.job import Chunk
 from prism_prm.protocol import TreeScores
 from prism_prm.records import Step
 from prism_prm.scorer import store
 from prism_prm.scorer.index import KEYS, KeyIndex
 from prism_prm.scorer.store import Request, ScoreStore, keys_of
 from prism_prm.scorer.table import write_scores
-from prism_prm.workers import Portion
 
 ROW = np.dtype([("value", "<f8", (1,)), ("flag", "?")])
 
@@ -122,10 +122,10 @@ class Scrambled:
         self.held, self.in_flight, self.rng = held, in_flight, random.Random(1)
 
     def run(
-        self, act: Any, portions: Iterable[Portion[Any] | None], *, queued: bool = True
-    ) -> Iterator[tuple[Portion[Any], Any]]:
+        self, act: Any, portions: Iterable[Chunk[Any] | None], *, queued: bool = True
+    ) -> Iterator[tuple[Chunk[Any], Any]]:
         assert queued
-        flying: list[Portion[Any]] = []
+        flying: list[Chunk[Any]] = []
         left, more = iter(portions), True
         while more or flying:
             while more and len(flying) < self.in_flight:

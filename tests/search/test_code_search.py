@@ -20,10 +20,9 @@ from prism_prm.policies.next_token import noise
 from prism_prm.programs import judge
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 from prism_prm.sandbox import SandboxError
-from prism_prm.search.experiment import Point
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.run import Point, search_task
 from worlds import FakePrm
 
 

@@ -14,7 +14,8 @@ from prism_prm import init_prm
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.policies.hf import HfPolicy
 from prism_prm.policies.kv_cache import Kept
-from prism_prm.search import Engine, SearchSettings, search_problems
+from prism_prm.search import Engine, Found, SearchSettings, search_problems
+from prism_prm.search.engine import RoundStats
 from prism_prm.world.problems import Problem, draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS
@@ -81,14 +82,13 @@ def test_a_beam_that_is_dropped_frees_its_memory(policy: HfPolicy, prm: Any, pro
     """While a search runs, only the beams that go on hold key/values of the policy."""
     most = []
 
-    def watch(_: Any) -> None:
-        gc.collect()
-        most.append(sum(type(kept) is Kept for kept in gc.get_objects()))
-
     settings = replace(SETTINGS, method="beam", n=32, expand=32)
     gc.collect()
     gc.freeze()  # what was there before need not be looked at again and again
-    list(Engine(policy, prm, settings, watch=watch).run(problems[:1]))
+    for event in Engine(policy, prm, settings).run(problems[:1]):
+        if isinstance(event, RoundStats):
+            gc.collect()
+            most.append(sum(type(kept) is Kept for kept in gc.get_objects()))
     gc.unfreeze()
     # One beam: the context and step of each of its ancestors, and the 32 candidates of this round.
     assert len(most) > 2
@@ -103,18 +103,20 @@ def test_only_new_tokens_are_computed(policy: HfPolicy, prm: Any, problems: list
     policy.num_read = 0
     prm.session = lambda problems: sessions.append(make(problems)) or sessions[-1]
     try:
-        found = list(engine.run(problems[:3]))
+        events = list(engine.run(problems[:3]))
     finally:
         del prm.session
+    found = [event for event in events if isinstance(event, Found)]
+    stats = [event for event in events if isinstance(event, RoundStats)]
+    del events
     prompts = sum(len(policy.tokenizer(policy.prompt(problem))["input_ids"]) for problem in problems[:3])
     rounds = sum(max(len(s.steps) for s in entry.solutions) - 1 for entry in found)
     assert policy.num_read == prompts + rounds, "one beam per problem: one token per further step"
     assert sessions[0].num_tokens == 0
     gc.collect()
     assert not [kept for kept in gc.get_objects() if type(kept) is Kept], "the policy's key/values are freed"
-    assert engine.state.num_done == 3
-    assert engine.state.spent.policy_tokens == sum(entry.policy_tokens for entry in found)
-    assert 0 < engine.state.best < 1
+    assert sum(one.tokens for one in stats) == sum(entry.policy_tokens for entry in found)
+    assert 0 < max(one.best for one in stats if one.best == one.best) < 1
 
 
 class OraclePrm(FakePrm):

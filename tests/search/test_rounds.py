@@ -34,15 +34,15 @@ def searched(path: Path, settings: SearchSettings, *, done: Sequence[str] = (), 
     found: list[Found] = []
     told = 0
 
-    def tell(one: Round) -> None:
-        nonlocal told
-        told += 1
-        if told > stop_after:
-            raise KeyboardInterrupt
-        rounds.add(todo[one.problem], told_round(one, likelihood=settings.prm_weight < 1))
-
     with contextlib.suppress(KeyboardInterrupt), Rounds(path, how, done) as rounds:
-        found += Engine(FakePolicy(options), FakePrm(score), settings, at_once=2, tell=tell).run(todo)
+        for event in Engine(FakePolicy(options), FakePrm(score), settings, at_once=2).run(todo):
+            if isinstance(event, Found):
+                found.append(event)
+            elif isinstance(event, Round):
+                told += 1
+                if told > stop_after:
+                    raise KeyboardInterrupt
+                rounds.add(todo[event.problem], told_round(event, likelihood=settings.prm_weight < 1))
     return found
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prism_prm.policies import PolicySettings
+from prism_prm.pools import read_pool
 from prism_prm.search import METHODS, SearchSettings, search_problems
-from prism_prm.search.experiment import Experiment
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.tasks import MathGrader, TaskProblem
+from prism_prm.search.run import search_task
 from worlds import FakePolicy, FakePrm, OnlyScorer
 
 NAMES = {
@@ -46,18 +45,18 @@ def test_every_method_needs_only_a_scorer(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["beam", "best-of-n"])
 def test_an_experiment_needs_only_a_scorer(method: str, tmp_path: Path) -> None:
+    task = tmp_path / "task.jsonl"
+    task.write_text('{"problem": "p", "answer": "1"}\n')
     recipe = SearchRecipe(
-        task="t", n=(32,), select="argmax", prm=("fake",), policy=PolicySettings("hf:fake"),
+        task=str(task), n=(32,), select="argmax", prm=("fake",), policy=PolicySettings("hf:fake"),
         search=SearchSettings(method, expand=16),
     )  # fmt: skip
     policy: Any = FakePolicy(options)
-    experiment = Experiment(recipe, [TaskProblem("p", "1")], policy, tmp_path)
     scorer: Any = OnlyScorer(FakePrm(right))
-    with MathGrader(workers=1) as grader:
-        ((point,), (graded,)) = experiment.run({"fake": lambda: nullcontext(scorer)}, grader)
+    (point,) = search_task(recipe, tmp_path / "out", prms={"fake": scorer}, policy=policy, judges=1)
     assert point.accuracy.value == 1.0, "the scores choose the answer 1"
     if method == "best-of-n":
-        solutions = graded.pool.solutions
+        solutions = read_pool(tmp_path / "out" / "pools" / "fake-n32.jsonl").solutions
         num_scored = sum("\t" not in solution.steps[0] for solution in solutions)
         assert 0 < num_scored < 32
         assert point.prm_tokens == num_scored * (2 + 2), "what cannot be scored is not read"

@@ -22,7 +22,7 @@ from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import scores_by_prm
 from prism_prm.scorer import load as scorer_load
 from prism_prm.scorer.store import ScoreStore
-from prism_prm.search import Engine
+from prism_prm.search import Engine, Found
 from prism_prm.world.problems import draw_problems
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS
@@ -165,8 +165,9 @@ def test_problems_without_a_solution_are_counted_and_not_solved(
     real = Engine.run
 
     def finding_little(self: Engine, problems: Any, keys: Any = None) -> Any:
-        for found in real(self, problems, keys):
-            yield replace(found, solutions=()) if found.problem < 2 else found
+        for event in real(self, problems, keys):
+            is_emptied = isinstance(event, Found) and event.problem < 2
+            yield replace(event, solutions=()) if is_emptied else event
 
     monkeypatch.setattr(Engine, "run", finding_little)
     command = [*command, "--prm", str(prms[0]), "--method", "beam", "-n", "4", "--limit", "3", "--select", select]
@@ -191,11 +192,12 @@ def test_problems_done_are_not_done_again(
     real, searched, found_before = Engine.run, [], []
 
     def dying(self: Engine, problems: Any, keys: Any = None) -> Any:
-        for found in real(self, problems, keys):
-            if len(found_before) == 4:
-                raise KeyboardInterrupt
-            found_before.append(found)
-            yield found
+        for event in real(self, problems, keys):
+            if isinstance(event, Found):
+                if len(found_before) == 4:
+                    raise KeyboardInterrupt
+                found_before.append(event)
+            yield event
 
     def counting(self: Engine, problems: Any, keys: Any = None) -> Any:
         searched.append(list(problems))

@@ -25,8 +25,8 @@ from killing import run_killed
 from launching import together
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
+from prism_prm.job import locked
 from prism_prm.prms.card import read_card
-from prism_prm.resume import locked
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.training.recipe import Recipe, load_recipe
 from prism_prm.training.run import Run

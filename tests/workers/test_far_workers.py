@@ -18,18 +18,17 @@ import pytest
 
 from prism_prm import evaluate_prm, init_prm, rerank_pool
 from prism_prm.errors import ConfigError
-from prism_prm.label import portions as label_portions
-from prism_prm.label.pipeline import label_task
+from prism_prm.job import Chunk, Opening
 from prism_prm.label.recipe import LabelRecipe
+from prism_prm.label.run import label_task
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import PolicySettings, Sampling
 from prism_prm.policies.spread import policy_for_workers
-from prism_prm.scorer import opened
+from prism_prm.scorer.opened import prm_for_workers
 from prism_prm.search import SearchSettings
-from prism_prm.search import portions as search_portions
-from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.workers import Opening, Portion
+from prism_prm.search.run import search_task
+from prism_prm.workers import Ray
 from prism_prm.workers.settings import RaySettings
 
 cloudpickle = pytest.importorskip("cloudpickle")
@@ -55,17 +54,18 @@ class Far:
     def run(
         self,
         act: Any,
-        portions: Iterable[Portion[Any] | None],
+        chunks: Iterable[Chunk[Any] | None],
         *,
         queued: bool = True,  # noqa: ARG002
-    ) -> Iterator[tuple[Portion[Any], Any]]:
-        waiting = [portion for portion in portions if portion is not None]
+    ) -> Iterator[tuple[Chunk[Any], Any]]:
+        waiting = [chunk for chunk in chunks if chunk is not None]
         self.rng.shuffle(waiting)
-        for number, portion in enumerate(waiting):
+        for number, chunk in enumerate(waiting):
             worker = self.rng.choice(self.held)
             for _ in range(2 if number == 1 else 1):  # the second one is lost once, after it was done
-                done = sent(sent(act)(worker, sent(portion.work)))
-            yield portion, done
+                made = sent(act)(worker, sent(chunk.work))
+                done = sent(list(made) if isinstance(made, Iterator) else made)
+            yield chunk, done
 
     def ask(self, act: Callable[[Any], Any]) -> Any:
         return sent(sent(act)(self.held[0]))
@@ -80,16 +80,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     @contextlib.contextmanager
-    def open_far(opening: Opening[Any], settings: Any, *, alike: Any) -> Iterator[Far]:
-        assert settings is RAY
+    def open_far(ray: Ray, opening: Opening[Any], *, alike: Any) -> Iterator[Far]:
+        assert ray.settings is RAY
         assert opening.loads
         far = Far(opening)
         assert len({alike(one) for one in far.held}) == 1
         names.extend(opening.folders)
         yield far
 
-    for module in (search_portions, label_portions, opened):
-        monkeypatch.setattr(module, "open_workers", open_far)
+    monkeypatch.setattr(Ray, "open", open_far)
     return names
 
 
@@ -196,4 +195,4 @@ def test_a_policy_is_opened_where_its_folder_is_found(
 
 @pytest.mark.parametrize(("prm", "loads"), [("owner/name", True), ("prism:http://x:8000", False)])
 def test_a_served_prm_needs_no_gpu(prm: str, loads: bool) -> None:
-    assert opened.prm_for_workers(prm, {}).loads == loads
+    assert prm_for_workers(prm, {}).loads == loads

@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
+from prism_prm import workers as prism_workers
 from prism_prm.cli.options import with_address
 from prism_prm.errors import ConfigError, DataError, MissingExtraError, ModelError, PrismError
-from prism_prm.workers import Here, Opening, Portion, copies, open_workers, pool
+from prism_prm.job import Chunk, Finished, Here, Job, Local, Opening
+from prism_prm.workers import copies, pool
 from prism_prm.workers.cluster import Cluster, connected
 from prism_prm.workers.copies import FolderCopy
 from prism_prm.workers.pool import IN_FLIGHT, TRIES, Pool
 from prism_prm.workers.settings import RaySettings, is_address
-from prism_prm.workers.watching import run_evenly
 
 
 class LostError(Exception):
@@ -143,8 +144,8 @@ def add(held: int, work: int) -> int:
     return held + work
 
 
-def portions(numbers: range) -> Iterator[Portion[int]]:
-    return (Portion(i, f"item {i}", i) for i in numbers)
+def chunks(numbers: range) -> Iterator[Chunk[int]]:
+    return (Chunk(i, f"item {i}", i) for i in numbers)
 
 
 def opened(ray: Ray, workers: int = 3, **more: Any) -> Pool[int]:
@@ -153,8 +154,8 @@ def opened(ray: Ray, workers: int = 3, **more: Any) -> Pool[int]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_portion_comes_once_whoever_dies(seed: int, said: list[str]) -> None:
-    """Workers die of some calls at random; each portion is yielded once, with what one process would give."""
+def test_every_chunk_comes_once_whoever_dies(seed: int, said: list[str]) -> None:
+    """Workers die of some calls at random; each chunk is yielded once, with what one process would give."""
     ray = Ray(seed)
     chance = random.Random(seed)
     calls: Counter[int] = Counter()
@@ -165,42 +166,53 @@ def test_every_portion_comes_once_whoever_dies(seed: int, said: list[str]) -> No
             raise LostError
         return held + work
 
-    found = list(opened(ray).run(fragile, portions(range(100))))
-    assert sorted((portion.number, result) for portion, result in found) == [(i, i + 10) for i in range(100)]
+    found = list(opened(ray).run(fragile, chunks(range(100))))
+    assert sorted((chunk.number, result) for chunk, result in found) == [(i, i + 10) for i in range(100)]
     lost = sum("was lost" in line for line in said)
     assert lost > 5, "some did die"
     assert len(ray.actors) == 3 + lost, "and were replaced"
-    assert max(calls.values()) > 1, "their portions were done again"
+    assert max(calls.values()) > 1, "their chunks were done again"
 
 
-def test_portions_are_read_only_as_workers_have_room() -> None:
+def test_chunks_are_read_only_as_workers_have_room() -> None:
     read: list[int] = []
 
-    def source() -> Iterator[Portion[int]]:
-        for portion in portions(range(1000)):
-            read.append(portion.number)
-            yield portion
+    def source() -> Iterator[Chunk[int]]:
+        for chunk in chunks(range(1000)):
+            read.append(chunk.number)
+            yield chunk
 
     for done, _ in enumerate(opened(Ray(), workers=4).run(add, source()), start=1):
         assert len(read) <= done + 4 * IN_FLIGHT
     assert len(read) == 1000
 
 
-def test_long_portions_do_not_wait_at_a_busy_worker(said: list[str]) -> None:
-    """Of five portions none is given away while the four before it are not done; workers without one are counted."""
+def test_long_chunks_do_not_wait_at_a_busy_worker(said: list[str], tmp_path: Path) -> None:
+    """Of five chunks none is given away while the four before it are not done; workers without one are counted."""
     workers = opened(Ray(), workers=4)
-    most = 0
-    for _ in run_evenly(workers, add, list(portions(range(5)))):
-        most = max(most, *(len(slot.queue) for slot in workers._slots))
-    assert (most, said) == (1, [])
-    assert len(list(run_evenly(workers, add, list(portions(range(1)))))) == 1
-    assert said == [
-        "Ray: 3 of 4 workers are idle, since the work left is 1 portion; a smaller --at-once makes more of them, and "
+    longest = [0]
+
+    def add_each(held: int, items: Mapping[str, int]) -> Iterator[Finished[int]]:
+        longest.append(max(len(slot.queue) for slot in workers._slots))
+        yield from (Finished(key, held + item) for key, item in items.items())
+
+    def run(name: str, count: int) -> dict[str, int]:
+        with Job(tmp_path) as job:
+            return job.map(
+                add_each, {str(i): i for i in range(count)}, name=name, verb="done", unit="numbers", workers=workers,
+                made_with={}, kind=int, chunk=1,
+            ).results  # fmt: skip
+
+    assert run("five", 5) == {str(i): i + 10 for i in range(5)}
+    assert (max(longest), said) == (1, ["Ray: 4 workers of 1 CPU core"])
+    assert run("one", 1) == {"0": 10}
+    assert said[1:] == [
+        "Ray: 3 of 4 workers are idle, since the work left is 1 chunk; a smaller --at-once makes more of them, and "
         "smaller batches"
     ]
 
 
-def test_the_portion_that_kills_workers_is_named_and_not_its_neighbour() -> None:
+def test_the_chunk_that_kills_workers_is_named_and_not_its_neighbour() -> None:
     def poisoned(held: int, work: int) -> int:
         if work == 13:
             raise LostError
@@ -211,7 +223,7 @@ def test_the_portion_that_kills_workers_is_named_and_not_its_neighbour() -> None
     with pytest.raises(
         PrismError, match=rf"^item 13: {TRIES} workers died of it, the last on node box/1: The actor died for a reason"
     ):
-        found.extend(result for _, result in opened(ray, workers=1).run(poisoned, portions(range(12, 16))))
+        found.extend(result for _, result in opened(ray, workers=1).run(poisoned, chunks(range(12, 16))))
     assert found == [22, 24, 25], "those that waited behind it at its worker were done"
 
 
@@ -222,7 +234,7 @@ def test_out_of_memory_is_a_death() -> None:
     with pytest.raises(
         PrismError, match=rf"^item 0: {TRIES} workers died .*: out of memory: no more\. If memory is short"
     ):
-        list(opened(Ray()).run(heavy, portions(range(1))))
+        list(opened(Ray()).run(heavy, chunks(range(1))))
 
 
 def torch_error(name: str, text: str) -> RuntimeError:
@@ -238,7 +250,7 @@ def torch_error(name: str, text: str) -> RuntimeError:
      (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory: DefaultCPUAllocator")],
 )  # fmt: skip
 def test_a_device_that_fails_is_a_death(error: RuntimeError, why: str, said: list[str]) -> None:
-    """Once: the portion is done by a new worker."""
+    """Once: the chunk is done by a new worker."""
     left = [error]
 
     def fails(held: int, work: int) -> int:
@@ -246,7 +258,7 @@ def test_a_device_that_fails_is_a_death(error: RuntimeError, why: str, said: lis
             raise left.pop()
         return held + work
 
-    found = sorted(result for _, result in opened(Ray()).run(fails, portions(range(6))))
+    found = sorted(result for _, result in opened(Ray()).run(fails, chunks(range(6))))
     assert found == [10, 11, 12, 13, 14, 15]
     assert [line for line in said if f"was lost ({why}" in line], said
 
@@ -262,7 +274,7 @@ def test_a_place_where_no_worker_gets_anywhere_is_given_up(said: list[str]) -> N
 
     ray = Ray()
     workers = opened(ray, workers=3, make=make)
-    found = sorted(result for _, result in workers.run(add, portions(range(100))))
+    found = sorted(result for _, result in workers.run(add, chunks(range(100))))
     assert found == list(range(10, 110))
     assert len(ray.actors) == 2 + TRIES
     assert said[-1] == (
@@ -284,13 +296,13 @@ def test_without_any_place_left_the_run_ends() -> None:
         raise LostError
 
     with pytest.raises(PrismError, match=rf"^{TRIES} workers in a row .*: the hub does not answer \(on node box/1\)"):
-        list(opened(Ray(), workers=1, make=make).run(dies, portions(range(3))))
+        list(opened(Ray(), workers=1, make=make).run(dies, chunks(range(3))))
 
 
 @pytest.mark.parametrize(
     ("error", "why"), [(NodeError, "its node is gone"), (UnavailableError, "its node does not answer")]
 )
-def test_workers_lost_with_their_nodes_are_not_held_against_a_portion(
+def test_workers_lost_with_their_nodes_are_not_held_against_a_chunk(
     error: type[LostError], why: str, said: list[str]
 ) -> None:
     nodes = iter(range(3 * TRIES))
@@ -300,8 +312,8 @@ def test_workers_lost_with_their_nodes_are_not_held_against_a_portion(
             raise error
         return held + work
 
-    assert [result for _, result in opened(Ray(), workers=1).run(unlucky, portions(range(1)))] == [10]
-    assert said.count(f"Ray: worker 1 on node box/1 was lost ({why}); its portions are repeated") == 3 * TRIES
+    assert [result for _, result in opened(Ray(), workers=1).run(unlucky, chunks(range(1)))] == [10]
+    assert said.count(f"Ray: worker 1 on node box/1 was lost ({why}); its chunks are repeated") == 3 * TRIES
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(0.0, ""), (0.5, "0")])
@@ -376,27 +388,27 @@ def test_an_error_of_an_item_is_the_users_with_its_node() -> None:
         raise DataError(f"data.jsonl:{work}: no steps")
 
     with pytest.raises(DataError, match=r"^data\.jsonl:\d+: no steps \(on node box/1\)$"):
-        list(opened(Ray()).run(reads, portions(range(7))))
+        list(opened(Ray()).run(reads, chunks(range(7))))
 
 
-def test_our_own_mistakes_name_the_portion() -> None:
+def test_our_own_mistakes_name_the_chunk() -> None:
     with pytest.raises(TaskError) as raised:
-        list(opened(Ray()).run(lambda held, work: held // work, portions(range(1))))
+        list(opened(Ray()).run(lambda held, work: held // work, chunks(range(1))))
     assert raised.value.__notes__ == ["item 0, on node box/1"]
 
 
 def test_what_was_left_behind_is_not_mistaken_for_new_work() -> None:
     workers = opened(Ray())
-    for _ in workers.run(add, portions(range(50))):
+    for _ in workers.run(add, chunks(range(50))):
         break
-    assert sorted(result for _, result in workers.run(lambda _, work: -work, portions(range(4)))) == [-3, -2, -1, 0]
+    assert sorted(result for _, result in workers.run(lambda _, work: -work, chunks(range(4)))) == [-3, -2, -1, 0]
     assert workers.ask(lambda held: held + 1) == 11
 
 
 def test_a_worker_that_holds_something_else_is_refused() -> None:
     holds = itertools.count()
     with pytest.raises(ModelError, match=r"^/ on node box/1 is not the same as on node box/1: other weights"):
-        list(opened(Ray(), make=lambda _: next(holds), folders=["/"]).run(add, portions(range(9))))
+        list(opened(Ray(), make=lambda _: next(holds), folders=["/"]).run(add, chunks(range(9))))
 
 
 def test_a_worker_started_later_is_checked_too() -> None:
@@ -410,7 +422,7 @@ def test_a_worker_started_later_is_checked_too() -> None:
         return work
 
     with pytest.raises(ModelError, match="is not the same as on node"):
-        list(opened(Ray(), make=lambda _: next(holds)).run(once, portions(range(100))))
+        list(opened(Ray(), make=lambda _: next(holds)).run(once, chunks(range(100))))
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +462,7 @@ def test_a_folder_that_nodes_do_not_see_is_packed_once(monkeypatch: pytest.Monke
     workers = opened(
         Ray(), folders=[str(tmp_path), "/not/here"], make=lambda found: made.append(found) or 10, alike=None
     )
-    assert len(list(workers.run(add, portions(range(50))))) == 50
+    assert len(list(workers.run(add, chunks(range(50))))) == 50
     assert packed == ["/not/here"]
     assert made == [{str(tmp_path): str(tmp_path), "/not/here": "copy of content"}] * 3
 
@@ -465,7 +477,7 @@ def test_rates_are_those_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None
     clock = itertools.count(step=0.5)
     monkeypatch.setattr("prism_prm.workers.worker.time.perf_counter", lambda: next(clock))
     workers = opened(Ray(), workers=2)
-    list(workers.run(add, (Portion(i, "", i, size=10) for i in range(20))))
+    list(workers.run(add, (Chunk(i, "", i, size=10) for i in range(20))))
     assert workers.rates() == "worker 1: 20.0/s, worker 2: 20.0/s"
 
 
@@ -473,7 +485,7 @@ def test_many_rates_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(step=0.5)
     monkeypatch.setattr("prism_prm.workers.worker.time.perf_counter", lambda: next(clock))
     workers = opened(Ray(), workers=9)
-    list(workers.run(add, (Portion(i, "", i, size=10) for i in range(200))))
+    list(workers.run(add, (Chunk(i, "", i, size=10) for i in range(200))))
     assert workers.rates() == "9 workers: 20.0 to 20.0/s each"
 
 
@@ -525,9 +537,9 @@ def raises(error: Exception) -> Callable[..., Any]:
 
 
 def test_without_settings_the_work_is_done_here() -> None:
-    with open_workers(Opening(make_ten), None) as workers:
+    with Local().open(Opening(make_ten)) as workers:
         assert isinstance(workers, Here)
-        assert [(portion.number, result) for portion, result in workers.run(add, portions(range(3)))] == [
+        assert [(chunk.number, result) for chunk, result in workers.run(add, chunks(range(3)))] == [
             (0, 10), (1, 11), (2, 12),
         ]  # fmt: skip
         assert workers.ask(str) == "10"
@@ -549,7 +561,8 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
     with pytest.raises(MissingExtraError, match=r"^This needs Ray\. Install it with: pip install 'prism-prm\[ray\]'$"):
         RaySettings(ray="local").given  # noqa: B018
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match="prism-prm"), open_workers(Opening(make_ten), RaySettings(ray="local")):
+    cluster = prism_workers.Ray(RaySettings(ray="local"))
+    with pytest.raises(MissingExtraError, match="prism-prm"), cluster.open(Opening(make_ten)):
         pass
 
 

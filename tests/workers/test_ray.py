@@ -26,12 +26,13 @@ from prism_prm import RerankSettings, evaluate_prm, init_prm, load_prm, measure_
 from prism_prm.console import Console, shown_on
 from prism_prm.errors import DataError
 from prism_prm.evaluation.evaluate import EvalSettings
+from prism_prm.job import Opening
 from prism_prm.protocol import tokens_of
 from prism_prm.records import Step, StepPair, StepTree
 from prism_prm.scorer.opened import SpreadPRM, _identity, _make, opened_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.tables import write_pairs, write_trees
-from prism_prm.workers import Opening, open_workers, pool
+from prism_prm.workers import Ray, pool
 from prism_prm.workers.settings import RaySettings
 from ray_cluster import RayCluster
 from waiting import until
@@ -165,7 +166,7 @@ def test_a_node_without_the_folder_gets_one_copy(
 
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)
-    with open_workers(Opening(make, ("/elsewhere/prm",)), settings, alike=_identity) as workers:
+    with Ray(settings).open(Opening(make, ("/elsewhere/prm",)), alike=_identity) as workers:
         assert workers.ask(_identity) == load_prm(place / "prm").identity()
     assert sum("copying /elsewhere/prm" in line for line in said) == 1
 

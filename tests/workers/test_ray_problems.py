@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism_prm.label.pipeline import label_task
 from prism_prm.label.recipe import LabelRecipe
+from prism_prm.label.run import label_task
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import PolicySettings, Sampling
 from prism_prm.search import SearchSettings
-from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.run import search_task
 from prism_prm.workers.pool import Pool
 from prism_prm.workers.settings import RaySettings
 from ray_cluster import RayCluster
@@ -132,7 +132,7 @@ def kill_driver(cluster: RayCluster, place: Path, folder: Path, name: str, seed:
     """The driver is killed when so many problems are done, and run again."""
     enough = random.Random(seed).randrange(1, NUM_PROBLEMS - 2)
     script = "import sys, killing, test_ray_problems as t; from pathlib import Path\n"
-    script += f"if sys.argv[1:]: killing.kill_before('prism_prm.resume:Journal.append', {enough + 1})\n"
+    script += f"if sys.argv[1:]: killing.kill_before('prism_prm.job:Journal.append', {enough + 1})\n"
     script += f"ray = t.RaySettings(ray={cluster.address!r}, workers={workers})\n"
     script += f"t.{name}(Path({str(place)!r}), Path({str(folder / 'killed')!r}), ray)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.resume import content_key
+from prism_prm.job import content_key
 from prism_prm.world.problems import Problem, ProblemSettings, all_problems, draw_problems
 from prism_prm.world.settings import WORLDS, world_settings
 

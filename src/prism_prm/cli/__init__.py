@@ -77,7 +77,7 @@ def _add(command: Callable[..., None], epilog: str, *, name: str | None = None, 
 
 _add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
 _add(pairs.pairs, pairs.EXAMPLES, settings=True, alone=True)
-_add(label.label, label.EXAMPLES, settings=True, alone=True)
+_add(label.label, label.EXAMPLES, settings=True, alone=False)
 _add(export.export, export.EXAMPLES, settings=False, alone=False)
 _add(score.score, score.EXAMPLES, settings=True, alone=False)
 _add(look.look, look.EXAMPLES, settings=True, alone=False)
@@ -88,7 +88,7 @@ _add(evaluate.evaluate, evaluate.EXAMPLES, name="eval", settings=True, alone=Tru
 _add(compare.compare, compare.EXAMPLES, settings=False, alone=True)
 _add(theory.theory, theory.EXAMPLES, settings=True, alone=True)
 _add(rerank.rerank, rerank.EXAMPLES, settings=True, alone=True)
-_add(search.search, search.EXAMPLES, settings=True, alone=True)
+_add(search.search, search.EXAMPLES, settings=True, alone=False)
 _add(grpo.grpo, grpo.EXAMPLES, settings=False, alone=False)
 _add(view.view, view.EXAMPLES, settings=False, alone=False)
 _add(serve.serve, serve.EXAMPLES, settings=True, alone=False)

@@ -114,8 +114,8 @@ def label(
     report. Rerun the same command to resume a stopped run. With --ray the work is spread over cores, GPUs and machines.
     A server's key is read from $OPENAI_API_KEY.
     """
-    from prism_prm.label.pipeline import label_task
     from prism_prm.label.recipe import read_recipe
+    from prism_prm.label.run import label_task
     from prism_prm.report import PAGE
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}

@@ -10,7 +10,7 @@ import typer
 
 from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_file, ray_options, with_settings
 from prism_prm.cli.ui import conclude, print_table, tell
-from prism_prm.resume import locked_file
+from prism_prm.job import locked_file
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,7 +20,7 @@ import typer
 from prism_prm.cli.ui import Terminal, complain, standard_error
 from prism_prm.console import shown_on
 from prism_prm.errors import PrismError
-from prism_prm.resume import locked
+from prism_prm.job import locked
 
 STOPPED = 130
 """The exit code of a command that was stopped, as shells have it."""

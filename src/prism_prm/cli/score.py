@@ -20,7 +20,7 @@ from prism_prm.cli.options import (
     with_settings,
 )
 from prism_prm.cli.ui import conclude, tell
-from prism_prm.resume import locked_file
+from prism_prm.job import locked_file
 
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings

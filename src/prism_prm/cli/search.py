@@ -29,7 +29,7 @@ from prism_prm.names import named_places
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
     from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.search.experiment import Point
+    from prism_prm.search.run import Point
     from prism_prm.workers.settings import RaySettings
 
 EXAMPLES = """
@@ -121,8 +121,8 @@ def search(
     server's key is read from $OPENAI_API_KEY.
     """
     from prism_prm.report import PAGE
-    from prism_prm.search.pipeline import search_task
     from prism_prm.search.recipe import read_recipe
+    from prism_prm.search.run import search_task
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])

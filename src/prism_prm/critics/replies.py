@@ -13,7 +13,7 @@ import msgspec
 
 from prism_prm.errors import DataError, PrismError
 from prism_prm.files import JsonLines
-from prism_prm.resume import locked_file
+from prism_prm.job import locked_file
 
 Turn = tuple[str, str]
 """(role, content)."""

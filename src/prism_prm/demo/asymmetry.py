@@ -24,11 +24,11 @@ from prism_prm.demo.guided import guided_search, settings_for
 from prism_prm.demo.policies import SKIPPED
 from prism_prm.demo.reinforcement import ANSWER, Job, Reinforcement, Run, jobs_of, side_by_side, train_policies
 from prism_prm.errors import ConfigError
+from prism_prm.job import content_key, once, stoppable
 from prism_prm.pools import read_pool
 from prism_prm.ranges import Count, Natural, Share, check
 from prism_prm.report import NO_DATA, Report, percent
 from prism_prm.rerank.expectation import best_of
-from prism_prm.resume import content_key, once, stoppable
 from prism_prm.world.build import World
 from prism_prm.world.oracle import solved
 from prism_prm.world.problems import Problem

@@ -10,7 +10,7 @@ from prism_prm.aggregate import log_score
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.pools import read_pool
 from prism_prm.scorer import Scorer, load_prm
-from prism_prm.search import Engine, FoundSolution, SearchSettings
+from prism_prm.search import Engine, Found, FoundSolution, SearchSettings
 from prism_prm.world.oracle import solved
 from prism_prm.world.problems import Problem
 
@@ -36,7 +36,7 @@ def guided_search(
     with contextlib.closing(open_policy(f"hf:{policy}")) as who:
         scorer = load_prm(prm, device="cpu", on_too_long="skip") if isinstance(prm, Path) else prm
         engine = Engine(who, scorer, settings, at_once=64)
-        for found in engine.run(problems):
+        for found in (event for event in engine.run(problems) if isinstance(event, Found)):
             if found.solutions:
                 best = max(found.solutions, key=lambda solution: _score(solution, settings.how))
                 outcome[found.problem] = solved(Problem.parse(problems[found.problem], modulus), best.steps)

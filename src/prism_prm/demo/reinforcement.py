@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prism_prm.console import progress
-from prism_prm.resume import content_key
+from prism_prm.job import content_key
 from prism_prm.world.build import World, unseen_problems
 from prism_prm.world.oracle import judge, solved
 from prism_prm.world.problems import ANSWER_MARK, Problem

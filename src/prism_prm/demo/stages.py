@@ -18,9 +18,9 @@ from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks import Item
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.scores import collect_steps
+from prism_prm.job import content_key, once, stoppable
 from prism_prm.pools import read_pool
 from prism_prm.rerank.step_scores import StepScores, scores_by_prm
-from prism_prm.resume import content_key, once, stoppable
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search import SearchSettings

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from prism_prm.label.engine import Labelled, Labeller, label_problems, label_trees
-from prism_prm.label.judging import Judging, by_answer
+from prism_prm.label.engine import Judging, Labelled, Labeller, by_answer, label_problems, label_trees
 from prism_prm.label.methods import METHODS
 from prism_prm.label.settings import LabelSettings
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from prism_prm.label.jobs import AFTER_ERROR, Budget, Job, Node, Outcome, Work, sample_solutions, together
-from prism_prm.label.judging import Judging
 from prism_prm.label.methods import METHODS
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Ask, Policy, write_steps
 from prism_prm.records import ROOT, StepTree, unique_names
-from prism_prm.tasks import ProblemIndex, TaskProblem
+from prism_prm.search.engine import RoundStats
+from prism_prm.tasks import Grader, ProblemIndex, TaskProblem
+
+Judging = Callable[[Sequence[tuple[TaskProblem, str]]], list[bool]]
+"""(problem, the whole solution) → whether it is right: the one seam between rollouts and truth."""
 
 AT_ONCE = 32
 """Problems that are labelled side by side."""
@@ -30,25 +32,6 @@ class Labelled:
     rollouts: int
     counts: dict[str, int] = field(default_factory=dict)
     """What was left out, and why."""
-
-
-@dataclass(slots=True)
-class Watch:
-    """How far a run is, told after every round."""
-
-    num_done: int = 0
-    num_active: int = 0
-    tokens: int = 0
-    rollouts: int = 0
-    seconds: float = 0.0
-    rates: str = ""
-    """Of each worker, where there are several."""
-
-    def __add__(self, other: Watch) -> Watch:
-        return Watch(
-            self.num_done + other.num_done, other.num_active, self.tokens + other.tokens,
-            self.rollouts + other.rollouts, self.seconds + other.seconds,
-        )  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
@@ -70,56 +53,51 @@ class Labeller:
         settings: LabelSettings,
         *,
         at_once: int = AT_ONCE,
-        watch: Callable[[Watch], None] = lambda _: None,
     ) -> None:
         self.policy = policy
         self.judge = judge
         self.settings = settings
         self.at_once = at_once
-        self.watch = watch
-        self.state = Watch()
 
-    def solve(self, problems: Sequence[TaskProblem], keys: Sequence[str]) -> Iterator[tuple[int, Labelled]]:
-        """(index, its trees) of every problem, as soon as they are done; `keys` name their noise."""
-        return self._run(problems, lambda i: self._sampled(problems[i], keys[i]))
+    def run(
+        self, problems: Sequence[TaskProblem], keys: Sequence[str], trees: Sequence[StepTree] | None = None
+    ) -> Iterator[tuple[int, Labelled] | RoundStats]:
+        """(index, what became of it) of every problem, as soon as it is done, and every round.
 
-    def relabel(
-        self, trees: Sequence[StepTree], keys: Sequence[str], problems: Sequence[TaskProblem] | None = None
-    ) -> Iterator[tuple[int, Labelled]]:
-        """(index, the same tree with labels of this policy) of every tree.
-
-        `problems` are what the trees solve; by default problems with the trees' reference answers.
-
-        Steps without a label stay without one, unless no step of the tree has any.
+        Args:
+            problems: to solve, or those that the trees solve.
+            keys: name the random numbers of each.
+            trees: to label again instead: steps without a label stay without one, unless no step of the tree has any.
         """
-        of = [problem_of_tree(tree, ProblemIndex([])) for tree in trees] if problems is None else problems
-        return self._run(of, lambda i: self._given(trees[i], of[i], keys[i]))
-
-    def _run(
-        self, problems: Sequence[TaskProblem], start: Callable[[int], Work[Labelled]]
-    ) -> Iterator[tuple[int, Labelled]]:
-        started = time.monotonic()
         waiting = deque(range(len(problems)))
         active: list[_Running] = []
         while waiting or active:
             while waiting and len(active) < self.at_once:
                 i = waiting.popleft()
-                work = start(i)
-                active.append(_Running(i, problems[i], self.policy.prompt(problems[i].text), work, next(work)))
+                problem = problems[i]
+                work = self._sampled(problem, keys[i]) if trees is None else self._given(trees[i], problem, keys[i])
+                active.append(_Running(i, problem, self.policy.prompt(problem.text), work, next(work)))
             done: list[tuple[int, Labelled]] = []
             still = []
-            for running, outcomes in zip(active, self._answer(active), strict=True):
+            num_rollouts = sum(ask.whole and not ask.keep for running in active for ask in running.asks)
+            answers = self._answer(active)
+            for running, outcomes in zip(active, answers, strict=True):
                 try:
                     running.asks = running.work.send(outcomes)
                     still.append(running)
                 except StopIteration as stop:
                     done.append((running.index, stop.value))
             active = still
-            self.state.num_done += len(done)
-            self.state.num_active = len(active)
-            self.state.seconds = time.monotonic() - started
             yield from done
-            self.watch(self.state)
+            tokens = sum(outcome.written.num_tokens for outcomes in answers for outcome in outcomes)
+            yield RoundStats(tokens, len(active), rollouts=num_rollouts)
+
+    def label(
+        self, problems: Sequence[TaskProblem], keys: Sequence[str], trees: Sequence[StepTree] | None = None
+    ) -> list[Labelled]:
+        """What became of each; see `run`."""
+        found = dict(one for one in self.run(problems, keys, trees) if isinstance(one, tuple))
+        return [found[i] for i in range(len(problems))]
 
     def _answer(self, active: Sequence[_Running]) -> list[list[Outcome]]:
         """What the policy writes to every ask, and whether it is right."""
@@ -133,8 +111,6 @@ class Labeller:
             running, ask = asks[i]
             texts.append((running.problem, ask.text[len(running.prompt) :] + written[i].text))
         right = dict(zip(ended, self.judge(texts), strict=True))
-        self.state.tokens += sum(one.num_tokens for one in written)
-        self.state.rollouts += sum(ask.whole and not ask.keep for _, ask in asks)
         outcomes = iter([Outcome(one, right.get(i, False)) for i, one in enumerate(written)])
         return [[next(outcomes) for _ in running.asks] for running in active]
 
@@ -166,6 +142,16 @@ class Labeller:
         made = job.tree(tree.tree_id)
         nodes = tuple(replace(new, origin=old.origin) for new, old in zip(made.nodes, tree.nodes, strict=True))
         return _labelled([replace(tree, nodes=nodes)], [job], [job], budget)
+
+
+def by_answer(grader: Grader) -> Judging:
+    """A solution is right if its final answer is, or its program passes all tests."""
+
+    def judge(solutions: Sequence[tuple[TaskProblem, str]]) -> list[bool]:
+        answers = [(problem, grader.extract(problem, text).answer) for problem, text in solutions]
+        return [verdict.correct for verdict in grader.judge(answers)]
+
+    return judge
 
 
 def problem_of_tree(tree: StepTree, known: ProblemIndex) -> TaskProblem:
@@ -221,8 +207,8 @@ def label_problems(
         at_once: the number of problems labelled at the same time.
     """
     labeller = Labeller(policy, judge, settings or LabelSettings(), at_once=at_once)
-    found = dict(labeller.solve(problems, unique_names(problem.text for problem in problems)))
-    trees = [tree for i in range(len(problems)) for tree in found[i].trees]
+    found = labeller.label(problems, unique_names(problem.text for problem in problems))
+    trees = [tree for one in found for tree in one.trees]
     return [replace(tree, tree_id=i) for i, tree in enumerate(trees)]
 
 
@@ -247,5 +233,6 @@ def label_trees(
         at_once: the number of trees labelled at the same time.
     """
     labeller = Labeller(policy, judge, settings or LabelSettings(), at_once=at_once)
-    found = dict(labeller.relabel(trees, unique_names(tree.problem for tree in trees)))
-    return [found[i].trees[0] for i in range(len(trees))]
+    problems = [problem_of_tree(tree, ProblemIndex([])) for tree in trees]
+    found = labeller.label(problems, unique_names(tree.problem for tree in trees), trees)
+    return [one.trees[0] for one in found]

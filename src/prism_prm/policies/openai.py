@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from prism_prm.http import Patience, Server
+from prism_prm.job import content_key
 from prism_prm.policies.base import Ask, Ending, PolicyError, Sampling, Written, cut_at_stop
 from prism_prm.policies.prompts import Prompting, render
-from prism_prm.resume import content_key
 
 API_KEY = "OPENAI_API_KEY"
 SEEDS = 2**31 - 1

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from prism_prm.job import Opening
 from prism_prm.policies.base import Policy
 from prism_prm.policies.load import PolicySettings, kind_and_place, open_policy
-from prism_prm.workers import Opening
 
 
 def policy_for_workers(settings: PolicySettings) -> Opening[Policy]:

@@ -16,8 +16,8 @@ from prism_prm.answers.judge import Key
 from prism_prm.arrays import Bools, Ints
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import DataError
+from prism_prm.job import Journal
 from prism_prm.pools import Pool, PoolProblem
-from prism_prm.resume import Journal
 from prism_prm.tasks import Grader, ProblemIndex, Task, TaskProblem
 
 PORTION = 512

@@ -14,6 +14,7 @@ from prism_prm.config import SHOWN
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
 from prism_prm.errors import ConfigError
+from prism_prm.job import stoppable
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
 from prism_prm.protocol import summary_of, tokens_of
@@ -27,7 +28,6 @@ from prism_prm.rerank.results import Results
 from prism_prm.rerank.selected import select_solutions, write_selected
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
-from prism_prm.resume import stoppable
 from prism_prm.scorer.place import check_scorer
 from prism_prm.tasks import Errata, Level, TaskGrader, Window, load_task
 

@@ -14,10 +14,10 @@ from typing import Any
 from prism_prm import answers, programs
 from prism_prm.aggregate import log_score
 from prism_prm.files import whole_file
+from prism_prm.job import KEY, is_made_for
 from prism_prm.pools import Pool
 from prism_prm.rerank.grading import Grade, GradedPool
 from prism_prm.rerank.step_scores import StepScores
-from prism_prm.resume import KEY, is_made_for
 from prism_prm.tasks import TaskGrader
 
 

@@ -18,10 +18,10 @@ import torch
 from prism_prm.console import progress
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
 from prism_prm.files import write_text, writing
+from prism_prm.job import content_key, refuse_changes
 from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
 from prism_prm.lm.load import language_model
 from prism_prm.lm.place import local_folder
-from prism_prm.resume import content_key, refuse_changes
 from prism_prm.rl.held_out import Gold, Row
 from prism_prm.rl.looks import LOOKS, VOTE, Alarm, Look, MonitorSettings, first_alarm, gold_of, read_looks
 from prism_prm.rl.monitors import Monitor, Reward

@@ -13,22 +13,21 @@ from prism_prm.console import say, silent_unless
 from prism_prm.errors import ConfigError
 from prism_prm.files import JsonLines, write_text
 from prism_prm.graders import unguarded
+from prism_prm.job import content_key, locked
 from prism_prm.lm.load import load_tokenizer
 from prism_prm.lm.place import local_folder
 from prism_prm.names import file_name
 from prism_prm.pairs.same_problem import Exclusions
 from prism_prm.policies import PolicySettings, open_policy
 from prism_prm.protocol import notes_of, summary_of
-from prism_prm.resume import content_key, locked
 from prism_prm.rl.grpo import Curve, check_installed, grpo_config, train_with_reward
 from prism_prm.rl.held_out import AnswerGold, problem_rows
 from prism_prm.rl.recipe import GrpoRecipe, read_grpo_recipe
 from prism_prm.rl.report import make_report
 from prism_prm.rl.reward import PRMReward
-from prism_prm.search.experiment import Point
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.pipeline import search_task
 from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.run import Point, search_task
 from prism_prm.tasks import Grader, TaskGrader, TaskProblem, load_problems, load_task
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from prism_prm.rl.recipe import GrpoRecipe
 from prism_prm.statistics import compare_means
 
 if TYPE_CHECKING:
-    from prism_prm.search.experiment import Point
+    from prism_prm.search.run import Point
 
 HEALTH = {
     "answered": "share answered", "cut": "share cut", "num_steps": "steps per solution",

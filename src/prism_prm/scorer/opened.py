@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
+from prism_prm.job import Chunk, Opening, Workers
 from prism_prm.lm.place import base_of, is_adapter
 from prism_prm.prms.place import prm_folder
 from prism_prm.protocol import Scorer, ScoresSolutions, StepSession, TreeScores, can_score_all
 from prism_prm.records import StepTree
 from prism_prm.scorer.place import place_for_workers, remote_place
-from prism_prm.workers import Opening, Portion, Workers, open_workers
+from prism_prm.workers import Ray
 
 if TYPE_CHECKING:
     from prism_prm.prms.card import Card
@@ -36,7 +37,7 @@ def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = Non
 
         yield open_prm(prm, loading, name)
         return
-    with open_workers(prm_for_workers(prm, loading, name), ray, alike=_identity) as workers:
+    with Ray(ray).open(prm_for_workers(prm, loading, name), alike=_identity) as workers:
         yield SpreadPRM(workers)
 
 
@@ -156,10 +157,10 @@ class SpreadPRM(ScoresSolutions):
         )
 
     @staticmethod
-    def _portions(items: Sequence[Any]) -> Iterator[Portion[Any]]:
+    def _portions(items: Sequence[Any]) -> Iterator[Chunk[Any]]:
         for start in range(0, len(items), TREES_AT_ONCE):
             some = items[start : start + TREES_AT_ONCE]
-            yield Portion(start, f"trees {start + 1} to {start + len(some)}", some, len(some))
+            yield Chunk(start, f"trees {start + 1} to {start + len(some)}", some, len(some))
 
 
 def _score(scorer: Scorer, work: Sequence[tuple[StepTree, Sequence[int]]]) -> list[TreeScores]:

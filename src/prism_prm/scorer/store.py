@@ -26,12 +26,11 @@ import numpy as np
 
 from prism_prm.console import Advance, ignore, say
 from prism_prm.files import remove_parts
+from prism_prm.job import Chunk, Here, Workers, stoppable
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import ROOT, StepTree
-from prism_prm.resume import stoppable
 from prism_prm.scorer.filed import read_filed, row_of, write_filed
 from prism_prm.scorer.index import KEY_BYTES, KEYS, KeyIndex
-from prism_prm.workers import Here, Portion, Workers
 
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""
@@ -249,7 +248,7 @@ class _Filling:
             self._pass_on()
         assert not self._waiting, "all that is read is passed on"
 
-    def _to_score(self, requests: Iterable[Request]) -> Iterator[Portion[_Portion] | None]:
+    def _to_score(self, requests: Iterable[Request]) -> Iterator[Chunk[_Portion] | None]:
         for one in self.store._portions(requests):
             most = max(AHEAD, AHEAD_EACH * self.workers.num_workers)
             while len(self._waiting) - len(self._in_work) > most and self._in_work:
@@ -313,11 +312,11 @@ class _Portion:
         ]
         return _Portion(requests, self.keys_N[wanted_N])
 
-    def as_work(self, number: int) -> Portion[_Portion]:
+    def as_work(self, number: int) -> Chunk[_Portion]:
         """What is to be scored, for a worker: requests for nothing are left out."""
         some = [request for request in self.requests if request.nodes]
         first, last = (f"{tree.where or tree.name or tree.tree_id}" for tree in (some[0].tree, some[-1].tree))
-        return Portion(number, f"{len(some)} trees from {first} to {last}", _Portion(some, self.keys_N), len(some))
+        return Chunk(number, f"{len(some)} trees from {first} to {last}", _Portion(some, self.keys_N), len(some))
 
     @property
     def name(self) -> str:

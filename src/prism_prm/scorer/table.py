@@ -22,9 +22,9 @@ from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
+from prism_prm.job import KEY, is_made_for
 from prism_prm.protocol import Scorer, TreeScores, notes_of, sigmoid
 from prism_prm.records import StepTree
-from prism_prm.resume import KEY, is_made_for
 from prism_prm.scorer.opened import SpreadPRM, opened_prm
 from prism_prm.scorer.store import PORTION, Filled, Request, ScoreStore, store_for
 from prism_prm.scorer.to_score import TreesToScore

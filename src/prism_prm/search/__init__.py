@@ -35,4 +35,5 @@ def search_problems(
         True
     """
     engine = Engine(policy, prm, settings, at_once=at_once)
-    return sorted(engine.run(problems), key=lambda found: found.problem)
+    found = [one for one in engine.run(problems) if isinstance(one, Found)]
+    return sorted(found, key=lambda one: one.problem)

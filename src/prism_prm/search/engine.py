@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from prism_prm.chosen import card_values, choose_aggregator
 from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
@@ -25,25 +27,35 @@ AT_ONCE = 32
 """Problems that are searched side by side."""
 
 
-@dataclass(slots=True)
-class Watch:
-    """How far a run is, told after every round."""
+@dataclass(frozen=True, slots=True)
+class RoundStats:
+    """What a round of all active problems took."""
 
-    num_done: int = 0
-    num_active: int = 0
-    spent: Spent = field(default_factory=Spent)
-    seconds: float = 0.0
+    tokens: int
+    """Written by the policy."""
+    num_active: int
     best: float = math.nan
     """The highest score of a finished solution so far."""
-    rates: str = ""
-    """Of each worker, where there are several."""
+    rollouts: int = 0
 
-    def __add__(self, other: Watch) -> Watch:
-        scores = [one.best for one in (self, other) if not math.isnan(one.best)]
-        return Watch(
-            self.num_done + other.num_done, other.num_active, self.spent + other.spent, self.seconds + other.seconds,
-            max(scores, default=math.nan),
-        )  # fmt: skip
+
+class Speedometer:
+    """Sums up rounds for the text beside a progress bar."""
+
+    def __init__(self) -> None:
+        self.started, self.tokens, self.rollouts, self.best, self.text = time.monotonic(), 0, 0, math.nan, ""
+
+    def hear(self, event: object) -> str:
+        """Take in a `RoundStats`, and give the text; other events change nothing."""
+        if isinstance(event, RoundStats):
+            self.tokens, self.rollouts = self.tokens + event.tokens, self.rollouts + event.rollouts
+            self.best = np.fmax(self.best, event.best)
+            rate = self.tokens / max(time.monotonic() - self.started, 1e-9)
+            shown = [f"{event.num_active} active", f"{rate:,.0f} tokens/s"]
+            shown += [f"{self.rollouts:,} rollouts"] * bool(self.rollouts)
+            shown += [f"best {self.best:.3f}"] * (not math.isnan(self.best))
+            self.text = "   ".join(shown)
+        return self.text
 
 
 @dataclass(eq=False, slots=True)
@@ -62,11 +74,6 @@ class _Running:
     """Steps so far."""
 
 
-def problem_keys(problems: Sequence[str]) -> list[str]:
-    """What names each problem's noise: its text, numbered among equal texts."""
-    return unique_names(problems)
-
-
 class Engine:
     """Searches with one policy and at most one PRM."""
 
@@ -77,22 +84,16 @@ class Engine:
         settings: SearchSettings,
         *,
         at_once: int = AT_ONCE,
-        watch: Callable[[Watch], None] = lambda _: None,
-        tell: Callable[[Round], None] = lambda _: None,
     ) -> None:
         self.policy = policy
         self.prm = prm
         self.settings = replace(settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value)
         self.method = find_method(settings, prm is not None)
         self.at_once = at_once
-        self.watch = watch
-        self.tell = tell
-        self.state = Watch()
 
-    def run(self, problems: Sequence[str], keys: Sequence[str] | None = None) -> Iterator[Found]:
-        """What was found for each problem, as soon as it is; `keys` name their noise."""
-        keys = problem_keys(problems) if keys is None else keys
-        started = time.monotonic()
+    def run(self, problems: Sequence[str], keys: Sequence[str] | None = None) -> Iterator[Found | Round | RoundStats]:
+        """What was found for each problem, as soon as it is, and every round; `keys` name their random numbers."""
+        keys = unique_names(problems) if keys is None else keys
         waiting = deque(range(len(problems)))
         active: list[_Running] = []
         with Scoring(self.prm, problems) as scoring:
@@ -100,16 +101,18 @@ class Engine:
                 while waiting and len(active) < self.at_once:
                     i = waiting.popleft()
                     active.append(self._start(i, problems[i], keys[i], scoring))
-                done = self._round(active, scoring)
+                rounds, done = self._round(active, scoring)
+                yield from rounds
                 active = [running for running in active if running not in done]
                 scoring.score_solutions({running.index: nodes for running, nodes in done.items()})
-                self.state.seconds = time.monotonic() - started
-                self.state.num_active = len(active)
+                best = math.nan
                 for running, nodes in done.items():
                     spent = running.spent + scoring.finish(running.index)
-                    self._note(nodes, spent)
                     yield found(running.index, nodes, spent)
-                self.watch(self.state)
+                    scored = [node.log_score(self.settings.how) for node in nodes if node.probabilities() is not None]
+                    best = np.fmax(best, math.exp(max(scored))) if scored else best
+                tokens = sum(node.written.num_tokens for one in rounds for node in one.new)
+                yield RoundStats(tokens, len(active), best)
 
     def _start(self, index: int, problem: str, key: str, scoring: Scoring) -> _Running:
         start = root(self.policy.prompt(problem))
@@ -117,8 +120,10 @@ class Engine:
         search = self.method.run(start, self.settings)
         return _Running(index, key, search, next(search), alive=[start])
 
-    def _round(self, active: Sequence[_Running], scoring: Scoring) -> dict[_Running, list[SearchNode]]:
-        """Answer every problem's wish; the solutions of those that are done."""
+    def _round(
+        self, active: Sequence[_Running], scoring: Scoring
+    ) -> tuple[list[Round], dict[_Running, list[SearchNode]]]:
+        """Answer every problem's wish: what was written, and the solutions of those that are done."""
         self._let_go(active, scoring)
         grown = self._write(active)
         new = [
@@ -129,6 +134,7 @@ class Engine:
             if running.wish.scored
         ]
         scoring.score_steps(new)
+        rounds: list[Round] = []
         done: dict[_Running, list[SearchNode]] = {}
         for running, children in zip(active, grown, strict=True):
             flat = [node for some in children for node in some]
@@ -140,8 +146,8 @@ class Engine:
                 done[running] = result
             decided = None if running.wish.keep else [*running.wish.nodes, *running.wish.held]
             kept = decided if result is None else result
-            self.tell(Round(running.index, flat, looked_ahead, kept, result is not None))
-        return done
+            rounds.append(Round(running.index, flat, looked_ahead, kept, result is not None))
+        return rounds, done
 
     def _answer(self, running: _Running, children: Children, flat: Sequence[SearchNode]) -> list[SearchNode] | None:
         """Hand a wish's children to the search; its solutions if that was its last wish."""
@@ -187,7 +193,6 @@ class Engine:
             running.num_written += 1
             node.number = running.num_written
             running.spent.policy_tokens += node.written.num_tokens
-            self.state.spent.policy_tokens += node.written.num_tokens
         flat = iter(children)
         return [[[next(flat) for _ in range(count)] for count in running.wish.counts] for running in active]
 
@@ -196,11 +201,3 @@ class Engine:
         able = [ask for ask in asks if ask.max_tokens > 0]
         written = iter(write_steps(self.policy, able, self.settings.sampling))
         return [next(written) if ask.max_tokens > 0 else Written("", "cut", 0, 0.0) for ask in asks]
-
-    def _note(self, nodes: Sequence[SearchNode], spent: Spent) -> None:
-        self.state.num_done += 1
-        self.state.spent.prm_tokens += spent.prm_tokens
-        for node in nodes:
-            if node.probabilities() is not None:
-                score = math.exp(node.log_score(self.settings.how))
-                self.state.best = score if math.isnan(self.state.best) else max(self.state.best, score)

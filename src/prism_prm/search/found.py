@@ -54,13 +54,3 @@ def found(problem: int, nodes: Sequence[SearchNode], spent: Spent) -> Found:
             )
         )
     return Found(problem, tuple(solutions), spent.policy_tokens, spent.prm_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A line of a search's journal: a problem that is done."""
-
-    found: Found
-    """Its number is of no meaning here."""
-    seconds: float
-    """The time of all runs that wrote to the journal so far."""

@@ -14,9 +14,9 @@ from prism_prm.graders import unguarded
 from prism_prm.report import Report, escaped, label, legend, looks, number, p_value, percent, signed_percent
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.report import unlike_the_benchmark
-from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
 from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.run import Point, plain_settings
 from prism_prm.statistics import Comparison, compare_means
 
 

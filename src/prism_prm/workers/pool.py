@@ -1,7 +1,7 @@
-"""A pool of Ray actors that is fed portions: a few in flight each, and a lost worker costs only those.
+"""A pool of Ray actors that is fed chunks: a few in flight each, and a lost worker costs only those.
 
 The driver starts a new worker in place of a lost one, checks that it holds what the first one held, and gives the lost
-portions to whoever is free. A portion that was first in line at a worker that died is suspected of having killed it;
+chunks to whoever is free. A chunk that was first in line at a worker that died is suspected of having killed it;
 after `TRIES` such deaths the run ends and names it. A place whose workers do nothing but die is given up after as many,
 and the others go on. Neither counts workers that were lost with their node, or whose node does not answer.
 """
@@ -9,14 +9,14 @@ and the others go on. Neither counts workers that were lost with their node, or 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from prism_prm import __version__
 from prism_prm.console import say
 from prism_prm.errors import ConfigError, ModelError, PrismError
-from prism_prm.workers import Done, Held, Make, Portion, Result, Work
+from prism_prm.job import Chunk, Held, Result, Work
 from prism_prm.workers.cluster import Cluster
 from prism_prm.workers.copies import FolderCopy, pack
 from prism_prm.workers.worker import Broken, Finished, Lacks, Ready, Refusal, Worker
@@ -24,11 +24,11 @@ from prism_prm.workers.worker import Broken, Finished, Lacks, Ready, Refusal, Wo
 IN_FLIGHT = 2
 """Portions at a worker: one that it works on, and one that waits there, so that it never waits itself."""
 TRIES = 4
-"""How many workers may die of a portion, or in a row in one place before one of them has finished anything."""
-PATIENCE = 30.0
-"""Seconds without any worker after which it is said what is waited for."""
+"""How many workers may die of a chunk, or in a row in one place before one of them has finished anything."""
+SECONDS_BEFORE_NOTE = 30.0
+"""Seconds without any worker after which a note says what is waited for."""
 
-HINT = "If memory is short, use fewer workers per node, or smaller portions."
+HINT = "If memory is short, use fewer workers per node, or smaller chunks."
 
 SHOWN = 8
 """Workers whose rates are shown one by one."""
@@ -36,9 +36,9 @@ SHOWN = 8
 
 @dataclass(slots=True)
 class _Task:
-    """A portion on its way."""
+    """A chunk on its way."""
 
-    portion: Portion[Any]
+    chunk: Chunk[Any]
     deaths: int = 0
 
 
@@ -75,7 +75,7 @@ class Pool(Generic[Held]):
     def __init__(
         self,
         cluster: Cluster,
-        make: Make[Held],
+        make: Callable[[Mapping[str, str]], Held],
         folders: Sequence[str],
         alike: Callable[[Held], str] | None,
     ) -> None:
@@ -106,7 +106,7 @@ class Pool(Generic[Held]):
 
     def ask(self, act: Callable[[Held], Result]) -> Result:
         """What one of the workers says."""
-        [(_, said)] = self.run(lambda held, _: act(held), [Portion(0, "a question to a worker", None, 0)])
+        [(_, said)] = self.run(lambda held, _: act(held), [Chunk(0, "a question to a worker", None, 0)])
         return said
 
     def rates(self) -> str:
@@ -117,10 +117,10 @@ class Pool(Generic[Held]):
         return ", ".join(f"worker {number}: {rate:,.1f}/s" for number, rate in known.items())
 
     def run(
-        self, act: Callable[[Held, Work], Done], portions: Iterable[Portion[Work] | None], *, queued: bool = True
-    ) -> Iterator[tuple[Portion[Work], Done]]:
-        """Do `act` on every portion."""
-        new = iter(portions)
+        self, act: Callable[[Held, Work], Result], chunks: Iterable[Chunk[Work] | None], *, queued: bool = True
+    ) -> Iterator[tuple[Chunk[Work], Result]]:
+        """Do `act` on every chunk."""
+        new = iter(chunks)
         again: deque[_Task] = deque()
         by = self._ray.put(act)
         try:
@@ -137,19 +137,19 @@ class Pool(Generic[Held]):
             for slot in self._slots:  # what nobody waits for any more; workers still finish it first
                 slot.queue.clear()
 
-    def _feed(self, by: Any, new: Iterator[Portion[Any] | None], again: deque[_Task], in_flight: int) -> bool:
+    def _feed(self, by: Any, new: Iterator[Chunk[Any] | None], again: deque[_Task], in_flight: int) -> bool:
         """Give work to all who have room, the least busy first; whether there may be more."""
         for room in range(in_flight):
             for slot in self._slots:
                 if slot.starting is None and len(slot.queue) <= room:
                     try:
-                        portion = again[0].portion if again else next(new)
+                        chunk = again[0].chunk if again else next(new)
                     except StopIteration:
                         return False
-                    if portion is None:
+                    if chunk is None:
                         return True
-                    task = again.popleft() if again else _Task(portion)
-                    slot.queue.append((slot.actor.act.remote(by, task.portion.work), task))
+                    task = again.popleft() if again else _Task(chunk)
+                    slot.queue.append((slot.actor.act.remote(by, task.chunk.work), task))
         return True
 
     def _answering(self) -> list[_Slot]:
@@ -159,10 +159,10 @@ class Pool(Generic[Held]):
             heads = {slot.starting or slot.queue[0][0]: slot for slot in self._slots if slot.starting or slot.queue}
             ready, _ = self._ray.wait(list(heads), num_returns=len(heads), timeout=0)
             if not ready:
-                ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=PATIENCE)
+                ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=SECONDS_BEFORE_NOTE)
             if ready:
                 return [heads[ref] for ref in ready]
-            waited += PATIENCE
+            waited += SECONDS_BEFORE_NOTE
             if all(slot.starting is not None for slot in self._slots):
                 needs = self.cluster.waiting()
                 say(f"Ray: no worker after {waited:.0f} s; they load the model, or have no room: {needs}")
@@ -209,26 +209,26 @@ class Pool(Generic[Held]):
                 f"{first.node}: other weights, settings or precision. Give all nodes the same files and devices."
             )
 
-    def _answer(self, slot: _Slot, again: deque[_Task]) -> Iterator[tuple[Portion[Any], Any]]:
+    def _answer(self, slot: _Slot, again: deque[_Task]) -> Iterator[tuple[Chunk[Any], Any]]:
         """What a worker has to say to its first task."""
         ref, task = slot.queue.popleft()
-        said = self._got(ref, f"{task.portion.name}, on node {slot.node}")
+        said = self._got(ref, f"{task.chunk.name}, on node {slot.node}")
         match said:
             case Finished():
                 slot.deaths = 0
-                slot.items += task.portion.size
+                slot.items += task.chunk.size
                 slot.seconds += said.seconds
-                yield task.portion, said.result
+                yield task.chunk, said.result
             case Refusal():
                 raise said.error()
             case _:
                 task.deaths += not said.with_node
                 if task.deaths >= TRIES:
                     raise PrismError(
-                        f"{task.portion.name}: {TRIES} workers died of it, the last on node {slot.node}: {said.why}. "
+                        f"{task.chunk.name}: {TRIES} workers died of it, the last on node {slot.node}: {said.why}. "
                         f"{HINT}"
                     )
-                say(f"Ray: worker {slot.number} on node {slot.node} was lost ({said.why}); its portions are repeated")
+                say(f"Ray: worker {slot.number} on node {slot.node} was lost ({said.why}); its chunks are repeated")
                 again.extend([*(waiting for _, waiting in slot.queue), task])  # the suspect last
                 self._replace(slot, said)
 

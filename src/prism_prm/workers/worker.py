@@ -1,11 +1,11 @@
-"""What runs in a worker: it makes what it holds, and acts on portions with it."""
+"""What runs in a worker: it makes what it holds, and acts on chunks with it."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ class Lacks:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error that the user can mend."""
+    """An error that the user can fix."""
 
     kind: type[PrismError]
     text: str
@@ -97,9 +97,14 @@ class Worker:
         return _tried(ready)
 
     def act(self, act: Callable[[Any, Any], Any], work: Any) -> Finished | Refusal | Broken:
-        """Act on a portion."""
+        """Act on a chunk; what is generated is sent as a list."""
         begun = time.perf_counter()
-        return _tried(lambda: Finished(act(self.held, work), time.perf_counter() - begun))
+
+        def finished() -> Finished:
+            made = act(self.held, work)
+            return Finished(list(made) if isinstance(made, Iterator) else made, time.perf_counter() - begun)
+
+        return _tried(finished)
 
 
 def _tried(do: Callable[[], T]) -> T | Refusal | Broken:

@@ -17,9 +17,9 @@ import numpy as np
 
 from prism_prm.console import progress
 from prism_prm.files import whole_folder, write_text
+from prism_prm.job import content_key
 from prism_prm.lm.load import language_model
 from prism_prm.records import StepTree
-from prism_prm.resume import content_key
 from prism_prm.tables import write_trees
 from prism_prm.world.oracle import Verdict
 from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees

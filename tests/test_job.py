@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prism_prm import resume
+from prism_prm import job
 from prism_prm.errors import ConfigError, PrismError
 from prism_prm.files import whole_file
-from prism_prm.resume import KEY, Journal, content_key, is_made_for, locked, locked_file, once, refuse_changes
+from prism_prm.job import KEY, Journal, content_key, is_made_for, locked, locked_file, once, refuse_changes
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def test_a_strange_journal_is_not_overwritten(tmp_path: Path) -> None:
 @contextmanager
 def another_process_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """One that holds the folder until it is killed."""
-    code = "import sys, time, prism_prm.resume as r\nwith r.locked(sys.argv[1]): print(flush=True); time.sleep(3600)"
+    code = "import sys, time, prism_prm.job as r\nwith r.locked(sys.argv[1]): print(flush=True); time.sleep(3600)"
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -150,7 +150,7 @@ def test_a_lock_that_was_removed_as_it_was_opened_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or two processes would each hold a lock: one on the removed file, one on a new file of that name."""
-    real, calls = resume.fcntl.flock, []
+    real, calls = job.fcntl.flock, []
 
     def flock(lock: object, how: int) -> None:
         if not calls:
@@ -158,7 +158,7 @@ def test_a_lock_that_was_removed_as_it_was_opened_is_taken_anew(
         calls.append(how)
         real(lock, how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(resume.fcntl, "flock", flock)
+    monkeypatch.setattr(job.fcntl, "flock", flock)
     with locked(tmp_path):
         assert len(calls) == 2
         with pytest.raises(PrismError, match="another process"):
@@ -166,7 +166,7 @@ def test_a_lock_that_was_removed_as_it_was_opened_is_taken_anew(
 
 
 def test_a_lock_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "fcntl", None)
+    monkeypatch.setattr(job, "fcntl", None)
     with locked(tmp_path), pytest.raises(PrismError, match=r"another process.*If none is running.*remove .*\.lock"):
         locked(tmp_path).__enter__()
     with pytest.raises(KeyboardInterrupt), locked(tmp_path):
