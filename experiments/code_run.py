@@ -30,8 +30,8 @@ from prism_prm.http import Patience
 from prism_prm.policies import PolicySettings, Sampling, open_policy
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.report import percent
-from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 from prism_prm.rerank.results import Results
+from prism_prm.rerank.run import RerankSettings, rerank_pool
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.run import search_task

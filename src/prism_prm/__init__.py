@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from prism_prm.rerank import best_of_n as best_of_n
     from prism_prm.rerank import majority_vote as majority_vote
     from prism_prm.rerank import weighted_vote as weighted_vote
-    from prism_prm.rerank.pipeline import RerankSettings as RerankSettings
-    from prism_prm.rerank.pipeline import rerank_pool as rerank_pool
+    from prism_prm.rerank.run import RerankSettings as RerankSettings
+    from prism_prm.rerank.run import rerank_pool as rerank_pool
     from prism_prm.rl.pipeline import train_policy as train_policy
     from prism_prm.rl.recipe import GrpoRecipe as GrpoRecipe
     from prism_prm.rl.reward import PRMReward as PRMReward
@@ -76,9 +76,9 @@ if TYPE_CHECKING:
     from prism_prm.theory_report.closed_forms import VerifierSettings as VerifierSettings
     from prism_prm.theory_report.pipeline import report_theory as report_theory
     from prism_prm.training.margins import measure_margins as measure_margins
-    from prism_prm.training.pipeline import train_prm as train_prm
     from prism_prm.training.recipe import Recipe as Recipe
     from prism_prm.training.recipe import load_recipe as load_recipe
+    from prism_prm.training.run import train_prm as train_prm
     from prism_prm.workers.settings import RaySettings as RaySettings
     from prism_prm.world.example_prms import example_folder as example_folder
     from prism_prm.world.example_prms import example_prm as example_prm
@@ -107,7 +107,7 @@ _EXPORTS = {
     "ReadOptions": "prism_prm.data",
     "Recipe": "prism_prm.training.recipe",
     "Report": "prism_prm.report",
-    "RerankSettings": "prism_prm.rerank.pipeline",
+    "RerankSettings": "prism_prm.rerank.run",
     "Sampling": "prism_prm.policies",
     "Scorer": "prism_prm.scorer",
     "ScoringJob": "prism_prm.planning.pipeline",
@@ -146,7 +146,7 @@ _EXPORTS = {
     "read_pool": "prism_prm.pools",
     "read_trees": "prism_prm.data",
     "report_theory": "prism_prm.theory_report.pipeline",
-    "rerank_pool": "prism_prm.rerank.pipeline",
+    "rerank_pool": "prism_prm.rerank.run",
     "run_demo": "prism_prm.demo.pipeline",
     "score_files": "prism_prm.scorer.table",
     "search_problems": "prism_prm.search",
@@ -156,7 +156,7 @@ _EXPORTS = {
     "split_steps": "prism_prm.data.plain_solutions",
     "steps_from_predictions": "prism_prm.evaluation.scores",
     "train_policy": "prism_prm.rl.pipeline",
-    "train_prm": "prism_prm.training.pipeline",
+    "train_prm": "prism_prm.training.run",
     "view_results": "prism_prm.page.view",
     "weighted_vote": "prism_prm.rerank",
 }

@@ -192,6 +192,32 @@ class Job:
         """A result in the JSON file `name`, made unless it was made from equal inputs before."""
         return once(self.out / f"{name}.json", content_key(inputs), make)
 
+    def folder(self, name: str, make: Callable[[Path], object], **inputs: Any) -> Path:
+        """A folder that `make` fills, unless it was filled from equal inputs before."""
+        path = self.out / name
+        made_from = json.loads(json.dumps(inputs, default=_plain))
+        if self.made_from(name) != made_from:
+            (path / MADE_FROM).unlink(missing_ok=True)
+            make(path)
+            write_text(path / MADE_FROM, json.dumps(made_from, indent=2) + "\n")
+        return path
+
+    def made_from(self, name: str) -> dict[str, Any] | None:
+        """The inputs that a folder was filled from; None if it was not, or not to the end."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.out / name / MADE_FROM).read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else None
+        return None
+
+    def _journal(self, name: str) -> Path:
+        return self.out / "journal" / f"{file_name(name)}.jsonl"
+
+    def forget(self, name: str) -> None:
+        """Remove the journal of a `map` whose results are kept elsewhere."""
+        self._journal(name).unlink()
+        with contextlib.suppress(OSError):  # there are others
+            self._journal(name).parent.rmdir()
+
     def map(
         self,
         act: Callable[[Held, Mapping[str, Item]], Iterable[Any]],
@@ -227,7 +253,7 @@ class Job:
             hear: called with everything that `act` generates; gives what is shown beside the progress bar.
         """
         made_from = made_from or dict.fromkeys(items, "")
-        with Journal(self.out / "journal" / f"{file_name(name)}.jsonl", made_with, kind) as journal:
+        with Journal(self._journal(name), made_with, kind) as journal:
             changed = [key for key in items if journal.made_from.get(key, made_from[key]) != made_from[key]]
             for key in changed:
                 del journal.done[key]
@@ -261,6 +287,9 @@ class Job:
                                 advance(int(is_new), f"{hear(event)}   {workers.rates()}".strip())
             return Mapped({key: journal.done[key] for key in items}, journal.seconds)
 
+
+MADE_FROM = "made_from.json"
+"""The file in a folder that says what it was filled from."""
 
 KEY = "prism_prm.key"
 """Under this name the metadata of a Parquet table say what it was made for."""

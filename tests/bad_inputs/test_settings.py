@@ -21,7 +21,7 @@ from prism_prm.errors import ConfigError, SettingError
 from prism_prm.evaluation.evaluate import EvalSettings
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.ranges import MAY_BE_EMPTY, Range
-from prism_prm.rerank.pipeline import RerankSettings
+from prism_prm.rerank.run import RerankSettings
 from prism_prm.rl.recipe import GrpoRecipe
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.search.recipe import SearchRecipe

@@ -102,7 +102,7 @@ CASES = {
     "search": (
         "search --policy hf:policy --task task.jsonl --method sample -n 2 --judges 1 --template none --at-once 1 "
         "--max-steps 4 --out search",
-        ("prism_prm.resume", "Journal", "append"), 1,
+        ("prism_prm.job", "Journal", "append"), 1,
         "resume with 1 of 3 problems searched, n2.", "Reusing 1 of 3 searched problems, n2",
     ),
     "demo": (

@@ -11,7 +11,7 @@ from test_eval_cli import metrics, output, prism
 
 from prism_prm.chosen import Choice
 from prism_prm.errors import DataError, PrismError
-from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
+from prism_prm.rerank.run import RerankSettings, rerank_pool
 from prism_prm.scorer import init_prm
 from prism_prm.theory_report.scored_pool import JudgedPool, predict
 

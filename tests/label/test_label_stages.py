@@ -143,7 +143,7 @@ def test_more_problems_add_to_second_opinions_and_checks(tmp_path: Path, second:
     assert policy.problems == {"p3", "p4", "p5"}, "two new problems, and two new solutions to check"
     assert second[1].problems == {"p4", "p5"}
     filed = [json.loads(line) for line in (tmp_path / "out" / "journal" / "second.jsonl").read_text().splitlines()[1:]]
-    made = [one["record"]["labelled"] for one in filed]
+    made = [one["record"] for one in filed]
     cost = {"rollouts": sum(one["rollouts"] for one in made), "policy_tokens": sum(one["tokens"] for one in made)}
     assert metrics["second_cost"] == cost
     assert metrics["check_cost"]["rollouts"] == 5 * 4, "of the first step each; the second ends its solution"

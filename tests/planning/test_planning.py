@@ -35,7 +35,7 @@ from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.training.batches import RowLimits, batch_maker, micro_batches, parts_of_update
 from prism_prm.training.loop import Round
-from prism_prm.training.pipeline import train_prm
+from prism_prm.training.run import train_prm
 from prism_prm.training.settings import TrainSettings
 
 CPU = Cluster("cpu", gpu_memory=16, gpu_tflops=0.1)

@@ -20,7 +20,7 @@ from prism_prm.graders import TaskGrader
 from prism_prm.label import by_answer
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.protocol import TreeScores
-from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
+from prism_prm.rerank.run import RerankSettings, rerank_pool
 from prism_prm.rl.held_out import AnswerGold
 from prism_prm.rl.held_out import Written as Whole
 from prism_prm.rl.pipeline import AnswerReward

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism_prm.console import Advance
+from prism_prm import RerankSettings, rerank_pool
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem
 from prism_prm.rerank import grading
@@ -56,22 +56,21 @@ def test_grades(graded: GradedPool) -> None:
     assert graded.groups(0).tolist() == [0, 1, 0, 1, -1, -1, 0, 0]
 
 
-def test_grades_are_filed_portion_by_portion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped before its third portion, the second start grades what is left, and all is as in one go."""
-    made, told, room = list[str](), list[int](), [True, True, False, True, True]
+def test_grades_are_kept_chunk_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped before its third chunk, the second start grades what is left, and all is as in one go."""
+    made, room = list[str](), [True, True, False, True, True]
 
-    def grade(some: Pool, _grader: object, advance: Advance) -> GradedPool:
+    def grade(some: Pool, _grader: object) -> GradedPool:
         if not room[len(made)]:
             made.append("stopped")
             raise DataError("no room")
         made.append(" ".join(entry.problem.text for entry in some.problems))
-        advance(2 * len(some.solutions))
         grades = [[Grade(one.text, "fences", True, 0, "ok", True, ("passed",), ()) for one in entry.solutions]
                   for entry in some.problems]  # fmt: skip
         return GradedPool(some, tuple(map(tuple, grades)))
 
     monkeypatch.setattr(grading, "grade_pool", grade)
-    monkeypatch.setattr(grading, "PORTION", 2)
+    monkeypatch.setattr("prism_prm.rerank.run.SOLUTIONS_PER_CHUNK", 6)
     sizes = {"a": 1, "b": 1, "c": 3, "d": 0, "e": 2, "f": 1}
     pool = Pool(
         tuple(
@@ -79,18 +78,18 @@ def test_grades_are_filed_portion_by_portion(tmp_path: Path, monkeypatch: pytest
             for name, size in sizes.items()
         )
     )
-    with MathGrader(workers=1) as grader:
-        with pytest.raises(DataError, match="no room"):
-            grading.grade_in_portions(pool, tmp_path / "grading.jsonl", grader, told.append)
-        told.clear()
-        found = grading.grade_in_portions(pool, tmp_path / "grading.jsonl", grader, told.append)
-    assert made == ["a b", "c", "stopped", "d e", "f"]
+    settings = RerankSettings(judges=1, num_draws=10)
+    with pytest.raises(DataError, match="no room"):
+        rerank_pool(pool, tmp_path, settings=settings)
+    found = rerank_pool(pool, tmp_path, settings=settings).graded
+    assert made == ["a b", "c d", "stopped", "e f"]
     assert [[grade.answer for grade in grades] for grades in found.grades] == [
         ["a0"], ["b0"], ["c0", "c1", "c2"], [], ["e0", "e1"], ["f0"],
     ]  # fmt: skip
     assert found.grades[0] == (Grade("a0", "fences", True, 0, "ok", True, ("passed",), ()),)
-    assert told == [4, 6, 4, 2]
-    assert sum(told) == grading.num_comparisons(pool.problems)
+    assert not (tmp_path / "journal").exists(), "the table has the grades now"
+    again = rerank_pool(pool, tmp_path, settings=settings).graded
+    assert (again, len(made)) == (found, 4)
 
 
 def test_without_a_reference_the_pools_own_word_counts() -> None:

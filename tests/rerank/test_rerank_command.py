@@ -20,7 +20,7 @@ from prism_prm.cli.options import families_of
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.names import named_places
 from prism_prm.pools import read_pool
-from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
+from prism_prm.rerank.run import RerankSettings, rerank_pool
 
 RECORDS = [
     {

@@ -18,7 +18,7 @@ from prism_prm.page.documents import find_documents
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
 from prism_prm.policies.next_token import noise
 from prism_prm.programs import judge
-from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
+from prism_prm.rerank.run import RerankSettings, rerank_pool
 from prism_prm.sandbox import SandboxError
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.recipe import SearchRecipe

@@ -29,8 +29,8 @@ from prism_prm.names import named_places
 
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
-    from prism_prm.rerank.pipeline import RerankSettings
     from prism_prm.rerank.results import Results
+    from prism_prm.rerank.run import RerankSettings
     from prism_prm.scorer.settings import LoadSettings
     from prism_prm.workers.settings import RaySettings
 
@@ -69,7 +69,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache
 
 @with_settings(
     settings=Options(
-        "prism_prm.rerank.pipeline:RerankSettings",
+        "prism_prm.rerank.run:RerankSettings",
         {
             "Selecting": ("aggregators", "ns", "num_draws", "seed"),
             "Answers": ("answer_field", "extract", "judges", "time_limit"),
@@ -122,7 +122,7 @@ def rerank(
     to resume: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
-    from prism_prm.rerank.pipeline import SELECTED, rerank_pool
+    from prism_prm.rerank.run import SELECTED, rerank_pool
 
     prms = named_places(prm or [])
     how = asdict(loading) | {"family": families_of(family, prms), "critic": critic, "ray": cluster.given}

@@ -52,7 +52,7 @@ def train(
     check_places(settings)
     from accelerate import Accelerator
 
-    from prism_prm.training.pipeline import train_prm
+    from prism_prm.training.run import train_prm
 
     if num_processes() > 1:
         join_processes()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 
@@ -16,12 +14,9 @@ from prism_prm.answers.judge import Key
 from prism_prm.arrays import Bools, Ints
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import DataError
-from prism_prm.job import Journal
+from prism_prm.job import Finished
 from prism_prm.pools import Pool, PoolProblem
 from prism_prm.tasks import Grader, ProblemIndex, Task, TaskProblem
-
-PORTION = 512
-"""Solutions that are graded before their grades are filed, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,31 +121,10 @@ def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedP
     return GradedPool(pool, tuple(grades))
 
 
-def num_comparisons(entries: Iterable[PoolProblem]) -> int:
-    """Every answer is grouped, and judged where there is a reference."""
-    return sum(len(entry.solutions) * (1 + entry.problem.is_judged) for entry in entries)
-
-
-def grade_in_portions(pool: Pool, file: Path, grader: Grader, advance: Advance) -> GradedPool:
-    """The grades of the pool, filed portion by portion: to run programs may take hours, and is not done again."""
-    found: list[tuple[Grade, ...]] = []
-    with Journal(file, {}, list[tuple[Grade, ...]]) as filed:
-        while len(found) < len(pool.problems):
-            portion = _portion(pool.problems[len(found) :])
-            key = f"{len(found)} to {len(found) + len(portion)}"
-            if key in filed.done:
-                advance(num_comparisons(portion))
-            else:
-                filed.append(key, list(grade_pool(Pool(portion), grader, advance).grades))
-            found += filed.done[key]
-    return GradedPool(pool, tuple(found))
-
-
-def _portion(entries: Sequence[PoolProblem]) -> tuple[PoolProblem, ...]:
-    """The first problems, with at least PORTION solutions if there are as many."""
-    sizes = accumulate(len(entry.solutions) for entry in entries)
-    last = next((i for i, size in enumerate(sizes) if size >= PORTION), len(entries) - 1)
-    return tuple(entries[: last + 1])
+def grade_chunk(grader: Grader, entries: Mapping[str, PoolProblem]) -> Iterator[Finished[tuple[Grade, ...]]]:
+    """Grade some problems of a pool."""
+    grades = grade_pool(Pool(tuple(entries.values())), grader).grades
+    yield from (Finished(key, own) for key, own in zip(entries, grades, strict=True))
 
 
 def _tests(

@@ -13,7 +13,7 @@ from prism_prm.console import say, silent_unless
 from prism_prm.errors import ConfigError
 from prism_prm.files import JsonLines, write_text
 from prism_prm.graders import unguarded
-from prism_prm.job import content_key, locked
+from prism_prm.job import Job, content_key
 from prism_prm.lm.load import load_tokenizer
 from prism_prm.lm.place import local_folder
 from prism_prm.names import file_name
@@ -74,7 +74,7 @@ def train_policy(
     state = PartialState()
     with (
         silent_unless(state.is_main_process),
-        locked(out) if state.is_main_process else contextlib.nullcontext(),
+        Job(out, is_main=state.is_main_process),
         TaskGrader(sandbox=recipe.sandbox) as grader,
     ):
         train, held_out = split_problems(recipe)

@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism_prm.config import to_toml
 from prism_prm.console import progress, say, silent_unless
 from prism_prm.curriculum import Binned
+from prism_prm.errors import ConfigError, PrismError
 from prism_prm.files import write_text
-from prism_prm.job import stoppable
+from prism_prm.job import Job, refuse_changes, stoppable
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import set_threshold
-from prism_prm.prms.place import is_whole
+from prism_prm.prms.place import RUN_FILE, is_whole, read_run
 from prism_prm.scorer import PRM, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.store import ScoreStore, Share
@@ -33,8 +35,7 @@ from prism_prm.training.loop import Round
 from prism_prm.training.margins import fill_cache, histogram, margins_of, score_examples, write_margins
 from prism_prm.training.model import count, is_to_shard, prepare, release_memory, save_trained, spread
 from prism_prm.training.processes import check_launch, noticing_losses
-from prism_prm.training.recipe import Recipe
-from prism_prm.training.run_folder import claimed
+from prism_prm.training.recipe import Recipe, load_recipe
 from prism_prm.training.source import (
     TRAIN,
     check_inputs,
@@ -50,6 +51,52 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 BASE = "0_base"
+BEGUN = "begun.json"
+"""What the first update was made from; without it nothing in the folder binds a later start."""
+FREE = ("hardware.cache", "hardware.cache_gb", "hardware.sharding")
+"""Settings that may change in a run: they change nothing that is learned."""
+
+
+def train_prm(
+    recipe: Recipe | str | Path,
+    out: str | Path,
+    *,
+    assignments: Sequence[str] = (),
+    accelerator: Accelerator | None = None,
+) -> dict[str, Any]:
+    """Train a PRM: pairs, margins of the base PRM, curriculum rounds, validation, the best round.
+
+    Repeat a stopped call to resume it.
+
+    Args:
+        recipe: a recipe, or the TOML file that holds one.
+        out: the run's folder; every round writes a PRM folder in it.
+        assignments: settings to override, as `--set` takes them: "train.lr=2e-6".
+        accelerator: an `accelerate.Accelerator`; default: a new one, with the recipe's precision.
+
+    Returns:
+        The content of run.json: `rounds` with their validation, `best`, the path of the best trained round, and
+        `beats_base`, whether that round is better than the base PRM (None without validation). `load_prm(out)` loads
+        the best round.
+
+    Raises:
+        PrismError: a setting, an input or a model cannot be used; the message says what to change.
+
+    Example:
+        >>> run = train_prm("recipe.toml", "run", assignments=["train.epochs=1"])
+        >>> list(run["rounds"])
+        ['0_base', '1_all']
+        >>> prm = load_prm("run")
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, assignments)
+    elif assignments:
+        raise ConfigError("assignments apply to a recipe file; change a Recipe object with dataclasses.replace")
+    if accelerator is None:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(mixed_precision=recipe.hardware.mixed_precision)
+    return Run(recipe, out, accelerator).go()
 
 
 class Run:
@@ -61,6 +108,11 @@ class Run:
         self.accelerator = accelerator
         self.main: bool = accelerator.is_main_process
         self.share = Share(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
+        self.is_begun = False
+        """Whether an earlier start made an update. If not, a stage is done again unless its result has the content that
+        is wanted now; else results are taken as they are, and nothing that they were made from may change."""
+        self.content: dict[str, str] = {}
+        """What updates are made from: a hash per name."""
         self.log: RunLog | None = None
         """The log of the main process, while there is work to do."""
 
@@ -68,17 +120,17 @@ class Run:
         """Do what is not done yet; gives the content of run.json, with the best round's path as seen from here."""
         check_reporters(self.recipe.report_to)
         check_launch(self.accelerator)
-        with (
-            silent_unless(self.main),
-            noticing_losses(),
-            claimed(self.folder, self.recipe, self.accelerator) as self.claim,
-        ):
-            if self.claim.is_begun:
-                self._main_only(lambda: check_inputs(self.recipe, self.folder))
-            finished = self.claim.finished
-            if lost := self.claim.lost:
-                say(f"{lost}: the weights of the best round are missing; this round is trained again.")
-            if finished is None or lost:
+        with silent_unless(self.main), noticing_losses(), Job(self.folder, is_main=self.main) as self.job:
+            self.is_begun = any((self.folder / name).exists() for name in (BEGUN, "log.jsonl", RUN_FILE))
+            self._main_only(self._check_recipe)
+            if self.is_begun:
+                self._main_only(lambda: check_inputs(self.recipe, self.job))
+            finished = read_run(self.folder)
+            is_lost = finished is not None and not is_whole(self.folder / finished["best"])
+            if finished is not None and is_lost:
+                best = self.folder / finished["best"]
+                say(f"{best}: the weights of the best round are missing; this round is trained again.")
+            if finished is None or is_lost:
                 with self._opened_log():
                     finished = self._stages()
             else:
@@ -91,21 +143,20 @@ class Run:
         Before the first update, existing results are reused by content, so that mistakes can be corrected; afterwards
         as they are, provided that what they were made from has not changed.
         """
-        if not self.claim.is_begun:
-            self._main_only(lambda: make_data(self.recipe, self.folder))
+        if not self.is_begun:
+            self._main_only(lambda: make_data(self.recipe, self.job))
         data = data_folder(self.recipe, self.folder)
         place = self._base()
         base = self._load(place)
         validation = self._validation(data, base)
         split = Split.read(data, TRAIN)
         train, kinds = self._fitting(split, base)
-        self.claim.check_content(
-            {
-                "base PRM": base.model_hash(),
-                "training data": train.content_key(),
-                "validation data": validation.content_key() if validation else "",
-            }
-        )
+        self.content = {
+            "base PRM": base.model_hash(),
+            "training data": train.content_key(),
+            "validation data": validation.content_key() if validation else "",
+        }
+        self._check_content()
         results = {BASE: self._validated(BASE, base, validation)}
         binned = self._binned(train, kinds, base)
         del base
@@ -118,6 +169,31 @@ class Run:
             place = self._round(number, name, train.take(binned.rounds[number]), place)
             results[name] = self._validated(name, place, validation)
         return self._finish(results)
+
+    def _check_recipe(self) -> None:
+        """Save the recipe, or compare it with the one that the folder belongs to."""
+        path = self.folder / "recipe.toml"
+        if self.is_begun and path.exists():
+            refuse_changes(self.folder, asdict(load_recipe(path)), asdict(self.recipe), free=FREE)
+        else:
+            write_text(path, to_toml(self.recipe))
+
+    def _check_content(self) -> None:
+        """Refuse to resume from other content than the first update was made from."""
+        path = self.folder / BEGUN
+        if not path.exists():
+            return
+        try:
+            before = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise PrismError(
+                f"{path}: not what `prism train` writes there ({error}). Name another --out, or remove the folder."
+            ) from None
+        if changed := [name for name, key in self.content.items() if before.get(name) != key]:
+            raise PrismError(
+                f"{self.folder}: the {' and the '.join(changed)} changed since its first update, so it cannot be "
+                f"resumed. Name another --out, or remove the folder to start again."
+            )
 
     # --- the stages, in order ---
 
@@ -245,7 +321,8 @@ class Run:
                     advance(done)
 
                 def on_update(line: dict[str, Any]) -> None:
-                    self.claim.begin()
+                    if not (self.folder / BEGUN).exists():  # from now on the folder belongs to this recipe
+                        write_text(self.folder / BEGUN, json.dumps(self.content, indent=2) + "\n")
                     log.update(line)
                     advance(1)
 
@@ -306,7 +383,7 @@ class Run:
 
     def _is_done(self, path: Path) -> bool:
         """Whether a stage is done; all processes check before any continues and makes it."""
-        found = self.claim.is_begun and (path.exists() if path.suffix == ".json" else is_whole(path))
+        found = self.is_begun and (path.exists() if path.suffix == ".json" else is_whole(path))
         self.accelerator.wait_for_everyone()
         return found
 

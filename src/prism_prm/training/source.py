@@ -7,63 +7,58 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_prm.config import to_toml
 from prism_prm.curriculum import Binned, assign
 from prism_prm.errors import DataError, PrismError
-from prism_prm.files import write_text
 from prism_prm.training.batches import too_long
 
 if TYPE_CHECKING:
     from prism_prm.arrays import Floats
+    from prism_prm.job import Job
     from prism_prm.pairs.examples import Examples, Split
     from prism_prm.scorer import PRM
     from prism_prm.training.recipe import DataSettings, Recipe
 
 TRAIN = "train"
-MADE_FROM = "made_from.toml"
-"""The settings that data were made with, and as comments the hash of each input."""
+DATA = "data"
 
 
 def data_folder(recipe: Recipe, run: Path) -> Path:
     """Where the run's trees and pairs are."""
-    return Path(recipe.data.folder) if recipe.data.folder else run / "data"
+    return Path(recipe.data.folder) if recipe.data.folder else run / DATA
 
 
-def make_data(recipe: Recipe, run: Path) -> None:
+def make_data(recipe: Recipe, job: Job) -> None:
     """Make the run's trees and pairs from the recipe's inputs, unless they were made from just these before."""
     from prism_prm.data import Reader
     from prism_prm.pairs.build import PairRecipe, build_pairs
     from prism_prm.pairs.same_problem import Exclusions, Splits
 
-    settings, folder = recipe.data, data_folder(recipe, run)
+    settings = recipe.data
     if settings.folder:
         return
-    made_from = to_toml(settings) + "".join(f"# {name} {sha256}\n" for name, sha256 in _hashes(settings).items())
-    note = folder / MADE_FROM
-    if note.exists() and note.read_text(encoding="utf-8") == made_from:
-        return
-    note.unlink(missing_ok=True)
-    reader = Reader(settings.inputs, format=settings.format, options=settings.read)
-    exclusions = Exclusions.read(settings.exclude) if settings.exclude else None
-    splits = Splits(settings.split, settings.pairs.seed)
-    build_pairs(reader, folder, PairRecipe(settings.pairs, splits, exclusions))
-    write_text(note, made_from)
+
+    def make(folder: Path) -> None:
+        reader = Reader(settings.inputs, format=settings.format, options=settings.read)
+        exclusions = Exclusions.read(settings.exclude) if settings.exclude else None
+        splits = Splits(settings.split, settings.pairs.seed)
+        build_pairs(reader, folder, PairRecipe(settings.pairs, splits, exclusions))
+
+    job.folder(DATA, make, settings=settings, files=_hashes(settings))
 
 
-def check_inputs(recipe: Recipe, run: Path) -> None:
+def check_inputs(recipe: Recipe, job: Job) -> None:
     """Refuse inputs that are not those which the run's data were made from; inputs that are gone are not others."""
-    note = data_folder(recipe, run) / MADE_FROM
-    if recipe.data.folder or not note.exists():
+    made_from = job.made_from(DATA)
+    if recipe.data.folder or made_from is None:
         return
-    lines = [line[2:] for line in note.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-    before = dict(line.rsplit(" ", 1) for line in lines)
+    before = made_from["files"]
     try:
-        now = {name: str(sha256) for name, sha256 in _hashes(recipe.data).items()}
+        now = _hashes(recipe.data)
     except DataError:
         return
     if changed := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
         raise PrismError(
-            f"{run}: {', '.join(changed)} changed since this run read it. Name another --out to train on it, or remove "
+            f"{job.out}: {', '.join(changed)} changed since this run read it. Name another --out to train on it, or remove "
             f"the folder to start again."
         )
 

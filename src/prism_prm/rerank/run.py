@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from prism_prm.config import SHOWN
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
 from prism_prm.errors import ConfigError
-from prism_prm.job import stoppable
+from prism_prm.job import Here, Job, stoppable
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
 from prism_prm.protocol import summary_of, tokens_of
@@ -22,7 +23,7 @@ from prism_prm.ranges import Count, Natural, Range, check
 from prism_prm.report import remove_report
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
 from prism_prm.rerank.expectation import NUM_DRAWS
-from prism_prm.rerank.grading import GradedPool, grade_in_portions, num_comparisons, with_task
+from prism_prm.rerank.grading import Grade, GradedPool, grade_chunk, with_task
 from prism_prm.rerank.report import make_report
 from prism_prm.rerank.results import Results
 from prism_prm.rerank.selected import select_solutions, write_selected
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 SOLUTIONS = "solutions.parquet"
 SELECTED = "selected.jsonl"
+SOLUTIONS_PER_CHUNK = 512
+"""Solutions that are graded together, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,72 +133,85 @@ def rerank_pool(
         >>> [chosen.answer for chosen in results.selections if chosen.rule == "majority"]
         ['3', '7']
     """
+    from prism_prm.scorer.opened import opened_prm
+    from prism_prm.scorer.table import card_of_scores, read_scores, write_scores
+
     settings, out = settings or RerankSettings(), Path(out)
-    read = [*([] if isinstance(pool, Pool) else as_places(pool)), *(scores or {}).values()]
+    prms, tables = prms or {}, scores or {}
+    read = [*([] if isinstance(pool, Pool) else as_places(pool)), *tables.values()]
     written = (SOLUTIONS, SELECTED, "curves.parquet", "metrics.json")
     keep_inputs([*read, task, task_data], [out / name for name in written])
-    _check_places(prms or {}, scores or {}, loading)
-    reference = None
-    if task:
-        reference = load_task(task, task_data, answer_field=settings.answer_field, window=settings.window)
-    found, title = _read(pool, settings.answer_field, with_answers=task is None)
-    if reference is not None:
-        found = with_task(found, reference)
-        for note in reference.notes():
-            say(note)
-    largest([len(entry.solutions) for entry in found.problems])
-    ns = None if settings.ns is None else check_ns(found, settings.ns)
-    graded, graded_as = _grade(found, out, settings)
-    with stoppable(lambda: "with all answers judged"):
-        made = _collect_scores(found, prms or {}, scores or {}, out, store, loading)
-    step_scores, cards = made.scores, made.cards
-    aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
-    own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
-    curves: list[Curve] = []
-    if graded.measured:
-        with progress("curves", len(graded.measured), unit="problems") as advance:
-            curves = compute_curves(
-                graded, step_scores, aggregators=aggregators, ns=ns, num_draws=settings.num_draws, seed=settings.seed,
-                advance=advance,
-            )  # fmt: skip
-    selections = select_solutions(graded, step_scores, own)
-    results = Results(
-        title,
-        graded,
-        step_scores,
-        curves,
-        aggregators,
-        own,
-        selections,
-        settings.num_draws,
-        settings.sandbox,
-        made.tokens,
-        made.critics,
-    )
-    report = make_report(results)
-    remove_report(out)  # or a killed process could leave its solutions beside another run's metrics
-    write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
-    write_selected(out / SELECTED, selections)
-    results.write_curves(out / "curves.parquet")
-    report.write(out)
-    return results
-
-
-def _check_places(
-    prms: Mapping[str, Scorer | str | Path], tables: Mapping[str, str | Path], loading: Mapping[str, Any] | None
-) -> None:
-    """Refuse mistyped places before solutions are judged, which takes long."""
+    # Mistyped places are refused before solutions are judged, which takes long.
     for name, prm in prms.items():
         check_scorer(prm, loading, name)
     find_sources(tables.values())
-    if twice := sorted(set(prms) & set(tables)):
+    _refuse_twice([*prms, *tables])
+    for path in tables.values():
+        read_scores(path)
+    reference = None
+    if task:
+        reference = load_task(task, task_data, answer_field=settings.answer_field, window=settings.window)
+    title = "Re-ranking"
+    if not isinstance(pool, Pool):
+        places = as_places(pool)
+        title = f"Re-ranking {', '.join(Path(place).name for place in places)}"
+        with progress("reading", total_size(find_sources(places)), unit="bytes") as advance:
+            pool = read_pool(places, advance, answer_field=settings.answer_field, with_answers=task is None)
+    if reference is not None:
+        pool = with_task(pool, reference)
+        for note in reference.notes():
+            say(note)
+    most = largest([len(entry.solutions) for entry in pool.problems])
+    ns = None if settings.ns is None else check_ns(pool, settings.ns)
+    with Job(out) as job:
+        graded, graded_as = _grade(job, pool, settings, chunk=max(1, SOLUTIONS_PER_CHUNK // max(most, 1)))
+        step_scores: dict[str, StepScores] = {}
+        cards: dict[str, CardValues | None] = {}
+        tokens: dict[str, int] = {}
+        critics: dict[str, dict[str, Any]] = {}
+        with stoppable(lambda: "with all answers judged"):
+            if (own_scores := scores_in_pool(pool)) is not None:
+                step_scores["pool"], cards["pool"] = own_scores, None
+            _refuse_twice([*step_scores, *prms, *tables])
+            for name, path in tables.items():
+                step_scores[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
+            for name, prm in prms.items():
+                table = out / "scores" / f"{file_name(name)}.parquet"
+                with opened_prm(prm, loading, name) as scorer:
+                    with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
+                        write_scores(scorer, pool.trees(), table, store=store, advance=advance)
+                    step_scores[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
+                    tokens[name] = tokens_of(scorer, pool.trees())
+                    if (summary := summary_of(scorer, pool.trees())) is not None:
+                        critics[name] = summary
+        aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
+        own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
+        curves: list[Curve] = []
+        if graded.measured:
+            with progress("curves", len(graded.measured), unit="problems") as advance:
+                curves = compute_curves(
+                    graded, step_scores, aggregators=aggregators, ns=ns, num_draws=settings.num_draws,
+                    seed=settings.seed, advance=advance,
+                )  # fmt: skip
+        selections = select_solutions(graded, step_scores, own)
+        results = Results(
+            title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
+            tokens, critics,
+        )  # fmt: skip
+        report = make_report(results)
+        remove_report(out)  # or a killed process could leave its solutions beside another run's metrics
+        write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
+        write_selected(out / SELECTED, selections)
+        results.write_curves(out / "curves.parquet")
+        report.write(out)
+    return results
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(
             f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
         )
-    for path in tables.values():
-        from prism_prm.scorer.table import read_scores
-
-        read_scores(path)
 
 
 def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice[str]:
@@ -203,75 +219,23 @@ def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice
     return Choice(settings.aggregators[0], GIVEN) if settings.aggregators else choose_aggregator(None, card)
 
 
-def _read(
-    pool: Pool | str | Path | Sequence[str | Path], answer_field: str | None, *, with_answers: bool
-) -> tuple[Pool, str]:
-    """The pool, and the report's title."""
-    if isinstance(pool, Pool):
-        return pool, "Re-ranking"
-    places = as_places(pool)
-    with progress("reading", total_size(find_sources(places)), unit="bytes") as advance:
-        found = read_pool(places, advance, answer_field=answer_field, with_answers=with_answers)
-    return found, f"Re-ranking {', '.join(Path(place).name for place in places)}"
-
-
-def _grade(pool: Pool, out: Path, settings: RerankSettings) -> tuple[GradedPool, str]:
-    """The grades of the pool, from an earlier run where it has them."""
+def _grade(job: Job, pool: Pool, settings: RerankSettings, chunk: int) -> tuple[GradedPool, str]:
+    """The grades of the pool, from an earlier run where it has them: to run programs may take hours."""
+    table = job.out / SOLUTIONS
     with TaskGrader(
         methods=settings.extract, workers=settings.judges, seconds=settings.time_limit, sandbox=settings.sandbox
     ) as grader:
         graded_as = grading_hash(pool, grader)
-        known = read_grades(out / SOLUTIONS, pool, graded_as)
+        known = read_grades(table, pool, graded_as)
         if known is not None:
-            say(f"Reusing the grades in {out / SOLUTIONS}")
+            say(f"Reusing the grades in {table}")
             return known, graded_as
-        with progress("judging", num_comparisons(pool.problems), unit="comparisons") as advance:
-            graded = grade_in_portions(pool, out / f"grading-{graded_as}.jsonl", grader, advance)
-    write_solutions(out / SOLUTIONS, graded, graded_as)
-    for filed in out.glob("grading-*.jsonl"):
-        filed.unlink()
+        name = f"grades {graded_as}"
+        mapped = job.map(
+            grade_chunk, {str(i): entry for i, entry in enumerate(pool.problems)}, name=name, verb="judged",
+            unit="problems", workers=Here(grader), made_with={}, kind=tuple[Grade, ...], chunk=chunk,
+        )  # fmt: skip
+    graded = GradedPool(pool, tuple(mapped.results.values()))
+    write_solutions(table, graded, graded_as)
+    job.forget(name)
     return graded, graded_as
-
-
-@dataclass(slots=True)
-class _Collected:
-    """By PRM: its scores, what its card says, the tokens it took, and what a critic says about itself."""
-
-    scores: dict[str, StepScores] = field(default_factory=dict)
-    cards: dict[str, CardValues | None] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-    critics: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def _collect_scores(
-    pool: Pool,
-    prms: Mapping[str, Scorer | str | Path],
-    tables: Mapping[str, str | Path],
-    out: Path,
-    store: str | Path | None,
-    loading: Mapping[str, Any] | None,
-) -> _Collected:
-    """The scores in the pool, those made before, and those to make now."""
-    from prism_prm.scorer.opened import opened_prm
-    from prism_prm.scorer.table import card_of_scores, write_scores
-
-    made = _Collected()
-    found, cards = made.scores, made.cards
-    if (own := scores_in_pool(pool)) is not None:
-        found["pool"], cards["pool"] = own, None
-    if twice := [name for name in prms if name in tables] + [name for name in (*prms, *tables) if name in found]:
-        raise ConfigError(
-            f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
-        )
-    for name, path in tables.items():
-        found[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
-    for name, prm in prms.items():
-        table = out / "scores" / f"{file_name(name)}.parquet"
-        with opened_prm(prm, loading, name) as scorer:
-            with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
-                write_scores(scorer, pool.trees(), table, store=store, advance=advance)
-            found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
-            made.tokens[name] = tokens_of(scorer, pool.trees())
-            if (said := summary_of(scorer, pool.trees())) is not None:
-                made.critics[name] = said
-    return made
