@@ -15,6 +15,7 @@ from prism_prm.console import progress
 from prism_prm.costs import Batch, Setup, Way, held_parameters, scoring_memory, trained_parameters
 from prism_prm.errors import DataError
 from prism_prm.foreign import reading_parquet
+from prism_prm.job import Job
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.planning.counting import CountingScorer
 from prism_prm.planning.fit import BYTES, Case, remedies, setup_of, ways
@@ -50,7 +51,7 @@ class TrainingPlanner:
 
     def plan(self) -> Plan:
         with tempfile.TemporaryDirectory() as folder:
-            make_data(self.recipe, Path(folder))
+            make_data(self.recipe, Job(folder))
             data = data_folder(self.recipe, Path(folder))
             data_bytes = sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
             train, kinds, fitting = examples_that_fit(Split.read(data, TRAIN), self.recipe, self.prm)  # type: ignore[arg-type]

@@ -58,8 +58,8 @@ def check_inputs(recipe: Recipe, job: Job) -> None:
         return
     if changed := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
         raise PrismError(
-            f"{job.out}: {', '.join(changed)} changed since this run read it. Name another --out to train on it, or remove "
-            f"the folder to start again."
+            f"{job.out}: {', '.join(changed)} changed since this run read it. Name another --out to train on it, or "
+            "remove the folder to start again."
         )
 
 
