@@ -204,7 +204,7 @@ class Job:
 
     def made_from(self, name: str) -> dict[str, Any] | None:
         """The inputs that a folder was filled from; None if it was not, or not to the end."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             found = json.loads((self.out / name / MADE_FROM).read_text(encoding="utf-8"))
             return found if isinstance(found, dict) else None
         return None
@@ -331,7 +331,7 @@ def _flat(settings: Mapping[str, Any], section: str = "") -> dict[str, Any]:
 def once(path: str | Path, key: str, make: Callable[[], Any]) -> Any:
     """A result in a JSON file, made unless it was made for this key before."""
     path = Path(path)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         made = json.loads(path.read_text(encoding="utf-8"))
         if made["key"] == key:
             return made["result"]
@@ -346,7 +346,7 @@ def is_made_for(table: str | Path, key: str) -> bool:
 
     try:
         metadata = pq.read_metadata(table).metadata or {}
-    except (OSError, pa.ArrowInvalid):
+    except (OSError, pa.ArrowException, UnicodeDecodeError):  # half a file, or damaged names
         return False
     return bool(metadata.get(KEY.encode()) == key.encode())
 
@@ -381,7 +381,7 @@ class Journal(Generic[T]):
                 self.made_from[line["key"]] = line["made_from"]
                 self.seconds = max(self.seconds, line["seconds"])
             before = dict(first["made_with"])
-        except (DataError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        except (DataError, msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{self.path}: not a journal of this work, or one of an earlier version ({error}). Name another --out."
             ) from error

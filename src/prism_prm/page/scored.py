@@ -35,7 +35,7 @@ def _is_table(place: Place) -> bool:
 
     try:
         return {"log_odds", "content_hash", "model_hash"} <= set(pq.read_schema(place.path).names)
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException, UnicodeDecodeError):
         return False
 
 
