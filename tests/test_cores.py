@@ -41,7 +41,7 @@ def test_a_quota_bounds_the_cores(
 
 
 def test_they_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for user in ("answers.workers", "sandbox.box"):
+    for user in ("answers.workers", "sandbox.sandbox"):
         monkeypatch.setattr(f"prism_prm.{user}.available_cores", lambda: 3)
     assert Sandbox("none").workers == 3
     with Workers("json") as made:

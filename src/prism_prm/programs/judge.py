@@ -19,7 +19,7 @@ from prism_prm.answers.workers import Workers
 from prism_prm.programs import Level, compare, values
 from prism_prm.programs.cases import SECONDS, Case, Tests
 from prism_prm.programs.compare import is_right, printed_key, returned_key, returned_right
-from prism_prm.sandbox import PATIENCE, Call, Job, Limits, Program, Run, Sandbox, SandboxError
+from prism_prm.sandbox import WALL_PER_CPU, Call, Limits, Program, Run, Sandbox, SandboxError
 from prism_prm.types import Advance, ignore
 
 AT_ONCE = 64
@@ -177,13 +177,13 @@ class ProgramJudge:
 
     def _within(self, seconds: float) -> Sandbox:
         """The sandbox, with this limit; it is opened, and proved to hold, when the first program comes."""
-        limits = Limits(cpu=seconds, wall=PATIENCE * seconds)
+        limits = Limits(cpu=seconds, wall=WALL_PER_CPU * seconds)
         if self._box is None:
             self._box = Sandbox(level=self.level, limits=limits, workers=self.workers)
         return self._box.with_limits(limits)
 
 
-def _outcomes(box: Sandbox, jobs: Sequence[Job]) -> list[list[Run]]:
+def _outcomes(box: Sandbox, jobs: Sequence[Program | Call]) -> list[list[Run]]:
     """What each job gives; one that could not be started says nothing about its program, and is tried again alone."""
     found = [_runs(one) for one in box.map(jobs)]
     for i, job in enumerate(jobs):
@@ -206,7 +206,7 @@ def _runs(outcome: Run | list[Run]) -> list[Run]:
     return outcome if isinstance(outcome, list) else [outcome]
 
 
-def _jobs(trial: _Trial) -> Iterator[Job]:
+def _jobs(trial: _Trial) -> Iterator[Program | Call]:
     """The runs of a program: all calls of a function in one process, or one process per input."""
     code = runnable(trial.program, trial.tests)
     if trial.tests.function is not None:
