@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prism_prm.answers.latex import normalise
-from prism_prm.answers.units import split_unit
+from prism_prm.answers.plain_answers import normalize, split_unit
 
 
 @pytest.mark.parametrize(
@@ -28,4 +27,4 @@ from prism_prm.answers.units import split_unit
     ],
 )  # fmt: skip
 def test_quantities_and_their_units(answer: str, quantity: str, unit: str) -> None:
-    assert split_unit(normalise(answer)) == (quantity, unit)
+    assert split_unit(normalize(answer)) == (quantity, unit)

@@ -13,7 +13,7 @@ from prism_prm.policies import PolicySettings
 from prism_prm.search import METHODS, SearchSettings, search_problems
 from prism_prm.search.experiment import Experiment
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.tasks import MathGrader, TaskProblem
+from prism_prm.tasks import TaskGrader, TaskProblem
 from worlds import FakePolicy, FakePrm, OnlyScorer
 
 NAMES = {
@@ -58,7 +58,7 @@ def test_an_experiment_needs_only_a_scorer(method: str, tmp_path: Path) -> None:
     policy: Any = FakePolicy(options)
     experiment = Experiment(recipe, [TaskProblem("p", "1")], policy, tmp_path, bar=_silent, live=_silent)
     scorer: Any = OnlyScorer(FakePrm(right))
-    with MathGrader(workers=1) as grader:
+    with TaskGrader(workers=1) as grader:
         ((point,), (graded,)) = experiment.run({"fake": lambda: nullcontext(scorer)}, grader)
     assert point.accuracy.value == 1.0, "the scores choose the answer 1"
     if method == "best-of-n":

@@ -17,7 +17,7 @@ from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Policy, PolicySettings
 from prism_prm.policies.spread import policy_for_workers
 from prism_prm.programs import Level
-from prism_prm.programs.cases import Packed
+from prism_prm.programs.problems import Packed
 from prism_prm.records import StepTree
 from prism_prm.resume import content_key
 from prism_prm.tasks import TaskGrader, TaskProblem

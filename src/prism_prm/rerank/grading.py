@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.answers import Extraction, Verdict
-from prism_prm.answers.judge import Key
+from prism_prm.answers.answer_judge import Key
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool, PoolProblem
 from prism_prm.resume import Journal

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_prm.answers import formulas
-from prism_prm.answers.latex import normalise
-from prism_prm.answers.numerals import KEY_DIGITS, Numeral, number_key, numeral, plain_key, same_number, text_key
-from prism_prm.answers.values import key_of_value
+from prism_prm.answers.formulas import key_of_value, parse
+from prism_prm.answers.plain_answers import (
+    KEY_DIGITS,
+    Numeral,
+    normalize,
+    number_key,
+    numeral,
+    plain_key,
+    same_number,
+    text_key,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +36,11 @@ from prism_prm.answers.values import key_of_value
     ],
 )
 def test_normalise_takes_off_the_dress_only(answer: str, normal: str) -> None:
-    assert normalise(answer) == normal
+    assert normalize(answer) == normal
 
 
 def test_normalise_reads_a_megabyte_of_full_stops_once() -> None:
-    assert normalise("$7$" + " ." * 500_000) == "7"
+    assert normalize("$7$" + " ." * 500_000) == "7"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def test_normalise_reads_a_megabyte_of_full_stops_once() -> None:
     ],
 )  # fmt: skip
 def test_numerals_have_their_value(answer: str, value: Fraction | int) -> None:
-    found = numeral(normalise(answer))
+    found = numeral(normalize(answer))
     assert found is not None
     assert found.value == value
 
@@ -66,7 +73,7 @@ def test_numerals_have_their_value(answer: str, value: Fraction | int) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_plainly_a_number_is_left_to_algebra(answer: str) -> None:
-    assert numeral(normalise(answer)) is None
+    assert numeral(normalize(answer)) is None
 
 
 @pytest.mark.parametrize(
@@ -127,4 +134,4 @@ def test_plain_reading_agrees_with_math_verify(reference: str, answer: str) -> N
     gold, found = (math_verify.parse(f"${text}$", parsing_timeout=None) for text in (reference, answer))
     assert same_number(a, b) == math_verify.verify(gold, found, timeout_seconds=None)
     assert same_number(a, a)
-    assert key_of_value(formulas.parse(answer), KEY_DIGITS) == plain_key(answer)
+    assert key_of_value(parse(answer), KEY_DIGITS) == plain_key(answer)
