@@ -16,6 +16,9 @@ from typing import Any, Literal
 
 from prism_prm.answers.plain_answers import TOKEN, number_key, plain_key
 
+_COMPLEX = re.compile(r"\bi\b|\\imath\b|\\mathbb\{C\}|\\det|\\(?:arg|Re|Im)\{|\\text\{(?:rank|Re|Im)\}")
+"""Formulas whose unknowns may be complex numbers or matrices; all other unknowns are real."""
+
 
 class NotAFormulaError(Exception):
     """A text that the parser cannot read, or would misread."""
@@ -25,14 +28,13 @@ class NotAFormulaError(Exception):
 def parse(text: str) -> Any:
     """The sympy value of a normalized formula; decimals are exact fractions, `f(x)` and `dx/dt` unknowns."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
-    from math_verify.grader import should_treat_as_complex
     from sympy import Basic, Derivative, Float, MatrixBase, Rational, Symbol
     from sympy.core.function import AppliedUndef
 
     spelled = spell_out(text)
     try:
         value = latex2sympy(
-            spelled, is_real=not should_treat_as_complex(spelled), convert_degrees=False, normalization_config=None,
+            spelled, is_real=not _COMPLEX.search(spelled), convert_degrees=False, normalization_config=None,
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )  # fmt: skip
     except (RecursionError, MemoryError):
@@ -54,10 +56,13 @@ def spell_out(text: str) -> str:
         raise NotAFormulaError("brackets are nested too deeply") from None
 
 
+Kind = Literal["number", "value", "name", "operator"]
+
+
 @dataclass(slots=True)
 class _Atom:
     text: str
-    kind: Literal["number", "value", "name", "operator"]
+    kind: Kind
 
     @property
     def is_numeric(self) -> bool:
@@ -78,7 +83,7 @@ _WORD = 4
 
 
 class _Speller:
-    """Goes through the tokens of a formula once."""
+    """Rewrites a formula in one pass over its tokens."""
 
     def __init__(self, text: str) -> None:
         self._tokens: list[str] = [token for token in TOKEN.findall(text.replace("**", "^")) if not token.isspace()]
@@ -107,7 +112,7 @@ class _Speller:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def _atom(self, token: str) -> _Atom:
-        if _is_number(token):
+        if token[0].isdigit() or (token[0] == "." and len(token) > 1):
             return _Atom(token, "number")
         if _OPERATOR.fullmatch(token):
             return _Atom(token, "operator")
@@ -119,9 +124,21 @@ class _Speller:
         if token in (r"\frac", r"\binom"):
             return _Atom(f"{token}{{{self._argument(one_digit=True)}}}{{{self._argument()}}}", "value")
         if token == r"\sqrt":
-            return self._root()
+            degree = ""
+            if self._peek() == "[":
+                self._next()
+                degree = f"[{self.sequence(']')}]"
+                self._next()
+            return _Atom(rf"\sqrt{degree}{{{self._argument()}}}", "value")
         if token == r"\begin":
-            return self._environment()
+            name = self._raw()
+            columns = f"{{{self._raw()}}}" if name == "array" and self._peek() == "{" else ""
+            inside = self.sequence(r"\end")
+            self._next()
+            if self._raw() != name:
+                raise NotAFormulaError(f"{name} does not end")
+            kind: Kind = "value" if name == "vmatrix" else "name"
+            return _Atom(rf"\begin{{{name}}}{columns} {inside} \end{{{name}}}", kind)
         if token.startswith("\\"):
             return self._command(token)
         if token.isalpha() and len(token) >= _WORD:
@@ -148,11 +165,14 @@ class _Speller:
             raise NotAFormulaError(f"nothing before {token}")
         atom = atoms[-1]
         if token == "^":
-            atom.text += f"^{{{self._exponent()}}}"
+            sign = self._next() if self._peek() == "-" else ""
+            atom.text += f"^{{{sign}{self._argument()}}}"
         elif token == "_":
             if atom.kind == "number":
                 raise NotAFormulaError("a number with a subscript")
-            atom.text += f"_{{{self._subscript()}}}"
+            # A subscript stays as it is written, since it is part of a name; it may have words.
+            script = re.sub(r"\\text|[{}]", "", self._raw()) if self._peek() == "{" else self._argument()
+            atom.text += f"_{{{script}}}"
         elif token == "!":
             atom.text += "!"
         elif token == "%":
@@ -167,12 +187,6 @@ class _Speller:
                 raise NotAFormulaError("a prime after no name")
             atom.text += f"_{{prime{primes}}}"
         atom.kind = "value" if atom.kind == "number" else atom.kind
-
-    def _exponent(self) -> str:
-        if self._peek() == "-":
-            self._at += 1
-            return "-" + self._argument()
-        return self._argument()
 
     def _argument(self, *, one_digit: bool = False) -> str:
         """What a command or a script applies to: what is in braces, or else the next thing."""
@@ -196,12 +210,6 @@ class _Speller:
         self._next()
         return inside
 
-    def _subscript(self) -> str:
-        """As it is written, since it is part of a name; words may stand there."""
-        if self._peek() != "{":
-            return self._argument()
-        return self._raw().replace(r"\text", "").replace("{", "").replace("}", "")
-
     def _raw(self) -> str:
         """The tokens of what is in the braces that come next, as they are."""
         self._next()
@@ -210,14 +218,6 @@ class _Speller:
             token = self._next()
             depth += (token == "{") - (token == "}")
         return _joined([_Atom(token, "name") for token in self._tokens[start : self._at - 1]])
-
-    def _root(self) -> _Atom:
-        degree = ""
-        if self._peek() == "[":
-            self._next()
-            degree = f"[{self.sequence(']')}]"
-            self._next()
-        return _Atom(rf"\sqrt{degree}{{{self._argument()}}}", "value")
 
     def _command(self, token: str) -> _Atom:
         if token == r"\text":
@@ -235,19 +235,6 @@ class _Speller:
             return _Atom(f"{token}{{{self._raw()}}}", "name")
         self._next()
         return _Atom(f"{token}{{{self._to_brace()}}}", "name")
-
-    def _environment(self) -> _Atom:
-        name = self._raw()
-        columns = f"{{{self._raw()}}}" if name == "array" and self._peek() == "{" else ""
-        inside = self.sequence(r"\end")
-        self._next()
-        if self._raw() != name:
-            raise NotAFormulaError(f"{name} does not end")
-        return _Atom(rf"\begin{{{name}}}{columns} {inside} \end{{{name}}}", "value" if name == "vmatrix" else "name")
-
-
-def _is_number(token: str) -> bool:
-    return token[0].isdigit() or (token[0] == "." and len(token) > 1)
 
 
 def _joined(atoms: list[_Atom]) -> str:
@@ -382,7 +369,7 @@ Complex = tuple[Fraction | str, ...]
 
 def _values(expression: Any, num_points: int = 0) -> list[Complex] | None:
     """The expression at fixed points of its unknowns, each told from its name alone; None where it has no value."""
-    from sympy import Mod, ceiling, floor
+    from sympy import Float, Mod, Rational, ceiling, floor, oo
 
     values: list[Complex] = []
     num_points = num_points or _POINTS + (_STEPS if expression.has(floor, ceiling, Mod) else 0)
@@ -392,27 +379,20 @@ def _values(expression: Any, num_points: int = 0) -> list[Complex] | None:
             parts = expression.evalf(_PRECISION, subs=at).as_real_imag()
         except (TypeError, ValueError, OverflowError, AttributeError):
             return None
-        value = [_number(part) for part in parts]
-        if None in value:
-            return None
-        values.append(_without_noise([part for part in value if part is not None]))
+        value: list[Fraction | str] = []
+        for part in parts:
+            part = Rational(part) if isinstance(part, Float) else part
+            if part in (oo, -oo):
+                value.append("inf" if part == oo else "-inf")
+            elif isinstance(part, Rational):
+                value.append(Fraction(int(part.p), int(part.q)))
+            else:
+                return None
+        size = max((abs(part) for part in value if isinstance(part, Fraction)), default=Fraction(0))
+        least = _NOISE * (size if size > _NOISE else 1)
+        is_noise = [isinstance(part, Fraction) and abs(part) < least for part in value]
+        values.append(tuple(Fraction(0) if noise else part for part, noise in zip(value, is_noise, strict=True)))
     return values
-
-
-def _number(part: Any) -> Fraction | str | None:
-    from sympy import Float, Rational, oo
-
-    if part in (oo, -oo):
-        return "inf" if part == oo else "-inf"
-    if isinstance(part, Float):
-        part = Rational(part)
-    return Fraction(int(part.p), int(part.q)) if isinstance(part, Rational) else None
-
-
-def _without_noise(value: list[Fraction | str]) -> Complex:
-    size = max((abs(part) for part in value if isinstance(part, Fraction)), default=Fraction(0))
-    least = _NOISE * (size if size > _NOISE else 1)
-    return tuple(Fraction(0) if isinstance(part, Fraction) and abs(part) < least else part for part in value)
 
 
 def _coordinate(name: str, point: int) -> Any:
@@ -429,17 +409,13 @@ def _coordinate(name: str, point: int) -> Any:
 
 
 def _spell(values: list[Complex], digits: int) -> str:
-    return ";".join("+".join(_spell_value(value, digits)) for value in values)
-
-
-def _spell_value(value: Complex, digits: int) -> list[str]:
-    real, imaginary = (_spell_part(part, digits) for part in value)
-    return [real] if imaginary == "0" else [real, f"{imaginary}i"]
-
-
-def _spell_part(part: Fraction | str, digits: int) -> str:
     """As `number_key` would, so that sqrt(4) votes with 2."""
-    if isinstance(part, str):
-        return part
-    nearest = round(part)
-    return str(nearest) if abs(part - nearest) * 10**digits <= max(1, abs(part)) else number_key(part, digits)
+
+    def spell(part: Fraction | str) -> str:
+        if isinstance(part, str):
+            return part
+        nearest = round(part)
+        return str(nearest) if abs(part - nearest) * 10**digits <= max(1, abs(part)) else number_key(part, digits)
+
+    spelled = [(spell(real), spell(imaginary)) for real, imaginary in values]
+    return ";".join(real if imaginary == "0" else f"{real}+{imaginary}i" for real, imaginary in spelled)

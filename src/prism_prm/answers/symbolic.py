@@ -87,6 +87,10 @@ _UNKNOWN = re.compile(rf"(?<![A-Za-z\\])[A-Za-z]|\\(?:text|{_GREEK})(?![A-Za-z])
 
 def read_form(text: str, depth: int = 0) -> Form:
     """The form of a normalized answer."""
+
+    def inside(*parts: str) -> tuple[Form, ...]:
+        return tuple(read_form(part, depth + 1) for part in parts)
+
     text = text.strip()
     if depth > _MAX_DEPTH:
         return Leaf(text)
@@ -94,25 +98,35 @@ def read_form(text: str, depth: int = 0) -> Form:
         return read_form(text[1:-1], depth + 1)
     conditions = split(_OR.sub(";", text), ";") if _OR.search(text) else []
     if len(conditions) > 1 and all(_INEQUALITY.search(condition) for condition in conditions):
-        return Group("∪", tuple(read_form(condition, depth + 1) for condition in conditions))
+        return Group("∪", inside(*conditions))
     parts = _parts(text)
     if len(parts) > 1:
-        return Leaf(text) if numeral(text) else Group("", _read_all(parts, depth))
+        return Leaf(text) if numeral(text) else Group("", _flat(inside(*parts)))
     if form := _read_brackets(text, depth):
         return form
     if r"\pm" in text or r"\mp" in text:
         signs = [text.replace(r"\pm", plus).replace(r"\mp", minus) for plus, minus in ("+-", "-+")]
-        return Group("", _read_all(signs, depth))
+        return Group("", _flat(inside(*signs)))
     sides = split(text, ("=", r"\in"))
     if len(sides) > 1 and all(sides):
-        return _read_equation(text, sides, depth)
+        # What has a name is its value, and so is the end of a calculation; an equation of unknowns stays as it is.
+        first, last = sides[0], sides[-1]
+        if _NAME.fullmatch(first) and ("(" in first or not _NAME.fullmatch(last)):
+            return Named("".join(first.split()), read_form(last, depth + 1))
+        if _NAME.fullmatch(last) and len(sides) == 2 and not _UNKNOWN.search(first):
+            return Named("".join(last.split()), read_form(first, depth + 1))
+        return Leaf(text) if _UNKNOWN.search(text) else read_form(last, depth + 1)
     quantity, _ = split_unit(text)
     if quantity != text and (form := _read_brackets(quantity, depth)):
         return form
     ratio = split(text, ":")
     if len(ratio) > 2 and all(ratio):
-        return Group(":", tuple(read_form(part, depth + 1) for part in ratio))
-    return _read_table(text, depth) or Leaf(text)
+        return Group(":", inside(*ratio))
+    table = _TABLE.fullmatch(text)
+    if table is None or table[1] not in _TABLES or r"\begin" in table[2]:
+        return Leaf(text)
+    rows = split(table[2], (r"\\",))
+    return Cells(_TABLES[table[1]], tuple(inside(*split(row, "&")) for row in (rows if rows[-1] else rows[:-1])))
 
 
 def _parts(text: str) -> list[str]:
@@ -120,11 +134,10 @@ def _parts(text: str) -> list[str]:
     return [part for part in split(_AND.sub(",", text), ",;") if part]
 
 
-def _read_all(parts: list[str], depth: int) -> tuple[Form, ...]:
-    """The forms of the parts of a list; `1 \\pm 2` among them is two."""
+def _flat(forms: tuple[Form, ...]) -> tuple[Form, ...]:
+    r"""The parts of a list; `1 \pm 2` among them is two."""
     found: list[Form] = []
-    for part in parts:
-        form = read_form(part, depth + 1)
+    for form in forms:
         found += form.parts if isinstance(form, Group) and form.brackets == "" else [form]
     return tuple(found)
 
@@ -144,38 +157,17 @@ def _read_brackets(text: str, depth: int) -> Form | None:
         condition = split(inside, ("|", r"\mid", ":"))
         if len(condition) == 2 and _NAME.fullmatch(split(condition[0], (r"\in",))[0]):
             return read_form(condition[1], depth + 1)
-        return Group(brackets, _read_all(parts, depth))
-    if len(parts) > 1:
-        if r"\pm" in inside or r"\mp" in inside:
-            return None
-        return Group(brackets, tuple(read_form(part, depth + 1) for part in parts))
-    return read_form(inside, depth + 1) if brackets in ("()", "[]") else None
-
-
-def _read_equation(text: str, sides: list[str], depth: int) -> Form:
-    """What has a name is its value, and so is the end of a calculation; an equation of unknowns stays as it is."""
-    first, last = sides[0], sides[-1]
-    if _NAME.fullmatch(first) and ("(" in first or not _NAME.fullmatch(last)):
-        return Named("".join(first.split()), read_form(last, depth + 1))
-    if _NAME.fullmatch(last) and len(sides) == 2 and not _UNKNOWN.search(first):
-        return Named("".join(last.split()), read_form(first, depth + 1))
-    return Leaf(text) if _UNKNOWN.search(text) else read_form(last, depth + 1)
-
-
-def _read_table(text: str, depth: int) -> Cells | None:
-    table = _TABLE.fullmatch(text)
-    if table is None or table[1] not in _TABLES or r"\begin" in table[2]:
+    elif len(parts) < 2:
+        return read_form(inside, depth + 1) if brackets in ("()", "[]") else None
+    elif r"\pm" in inside or r"\mp" in inside:
         return None
-    rows = split(table[2], (r"\\",))
-    if not rows[-1]:
-        rows.pop()
-    return Cells(
-        _TABLES[table[1]], tuple(tuple(read_form(cell, depth + 1) for cell in split(row, "&")) for row in rows)
-    )
+    forms = tuple(read_form(part, depth + 1) for part in parts)
+    return Group(brackets, _flat(forms) if brackets == "{}" else forms)
 
 
 _EXACT = 30
 """Formulas are the same answer, and not just one in a vote, if they agree to this many digits."""
+_NO_VALUE = (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError)  # sympy raises any of these
 
 
 def warm_up() -> None:
@@ -239,19 +231,29 @@ def _same_group(a: Group, b: Group, tolerance: float) -> bool:
     """By order in tuples and intervals, in any order in sets and bare lists; a bare list may stand for either."""
     kinds, names_a, names_b = {a.brackets, b.brackets}, _names(a), _names(b)
     if kinds == {"∪"} or (kinds <= {"", "{}"} and bool(names_a) == bool(names_b)):
-        return sorted(names_a) == sorted(names_b) and _same_set(_members(a), _members(b), tolerance)
+        parts, others = _members(a), _members(b)
+        if sorted(names_a) != sorted(names_b) or len(parts) != len(others):
+            return False
+        for part in parts:
+            found = next((i for i, other in enumerate(others) if _same_member(part, other, tolerance)), None)
+            if found is None:
+                return False
+            del others[found]
+        return True
     may_differ = {"", "()", "[]"} if len(a.parts) > 2 else {"", "()"}
     if len(a.parts) != len(b.parts) or (len(kinds) > 1 and not kinds <= may_differ):
         return False
     if names_a != sorted(names_a) or names_b != sorted(names_b):  # x=1, y=2 is (1,2); y=1, x=2 is not
         return False
-    if bool(names_a) != bool(names_b) and _is_named(a) and _is_named(b):  # a=2, x=3 is not a=2, a=3
+    have_names = all(any(isinstance(part, Named) for part in group.parts) for group in (a, b))
+    if bool(names_a) != bool(names_b) and have_names:  # a=2, x=3 is not a=2, a=3
         return False
     return all(_same(x, y, tolerance) for x, y in zip(a.parts, b.parts, strict=True))
 
 
-def _is_named(group: Group) -> bool:
-    return any(isinstance(part, Named) for part in group.parts)
+def _same_member(a: Form, b: Form, tolerance: float) -> bool:
+    has_other_name = isinstance(a, Named) and isinstance(b, Named) and a.name != b.name
+    return not has_other_name and _same(a, b, tolerance)
 
 
 def _names(group: Group) -> list[str]:
@@ -263,23 +265,6 @@ def _names(group: Group) -> list[str]:
 def _members(group: Group) -> list[Form]:
     """The parts of a set or list; in braces, each once."""
     return list({_key(part, _EXACT): part for part in group.parts}.values() if group.brackets == "{}" else group.parts)
-
-
-def _same_set(a: list[Form], b: list[Form], tolerance: float) -> bool:
-    if len(a) != len(b):
-        return False
-    rest = list(b)
-    for part in a:
-        found = next((i for i, other in enumerate(rest) if _same_member(part, other, tolerance)), None)
-        if found is None:
-            return False
-        del rest[found]
-    return True
-
-
-def _same_member(a: Form, b: Form, tolerance: float) -> bool:
-    has_other_name = isinstance(a, Named) and isinstance(b, Named) and a.name != b.name
-    return not has_other_name and _same(a, b, tolerance)
 
 
 def _same_leaf(a: Leaf, b: Leaf, tolerance: float) -> bool:
@@ -308,7 +293,7 @@ def _number(text: str) -> Numeral | None:
         return plain
     try:
         value = real_value(parse(text))
-    except (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError):  # sympy raises any of these
+    except _NO_VALUE:
         return None
     return Numeral(value) if value is not None else None
 
@@ -316,35 +301,26 @@ def _number(text: str) -> Numeral | None:
 def _key(form: Form, digits: int) -> str:
     form = _value(form)
     if isinstance(form, Leaf):
-        return _leaf_key(form.text, digits)
+        if plain := plain_key(form.text, digits):
+            return plain
+        quantity, _ = split_unit(form.text)
+        try:
+            return key_of_value(parse(quantity), digits)
+        except _NO_VALUE:
+            return text_key(quantity)
     if isinstance(form, Cells):
         rows = ("&".join(_key(cell, digits) for cell in row) for row in form.rows)
         return ("" if form.name == "matrix" else form.name) + "[" + ";".join(rows) + "]"
     assert isinstance(form, Group), "only a name stands outside the other forms"
-    if form.brackets == ":":
-        return ":".join(_key(part, digits) for part in form.parts)
-    if form.brackets == "∪":
-        return "∪".join(sorted(_key(part, digits) for part in form.parts))
     if form.brackets in ("", "{}"):
-        return _set_key(form, digits)
-    return form.brackets[0] + ",".join(_key(part, digits) for part in form.parts) + form.brackets[1]
-
-
-def _set_key(group: Group, digits: int) -> str:
-    """Elements in any order; `x=1, x=2` is the set of 1 and 2, while `x=1, y=2` keeps its names."""
-    with_names = bool(_names(group))
-    keys = sorted(
-        (f"{part.name}=" if with_names and isinstance(part, Named) else "") + _key(part, digits)
-        for part in _members(group)
-    )
-    return keys[0] if len(keys) == 1 else "{" + ",".join(keys) + "}"
-
-
-def _leaf_key(text: str, digits: int) -> str:
-    if plain := plain_key(text, digits):
-        return plain
-    quantity, _ = split_unit(text)
-    try:
-        return key_of_value(parse(quantity), digits)
-    except (NotAFormulaError, TypeError, ValueError, AttributeError, NotImplementedError):  # sympy raises any of these
-        return text_key(quantity)
+        # Elements in any order; `x=1, x=2` is the set of 1 and 2, while `x=1, y=2` keeps its names.
+        has_names = bool(_names(form))
+        keys = sorted(
+            (f"{part.name}=" if has_names and isinstance(part, Named) else "") + _key(part, digits)
+            for part in _members(form)
+        )
+        return keys[0] if len(keys) == 1 else "{" + ",".join(keys) + "}"
+    keys = [_key(part, digits) for part in form.parts]
+    if form.brackets == "∪":
+        return "∪".join(sorted(keys))
+    return ":".join(keys) if form.brackets == ":" else form.brackets[0] + ",".join(keys) + form.brackets[1]
