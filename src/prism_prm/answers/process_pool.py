@@ -7,9 +7,9 @@ script needs no `if __name__ == "__main__"`, and what a call returns does not de
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
-import math
 import os
 import queue
 import shlex
@@ -17,8 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,9 +32,11 @@ WALL_FACTOR = 6.0
 """A call that sleeps uses no CPU time; it is ended after this many times the CPU limit."""
 _START_SECONDS = 120.0
 """How long a process may take to import its module; generous, for cold disks."""
-_WATCH_SECONDS = 0.1
 _CHUNK = 16
 """Calls sent to a process at a time."""
+_HAS_TIMERS = hasattr(signal, "setitimer")  # not on Windows
+_TIMED_OUT = (-signal.SIGPROF, -signal.SIGALRM) if _HAS_TIMERS else (1,)
+"""How a process ends that has reached a limit of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,9 @@ class Outcome:
 class _Worker:
     """One child process that serves calls one after another, and is restarted after a call that killed it."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], wall_seconds: float) -> None:
-        self._command, self._environment, self._wall_seconds = command, environment, wall_seconds
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._command, self._environment = command, environment
         self._process: subprocess.Popen[str] | None = None
-        self._deadline = math.inf
-        """When the present call has taken too long by the clock."""
-        self._was_late = False
 
     def serve(self, calls: Sequence[Call], stopped: threading.Event) -> list[Outcome]:
         """The outcomes of some calls, which are sent together; each has one, unless the run is stopped."""
@@ -65,19 +63,17 @@ class _Worker:
             if stopped.is_set():  # in the meantime: whoever stopped the run may not have seen this process
                 break
             assert process.stdin is not None
-            # More calls than a pipe holds are only taken while the process works, so sending is limited too.
-            with contextlib.suppress(BrokenPipeError), self._limited(self._wall_seconds):  # if it died, no reply comes
-                process.stdin.write("".join(json.dumps(call) + "\n" for call in calls[len(outcomes) :]))
+            assert process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # if it died, no reply comes
+                process.stdin.write(json.dumps(calls[len(outcomes) :]) + "\n")
                 process.stdin.flush()
-            while len(outcomes) < len(calls) and (line := self._read_line(process, self._wall_seconds)):
+            while len(outcomes) < len(calls) and (line := process.stdout.readline()):
                 outcomes.append(Outcome(**json.loads(line)))
             if len(outcomes) < len(calls):  # the next call has killed it; those after it are sent again
                 status = self.end()
-                if self._was_late or status == -getattr(signal, "SIGPROF", 0):
-                    outcomes.append(Outcome("timeout", detail="ended by the time limit"))
-                else:
-                    outcomes.append(Outcome("error", detail=f"the worker died with status {status}"))
-                self._was_late = False
+                is_late = status in _TIMED_OUT
+                detail = "ended by the time limit" if is_late else f"the worker died with status {status}"
+                outcomes.append(Outcome("timeout" if is_late else "error", detail=detail))
         return outcomes
 
     def end(self) -> int:
@@ -92,12 +88,6 @@ class _Worker:
                 assert stream is not None
                 stream.close()
         return status
-
-    def end_if_late(self) -> None:
-        """Kill a process whose call has taken too long."""
-        if time.monotonic() > self._deadline:
-            self._was_late = True
-            self.kill()
 
     def kill(self) -> None:
         """Kill the process; whoever waits for its reply sees it end."""
@@ -114,27 +104,13 @@ class _Worker:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=self._environment, start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its workers
         )  # fmt: skip
-        if self._read_line(self._process, _START_SECONDS) != "ready\n":
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
             status = self.end()
             raise PrismError(
                 f"A worker process could not start (status {status}). To see why, run: {shlex.join(self._command)}"
             )
         return self._process
-
-    def _read_line(self, process: subprocess.Popen[str], seconds: float) -> str:
-        """The next line; "" if the process ends first, or is ended after `seconds`."""
-        assert process.stdout is not None
-        with self._limited(seconds):
-            return process.stdout.readline()
-
-    @contextlib.contextmanager
-    def _limited(self, seconds: float) -> Iterator[None]:
-        """Until this ends, `end_if_late` kills the process after `seconds`."""
-        self._deadline = time.monotonic() + seconds
-        try:
-            yield
-        finally:
-            self._deadline = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -163,12 +139,12 @@ class ProcessPool:
         self, module: str, *, count: int | None = None, cpu_seconds: float = 5.0, memory_bytes: int = 4 << 30
     ) -> None:
         program = [sys.executable, "-P", "-c", f"from {__name__} import _serve_calls; _serve_calls()"]
-        command = [*program, module, str(cpu_seconds), str(memory_bytes)]
+        command = [*program, module, str(cpu_seconds), str(cpu_seconds * WALL_FACTOR), str(memory_bytes)]
         # The child must find the same code as its parent, and hash seeds must not change the order of a set.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
         self.count = count or available_cores()
-        self._workers = [_Worker(command, environment, cpu_seconds * WALL_FACTOR) for _ in range(self.count)]
+        self._workers = [_Worker(command, environment) for _ in range(self.count)]
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -194,7 +170,6 @@ class ProcessPool:
     def run(self, calls: Sequence[Call], advance: Advance = ignore) -> list[Outcome]:
         """The outcome of every call, in order; `advance` is told of calls that are done."""
         run = _ActiveRun()
-        done = threading.Event()
 
         def serve(some: Sequence[Call]) -> list[Outcome]:
             worker = self._idle.get()
@@ -209,18 +184,11 @@ class ProcessPool:
                 self._idle.put(worker)
             return outcomes
 
-        def watch_the_clock() -> None:
-            while not done.wait(_WATCH_SECONDS):
-                for worker in tuple(run.busy):
-                    worker.end_if_late()
-
         # Neighbors often share a reference, which a worker then parses once; small chunks share the work out evenly.
         size = max(1, min(_CHUNK, len(calls) // (4 * self.count)))
         threads = ThreadPoolExecutor(self.count)
-        watcher = threading.Thread(target=watch_the_clock, daemon=True)
         self._runs.add(run)
         try:
-            watcher.start()
             futures = [threads.submit(serve, calls[start : start + size]) for start in range(0, len(calls), size)]
             for future in as_completed(futures):
                 advance(len(future.result()))
@@ -232,34 +200,46 @@ class ProcessPool:
             raise
         finally:
             threads.shutdown(cancel_futures=True)
-            done.set()
-            watcher.join()
             self._runs.remove(run)
 
 
 def _serve_calls() -> None:
-    """What runs in a worker: it answers a call per line until standard input ends; the kernel ends one that hangs."""
-    module_name, cpu_seconds, memory_bytes = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    """What runs in a worker: it answers lists of calls until standard input ends; the system ends it at a limit."""
+    module_name, cpu_seconds, wall_seconds, memory_bytes = sys.argv[1], *map(float, sys.argv[2:4]), int(sys.argv[4])
+    _limit_time(0, _START_SECONDS)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not land among the answers
-    with contextlib.suppress(ImportError):  # not on Windows, where the parent's clock alone ends a call
+    with contextlib.suppress(ImportError):  # not on Windows
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     module = importlib.import_module(module_name)
     getattr(module, "warm_up", lambda: None)()
+    _limit_time(0, 0)
     out.write("ready\n")
     out.flush()
-    set_timer = getattr(signal, "setitimer", lambda *_: None)
     for line in sys.stdin:
-        name, arguments = json.loads(line)
-        # CPU time, so that a busy machine changes no verdict; the default action of SIGPROF ends the process, even in
-        # the middle of C code that never looks at signals.
-        set_timer(getattr(signal, "ITIMER_PROF", 0), cpu_seconds)
-        try:
-            reply = {"status": "ok", "value": getattr(module, name)(*arguments)}
-        except Exception as error:  # a parser may raise anything on a text nobody foresaw; the caller counts it
-            reply = {"status": "error", "detail": f"{type(error).__name__}: {error}"[:300]}
-        set_timer(getattr(signal, "ITIMER_PROF", 0), 0)
-        out.write(json.dumps(reply) + "\n")
-        out.flush()
+        for name, arguments in json.loads(line):
+            _limit_time(cpu_seconds, wall_seconds)
+            try:
+                reply = {"status": "ok", "value": getattr(module, name)(*arguments)}
+            except Exception as error:  # a parser may raise anything on a text nobody foresaw; the caller counts it
+                reply = {"status": "error", "detail": f"{type(error).__name__}: {error}"[:300]}
+            _limit_time(0, 0)
+            out.write(json.dumps(reply) + "\n")
+            out.flush()
+
+
+def _limit_time(cpu_seconds: float, wall_seconds: float) -> None:
+    """End this process after so much time; 0 means no limit.
+
+    It is CPU time that counts, so that a busy machine changes no verdict. The default action of both signals ends the
+    process, even in the middle of C code that never looks at signals.
+    """
+    if _HAS_TIMERS:
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
+    elif wall_seconds:
+        faulthandler.dump_traceback_later(wall_seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
