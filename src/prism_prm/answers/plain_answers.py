@@ -269,10 +269,6 @@ class Numeral:
     """How many decimal places it was written with, and so perhaps rounded to; None if it is exact."""
     is_percent: bool = False
 
-    def shifted(self, by: int) -> Numeral:
-        """Times a power of ten."""
-        return Numeral(self.value * Fraction(10) ** by, None if self.places is None else self.places - by)
-
 
 _DECIMAL = re.compile(
     r"(?P<whole>\d{1,3}(?:(?:,|\{,\}| |')\d{3})+|\d+)?(?P<part>\.\d*)?"
@@ -346,7 +342,9 @@ def same_number(reference: Numeral, answer: Numeral, tolerance: float = 0.0) -> 
     """
     answers = [answer]
     if reference.is_percent != answer.is_percent:
-        answers.append(answer.shifted(2 if answer.is_percent else -2))
+        shift = 2 if answer.is_percent else -2
+        places = None if answer.places is None else answer.places - shift
+        answers.append(Numeral(answer.value * Fraction(10) ** shift, places))
     return any(_close(reference, candidate, tolerance) for candidate in answers)
 
 
