@@ -24,7 +24,7 @@ from pathlib import Path
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm.answers import Judge, symbolic
-from prism_prm.answers.workers import Workers
+from prism_prm.answers.process_pool import ProcessPool
 from prism_prm.cores import available_cores
 
 NUM_ANSWERS = 4_000
@@ -67,7 +67,7 @@ def in_a_loop() -> list[bool]:
 
 def in_workers() -> list[bool]:
     """The same calls, shared out."""
-    with Workers("prism_prm.answers.symbolic") as workers:
+    with ProcessPool("prism_prm.answers.symbolic") as workers:
         return [bool(outcome.value) for outcome in workers.run([("equivalent", pair) for pair in the_pairs()])]
 
 

@@ -20,7 +20,7 @@ from prism_prm.label.stopping import expected
 from prism_prm.policies import Sampling
 from prism_prm.policies.hf import load_hf
 from prism_prm.records import StepTree
-from prism_prm.tasks import MathGrader
+from prism_prm.tasks import TaskGrader
 from prism_prm.world.build import load_policy
 from prism_prm.world.problems import draw_problems
 from prism_prm.world.settings import world_settings
@@ -82,7 +82,7 @@ def main() -> None:
     exact = sample_trees(*load_policy(arguments.policy), problems, candidates=3)
     sampling = Sampling(temperature=1.0, max_step_tokens=8, max_tokens=60)
     settings = LabelSettings(rollouts=arguments.rollouts, sampling=sampling)
-    with MathGrader(workers=1) as grader:
+    with TaskGrader(workers=1) as grader:
         labelled = label_trees(exact, load_hf(arguments.policy), by_answer(grader), settings)
     values, truths = valued(exact, labelled)
     print(f"{len(values)} steps, {np.mean(truths):.1%} right; values from {arguments.rollouts} rollouts each")

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.chosen import Choice
-from prism_prm.data.problem_records import TaskProblem
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
 from prism_prm.pools import Pool, PoolProblem, Solution
-from prism_prm.programs.cases import Case, Tests
+from prism_prm.programs.problems import Case, ProgramTests, TaskProblem
 from prism_prm.rerank.grading import Grade, GradedPool
 from prism_prm.rerank.selected import select_solutions, write_selected
 from prism_prm.rerank.solutions import write_solutions
@@ -143,7 +142,7 @@ def train(folder: Path, *, num_looks: int = 9) -> None:
 
 def programs(folder: Path) -> None:
     """A re-ranked pool of a code task, graded by hand: no sandbox is needed to look at it."""
-    tests = Tests(
+    tests = ProgramTests(
         tuple(Case(str(i), str(2 * i)) for i in (1, 2)), tuple(Case(f"SECRET {i}", "SECRET") for i in range(12))
     )
     passed, failed, idle = ("passed",), ("failed",), ("not run",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.answers.workers import Workers
+from prism_prm.answers.process_pool import ProcessPool
 from prism_prm.cores import available_cores
 from prism_prm.sandbox import Sandbox
 
@@ -41,8 +41,8 @@ def test_a_quota_bounds_the_cores(
 
 
 def test_they_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for user in ("answers.workers", "sandbox.box"):
+    for user in ("answers.process_pool", "sandbox.sandbox"):
         monkeypatch.setattr(f"prism_prm.{user}.available_cores", lambda: 3)
     assert Sandbox("none").workers == 3
-    with Workers("json") as made:
+    with ProcessPool("json") as made:
         assert made.count == 3

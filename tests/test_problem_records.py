@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prism_prm.data.problem_records import TaskProblem, problem_of
+from prism_prm.data.problem_records import problem_of
 from prism_prm.errors import DataError
 from prism_prm.pools import read_pool, write_pool
+from prism_prm.programs.problems import TaskProblem
 from prism_prm.tasks import load_task
 
 NAN, INF = float("nan"), float("inf")

@@ -10,7 +10,7 @@ import pytest
 from prism_prm.answers import extract_answer
 from prism_prm.data.problem_records import problem_of
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.tasks import TASKS, MathGrader, TaskProblem, load_task, subsample
+from prism_prm.tasks import TASKS, TaskGrader, TaskProblem, load_task, subsample
 
 FILES = {
     "math-500": ("math500/test.jsonl", 500), "math-500-100": ("math500/test.jsonl", 100),
@@ -64,7 +64,7 @@ def test_subsample_is_in_proportion_and_independent_of_order() -> None:
 
 def test_methods_of_extraction_are_checked() -> None:
     with pytest.raises(ConfigError, match="boxed, ####, answer is, last number"):
-        MathGrader(methods=["box"])
+        TaskGrader(methods=["box"])
 
 
 @pytest.mark.real_data
@@ -90,7 +90,7 @@ def test_reference_solutions_are_judged_right(real_data: Path) -> None:
     gsm8k = [json.loads(line) for line in (real_data / "gsm8k/train.jsonl").open()]
     found = [(problem_of(r), extract_answer(r["solution"])) for r in math]
     found += [(problem_of(r), extract_answer(r["answer"])) for r in gsm8k]
-    with MathGrader() as grader:
+    with TaskGrader() as grader:
         verdicts = grader.judge([(problem, extraction.answer) for problem, extraction in found])
     wrong = [pair for pair, verdict in zip(found, verdicts, strict=True) if not verdict.correct]
     assert not wrong

@@ -26,10 +26,11 @@ import msgspec
 from prism_prm.console import Advance, ignore
 from prism_prm.data.inputs import Source, find_sources, rows
 from prism_prm.data.plain_solutions import POOL_FIELDS, split_steps
-from prism_prm.data.problem_records import TaskProblem, no_answer, problem_of, seems_to_have_an_answer
+from prism_prm.data.problem_records import no_answer, problem_of, seems_to_have_an_answer
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.programs.problems import TaskProblem
 from prism_prm.records import StepTree, iter_unique_names
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")

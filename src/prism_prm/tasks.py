@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prism_prm.data.inputs import find_sources, rows
-from prism_prm.data.problem_records import TaskProblem as TaskProblem
 from prism_prm.data.problem_records import no_answer, problem_of
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError, SettingError
 from prism_prm.graders import Grader as Grader
-from prism_prm.graders import MathGrader as MathGrader
 from prism_prm.graders import TaskGrader as TaskGrader
 from prism_prm.plugins import Plugins
 from prism_prm.programs import Level as Level
+from prism_prm.programs.problems import TaskProblem as TaskProblem
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Calls that misbehave, each in its own way; run by the workers in test_workers.py."""
+"""Calls that misbehave, each in its own way; run by the processes in test_process_pool.py."""
 
 from __future__ import annotations
 

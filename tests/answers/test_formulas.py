@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from prism_prm.answers.formulas import NotAFormulaError, parse, spell_out
-from prism_prm.answers.latex import normalise
-from prism_prm.answers.values import real_value
+from prism_prm.answers.formulas import NotAFormulaError, parse, real_value, spell_out
+from prism_prm.answers.plain_answers import normalize
 
 
 @pytest.mark.parametrize(
@@ -18,7 +17,7 @@ from prism_prm.answers.values import real_value
     ],
 )  # fmt: skip
 def test_formulas_have_their_value(formula: str, value: float) -> None:
-    found = real_value(parse(normalise(formula)))
+    found = real_value(parse(normalize(formula)))
     assert found is not None
     assert float(found) == value
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_prm.answers import Judge, Verdict, normalise
-from prism_prm.answers.judge import Key
+from prism_prm.answers import Judge, Verdict, normalize
+from prism_prm.answers.answer_judge import Key
 
 HUGE_MATRIX = (
     r"\begin{pmatrix}" + r"\\".join("&".join(f"x_{i}^{j}" for j in range(11)) for i in range(11)) + r"\end{pmatrix}"
@@ -21,7 +21,7 @@ HANGING = ["9^{9^{9^9}}", r"\det" + HUGE_MATRIX, r"\sum_{k=1}^{10^{12}} \sin(k!)
 def judge() -> Iterator[Judge]:
     """One whose calls end by their CPU time alone, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prism_prm.answers.workers.WALL_FACTOR", 1000.0)
+        patch.setattr("prism_prm.answers.process_pool.WALL_FACTOR", 1000.0)
         with Judge(workers=2, seconds=0.5) as judge:
             yield judge
 
@@ -109,7 +109,7 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 @settings(max_examples=400, derandomize=True, deadline=None)
 @given(SOUP)
 def test_normalising_twice_changes_nothing(text: str) -> None:
-    assert normalise(normalise(text)) == normalise(text)
+    assert normalize(normalize(text)) == normalize(text)
 
 
 def test_any_soup_of_latex_is_judged(judge: Judge) -> None:

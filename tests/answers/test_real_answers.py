@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.answers import Judge, normalise
+from prism_prm.answers import Judge, normalize
 from prism_prm.tasks import load_task
 
 pytestmark = pytest.mark.real_data
@@ -57,7 +57,7 @@ def test_other_answers_are_wrong(answers: list[str], judge: Judge) -> None:
     """Pairs of answers that look alike: both numbers, both lists, both formulas."""
     kinds: dict[str, list[str]] = {"number": [], "list": [], "formula": []}
     for answer in answers:
-        is_number = re.fullmatch(r"-?[\d.,/]+", normalise(answer))
+        is_number = re.fullmatch(r"-?[\d.,/]+", normalize(answer))
         kinds["number" if is_number else "list" if "," in answer else "formula"].append(answer)
     draw = random.Random(0)
     pairs = [tuple(draw.sample(kind, 2)) for kind in kinds.values() for _ in range(1_000)]

@@ -141,7 +141,7 @@ def test_where_no_sandbox_works_the_option_is_refused_before_anything_is_asked(
     def nothing_works(level: str) -> None:
         raise SandboxError(f"no {level} here")
 
-    monkeypatch.setattr("prism_prm.sandbox.box.check_machine", nothing_works)
+    monkeypatch.setattr("prism_prm.sandbox.sandbox_policy.check_machine", nothing_works)
     (tmp_path / "solutions.jsonl").write_text('{"problem": "1?", "steps": ["a"]}\n')
     with serve(lambda _: chat("Yes"), models=VLLM) as (url, asked):
         command = ["score", str(tmp_path / "solutions.jsonl"), "--prm", f"critic:openai:{url}", "--critic", "genprm"]

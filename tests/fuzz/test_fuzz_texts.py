@@ -14,9 +14,9 @@ from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
 
 from prism_prm.answers import Judge, extract_answer
-from prism_prm.answers.forms import read as read_form
-from prism_prm.answers.latex import normalise
-from prism_prm.answers.numerals import numeral, plain_key, same_plainly, text_key
+from prism_prm.answers.extract import find_program
+from prism_prm.answers.plain_answers import normalize, numeral, plain_key, same_plainly, text_key
+from prism_prm.answers.symbolic import read_form
 from prism_prm.cli.options import numbers, words
 from prism_prm.config import override
 from prism_prm.data.inputs import find_sources
@@ -27,10 +27,9 @@ from prism_prm.pairs.same_problem import Splits
 from prism_prm.policies.base import Ask, Sampling
 from prism_prm.policies.openai import OpenAiPolicy, _names
 from prism_prm.programs.asserts import read_asserts, read_examples
-from prism_prm.programs.cases import unpack
-from prism_prm.programs.compare import printed_key, same_printed
-from prism_prm.programs.extract import find_program
-from prism_prm.programs.values import decode, encode
+from prism_prm.programs.compare_outputs import printed_key, same_printed
+from prism_prm.programs.problems import unpack
+from prism_prm.programs.value_codec import decode, encode
 from prism_prm.steps import cut_steps
 
 PIECES = (
@@ -51,9 +50,9 @@ def test_answers_are_found_and_compared_plainly(text: str, other: str) -> None:
     def read() -> None:
         found = extract_answer(text)
         assert found.answer is None or found.answer.strip() == found.answer
-        for spelling in (normalise(text), normalise(found.answer or "")):
+        for spelling in (normalize(text), normalize(found.answer or "")):
             numeral(spelling), plain_key(spelling), text_key(spelling), read_form(spelling)
-        same_plainly(normalise(text), normalise(other), 0.01)
+        same_plainly(normalize(text), normalize(other), 0.01)
 
     survives("answers", read)
 

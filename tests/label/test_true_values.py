@@ -12,7 +12,7 @@ import torch
 from prism_prm.label import Judging, LabelSettings, by_answer, label_problems
 from prism_prm.policies import Sampling
 from prism_prm.policies.hf import HfPolicy, load_hf
-from prism_prm.tasks import MathGrader, TaskProblem
+from prism_prm.tasks import TaskGrader, TaskProblem
 from prism_prm.world.problems import ProblemSettings, draw_problems
 from prism_prm.world.values import TrueValue, true_value
 
@@ -27,7 +27,7 @@ def policy(world_policy: Path) -> HfPolicy:
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Judging]:
-    with MathGrader(workers=1) as grader:
+    with TaskGrader(workers=1) as grader:
         yield by_answer(grader)
 
 

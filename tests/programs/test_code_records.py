@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 
 from payloads import HUMANEVAL, MBPP, MBPP_OTHERS, OWN, function_record, packed, stdin_record
-from prism_prm.data.problem_records import TaskProblem, problem_of
+from prism_prm.data.problem_records import problem_of
 from prism_prm.errors import DataError, PrismError
 from prism_prm.pools import PoolProblem, Solution, read_pool, write_pool
-from prism_prm.programs import cases
 from prism_prm.programs.asserts import read_asserts, read_examples
-from prism_prm.programs.cases import Case, Packed, read_reference, unpack
-from prism_prm.programs.livecodebench import ERRATA, PRELUDE
+from prism_prm.programs.code_benchmarks import ERRATA, LIVECODEBENCH_PRELUDE
+from prism_prm.programs.problems import Case, Packed, ProgramTests, TaskProblem, read_reference, unpack
 from prism_prm.tasks import TASKS, Window, load_task
 
 
-def its_tests(problem: TaskProblem) -> cases.Tests:
+def its_tests(problem: TaskProblem) -> ProgramTests:
     assert problem.tests is not None
     return problem.tests
 
@@ -32,13 +31,13 @@ def test_livecodebench_reads_from_standard_input() -> None:
     problem = problem_of(stdin_record())
     tests = its_tests(problem)
     assert (problem.name, problem.level, problem.date, problem.in_errata) == ("abc100_a", "easy", "2024-03-02", False)
-    assert (tests.function, tests.seconds, tests.prelude) == (None, 6.0, PRELUDE)
+    assert (tests.function, tests.seconds, tests.prelude) == (None, 6.0, LIVECODEBENCH_PRELUDE)
     assert tests.public == (Case("1 2\n", "3\n"),)
     assert isinstance(tests.hidden, Packed)
     assert tests.judged() == (Case("1 2\n", "3\n"), Case("5 5\n", "10\n")), "graded on both"
     assert problem.text.startswith("Print the sum of two numbers.\n\nThe program reads standard input")
     assert "5 5" not in problem.text
-    compile(PRELUDE, "prelude", "exec")
+    compile(LIVECODEBENCH_PRELUDE, "prelude", "exec")
 
 
 def test_livecodebench_calls_a_function() -> None:
@@ -57,14 +56,14 @@ class Evil:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode(), "more than a text .*it is refused"),
-        (base64.b64encode(zlib.compress(pickle.dumps(["x"]))).decode(), "more than a text .*it is refused"),
+        (base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode(), "more than a string .*it is refused"),
+        (base64.b64encode(zlib.compress(pickle.dumps(["x"]))).decode(), "more than a string .*it is refused"),
         (base64.b64encode(zlib.compress(b"junk")).decode(), "cannot be read"),
         (packed([])[:-8], "cannot be read"),
         ("not base64!", "cannot be read"),
         ("[1, ", "cannot be read"),
         ("[1]", "test 0: needs `input` and `output`"),
-        ('[{"input": 1, "output": "2"}]', "must be texts"),
+        ('[{"input": 1, "output": "2"}]', "must be strings"),
         (packed({"input": 1}), "a list of objects"),
     ],
 )
@@ -189,14 +188,14 @@ def test_own_records() -> None:
         "seconds": 1,
         "tests": [{"input": [1], "output": {"a": 1}}],
     }
-    assert its_tests(problem_of(called)) == cases.Tests((), (Case((1,), {"a": 1}),), "f", "import re", 1.0)
+    assert its_tests(problem_of(called)) == ProgramTests((), (Case((1,), {"a": 1}),), "f", "import re", 1.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"tests": "x"}, "a list of objects"),
-        ({"tests": [{"input": 1, "output": 2}]}, "test 0: `input` and `output` must be texts"),
+        ({"tests": [{"input": 1, "output": 2}]}, "test 0: `input` and `output` must be strings"),
         ({"function": 3}, "`function` is 3"),
         ({"function": "f; g", "public_tests": [], "tests": []}, "`function` is 'f; g'"),
         ({"function": "f"}, "not one JSON value per line|must list the arguments"),

@@ -9,12 +9,13 @@ from typing import Any, NoReturn
 import pytest
 
 from payloads import HUMANEVAL, MBPP, MBPP_OTHERS, OWN, fenced, function_record, stdin_record
-from prism_prm.data.problem_records import TaskProblem, problem_of
+from prism_prm.data.problem_records import problem_of
 from prism_prm.errors import PrismError
 from prism_prm.graders import TaskGrader, right_ones
 from prism_prm.pools import Pool, PoolProblem, Solution
-from prism_prm.programs import cases, judge
-from prism_prm.programs.quirks import count_packages, count_quirks
+from prism_prm.programs import problems, program_judge
+from prism_prm.programs.code_benchmarks import count_packages, count_quirks
+from prism_prm.programs.problems import TaskProblem
 from prism_prm.rerank.grading import Grade, GradedPool, grade_pool
 from prism_prm.rerank.report import unlike_the_benchmark
 from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox
@@ -68,7 +69,7 @@ for _ in range(100_000):
 def test_a_program_that_takes_its_output_back_is_wrong_and_others_are_judged(
     level: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "WAITS", ())
+    monkeypatch.setattr(program_judge, "RETRY_WAITS", ())
     with TaskGrader(workers=1, sandbox=level) as grader:
         taker, right = outcomes(grader, SUM, [TAKES_BACK, "print(sum(map(int, input().split())))"])
     assert taker[0] is False
@@ -136,7 +137,7 @@ def test_limits_are_the_problems_own(grader: TaskGrader) -> None:
 def test_a_busy_machine_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that gets a third of a core does not fail: what counts is its CPU time."""
     opened: list[Limits] = []
-    monkeypatch.setattr(judge, "Sandbox", lambda *, limits, **_: opened.append(limits) or Watching())
+    monkeypatch.setattr(program_judge, "Sandbox", lambda *, limits, **_: opened.append(limits) or Watching())
     TaskGrader().judge([(DOUBLE, "program")])
     assert opened == [Limits(cpu=1, wall=4)]
 
@@ -168,7 +169,7 @@ def test_programs_vote_by_what_they_do_on_the_public_tests(grader: TaskGrader) -
     groups = [[key.key for key in found].index(key.key) for key in found]
     assert groups == [0, 0, 2, 3, 3, 5]
     assert found[5].key is None, "what cannot be told apart casts no vote"
-    (bare,) = grader.keys([(TaskProblem("p", tests=cases.Tests((), (cases.Case("", ""),))), "print(1)")])
+    (bare,) = grader.keys([(TaskProblem("p", tests=problems.ProgramTests((), (problems.Case("", ""),))), "print(1)")])
     assert (bare.key, bare.status, bare.passed) == ("", "no public tests", None), "all are one group"
 
 
@@ -188,7 +189,7 @@ class Watching(Sandbox):
 def test_votes_see_no_hidden_test(problem: TaskProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grouping neither looks at hidden tests nor sends them anywhere, and no expected value enters the sandbox."""
     watching = Watching()
-    monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
+    monkeypatch.setattr(program_judge, "Sandbox", lambda **_: watching)
     assert problem.tests is not None
     hidden = problem.tests.judged()[-1]
 
@@ -196,14 +197,14 @@ def test_votes_see_no_hidden_test(problem: TaskProblem, monkeypatch: pytest.Monk
         raise AssertionError("hidden tests are looked at")
 
     with monkeypatch.context() as within:
-        within.setattr(cases.Tests, "judged", refuse)
-        within.setattr(cases.Packed, "cases", refuse)
+        within.setattr(problems.ProgramTests, "judged", refuse)
+        within.setattr(problems.Packed, "cases", refuse)
         TaskGrader().keys([(problem, "program")])
     sent = hidden.given if isinstance(hidden.given, str) else repr(list(hidden.given))
     assert watching.seen
     assert not any(sent in job for job in watching.seen)
     watching.seen.clear()
-    marked = cases.Tests((cases.Case("a", "SECRET1"),), (cases.Case("b", "SECRET2"),))
+    marked = problems.ProgramTests((problems.Case("a", "SECRET1"),), (problems.Case("b", "SECRET2"),))
     TaskGrader().keys([(TaskProblem("p", tests=marked), "program")])
     TaskGrader().judge([(TaskProblem("p", tests=marked), "program")])
     assert watching.seen == [repr(Program("program", b"a"))] * 2
@@ -239,8 +240,8 @@ def test_programs_that_import_packages_are_counted() -> None:
 
 def test_a_wrong_program_is_stopped_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Watching()
-    monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
-    tests = cases.Tests((), tuple(cases.Case(str(i), "1" if i < 4 else "2") for i in range(100)))
+    monkeypatch.setattr(program_judge, "Sandbox", lambda **_: watching)
+    tests = problems.ProgramTests((), tuple(problems.Case(str(i), "1" if i < 4 else "2") for i in range(100)))
     (verdict,) = TaskGrader().judge([(TaskProblem("p", tests=tests), "program")])
     assert not verdict.correct
     assert len(watching.seen) == 1 + 2 + 4, "rounds of 1, 2 and 4 tests"
@@ -252,8 +253,8 @@ def test_a_wrong_program_is_stopped_at_the_first_failure(monkeypatch: pytest.Mon
 def test_a_sandbox_that_fails_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     watching = Watching()
     monkeypatch.setattr(watching, "map", lambda jobs: iter([Run("sandbox", stderr=b"no room")] * len(list(jobs))))
-    monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
-    monkeypatch.setattr(judge, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(program_judge, "Sandbox", lambda **_: watching)
+    monkeypatch.setattr(program_judge, "RETRY_WAITS", (0.0, 0.0))
     with pytest.raises(PrismError, match="could not be started in the sandbox, 3 times: no room"):
         TaskGrader().judge([(DOUBLE, "program")])
 
@@ -277,8 +278,8 @@ def test_programs_that_could_not_be_started_are_tried_again_alone(
     problem: TaskProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box, waited = Failing(), list[float]()
-    monkeypatch.setattr(judge, "Sandbox", lambda **_: box)
-    monkeypatch.setattr(judge.time, "sleep", waited.append)
+    monkeypatch.setattr(program_judge, "Sandbox", lambda **_: box)
+    monkeypatch.setattr(program_judge.time, "sleep", waited.append)
     found = TaskGrader().judge([(problem, "program"), (problem, "other")])
     assert [(one.correct, one.status) for one in found] == [(False, "ok")] * 2
     assert (box.rounds, waited) == ([2, 1, 1, 1], [1.0, 5.0, 1.0])
@@ -297,16 +298,16 @@ def f(x):
 @pytest.mark.parametrize(
     ("case", "program"),
     [
-        (cases.Case((1,), {1}), COLLIDING),  # all in one place of a hash table, which takes quadratic time
-        (cases.Case(([1] * 8,), 0.0, 1e-4, "polynomial"), "def f(x):\n    return (1 << 4_000_000) // 3"),
+        (problems.Case((1,), {1}), COLLIDING),  # all in one place of a hash table, which takes quadratic time
+        (problems.Case(([1] * 8,), 0.0, 1e-4, "polynomial"), "def f(x):\n    return (1 << 4_000_000) // 3"),
     ],
     ids=["hashed", "multiplied"],
 )
 def test_a_value_that_takes_long_to_compare_is_a_timeout(
-    case: cases.Case, program: str, monkeypatch: pytest.MonkeyPatch
+    case: problems.Case, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "COMPARING", 0.5)
-    problem = TaskProblem("p", tests=cases.Tests((case,), (case,), "f"))
+    monkeypatch.setattr(program_judge, "COMPARE_SECONDS", 0.5)
+    problem = TaskProblem("p", tests=problems.ProgramTests((case,), (case,), "f"))
     with TaskGrader(workers=1) as grader:
         assert outcomes(grader, problem, [program]) == [(False, "timeout")]
         (key,) = grader.keys([(problem, program)])
@@ -314,8 +315,8 @@ def test_a_value_that_takes_long_to_compare_is_a_timeout(
 
 
 def test_long_values_are_compared(grader: TaskGrader) -> None:
-    case = cases.Case((10_000,), list(range(10_000)))
-    problem = TaskProblem("p", tests=cases.Tests((case,), (case,), "f"))
+    case = problems.Case((10_000,), list(range(10_000)))
+    problem = TaskProblem("p", tests=problems.ProgramTests((case,), (case,), "f"))
     programs = {
         "def f(n):\n    return list(range(n))": (True, "ok"),
         "def f(n):\n    return (*range(n),)": (True, "ok"),
@@ -345,6 +346,6 @@ def test_what_a_program_writes_in_place_of_a_value_is_no_value(value: Any, monke
     monkeypatch.setattr(
         watching, "map", lambda jobs: iter([[Run("ok", value=value)] * len(job.arguments) for job in jobs])
     )
-    monkeypatch.setattr(judge, "Sandbox", lambda **_: watching)
+    monkeypatch.setattr(program_judge, "Sandbox", lambda **_: watching)
     assert not TaskGrader().judge([(HALF, "program")])[0].correct
     assert TaskGrader().keys([(HALF, "program")])[0].key is None

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism_prm.programs import compare
-from prism_prm.programs.cases import Case
-from prism_prm.programs.compare import is_right, printed_key, same_printed
-from prism_prm.programs.extract import find_program
-from prism_prm.programs.values import Unknown, decode, encode
+from prism_prm.answers.extract import find_program
+from prism_prm.programs import compare_outputs
+from prism_prm.programs.compare_outputs import is_right, printed_key, same_printed
+from prism_prm.programs.problems import Case
+from prism_prm.programs.value_codec import Unknown, decode, encode
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_equal_outputs_vote_together_and_no_others(text: str, other: str) -> Non
 
 def test_endless_output_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    monkeypatch.setattr(compare, "Decimal", lambda word: read.append(word) or Decimal(word))
+    monkeypatch.setattr(compare_outputs, "Decimal", lambda word: read.append(word) or Decimal(word))
     assert not same_printed("1 2", "1.0 " * 1_000_000)
     assert len(read) == 4
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from prism_prm.data.problem_records import TaskProblem, problem_of
+from prism_prm.data.problem_records import problem_of
 from prism_prm.graders import TaskGrader
-from prism_prm.programs import cases
-from prism_prm.programs.cases import read_cases
-from prism_prm.programs.livecodebench import PRELUDE
+from prism_prm.programs.code_benchmarks import LIVECODEBENCH_PRELUDE
+from prism_prm.programs.problems import ProgramTests, TaskProblem, read_cases
 
 Record = dict[str, Any]
 Submission = tuple[TaskProblem, str, bool]
@@ -64,7 +63,9 @@ def submissions(real_data: Path) -> list[Submission]:
         record = json.loads(line)
         public = read_cases(record["sample_tests_parsed_from_statement"], None) if not record["starter_code"] else ()
         if public:
-            tests = cases.Tests(public, read_cases(record["recovered_hidden_tests"], None), prelude=PRELUDE)
+            tests = ProgramTests(
+                public, read_cases(record["recovered_hidden_tests"], None), prelude=LIVECODEBENCH_PRELUDE
+            )
             problem = TaskProblem(record["question_content"], tests=tests)
             found += [(problem, one["code"], one["graded"]) for one in record["model_solutions"]]
     return found

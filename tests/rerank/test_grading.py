@@ -11,7 +11,7 @@ from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem
 from prism_prm.rerank import grading
 from prism_prm.rerank.grading import Grade, GradedPool, grade_pool, with_task
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
-from prism_prm.tasks import MathGrader, Task, TaskGrader, TaskProblem
+from prism_prm.tasks import Task, TaskGrader, TaskProblem
 
 POOL = Pool(
     (
@@ -31,8 +31,8 @@ POOL = Pool(
 @pytest.fixture(scope="module")
 def graded() -> GradedPool:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prism_prm.answers.workers.WALL_FACTOR", 1000.0)  # its calls end by their CPU time alone
-        with MathGrader(seconds=0.5, workers=1) as grader:
+        patch.setattr("prism_prm.answers.process_pool.WALL_FACTOR", 1000.0)  # its calls end by their CPU time alone
+        with TaskGrader(seconds=0.5, workers=1) as grader:
             return grade_pool(POOL, grader)
 
 
@@ -94,7 +94,7 @@ def test_grades_are_kept_chunk_by_chunk(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_a_reference_the_pools_own_word_counts() -> None:
     solutions = (Solution(("a",), r"\boxed{1}", correct=True), Solution(("b",), r"\boxed{2}", correct=False))
-    with MathGrader(workers=1) as grader:
+    with TaskGrader(workers=1) as grader:
         graded = grade_pool(Pool((PoolProblem(TaskProblem("q"), solutions),)), grader)
         assert [grade.correct for grade in graded.grades[0]] == [True, False]
         assert graded.measured == (0,)

@@ -15,7 +15,7 @@ from prism_prm.answers import Extraction, extract_answer
 from prism_prm.pools import read_pool
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
-from prism_prm.tasks import MathGrader, TaskProblem
+from prism_prm.tasks import TaskGrader, TaskProblem
 
 pytestmark = pytest.mark.real_data
 FILE = "best_of_n/math500_pool_100.jsonl"
@@ -40,17 +40,17 @@ def samples(real_data: Path) -> list[Sample]:
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[MathGrader]:
-    with MathGrader() as grader:
+def grader() -> Iterator[TaskGrader]:
+    with TaskGrader() as grader:
         yield grader
 
 
 @pytest.fixture(scope="module")
-def graded(real_data: Path, grader: MathGrader) -> GradedPool:
+def graded(real_data: Path, grader: TaskGrader) -> GradedPool:
     return grade_pool(read_pool(real_data / FILE), grader)
 
 
-def test_judging_the_parsed_answers(samples: list[Sample], grader: MathGrader) -> None:
+def test_judging_the_parsed_answers(samples: list[Sample], grader: TaskGrader) -> None:
     """Three disagree: math-verify rounds to six decimals, and so takes 0.000067 and 0.00006696 for .0000672."""
     verdicts = grader.judge([(sample.problem, sample.parsed_answer) for sample in samples])
     wrong = [s for s, verdict in zip(samples, verdicts, strict=True) if verdict.correct != s.correct]
@@ -62,7 +62,7 @@ def test_judging_the_parsed_answers(samples: list[Sample], grader: MathGrader) -
     assert {verdict.status for verdict in verdicts} == {"ok", "no answer"}
 
 
-def test_judging_what_is_extracted_from_whole_solutions(samples: list[Sample], grader: MathGrader) -> None:
+def test_judging_what_is_extracted_from_whole_solutions(samples: list[Sample], grader: TaskGrader) -> None:
     """Beyond those three we differ only where the pool looked at boxes alone and we find the right answer unboxed."""
     found = [extract_answer(sample.solution) for sample in samples]
     verdicts = grader.judge([(s.problem, extraction.answer) for s, extraction in zip(samples, found, strict=True)])

@@ -255,7 +255,7 @@ def test_an_interrupted_run_goes_on(
 ) -> None:
     """Stopped while scoring, the second start judges nothing and gives the same numbers as a run in one go."""
     import prism_prm.scorer.table as table
-    from prism_prm.answers.workers import Workers
+    from prism_prm.answers.process_pool import ProcessPool
 
     arguments = (pool, "--prm", prm_folders[0], "--judges", 1)
     run(*arguments, "-o", tmp_path / "whole")
@@ -268,7 +268,7 @@ def test_an_interrupted_run_goes_on(
         assert CliRunner().invoke(app, ["rerank", *map(str, arguments), "-o", str(tmp_path / "out")]).exit_code != 0
     assert not (tmp_path / "out" / "metrics.json").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(Workers, "run", stop)
+        patch.setattr(ProcessPool, "run", stop)
         assert "Reusing the grades in" in run(*arguments, "-o", tmp_path / "out")
     assert metrics_of(tmp_path / "out") == metrics_of(tmp_path / "whole")
 

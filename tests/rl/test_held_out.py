@@ -9,7 +9,7 @@ import torch
 from prism_prm.demo.reinforcement import OracleGold
 from prism_prm.policies import Prompting
 from prism_prm.rl.held_out import AnswerGold, Writing, Written, problem_rows, write_solutions
-from prism_prm.tasks import MathGrader, TaskProblem
+from prism_prm.tasks import TaskGrader, TaskProblem
 from prism_prm.world.build import load_policy
 from prism_prm.world.tokens import prompt_of
 
@@ -57,7 +57,7 @@ def test_odd_texts_are_judged(world_policy: Path) -> None:
     truth = OracleGold(5)(rows, written)
     assert truth.right["answer"] == [False] * 6 + [True]
     assert truth.right["steps"] == [False] * len(ODD)
-    with MathGrader(workers=1) as grader:
+    with TaskGrader(workers=1) as grader:
         found = AnswerGold(grader)(rows, [*written[:-1], Written("1+2=3\n\n#### 3", (1,), True)])
         assert found.right["answer"][0] is False
         assert found.right["answer"][-1] is True

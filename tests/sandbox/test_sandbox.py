@@ -18,7 +18,7 @@ import pytest
 
 from docs_code import blocks
 from prism_prm.errors import PrismError
-from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox, SandboxError, box, levels, self_test
+from prism_prm.sandbox import Call, Limits, Program, Run, Sandbox, SandboxError, sandbox_policy, sandbox_process
 
 needs_bwrap = pytest.mark.skipif(
     not shutil.which("bwrap"), reason="NOT TESTED: bubblewrap is not installed (apt install bubblewrap)"
@@ -109,7 +109,7 @@ def late_watch(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(*words, **options)
             time.sleep(0.3)
 
-    monkeypatch.setattr("prism_prm.sandbox.process.subprocess.Popen", Late)
+    monkeypatch.setattr("prism_prm.sandbox.sandbox_process.subprocess.Popen", Late)
 
 
 @pytest.mark.usefixtures("late_watch")
@@ -152,7 +152,7 @@ def test_a_program_that_empties_its_pipe_has_run(sandbox: Sandbox, monkeypatch: 
             time.sleep(0.05)
             return found
 
-    monkeypatch.setattr("prism_prm.sandbox.process.selectors.DefaultSelector", Slow)
+    monkeypatch.setattr("prism_prm.sandbox.sandbox_process.selectors.DefaultSelector", Slow)
     assert sandbox.run(TAKES_BACK).status in ("ok", "error")
 
 
@@ -291,8 +291,8 @@ def test_cheats(quick: Sandbox, name: str) -> None:
 def test_what_enters_the_sandbox(quick: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but what the caller gives: there is no place for an expected output."""
     sent: list[Any] = []
-    real = box.marshal.dumps
-    monkeypatch.setattr(box.marshal, "dumps", lambda value: sent.append(value[1]) or real(value))
+    real = sandbox_process.marshal.dumps
+    monkeypatch.setattr(sandbox_process.marshal, "dumps", lambda value: sent.append(value[1]) or real(value))
     quick.call("def f(x): return x", "f", [[1]])
     (job,) = sent
     assert set(job) == {"function", "code", "arguments", "limits", "is_first", "confine", "filter", "report"}
@@ -312,13 +312,13 @@ def test_map_keeps_the_order(sandbox: Sandbox) -> None:
 def test_map_reads_few_jobs_ahead(quick: Sandbox) -> None:
     read: list[int] = []
 
-    def jobs() -> Iterator[int]:
+    def jobs() -> Iterator[Program]:
         for i in range(1000):
             read.append(i)
-            yield i
+            yield Program(f"print({i} ** 2)")
 
-    results = quick.each(lambda i: i * i, jobs())
-    assert [next(results) for _ in range(3)] == [0, 1, 4]
+    results = quick.map(jobs())
+    assert [next(results).stdout for _ in range(3)] == [b"0\n", b"1\n", b"4\n"]  # type: ignore[union-attr]
     assert len(read) <= 3 + 2 * quick.workers
     results.close()  # type: ignore[attr-defined]
 
@@ -332,7 +332,7 @@ def test_who_stops_asking_stops_what_runs() -> None:
 
 
 def test_other_limits_need_no_other_proof(quick: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_prm.sandbox.box.prove", None)
+    monkeypatch.setattr("prism_prm.sandbox.sandbox.self_test", None)
     assert quick.with_limits(Limits(memory_mb=64)).run("x = bytearray(2**26)").status == "memory"
     assert quick.run("x = bytearray(2**26)").status == "ok"
 
@@ -361,12 +361,12 @@ def refuse(*_: object, **__: object) -> NoReturn:
 @pytest.mark.parametrize(
     ("change", "level", "says"),
     [
-        (lambda m: m.setattr(levels.shutil, "which", lambda _: None), "bubblewrap", "apt install bubblewrap"),
-        (lambda m: m.setattr(levels, "landlock_abi", lambda: 0), "landlock", "Linux 5.13 or newer"),
+        (lambda m: m.setattr(sandbox_policy.shutil, "which", lambda _: None), "bubblewrap", "apt install bubblewrap"),
+        (lambda m: m.setattr(sandbox_policy, "landlock_abi", lambda: 0), "landlock", "Linux 5.13 or newer"),
         (lambda m: m.setattr(platform, "machine", lambda: "riscv64"), "landlock", "riscv64; known: x86_64, aarch64"),
         (lambda m: m.setattr(sys, "platform", "darwin"), "none", "needs Linux; this is darwin"),
-        (lambda m: m.setattr(levels, "interpreter", lambda: "/nowhere/python"), "landlock", "No such file"),
-        (lambda m: m.setattr(self_test.os, "chmod", refuse), "landlock", "(no sockets here): set TMPDIR to a"),
+        (lambda m: m.setattr(sandbox_policy, "interpreter", lambda: "/nowhere/python"), "landlock", "No such file"),
+        (lambda m: m.setattr(os, "chmod", refuse), "landlock", "(no sockets here): set TMPDIR to a"),
     ],
 )
 def test_what_is_missing_is_said(
@@ -379,9 +379,9 @@ def test_what_is_missing_is_said(
 
 
 def test_auto_never_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels.shutil, "which", lambda _: None)
+    monkeypatch.setattr(sandbox_policy.shutil, "which", lambda _: None)
     assert Sandbox().level == "landlock"
-    monkeypatch.setattr(levels, "landlock_abi", lambda: 0)
+    monkeypatch.setattr(sandbox_policy, "landlock_abi", lambda: 0)
     with pytest.raises(SandboxError, match=r"- bubblewrap: bwrap is not(.|\n)*- landlock: this kernel"):
         Sandbox()
 
@@ -400,7 +400,7 @@ def test_limits_that_hold_already_are_kept() -> None:
 def test_a_process_that_cannot_start_says_nothing_about_the_program(
     quick: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(levels, "interpreter", lambda: "/nowhere/python")
+    monkeypatch.setattr(sandbox_policy, "interpreter", lambda: "/nowhere/python")
     run = quick.run("print(1)")
     assert (run.status, run.stdout) == ("sandbox", b"")
     assert b"/nowhere/python" in run.stderr
@@ -413,10 +413,9 @@ def test_a_process_that_cannot_start_says_nothing_about_the_program(
 def test_a_process_that_is_never_ready_says_why(
     quick: Sandbox, monkeypatch: pytest.MonkeyPatch, command: str, says: str
 ) -> None:
-    begin = levels.Start(["/bin/sh", "-c", command], None, filtered=False)
-    monkeypatch.setattr(box, "start", lambda *_: begin)
+    monkeypatch.setattr(sandbox_policy, "start", lambda *_: (["/bin/sh", "-c", command], None))
     if "sleep" in command:
-        monkeypatch.setattr("prism_prm.sandbox.process._STARTING", 0.1)
+        monkeypatch.setattr("prism_prm.sandbox.sandbox_process._START_SECONDS", 0.1)
     run = quick.run("print(1)")
     assert (run.status, run.stderr) == ("sandbox", f"the process {says}\n".encode())
 

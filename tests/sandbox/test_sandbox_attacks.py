@@ -12,8 +12,7 @@ from typing import Any
 import attacks
 import pytest
 
-from prism_prm.sandbox import Limits, Sandbox, SandboxError
-from prism_prm.sandbox.levels import landlock_abi
+from prism_prm.sandbox import Limits, Sandbox, SandboxError, sandbox_policy
 from waiting import until
 
 needs_bwrap = pytest.mark.skipif(
@@ -73,7 +72,7 @@ def test_works_without_isolation(attack: attacks.Attack, aim: dict[str, Any]) ->
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_signal_to_all(level: str, aim: dict[str, Any]) -> None:
-    if level == "landlock" and landlock_abi() < 6:
+    if level == "landlock" and sandbox_policy.landlock_abi() < 6:
         pytest.skip("only the filter of system calls would stand between the program and every process of the user")
     attack = attacks.Attack("signal_to_all", "os.kill(-1, 0)\nbreach()", says=attacks.REFUSED)
     assert attacks.fault_of(attack, attacks.run_attack(attack, level, aim)) == ""
@@ -82,7 +81,7 @@ def test_signal_to_all(level: str, aim: dict[str, Any]) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_after_attacks_others_run_and_no_descriptor_is_lost(level: str) -> None:
     flood = next(attack for attack in attacks.ATTACKS if attack.name == "endless_report")
-    box = Sandbox(level, flood.limits)  # type: ignore[arg-type]
+    box = Sandbox(level, flood.limits)
     before = os.listdir("/proc/self/fd")
     assert box.run(flood.code, "{}\n").status == "output"
     until(lambda: len(os.listdir("/proc/self/fd")) <= len(before))  # other threads may have theirs for a moment
@@ -137,17 +136,13 @@ def test_all_attacks_with_the_systems_python(user: int) -> None:
 
 
 def test_a_level_that_does_not_isolate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from prism_prm.sandbox import seccomp
-
-    monkeypatch.setattr(seccomp, "filter_for", lambda _: None)
+    monkeypatch.setattr(sandbox_policy, "system_call_filter", lambda _: None)
     with pytest.raises(SandboxError, match="could start processes"):
         Sandbox("landlock")
 
 
 def test_a_filter_that_lets_datagrams_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from prism_prm.sandbox import seccomp
-
-    monkeypatch.delitem(seccomp.ARGUMENTS, "sendto")
-    monkeypatch.setattr(seccomp, "filter_for", seccomp.filter_for.__wrapped__)
+    monkeypatch.delitem(sandbox_policy.ARGUMENTS, "sendto")
+    monkeypatch.setattr(sandbox_policy, "system_call_filter", sandbox_policy.system_call_filter.__wrapped__)
     with pytest.raises(SandboxError, match=r"program could send to your sockets$"):
         Sandbox("landlock")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.sandbox import seccomp
-from prism_prm.sandbox.seccomp import ALLOW, KILL, MACHINES, NOT_THERE, OWN_PID, REFUSE
+from prism_prm.sandbox.sandbox_policy import ALLOW, KILL, MACHINES, NOT_THERE, OWN_PID, REFUSE, system_call_filter
 
 PID = 4711
 
@@ -18,7 +17,7 @@ def verdict(machine: str, number: int, *arguments: int, word: int | None = None)
     words = [number, word if word is not None else MACHINES[machine][0], 0, 0]
     for argument in (*arguments, *[0] * (6 - len(arguments))):
         words += [argument & 0xFFFFFFFF, (argument >> 32) & 0xFFFFFFFF]
-    program, at, a = seccomp.filter_for(machine), 0, 0
+    program, at, a = system_call_filter(machine), 0, 0
     while True:
         code, then, other, value = program[at]
         assert 0 <= then < 256

@@ -17,7 +17,7 @@ from prism_prm.page.document import Results
 from prism_prm.page.documents import find_documents
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
 from prism_prm.policies.next_token import noise
-from prism_prm.programs import judge
+from prism_prm.programs import program_judge
 from prism_prm.rerank.run import RerankSettings, rerank_pool
 from prism_prm.sandbox import SandboxError
 from prism_prm.search.methods import SearchSettings
@@ -120,7 +120,7 @@ def test_a_sandbox_that_does_not_work_stops_a_search_before_it_begins(
     def broken(**_: Any) -> NoReturn:
         raise SandboxError("Programs cannot be run in isolation on this machine")
 
-    monkeypatch.setattr(judge, "Sandbox", broken)
+    monkeypatch.setattr(program_judge, "Sandbox", broken)
     with pytest.raises(SandboxError, match="cannot be run in isolation"):
         searched(task, tmp_path / "out", "sample", prm=False)
     assert not (tmp_path / "out" / "journal").exists()

@@ -1,4 +1,4 @@
-"""Find the final answer in the text of a solution, and say by which method it was found.
+"""Find the final answer in the text of a solution, or its program, and say by which method it was found.
 
 Every method reads the text once, so a megabyte of it costs milliseconds.
 """
@@ -19,7 +19,7 @@ class Extraction:
 
     answer: str | None
     method: str
-    """A key of EXTRACTORS, "given" where the pool itself holds the answer, or "none"."""
+    """A key of EXTRACTORS, "fences" for a program, "given" where the pool itself holds the answer, or "none"."""
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{)?|\\.|[{}]", re.DOTALL)
@@ -123,3 +123,14 @@ def extract_answer(text: str, methods: Iterable[str] = tuple(EXTRACTORS)) -> Ext
         if (answer := EXTRACTORS[method](text)) is not None:
             return Extraction(answer, method)
     return Extraction(None, "none")
+
+
+def find_program(text: str) -> Extraction:
+    """What stands between the last two lines that begin with three backticks, as LiveCodeBench has it.
+
+    With fewer than two such lines there is no program: a solution that was cut inside its program has none.
+    """
+    lines = text.split("\n")
+    fences = [i for i, line in enumerate(lines) if line.startswith("```")]
+    program = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
+    return Extraction(program, "fences") if program.strip() else Extraction(None, "none")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from prism_prm.answers.extract import after_hashes, last_boxed
-from prism_prm.answers.latex import normalise
-from prism_prm.answers.numerals import numeral
+from prism_prm.answers.plain_answers import normalize, numeral
 from prism_prm.errors import DataError
-from prism_prm.programs.cases import Tests, read_reference
-from prism_prm.programs.records import read_statement
+from prism_prm.programs.code_benchmarks import read_code_problem
+from prism_prm.programs.problems import TaskProblem
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 ANSWER_FIELDS = ("answer", "final_answer", "expected_answer", "ground_truth")
@@ -28,41 +27,6 @@ MOST_TOLERANCE = 1e6
 """Relative to the reference; a larger one is nonsense."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskProblem:
-    """A problem and what is known about its answer."""
-
-    text: str
-    answer: str | None = None
-    name: str = ""
-    level: str = ""
-    """How hard it is, in the source's own words."""
-    tolerance: float = 0.0
-    """How far off a number may be and still be right, relative to the reference."""
-    tests: Tests | None = None
-    """The tests of a program; None where an answer is asked for."""
-    date: str = ""
-    """The day on which it was published, YYYY-MM-DD, where the source says it."""
-    in_errata: bool = False
-    """Whether its benchmark lists it as flawed."""
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether solutions can be judged: there is a reference answer, or there are hidden tests."""
-        return self.answer is not None if self.tests is None else self.tests.is_judged
-
-    @property
-    def reference(self) -> str | None:
-        """What judges solutions, as one text: the answer, or the tests as JSON."""
-        return self.answer if self.tests is None else self.tests.reference()
-
-    @classmethod
-    def with_reference(cls, text: str, reference: str, tolerance: float = 0.0) -> TaskProblem:
-        """A problem with a text of `reference`."""
-        tests = read_reference(reference)
-        return cls(text, None if tests else reference, tolerance=tolerance, tests=tests)
-
-
 def problem_of(
     record: Mapping[str, Any],
     tolerance: float = 0.0,
@@ -74,9 +38,8 @@ def problem_of(
 
     A record with tests asks for a program, and has no answer.
     """
-    if answer_field is None and (asked := read_statement(record)) is not None:
-        tests = asked.tests if with_answer else asked.tests.shown()
-        return TaskProblem(asked.text, None, asked.name, asked.level, 0.0, tests, asked.date, asked.in_errata)
+    if answer_field is None and (problem := read_code_problem(record)) is not None:
+        return problem if with_answer or problem.tests is None else replace(problem, tests=problem.tests.shown())
     field, text = _first(record, PROBLEM_FIELDS)
     if text is None:
         raise DataError(
@@ -123,7 +86,7 @@ def _answer_of(record: Mapping[str, Any], answer_field: str | None) -> str | Non
 
 def _tolerance_of(record: Mapping[str, Any], answer: str | None, tolerance: float) -> float:
     error = _number(record, "error", math.inf)  # OlympiadBench: how far off, absolutely
-    number = numeral(normalise(answer)) if answer and error else None
+    number = numeral(normalize(answer)) if answer and error else None
     if number and number.value and error:
         try:
             tolerance = error / abs(float(number.value))

@@ -19,7 +19,7 @@ from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Interval, over_seeds
-from prism_prm.tasks import MathGrader
+from prism_prm.tasks import TaskGrader
 from prism_prm.theory.selection import best_of_n
 from prism_prm.world.perturb import PERTURBATIONS
 
@@ -75,7 +75,7 @@ def measure_pool(result: SeedResult, graded: GradedPool, *, far: bool = False) -
 
 def grade(result: SeedResult, *, far: bool = False) -> GradedPool:
     """The pool's answers, found and judged as in any task."""
-    with MathGrader(methods=("####", "last number")) as grader:
+    with TaskGrader(methods=("####", "last number")) as grader:
         return grade_pool(read_pool(result.world.pool(far=far)), grader)
 
 

@@ -28,7 +28,7 @@ from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
 from prism_prm.policies.spread import policy_for_workers
 from prism_prm.programs import Level
-from prism_prm.programs.cases import Packed
+from prism_prm.programs.problems import Packed
 from prism_prm.protocol import notes_of, summary_of
 from prism_prm.records import StepTree, unique_names
 from prism_prm.scorer.place import check_scorer

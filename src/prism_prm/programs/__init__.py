@@ -1,10 +1,10 @@
-"""Programs: find one in a solution, run it on a problem's tests, and group those that do the same for a vote.
+"""Programs: run them on a problem's tests, and group those that do the same for a vote.
 
-`records` reads the benchmarks' records and users' own; `cases` holds the tests, `compare` the benchmarks' rules, and
-`judge` runs programs in the sandbox. Hidden tests reach `judge` alone.
+`problems` holds a problem and its tests, and `code_benchmarks` reads them from records. `program_judge` runs programs
+in the sandbox and compares what they give by the rules of `compare_outputs`. Only the judge sees hidden tests.
 """
 
 from typing import Literal
 
 Level = Literal["auto", "bubblewrap", "landlock", "none"]
-"""What programs run in; auto is the better one of the next two that works here."""
+"""The sandbox that programs run in; auto is the best that works here, and never none."""

@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from prism_prm.programs.cases import Case
+from prism_prm.programs.problems import Case
 
-MOST_ITEMS = 100_000
+_MAX_ITEMS = 100_000
 _MEANS = re.compile(
     r"[ \t]*#?[ \t]*(?:={1,2}>?|->|➞|returns?\b|(?:,?\s*your function )?should (?:return|be equal to)\b|is\b)[ \t]*:?"
 )
@@ -28,15 +28,16 @@ _VIEWED = ("tuple", "list", "set", "sorted")
 """What a test may do to a returned value before it compares it."""
 COMPARING = (*_VIEWED, "abs", "fabs", "isclose")
 """Functions that a test calls to compare, whatever it is about."""
-_KINDS: dict[str, Callable[..., Any]] = {"set": set, "tuple": tuple, "list": list, "frozenset": frozenset}
+_CONTAINERS: dict[str, Callable[..., Any]] = {"set": set, "tuple": tuple, "list": list, "frozenset": frozenset}
+_VALUE_END = re.compile(r"(?=\s|[.;,]|$)")
 
 
 class NotPlainError(ValueError):
     """An expression that is not a value."""
 
 
-def parsed(source: str) -> ast.Module:
-    """Python as a tree; a NotPlainError where it is none. What it warns of is nobody's concern here."""
+def parse_python(source: str) -> ast.Module:
+    """Python as a tree, or a NotPlainError; its warnings are nobody's concern here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
@@ -45,8 +46,8 @@ def parsed(source: str) -> ast.Module:
             raise NotPlainError(str(error)) from None
 
 
-def plain_value(node: ast.expr) -> Any:
-    """The value of an expression of literals; small arithmetic on them is worked out (`"ab" * 3`, `1 / 2`)."""
+def _plain_value(node: ast.expr) -> Any:
+    """The value of an expression of literals; small arithmetic on them is done (`"ab" * 3`, `1 / 2`)."""
     try:
         return _value(node)
     except (TypeError, ValueError, ArithmeticError, SyntaxError, MemoryError, RecursionError) as error:
@@ -55,25 +56,22 @@ def plain_value(node: ast.expr) -> Any:
 
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        return _worked_out(node.op, _value(node.left), _value(node.right))
-    if isinstance(node, ast.Call) and _named(node.func) in _KINDS and len(node.args) < 2 and not node.keywords:
-        return _KINDS[_named(node.func)](*map(_value, node.args))
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Mod) and isinstance(left, str | bytes):
+            raise NotPlainError("a format")
+        lengths = [len(side) for side in (left, right) if isinstance(side, Sized)]
+        times = [abs(side) for side in (left, right) if isinstance(side, int)]
+        if isinstance(node.op, ast.Mult) and lengths and max(lengths) * max(times, default=0) > _MAX_ITEMS:
+            raise NotPlainError("a large value")
+        return _ARITHMETIC[type(node.op)](left, right)
+    if isinstance(node, ast.Call) and _name(node.func) in _CONTAINERS and len(node.args) < 2 and not node.keywords:
+        return _CONTAINERS[_name(node.func)](*map(_value, node.args))
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return _KINDS[type(node).__name__.lower()](map(_value, node.elts))
+        return _CONTAINERS[type(node).__name__.lower()](map(_value, node.elts))
     if isinstance(node, ast.Dict):
         keys = [_value(key) for key in node.keys if key is not None]  # `**other` has no key
         return dict(zip(keys, map(_value, node.values), strict=True))
     return ast.literal_eval(node)
-
-
-def _worked_out(operation: ast.operator, left: Any, right: Any) -> Any:
-    if isinstance(operation, ast.Mod) and isinstance(left, str | bytes):
-        raise NotPlainError("a format")
-    lengths = [len(side) for side in (left, right) if isinstance(side, Sized)]
-    times = [abs(side) for side in (left, right) if isinstance(side, int)]
-    if isinstance(operation, ast.Mult) and lengths and max(lengths) * max(times, default=0) > MOST_ITEMS:
-        raise NotPlainError("a large value")
-    return _ARITHMETIC[type(operation)](left, right)
 
 
 def read_asserts(source: str, called: str) -> tuple[list[Case], int]:
@@ -82,26 +80,26 @@ def read_asserts(source: str, called: str) -> tuple[list[Case], int]:
     Asserts that are always true and test nothing (`assert True, "…"`) are not counted.
     """
     try:
-        tree = parsed(source)
+        tree = parse_python(source)
     except NotPlainError:
         return [], 1
-    plain = {id(node) for node in _unconditional(tree.body)}
+    unconditional = {id(node) for node in _unconditional(tree.body)}
     cases: list[Case] = []
-    others = 0
+    num_others = 0
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assert) or (isinstance(node.test, ast.Constant) and node.test.value):
             continue
         try:
-            if id(node) not in plain:
-                raise NotPlainError("it stands in a loop or a condition")
+            if id(node) not in unconditional:
+                raise NotPlainError("in a loop or a condition")
             cases.append(_case(node.test, called))
         except NotPlainError:
-            others += 1
-    return cases, others
+            num_others += 1
+    return cases, num_others
 
 
 def _unconditional(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that are certain to run, with the values that they name: those of a module and of `def check`."""
+    """Statements that are certain to run: those of a module and of `def check`."""
     for node in body:
         if isinstance(node, ast.FunctionDef):
             yield from _unconditional(node.body)
@@ -111,56 +109,50 @@ def _unconditional(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _case(test: ast.expr, called: str) -> Case:
     """`f(…) == value`, `tuple(f(…)) == value`, `f(…)`, `not f(…)`, `abs(f(…) - value) < 1e-6`, `math.isclose(…)`."""
-    if isinstance(test, ast.Call) and _is_call(test, called):
-        return Case(_arguments(test), True, view="truth")
+    if _is_call(test, called):
+        return Case(_arguments(test, called), True, view="truth")
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return Case(_arguments(test.operand, called), False, view="truth")
     if isinstance(test, ast.Call) and ast.unparse(test.func) in ("math.isclose", "isclose"):
-        return _close(test, called)
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        raise NotPlainError("not a comparison")
-    left, right, how = test.left, test.comparators[0], test.ops[0]
-    if isinstance(how, ast.Eq | ast.Is):
-        call, value = _call_first(left, right, called)
-        view = _named(call.func) if isinstance(call, ast.Call) and _inside(call) is not call else ""
-        return Case(_arguments(_inside(call), called), plain_value(value), view=view)
-    if isinstance(how, ast.Lt | ast.LtE) and isinstance(left, ast.Call) and _named(left.func) in ("abs", "fabs"):
-        match left.args:
-            case [ast.BinOp(first, ast.Sub(), second)]:
+        given = {str(keyword.arg): _tolerance(keyword.value) for keyword in test.keywords}
+        if len(test.args) != 2 or not given.keys() <= {"rel_tol", "abs_tol"}:
+            raise NotPlainError("not math's isclose")
+        call, value = _call_first(test.args[0], test.args[1], called)
+        relative, absolute = given.get("rel_tol", 1e-9), given.get("abs_tol", 0.0)
+        return Case(_arguments(call, called), _plain_value(value), absolute, relative=relative)
+    match test:
+        case ast.Compare(left, [ast.Eq() | ast.Is()], [right]):
+            call, value = _call_first(left, right, called)
+            inside = _without_view(call)
+            view = _name(call.func) if isinstance(call, ast.Call) and inside is not call else ""
+            return Case(_arguments(inside, called), _plain_value(value), view=view)
+        case ast.Compare(ast.Call(distance, [ast.BinOp(first, ast.Sub(), second)]), [ast.Lt() | ast.LtE()], [right]):
+            if _name(distance) in ("abs", "fabs"):
                 call, value = _call_first(first, second, called)
-                return Case(_arguments(call, called), plain_value(value), _tolerance(right))
-    raise NotPlainError("another comparison")
-
-
-def _close(test: ast.Call, called: str) -> Case:
-    """`math.isclose(f(…), value, rel_tol=…, abs_tol=…)`."""
-    given = {str(keyword.arg): _tolerance(keyword.value) for keyword in test.keywords}
-    if len(test.args) != 2 or not given.keys() <= {"rel_tol", "abs_tol"}:
-        raise NotPlainError("not math's isclose")
-    call, value = _call_first(test.args[0], test.args[1], called)
-    relative, absolute = given.get("rel_tol", 1e-9), given.get("abs_tol", 0.0)
-    return Case(_arguments(call, called), plain_value(value), absolute, relative=relative)
+                return Case(_arguments(call, called), _plain_value(value), _tolerance(right))
+    raise NotPlainError("another kind of test")
 
 
 def _tolerance(node: ast.expr) -> float:
-    value = plain_value(node)
+    value = _plain_value(node)
     if not isinstance(value, int | float):
         raise NotPlainError("not a number")
     return value
 
 
 def _call_first(left: ast.expr, right: ast.expr, called: str) -> tuple[ast.expr, ast.expr]:
-    return (left, right) if _is_call(_inside(left), called) else (right, left)
+    return (left, right) if _is_call(_without_view(left), called) else (right, left)
 
 
-def _inside(node: ast.expr) -> ast.expr:
+def _without_view(node: ast.expr) -> ast.expr:
     """`f(…)` of `tuple(f(…))` and the like."""
-    if isinstance(node, ast.Call) and _named(node.func) in _VIEWED and len(node.args) == 1:
-        return node if node.keywords else node.args[0]
+    match node:
+        case ast.Call(func, [inside], []) if _name(func) in _VIEWED:
+            return inside
     return node
 
 
-def _named(node: ast.expr) -> str:
+def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
@@ -168,10 +160,10 @@ def _is_call(node: ast.expr, called: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == called
 
 
-def _arguments(node: ast.expr, called: str | None = None) -> tuple[Any, ...]:
-    if not isinstance(node, ast.Call) or node.keywords or (called is not None and not _is_call(node, called)):
+def _arguments(node: ast.expr, called: str) -> tuple[Any, ...]:
+    if not isinstance(node, ast.Call) or node.keywords or not _is_call(node, called):
         raise NotPlainError("not a plain call")
-    return tuple(plain_value(argument) for argument in node.args)
+    return tuple(_plain_value(argument) for argument in node.args)
 
 
 def read_examples(docstring: str, called: str) -> list[Case]:
@@ -179,7 +171,7 @@ def read_examples(docstring: str, called: str) -> list[Case]:
     found: dict[str, Case] = {}
     for start in re.finditer(rf"(?<![\w.]){re.escape(called)}\(", docstring):
         before, rest = docstring[: start.start()], docstring[start.start() :]
-        call = _call_at(rest)
+        call = _leading_call(rest)
         if call is None:
             continue
         after = rest[len(call) :]
@@ -196,39 +188,35 @@ def read_examples(docstring: str, called: str) -> list[Case]:
 
 
 def _expression(source: str) -> ast.expr:
-    match parsed(source).body:
+    match parse_python(source).body:
         case [ast.Expr(value)]:
             return value
     raise NotPlainError("not one expression")
 
 
-def _call_at(text: str) -> str | None:
+def _leading_call(text: str) -> str | None:
     """The call at the beginning of a text, within its paragraph."""
     limit = text.find("\n\n") if "\n\n" in text else len(text)
-    at = text.find(")")
-    while 0 <= at < limit:
+    end = text.find(")")
+    while 0 <= end < limit:
         try:
-            _expression(text[: at + 1])
-            return text[: at + 1]
+            _expression(text[: end + 1])
+            return text[: end + 1]
         except NotPlainError:
-            at = text.find(")", at + 1)
+            end = text.find(")", end + 1)
     return None
 
 
-_ENDS = re.compile(r"(?=\s|[.;,]|$)")
-
-
 def _leading_value(text: str) -> Any:
-    """The longest value at the beginning of a text's line."""
+    """The longest value at the beginning of a text or of its first line."""
     text = text.strip()
-    line = text.split("\n")[0]
-    for candidate in (text, line):
-        ends = [match.start() for match in _ENDS.finditer(candidate)]
+    for candidate in (text, text.split("\n")[0]):
+        ends = [match.start() for match in _VALUE_END.finditer(candidate)]
         for end in reversed(ends[:200]):
-            if candidate[:end].endswith(","):  # of the sentence, and not a tuple's
+            if candidate[:end].endswith(","):  # the sentence's comma, not a tuple's
                 continue
             try:
-                return plain_value(_expression(candidate[:end].strip()))
+                return _plain_value(_expression(candidate[:end].strip()))
             except NotPlainError:
                 continue
     raise NotPlainError("no value")

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from prism_prm.answers import Extraction, Verdict
-from prism_prm.answers.judge import Key
+from prism_prm.answers.answer_judge import Key
 from prism_prm.arrays import Bools, Ints
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import DataError

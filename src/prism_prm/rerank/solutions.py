@@ -25,7 +25,7 @@ def grading_hash(pool: Pool, grader: TaskGrader) -> str:
     """A hash of all that decides the grades of a pool."""
     kept = [field.name for field in fields(Grade)]
     parts: tuple[Any, ...] = (
-        pool.content_hash(), kept, grader.math.methods, grader.math.seconds, metadata.version("math-verify"),
+        pool.content_hash(), kept, grader.methods, grader.seconds, metadata.version("latex2sympy2-extended"),
         _code_of(answers),
     )  # fmt: skip
     if any(entry.problem.tests is not None for entry in pool.problems):

@@ -1,6 +1,9 @@
-"""Run programs that nobody has read: isolated, under limits, and with outcomes that no program can fake."""
+"""Run programs that nobody has read: isolated, under limits, and with outcomes that no program can fake.
 
-from prism_prm.sandbox.box import Sandbox
-from prism_prm.sandbox.records import PATIENCE, Call, Job, Limits, Program, Run, SandboxError, Status
+`sandbox_policy` says what a program may do.
+"""
 
-__all__ = ["PATIENCE", "Call", "Job", "Limits", "Program", "Run", "Sandbox", "SandboxError", "Status"]
+from prism_prm.sandbox.sandbox import Call, Program, Run, Sandbox, Status
+from prism_prm.sandbox.sandbox_policy import WALL_PER_CPU, Limits, SandboxError
+
+__all__ = ["WALL_PER_CPU", "Call", "Limits", "Program", "Run", "Sandbox", "SandboxError", "Status"]

@@ -10,11 +10,11 @@ import platform
 import sys
 
 from prism_prm.sandbox import Sandbox, SandboxError
-from prism_prm.sandbox.levels import FIRST_USER, LEVELS, interpreter, landlock_abi, readable_places
+from prism_prm.sandbox.sandbox_policy import FIRST_USER, LEVELS, interpreter, landlock_abi, readable_paths
 
 
 def main() -> int:
-    """The exit code is 0 if programs can be run in isolation."""
+    """Exit with 0 if programs can be run in isolation."""
     who = f"root; programs run as users from {FIRST_USER} on" if os.geteuid() == 0 else f"user {os.getuid()}"
     print(f"{platform.machine()}, landlock ABI {landlock_abi()}, {who}, interpreter {interpreter()}")
     working = []
@@ -26,7 +26,7 @@ def main() -> int:
             continue
         working.append(level)
         print(f"- {level}: works. The self-test's program could not {', '.join(box.refused)}.")
-    print(f"Programs can read {', '.join(readable_places())}.")
+    print(f"Programs can read {', '.join(readable_paths())}.")
     print(f"Level auto is {working[0]}." if working else "There is no isolation here.")
     return 0 if working else 1
 

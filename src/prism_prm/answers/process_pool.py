@@ -1,22 +1,23 @@
 """A few processes that run calls which may hang, crash or eat memory; each call is bounded, its failure reported.
 
 Plain child processes that speak JSON lines: nothing is forked from a process that holds torch, nothing is pickled, a
-script needs no `if __name__ == "__main__"`, and what a call returns does not depend on how many workers there are.
+script needs no `if __name__ == "__main__"`, and what a call returns does not depend on how many processes there are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import importlib
 import json
-import math
 import os
 import queue
+import shlex
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,17 +27,16 @@ from prism_prm.cores import available_cores
 from prism_prm.errors import PrismError
 
 Call = tuple[str, tuple[Any, ...]]
-"""The name of a function of the workers' module, and its arguments; all of it JSON."""
-
-
-_START_SECONDS = 120.0
-"""How long a worker may take to import its module; generous, for cold disks."""
+"""The name of a function of the pool's module, and its arguments; all of it JSON."""
 WALL_FACTOR = 6.0
 """A call that sleeps uses no CPU time; it is ended after this many times the CPU limit."""
-
-_WATCH_SECONDS = 0.1
-_PORTION = 16
-"""Calls sent to a worker at a time."""
+_START_SECONDS = 120.0
+"""How long a process may take to import its module; generous, for cold disks."""
+_CHUNK = 16
+"""Calls sent to a process at a time."""
+_HAS_TIMERS = hasattr(signal, "setitimer")  # not on Windows
+_TIMED_OUT = (-signal.SIGPROF, -signal.SIGALRM) if _HAS_TIMERS else (1,)
+"""How a process ends that has reached a limit of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,44 +49,32 @@ class Outcome:
 
 
 class _Worker:
-    """One child process that serves calls one after another, and is started anew after a call that killed it."""
+    """One child process that serves calls one after another, and is restarted after a call that killed it."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], wall_seconds: float) -> None:
-        self._command, self._environment, self._wall_seconds = command, environment, wall_seconds
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._command, self._environment = command, environment
         self._process: subprocess.Popen[str] | None = None
-        self._deadline = math.inf
-        """When the present call has taken too long by the clock."""
-        self._was_late = False
 
     def serve(self, calls: Sequence[Call], stopped: threading.Event) -> list[Outcome]:
         """The outcomes of some calls, which are sent together; each has one, unless the run is stopped."""
         outcomes: list[Outcome] = []
         while len(outcomes) < len(calls) and not stopped.is_set():
             process = self._alive()
-            if stopped.is_set():  # since it was looked at: whoever stopped the run may not have seen this process
+            if stopped.is_set():  # in the meantime: whoever stopped the run may not have seen this process
                 break
-            self._send(process, calls[len(outcomes) :])
-            while len(outcomes) < len(calls) and (line := self._read_line(process, self._wall_seconds)):
-                reply = json.loads(line)
-                ok = "error" not in reply
-                outcomes.append(Outcome("ok", reply["value"]) if ok else Outcome("error", detail=reply["error"]))
-            if len(outcomes) < len(calls):  # the call that comes next has killed it; those after it are sent again
-                outcomes.append(self._bury())
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # if it died, no reply comes
+                process.stdin.write(json.dumps(calls[len(outcomes) :]) + "\n")
+                process.stdin.flush()
+            while len(outcomes) < len(calls) and (line := process.stdout.readline()):
+                outcomes.append(Outcome(**json.loads(line)))
+            if len(outcomes) < len(calls):  # the next call has killed it; those after it are sent again
+                status = self.end()
+                is_late = status in _TIMED_OUT
+                detail = "ended by the time limit" if is_late else f"the worker died with status {status}"
+                outcomes.append(Outcome("timeout" if is_late else "error", detail=detail))
         return outcomes
-
-    def _send(self, process: subprocess.Popen[str], calls: Sequence[Call]) -> None:
-        """Write calls; more than a pipe holds are only taken while the process works, so this is limited too."""
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._limited(self._wall_seconds):  # if it died, no reply will come
-            process.stdin.write("".join(json.dumps(call) + "\n" for call in calls))
-            process.stdin.flush()
-
-    def _bury(self) -> Outcome:
-        """What a call came to that ended its process."""
-        ended, was_late, self._was_late = self.end(), self._was_late, False
-        if was_late or ended == -getattr(signal, "SIGPROF", 0):
-            return Outcome("timeout", detail="ended by the time limit")
-        return Outcome("error", detail=f"the worker died with status {ended}")
 
     def end(self) -> int:
         """Kill the process, if there is one; returns how it ended (negative: by which signal)."""
@@ -100,12 +88,6 @@ class _Worker:
                 assert stream is not None
                 stream.close()
         return status
-
-    def end_if_late(self, now: float) -> None:
-        """Kill a process whose call has taken too long."""
-        if now > self._deadline:
-            self._was_late = True
-            self.kill()
 
     def kill(self) -> None:
         """Kill the process; whoever waits for its reply sees it end."""
@@ -122,47 +104,31 @@ class _Worker:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=self._environment, start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its workers
         )  # fmt: skip
-        if self._read_line(self._process, _START_SECONDS) != "ready\n":
-            ended = self.end()
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            status = self.end()
             raise PrismError(
-                f"A worker process could not start (status {ended}). To see why, run: {' '.join(self._command)}"
+                f"A worker process could not start (status {status}). To see why, run: {shlex.join(self._command)}"
             )
         return self._process
 
-    def _read_line(self, process: subprocess.Popen[str], seconds: float) -> str:
-        """The next line; "" if the process ends first, or is ended after `seconds`."""
-        assert process.stdout is not None
-        with self._limited(seconds):
-            return process.stdout.readline()
-
-    @contextlib.contextmanager
-    def _limited(self, seconds: float) -> Iterator[None]:
-        """Until this ends, `end_if_late` kills the process after `seconds`."""
-        self._deadline = time.monotonic() + seconds
-        try:
-            yield
-        finally:
-            self._deadline = math.inf
-
 
 @dataclass(slots=True, eq=False)
-class _Run:
-    """A run under way."""
-
+class _ActiveRun:
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set when the run is given up: nothing is started any more."""
     busy: set[_Worker] = field(default_factory=set)
     """The workers that serve it now; they serve no other run meanwhile."""
 
     def stop(self) -> None:
-        """Give the run up; calls under way lose their process."""
+        """Give the run up; calls in progress lose their process."""
         self.stopped.set()
         for worker in tuple(self.busy):
             worker.kill()
 
 
-class Workers:
-    """Run calls of the functions of a module in killable processes; they start when first needed, and stay.
+class ProcessPool:
+    """Run calls of the functions of a module in killable processes, which start when first needed and stay.
 
     Use as a context manager, or call `close`. Threads may share it: a worker serves one of them at a time. A call ends
     after `cpu_seconds` of CPU time, so that a busy machine changes no outcome, or after WALL_FACTOR times as much on
@@ -172,20 +138,20 @@ class Workers:
     def __init__(
         self, module: str, *, count: int | None = None, cpu_seconds: float = 5.0, memory_bytes: int = 4 << 30
     ) -> None:
-        program = [sys.executable, "-P", "-m", "prism_prm.answers.worker"]
-        command = [*program, module, str(cpu_seconds), str(memory_bytes)]
+        program = [sys.executable, "-P", "-c", f"from {__name__} import _serve_calls; _serve_calls()"]
+        command = [*program, module, str(cpu_seconds), str(cpu_seconds * WALL_FACTOR), str(memory_bytes)]
         # The child must find the same code as its parent, and hash seeds must not change the order of a set.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
         self.count = count or available_cores()
-        self._workers = [_Worker(command, environment, cpu_seconds * WALL_FACTOR) for _ in range(self.count)]
+        self._workers = [_Worker(command, environment) for _ in range(self.count)]
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
-        self._runs: set[_Run] = set()
+        self._runs: set[_ActiveRun] = set()
         self._closing = threading.Lock()
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> ProcessPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -203,7 +169,7 @@ class Workers:
 
     def run(self, calls: Sequence[Call], advance: Advance = ignore) -> list[Outcome]:
         """The outcome of every call, in order; `advance` is told of calls that are done."""
-        run = _Run()
+        run = _ActiveRun()
 
         def serve(some: Sequence[Call]) -> list[Outcome]:
             worker = self._idle.get()
@@ -218,16 +184,14 @@ class Workers:
                 self._idle.put(worker)
             return outcomes
 
-        # Neighbours often share a reference, which a worker then parses once; small portions share the work out evenly.
-        size = max(1, min(_PORTION, len(calls) // (4 * self.count)))
-        portions = [calls[start : start + size] for start in range(0, len(calls), size)]
+        # Neighbors often share a reference, which a worker then parses once; small chunks share the work out evenly.
+        size = max(1, min(_CHUNK, len(calls) // (4 * self.count)))
         threads = ThreadPoolExecutor(self.count)
         self._runs.add(run)
         try:
-            futures = [threads.submit(serve, portion) for portion in portions]
-            with self._watched(run):
-                for future in as_completed(futures):
-                    advance(len(future.result()))
+            futures = [threads.submit(serve, calls[start : start + size]) for start in range(0, len(calls), size)]
+            for future in as_completed(futures):
+                advance(len(future.result()))
             if run.stopped.is_set():
                 raise PrismError("The worker processes were closed by another thread while calls were under way.")
             return [outcome for future in futures for outcome in future.result()]
@@ -238,20 +202,44 @@ class Workers:
             threads.shutdown(cancel_futures=True)
             self._runs.remove(run)
 
-    @contextlib.contextmanager
-    def _watched(self, run: _Run) -> Iterator[None]:
-        """Meanwhile a thread looks at the clock, and ends what is late."""
-        done = threading.Event()
 
-        def watch() -> None:
-            while not done.wait(_WATCH_SECONDS):
-                for worker in tuple(run.busy):
-                    worker.end_if_late(time.monotonic())
+def _serve_calls() -> None:
+    """What runs in a worker: it answers lists of calls until standard input ends; the system ends it at a limit."""
+    module_name, cpu_seconds, wall_seconds, memory_bytes = sys.argv[1], *map(float, sys.argv[2:4]), int(sys.argv[4])
+    _limit_time(0, _START_SECONDS)
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not land among the answers
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
 
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    module = importlib.import_module(module_name)
+    getattr(module, "warm_up", lambda: None)()
+    _limit_time(0, 0)
+    out.write("ready\n")
+    out.flush()
+    for line in sys.stdin:
+        for name, arguments in json.loads(line):
+            _limit_time(cpu_seconds, wall_seconds)
+            try:
+                reply = {"status": "ok", "value": getattr(module, name)(*arguments)}
+            except Exception as error:  # a parser may raise anything on a text nobody foresaw; the caller counts it
+                reply = {"status": "error", "detail": f"{type(error).__name__}: {error}"[:300]}
+            _limit_time(0, 0)
+            out.write(json.dumps(reply) + "\n")
+            out.flush()
+
+
+def _limit_time(cpu_seconds: float, wall_seconds: float) -> None:
+    """End this process after so much time; 0 means no limit.
+
+    It is CPU time that counts, so that a busy machine changes no verdict. The default action of both signals ends the
+    process, even in the middle of C code that never looks at signals.
+    """
+    if _HAS_TIMERS:
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
+    elif wall_seconds:
+        faulthandler.dump_traceback_later(wall_seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()

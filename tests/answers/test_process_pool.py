@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.answers.workers import Outcome, Workers
+from prism_prm.answers.process_pool import Outcome, ProcessPool
 from prism_prm.errors import PrismError
 from waiting import until
 
@@ -19,15 +19,15 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessPool]:
     """Workers whose calls end by their CPU time alone."""
     monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setattr("prism_prm.answers.workers.WALL_FACTOR", 1000.0)
-    with Workers("hanging", count=2, cpu_seconds=0.3, memory_bytes=1 << 30) as workers:
+    monkeypatch.setattr("prism_prm.answers.process_pool.WALL_FACTOR", 1000.0)
+    with ProcessPool("hanging", count=2, cpu_seconds=0.3, memory_bytes=1 << 30) as workers:
         yield workers
 
 
-def test_outcomes_come_in_order_whatever_goes_wrong_between(workers: Workers) -> None:
+def test_outcomes_come_in_order_whatever_goes_wrong_between(workers: ProcessPool) -> None:
     bad = ["loop", "loop_in_c", "crash", "fail", "eat_memory"]
     calls = [("double", (0,))]
     for i, name in enumerate(bad, 1):
@@ -48,11 +48,11 @@ def test_outcomes_come_in_order_whatever_goes_wrong_between(workers: Workers) ->
 
 def test_a_call_that_sleeps_is_ended_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
-    with Workers("hanging", count=1, cpu_seconds=0.1) as workers:
+    with ProcessPool("hanging", count=1, cpu_seconds=0.1) as workers:
         assert workers.run([("sleep", ())]) == [Outcome("timeout", detail="ended by the time limit")]
 
 
-def test_a_worker_that_died_while_idle_is_replaced(workers: Workers) -> None:
+def test_a_worker_that_died_while_idle_is_replaced(workers: ProcessPool) -> None:
     workers.run([("double", (1,))] * 2)
     for worker in workers._workers:
         if worker._process is not None:
@@ -61,7 +61,7 @@ def test_a_worker_that_died_while_idle_is_replaced(workers: Workers) -> None:
     assert workers.run([("double", (i,)) for i in range(4)]) == [Outcome("ok", 2 * i) for i in range(4)]
 
 
-def test_runs_of_other_threads_keep_their_outcomes_when_calls_hang_and_crash(workers: Workers) -> None:
+def test_runs_of_other_threads_keep_their_outcomes_when_calls_hang_and_crash(workers: ProcessPool) -> None:
     def run(i: int) -> list[Outcome]:
         return workers.run([("double", (i,)), (("loop", "crash", "fail")[i % 3], ()), ("double", (-i,))])
 
@@ -75,7 +75,7 @@ def test_runs_of_other_threads_keep_their_outcomes_when_calls_hang_and_crash(wor
 def test_a_run_that_another_thread_closes_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     has_begun = threading.Event()
-    with Workers("hanging", count=2, cpu_seconds=600) as workers, ThreadPoolExecutor(1) as threads:
+    with ProcessPool("hanging", count=2, cpu_seconds=600) as workers, ThreadPoolExecutor(1) as threads:
         run = threads.submit(workers.run, [("double", (1,)), ("loop", ())], lambda _: has_begun.set())
         has_begun.wait()
         workers.close()
@@ -86,7 +86,7 @@ def test_a_run_that_another_thread_closes_ends_with_an_error(monkeypatch: pytest
 
 def test_a_worker_that_cannot_start_says_how_to_see_why() -> None:
     with (
-        Workers("no_such_module", count=1) as workers,
+        ProcessPool("no_such_module", count=1) as workers,
         pytest.raises(PrismError, match=r"could not start.*no_such_module"),
     ):
         workers.run([("anything", ())])
@@ -98,8 +98,8 @@ def test_an_interrupt_ends_the_run_and_leaves_no_process_behind(tmp_path: Path) 
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job starts with it ignored
         f"sys.path.insert(0, {str(HERE)!r})\n"
-        "from prism_prm.answers.workers import Workers\n"
-        "workers = Workers('hanging', count=2, cpu_seconds=600)\n"
+        "from prism_prm.answers.process_pool import ProcessPool\n"
+        "workers = ProcessPool('hanging', count=2, cpu_seconds=600)\n"
         "workers.run([('double', (1,))] * 2)\n"
         "print(*(worker._process.pid for worker in workers._workers if worker._process), flush=True)\n"
         f"workers.run([('loop_and_say', ({str(tmp_path)!r},))] * 4)\n"
@@ -123,8 +123,8 @@ def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         f"import os, sys\nsys.path.insert(0, {str(HERE)!r})\n"
-        "from prism_prm.answers.workers import Workers\n"
-        "workers = Workers('hanging', count=1)\n"
+        "from prism_prm.answers.process_pool import ProcessPool\n"
+        "workers = ProcessPool('hanging', count=1)\n"
         "workers.run([('double', (1,))])\n"
         "print(workers._workers[0]._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -14,14 +14,14 @@ from decimal import Decimal, InvalidOperation
 from itertools import zip_longest
 from typing import Any
 
-from prism_prm.programs import values
-from prism_prm.programs.cases import Case
+from prism_prm.programs.problems import Case
+from prism_prm.programs.value_codec import Unknown, decode
 
 _WORD = re.compile(r"\S+")
 
 
 def same_printed(expected: str, printed: str) -> bool:
-    """Whether a printed text is the expected one; whatever was printed, no more of it is read than was expected."""
+    """Whether a printed text is the expected one; no more of it is read than was expected."""
     lines, others = (text.strip().split("\n") for text in (expected, printed))
     return len(lines) == len(others) and all(
         _same_line(line.strip(), other.strip()) for line, other in zip(lines, others, strict=True)
@@ -30,12 +30,8 @@ def same_printed(expected: str, printed: str) -> bool:
 
 def _same_line(line: str, other: str) -> bool:
     words = zip_longest(_WORD.finditer(line), _WORD.finditer(other))
-    return line == other or all(a and b and _same_number(a.group(), b.group()) for a, b in words)
-
-
-def _same_number(word: str, other: str) -> bool:
     try:
-        return Decimal(word) == Decimal(other)
+        return line == other or all(a and b and Decimal(a[0]) == Decimal(b[0]) for a, b in words)
     except InvalidOperation:
         return False
 
@@ -44,21 +40,17 @@ def printed_key(text: str) -> str:
     """Equal for texts that are the same by `same_printed`, and only for them."""
     whole = hashlib.blake2b(digest_size=16)
     for line in text.strip().split("\n"):
-        whole.update(_line_key(line.strip()))
+        numbers = hashlib.blake2b(b"numbers", digest_size=16)
+        try:
+            for word in _WORD.finditer(line):
+                numbers.update(_decimal_key(Decimal(word[0])).encode())
+        except (InvalidOperation, ValueError):
+            numbers = hashlib.blake2b(line.strip().encode("utf-8", "surrogatepass"), digest_size=16)
+        whole.update(numbers.digest())
     return whole.hexdigest()
 
 
-def _line_key(line: str) -> bytes:
-    numbers = hashlib.blake2b(b"numbers", digest_size=16)
-    try:
-        for word in _WORD.finditer(line):
-            numbers.update(_spelled(Decimal(word.group())).encode())
-    except (InvalidOperation, ValueError):
-        return hashlib.blake2b(line.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    return numbers.digest()
-
-
-def _spelled(number: Decimal) -> str:
+def _decimal_key(number: Decimal) -> str:
     """One spelling for equal decimals, of any length: 1, 1.0 and 1e0."""
     if number.is_nan():  # it equals nothing as a number, and itself as text
         raise ValueError("not a number")
@@ -96,14 +88,10 @@ def is_right(case: Case, got: Any, *, tuples_are_lists: bool) -> bool:
         return False
 
 
-def returned_right(case: Case, value: Any, tuples_are_lists: bool) -> bool:
-    """Whether a returned value, which comes as JSON, is what the case expects."""
+def returned_right(case: Case | list[Any], value: Any, tuples_are_lists: bool) -> bool:
+    """Whether a returned value, which comes as JSON, is what the case expects; workers get the case as JSON too."""
+    case = Case.from_json(case) if isinstance(case, list) else case
     return is_right(case, _returned(value), tuples_are_lists=tuples_are_lists)
-
-
-def long_returned_right(case: list[Any], value: Any, tuples_are_lists: bool) -> bool:
-    """The same in a process that gets the case as JSON."""
-    return returned_right(Case.from_json(case), value, tuples_are_lists)
 
 
 def returned_key(value: Any, tuples_are_lists: bool) -> str | None:
@@ -111,16 +99,16 @@ def returned_key(value: Any, tuples_are_lists: bool) -> str | None:
     got = _returned(value)
     try:
         spelled = _canonical(list(got) if tuples_are_lists and isinstance(got, tuple) else got)
-    except (TypeError, ValueError, RecursionError):  # ValueError: a whole number with too many digits to be written
+    except (TypeError, ValueError, RecursionError):  # ValueError: an integer with too many digits to be written
         return None
     return hashlib.blake2b(spelled.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _returned(value: Any) -> Any:
     try:
-        return values.decode(value)
+        return decode(value)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return values.Unknown("unreadable")  # a program can write whatever it likes in place of a value
+        return Unknown("unreadable")  # a program can write whatever it likes in place of a value
 
 
 def _canonical(value: Any) -> str:
@@ -131,7 +119,7 @@ def _canonical(value: Any) -> str:
         return f"set({', '.join(sorted(map(_canonical, value)))})"
     if isinstance(value, dict):
         return f"dict({', '.join(sorted(f'{_canonical(key)}: {_canonical(one)}' for key, one in value.items()))})"
-    if isinstance(value, values.Unknown):
+    if isinstance(value, Unknown):
         raise TypeError("unknown")
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return repr(int(value))

@@ -1,20 +1,20 @@
-"""Python values as JSON and back: tuples, sets and numbers that JSON cannot hold keep their kind.
+"""Python values as JSON and back: tuples, sets and numbers that JSON cannot hold keep their type.
 
-The source of this file also runs inside the sandbox, beside the program, so it uses the standard library alone.
+The source of this file also runs inside the sandbox, beside the program, so it uses only the standard library.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as type checkers understand it; importing typing would slow every run
+TYPE_CHECKING = False  # importing it from typing would slow every run
 if TYPE_CHECKING:
     from typing import Any
 
-MOST_JSON = 2**53
-"""Larger whole numbers are written as text: not every JSON reader keeps them exact."""
+_MAX_JSON = 2**53
+"""Larger integers are written as strings: not every JSON reader keeps them exact."""
 
 
 class Unknown:
-    """Stands for a value of a kind that cannot be carried; it is equal to nothing, not even to itself."""
+    """Stands for a value that cannot be encoded; it is equal to nothing, not even to itself."""
 
     def __init__(self, shown: object, is_true: bool = False) -> None:
         self.shown = shown
@@ -34,11 +34,11 @@ class Unknown:
 
 
 def encode(value: Any) -> Any:
-    """The value as JSON: lists stand for themselves, every other container for its kind and items."""
+    """The value as JSON: lists stand for themselves; every other container becomes its type and items."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
-        return int(value) if abs(value) < MOST_JSON else {"int": hex(value)}
+        return int(value) if abs(value) < _MAX_JSON else {"int": hex(value)}
     if isinstance(value, float):
         return float(value) if value - value == 0 else {"float": repr(float(value))}
     if isinstance(value, list):
@@ -46,7 +46,7 @@ def encode(value: Any) -> Any:
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
             items = [encode(item) for item in value]
-            # Sets have an order of their own in every process; written down, equal ones are to be equal.
+            # Every process orders sets its own way; equal sets must have equal encodings.
             return {kind.__name__: items if kind is tuple else sorted(items, key=repr)}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
@@ -58,7 +58,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given."""
+    """The inverse of `encode`."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_prm.answers import formulas
-from prism_prm.answers.latex import normalise
-from prism_prm.answers.numerals import KEY_DIGITS, Numeral, number_key, numeral, plain_key, same_number, text_key
-from prism_prm.answers.values import key_of_value
+from prism_prm.answers.formulas import key_of_value, parse
+from prism_prm.answers.plain_answers import (
+    KEY_DIGITS,
+    Numeral,
+    normalize,
+    number_key,
+    numeral,
+    plain_key,
+    same_number,
+    split_unit,
+    text_key,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +37,11 @@ from prism_prm.answers.values import key_of_value
     ],
 )
 def test_normalise_takes_off_the_dress_only(answer: str, normal: str) -> None:
-    assert normalise(answer) == normal
+    assert normalize(answer) == normal
 
 
 def test_normalise_reads_a_megabyte_of_full_stops_once() -> None:
-    assert normalise("$7$" + " ." * 500_000) == "7"
+    assert normalize("$7$" + " ." * 500_000) == "7"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +61,7 @@ def test_normalise_reads_a_megabyte_of_full_stops_once() -> None:
     ],
 )  # fmt: skip
 def test_numerals_have_their_value(answer: str, value: Fraction | int) -> None:
-    found = numeral(normalise(answer))
+    found = numeral(normalize(answer))
     assert found is not None
     assert found.value == value
 
@@ -66,7 +74,7 @@ def test_numerals_have_their_value(answer: str, value: Fraction | int) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_plainly_a_number_is_left_to_algebra(answer: str) -> None:
-    assert numeral(normalise(answer)) is None
+    assert numeral(normalize(answer)) is None
 
 
 @pytest.mark.parametrize(
@@ -127,4 +135,29 @@ def test_plain_reading_agrees_with_math_verify(reference: str, answer: str) -> N
     gold, found = (math_verify.parse(f"${text}$", parsing_timeout=None) for text in (reference, answer))
     assert same_number(a, b) == math_verify.verify(gold, found, timeout_seconds=None)
     assert same_number(a, a)
-    assert key_of_value(formulas.parse(answer), KEY_DIGITS) == plain_key(answer)
+    assert key_of_value(parse(answer), KEY_DIGITS) == plain_key(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "quantity", "unit"),
+    [
+        (r"15\mbox{ cm}^2", "15", "cm^2"), ("15 square centimeters", "15", "cm^2"), (r"15 \text{ sq cm}", "15", "cm^2"),
+        ("5 miles per hour", "5", "h^-1 mi"), (r"5\text{ mph}", "5", "h^-1 mi"),
+        (r"5 \text{ m}/\text{s}^2", "5", "m s^-2"),
+        ("5 m/s", "5", "m s^-1"), (r"\$5", "5", "$"), ("5 dollars", "5", "$"),
+        (r"-\$5 \text{ million}", "-5 million", "$"),
+        (r"\frac{270}7\text{ degrees}", r"\frac{270}7", "deg"), (r"10\pi\text{ cm}", r"10\pi", "cm"),
+        ("3 p.m.", "3", "pm"),
+        (r"10:30 \text{ AM}", "10:30", "am"), ("52_8", "52", "base 8"), (r"52_{\text{eight}}", "52", "base 8"),
+        (r"6.72 \times 10^{-5}\mathrm{~m}", r"6.72 \times 10^{-5}", "m"),
+        # A word that is no unit we know is left aside …
+        ("12 apples", "12", ""), (r"12 \text{ red balls}", "12", ""),
+        # … but a variable, a word without a number, and half a sentence are not.
+        ("3m", "3m", ""), (r"\frac{37}{4} m", r"\frac{37}{4} m", ""), ("2x+3t", "2x+3t", ""), ("10 h", "10 h", ""),
+        (r"A \text{ wins}", r"A \text{wins}", ""), ("no real solutions", "no real solutions", ""),
+        (r"x \text{ is even}", r"x \text{is even}", ""), (r"2\mathbf{i}+3\mathbf{j}", r"2\text{i}+3\text{j}", ""),
+        (r"3\text{ ft }4\text{ in}", r"3\text{ft}4\text{in}", ""), ("3 hours 15 minutes", "3 hours 15 minutes", ""),
+    ],
+)  # fmt: skip
+def test_quantities_and_their_units(answer: str, quantity: str, unit: str) -> None:
+    assert split_unit(normalize(answer)) == (quantity, unit)

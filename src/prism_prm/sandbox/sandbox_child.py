@@ -1,4 +1,4 @@
-"""Runs in the new process, first before the program and then around it: gives up every right, then runs the program.
+"""Runs in the new process: gives up every right that `sandbox_policy` does not grant, then runs the program.
 
 The parent sends the compiled code of this file, so it uses the standard library alone and imports little: each module
 costs every run milliseconds. Nothing that it reports decides anything: what is right is decided outside.
@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 
-TYPE_CHECKING = False  # type checkers know the name; to import it would cost as much as all the rest
+TYPE_CHECKING = False  # importing it would cost as much as all the rest
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
@@ -19,16 +19,16 @@ _SET_PDEATHSIG, _SET_DUMPABLE, _SET_KEEPCAPS, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 
 CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _DAC_READ_SEARCH = 1 << 2
-MOST_TEXT = 4_000
+_MAX_TRACEBACK = 4_000
 """Characters of a traceback that a call reports."""
 
 
 def main(job: dict[str, Any]) -> None:
-    """Confine this process, say so on the report's descriptor, and run the job."""
+    """Confine this process, report that it is ready, and run the job."""
     report = job["report"]
     try:
         if job["is_first"]:
-            _leave_first_place()
+            _fork_from_first_process()
         if job["confine"]:
             _confine(**job["confine"])
         _limit(job["limits"])
@@ -51,7 +51,7 @@ def main(job: dict[str, Any]) -> None:
 
 
 def _execute(code: str, name: str) -> dict[str, Any]:
-    """Run the code as a module of its own; its names."""
+    """Run the code as a module of its own and return its names."""
     module = type(sys)(name)
     sys.modules[name] = module
     exec(compile(code, "<program>", "exec"), module.__dict__)
@@ -59,7 +59,7 @@ def _execute(code: str, name: str) -> dict[str, Any]:
 
 
 def _call(report: int, code: str, function: str, arguments: str) -> NoReturn:
-    """Call the function for each list of arguments and report one line of JSON each, after one for the loading."""
+    """Call the function for each list of arguments; report a line of JSON for the loading and one for each call."""
     import json
 
     def tell(*outcome: Any) -> None:
@@ -75,7 +75,7 @@ def _call(report: int, code: str, function: str, arguments: str) -> NoReturn:
         except BaseException:  # whatever a program raises is its outcome
             import traceback
 
-            tell("error", traceback.format_exc()[-MOST_TEXT:])
+            tell("error", traceback.format_exc()[-_MAX_TRACEBACK:])
 
     found: dict[str, Any] = {}
     attempt(lambda: found.update(f=_find(_execute(code, "program"), function)))
@@ -93,7 +93,7 @@ def _find(names: dict[str, Any], function: str) -> Any:
 
 
 def _limit(limits: dict[str, int]) -> None:
-    """Set the limits, where those that hold already are not stricter."""
+    """Set the limits; stricter ones that hold already are kept."""
     for name, value in limits.items():
         which = getattr(resource, name)
         _, most = resource.getrlimit(which)
@@ -108,7 +108,7 @@ def _libc() -> Any:
 
 
 def _must(result: int, what: str) -> int:
-    """The result of a call of the C library, which is -1 if it has failed."""
+    """The result of a call of the C library; -1 raises."""
     if result < 0:
         import ctypes
 
@@ -116,8 +116,8 @@ def _must(result: int, what: str) -> int:
     return result
 
 
-def _leave_first_place() -> None:
-    """Go on in a child: signals do nothing to the first process of a namespace, which waits and ends as the child does.
+def _fork_from_first_process() -> None:
+    """Continue in a child: signals do nothing to the first process of a namespace. That one waits and exits as it does.
 
     bubblewrap could do the same, but ends without waiting for that process.
     """
@@ -129,7 +129,7 @@ def _leave_first_place() -> None:
 
 
 def _confine(*, user: int, keep_reading: bool, parent: int, readable: list[str], devices: list[str]) -> None:
-    """Become an unprivileged user, die with the parent, and keep landlock's rights to read the interpreter alone."""
+    """Become an unprivileged user, die with the parent, and let landlock grant only reading the interpreter."""
     libc = _libc()
     if user:
         _become(libc, user, keep_reading)
@@ -143,7 +143,7 @@ def _confine(*, user: int, keep_reading: bool, parent: int, readable: list[str],
 
 
 def _become(libc: Any, user: int, keep_reading: bool) -> None:
-    """Change to the user without any capability, except that of reading where only root may go."""
+    """Change to the user, without any capability except perhaps reading where only root may."""
     import struct
 
     try:
@@ -158,7 +158,7 @@ def _become(libc: Any, user: int, keep_reading: bool) -> None:
 
 
 def _landlock(libc: Any, readable: list[str], devices: list[str]) -> None:
-    """Refuse to open anything but these, and where the kernel can, connections, and signals to others."""
+    """Refuse to open anything but these; also connections and signals to others, if the kernel can."""
     import ctypes
     import struct
 
@@ -169,21 +169,21 @@ def _landlock(libc: Any, readable: list[str], devices: list[str]) -> None:
     ruleset = _must(libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "landlock")
     for path in (*readable, *devices):
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         rights = _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)
         if path in devices:
             rights |= _WRITE_FILE | (_TRUNCATE & files)
-        rule = struct.pack("=Qi", rights, place)
+        rule = struct.pack("=Qi", rights, descriptor)
         _must(libc.syscall(_ADD_RULE, ruleset, 1, rule, 0), f"landlock rule for {path}")
-        os.close(place)
+        os.close(descriptor)
     _must(libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock")
     os.close(ruleset)
 
 
 def _filter_calls(instructions: list[tuple[int, int, int, int]]) -> None:
-    """Permit the filter's system calls alone; -1 stands for this process."""
+    """Permit only the filter's system calls; -1 stands for this process."""
     import ctypes
     import struct
 
