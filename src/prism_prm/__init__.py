@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from prism_prm.pairs import lookahead_pairs as lookahead_pairs
     from prism_prm.pairs.build import PairRecipe as PairRecipe
     from prism_prm.pairs.build import build_pairs as build_pairs
-    from prism_prm.planning.gpus import Cluster as Cluster
-    from prism_prm.planning.pipeline import ScoringJob as ScoringJob
-    from prism_prm.planning.pipeline import plan_run as plan_run
+    from prism_prm.planning.plan import Cluster as Cluster
+    from prism_prm.planning.plan import ScoringJob as ScoringJob
+    from prism_prm.planning.plan import plan_run as plan_run
     from prism_prm.policies import PolicySettings as PolicySettings
     from prism_prm.policies import Sampling as Sampling
     from prism_prm.policies import open_policy as open_policy
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _EXPORTS = {
-    "Cluster": "prism_prm.planning.gpus",
+    "Cluster": "prism_prm.planning.plan",
     "ConfigError": "prism_prm.errors",
     "CriticSettings": "prism_prm.critics.settings",
     "DataError": "prism_prm.errors",
@@ -110,7 +110,7 @@ _EXPORTS = {
     "RerankSettings": "prism_prm.rerank.pipeline",
     "Sampling": "prism_prm.policies",
     "Scorer": "prism_prm.scorer",
-    "ScoringJob": "prism_prm.planning.pipeline",
+    "ScoringJob": "prism_prm.planning.plan",
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
     "ServeSettings": "prism_prm.serve.settings",
@@ -141,7 +141,7 @@ _EXPORTS = {
     "measure_margins": "prism_prm.training.margins",
     "open_critic": "prism_prm.critics.load",
     "open_policy": "prism_prm.policies",
-    "plan_run": "prism_prm.planning.pipeline",
+    "plan_run": "prism_prm.planning.plan",
     "read_benchmark": "prism_prm.evaluation.benchmarks",
     "read_pool": "prism_prm.pools",
     "read_trees": "prism_prm.data",

@@ -1,15 +1,59 @@
-"""A plan: what a run takes, as numbers that a table or JSON can show."""
+"""`plan_run`: what a run takes, as `prism plan` shows it: the GPUs to plan for, the numbers, and the way in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+from prism_prm.config import override, read_toml
 from prism_prm.costs import Memory
-from prism_prm.planning.gpus import Cluster
+from prism_prm.data.inputs import find_sources
+from prism_prm.errors import ConfigError
+from prism_prm.names import named_places, split_name
+from prism_prm.prms.known_sizes import Stand
+from prism_prm.ranges import Count, Positive, Range, check
+from prism_prm.scorer.settings import LoadSettings
+from prism_prm.search.recipe import SearchRecipe, read_recipe
+from prism_prm.training.recipe import Recipe, check_data, load_recipe
+from prism_prm.types import Bars, no_bars
 
+GIB = 2**30
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 SCORE_BYTES = 60
 """Bytes of a score in the store, with its key."""
+RESERVED_GIB = 2.0
+"""What a GPU does not give to tensors: the driver's context, communication buffers, fragments."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU; operations without sparsity."""
+
+    memory: float
+    """GiB."""
+    bf16: float
+    """TFLOP/s with 16-bit tensor cores."""
+    fp32: float
+    """TFLOP/s in plain 32 bits."""
+    bandwidth: float
+    """GB/s."""
+
+
+GPUS: dict[str, Gpu] = {
+    "rtx3090": Gpu(24, 71, 35.6, 936),
+    "rtx4090": Gpu(24, 165, 82.6, 1008),
+    "l4": Gpu(24, 121, 30.3, 300),
+    "l40s": Gpu(48, 362, 91.6, 864),
+    "a6000": Gpu(48, 155, 38.7, 768),
+    "a100-40": Gpu(40, 312, 19.5, 1555),
+    "a100-80": Gpu(80, 312, 19.5, 2039),
+    "h100": Gpu(80, 989, 67, 3350),
+    "h200": Gpu(141, 989, 67, 4800),
+    "b200": Gpu(180, 2250, 75, 8000),
+}
+"""Name → GPU. H100, H200 and B200 are the SXM modules."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +63,53 @@ class Fit:
     name: str
     memory: Memory
     fits: bool
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What to plan for."""
+
+    gpu: str = "a6000"
+    """The GPU: rtx3090, rtx4090, l4, l40s, a6000, a100-40, a100-80, h100, h200 or b200. Any other name needs
+    --gpu-memory and --gpu-tflops, as does cpu, for which attention is planned in blocks."""
+    count: Count = 1
+    """The number of GPUs."""
+    gpu_memory: Positive | None = None
+    """The memory of one GPU in GiB. By default that of the named GPU."""
+    gpu_tflops: Positive | None = None
+    """The peak TFLOP/s of one GPU in the run's precision. By default that of the named GPU."""
+    utilisation: Annotated[float, Range(above=0, most=1)] = 0.4
+    """The share of the peak that is reached. It includes communication, kernels and waiting for data."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.gpu not in GPUS and (self.gpu_memory is None or self.gpu_tflops is None):
+            raise ConfigError(
+                f"Unknown GPU {self.gpu!r}. Known: {', '.join(GPUS)}; for another give --gpu-memory and --gpu-tflops."
+            )
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.gpu == "cpu"
+
+    @property
+    def room(self) -> float:
+        """Bytes of one GPU that tensors can have."""
+        return ((self.gpu_memory or GPUS[self.gpu].memory) - RESERVED_GIB) * GIB
+
+    def fit(self, name: str, memory: Memory) -> Fit:
+        return Fit(name, memory, memory.peak <= self.room)
+
+    def speed(self, compute: int) -> float:
+        """Operations per second that one GPU reaches, with so many bytes per number."""
+        known = GPUS.get(self.gpu)
+        peak = self.gpu_tflops or (known.bf16 if compute <= 2 else known.fp32)  # type: ignore[union-attr]
+        return peak * 1e12 * self.utilisation
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second that one GPU reads at its best, if known."""
+        return GPUS[self.gpu].bandwidth * 1e9 if self.gpu in GPUS else None
 
 
 @dataclass(frozen=True)
@@ -80,3 +171,83 @@ class Plan:
             ],
             "remedies": self.remedies, "disk": self.disk, "notes": self.notes,
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScoringJob:
+    """What `prism score` would be told."""
+
+    prm: str
+    inputs: tuple[str, ...]
+    loading: LoadSettings = field(default_factory=LoadSettings)
+
+
+def plan_run(
+    what: Recipe | SearchRecipe | ScoringJob | str | Path,
+    cluster: Cluster | None = None,
+    *,
+    config: Sequence[str] = (),
+    tokenizer: str | None = None,
+    margins: str | Path | None = None,
+    solution_tokens: int = 512,
+    assignments: Sequence[str] = (),
+    bars: Bars = no_bars,
+) -> Plan:
+    """What training, search or scoring will take: tokens, operations, memory, disk and hours. No weights are loaded.
+
+    Args:
+        what: a `Recipe`, a `SearchRecipe`, a `ScoringJob`, or the TOML file of one of the recipes.
+        cluster: the GPUs to plan for; default: one A6000.
+        config: stands in for models that are not at hand: a folder with config.json, or a known size such as
+            "qwen2.5-7b"; MODEL=PLACE stands in for that model of a search.
+        tokenizer: a folder with the tokenizer to count with, if the model's own is not at hand.
+        margins: a table of `measure_margins`, with which the rounds of a curriculum are exact.
+        solution_tokens: how many tokens a solution of a search is taken to have.
+        assignments: settings to override, as `--set` takes them.
+        bars: makes progress bars; by default none are shown.
+
+    Returns:
+        A `Plan`: `stages`, `fits` (memory by part), `remedies`, `disk`, `hours`, and `facts()` as plain values.
+
+    Raises:
+        PrismError: a setting, an input or a config cannot be used; the message says what to change.
+
+    Example:
+        >>> plan = plan_run("recipe.toml", Cluster("h100", count=2))
+        >>> [(stage.name, stage.updates) for stage in plan.stages if stage.updates]
+        [('round at most: all pairs', 4)]
+        >>> plan.fits[0].fits
+        True
+    """
+    cluster = cluster or Cluster()
+    if isinstance(what, str | Path):
+        found = override(read_toml(what), assignments)
+        if "problems" in found:
+            raise ConfigError(f"{what}: this is a recipe of `prism grpo`, which `prism plan` does not cover")
+        is_search = "task" in found or "search" in found
+        what = read_recipe(what, {}, assignments) if is_search else load_recipe(what, assignments)
+    elif assignments:
+        raise ConfigError("assignments apply to a recipe file; change an object with dataclasses.replace")
+    named = {name: Stand(place, tokenizer) for name, place in map(split_name, config)}
+    stands = {"": Stand(tokenizer=tokenizer), **named}  # "" is for all models that are not named
+    # Data and models that are not there are refused before anything heavy is imported.
+    if isinstance(what, Recipe):
+        check_data(what)
+        models = [str(what.base.prm or what.base.backbone)]
+    elif isinstance(what, ScoringJob):
+        find_sources(what.inputs)
+        models = [what.prm]
+    else:
+        kind, _, policy = what.policy.name.partition(":")
+        models = [*([policy] if kind == "hf" else []), *named_places(what.prm).values()]
+    for model in models:
+        stands.get(model, stands[""]).check(model)
+    if isinstance(what, Recipe):
+        from prism_prm.planning.training import plan_training
+
+        return plan_training(what, cluster, stands[""], None if margins is None else Path(margins), bars)
+    from prism_prm.planning.inference import plan_scoring, plan_search
+
+    if isinstance(what, SearchRecipe):
+        return plan_search(what, cluster, stands, solution_tokens)
+    return plan_scoring(what, cluster, stands[""], bars)
