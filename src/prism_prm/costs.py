@@ -206,7 +206,7 @@ def training_memory(model: ModelSizes, batch: Batch, setup: Setup) -> Memory:
     gradients = trained_weights / shards
     optimiser = trained * (2 * setup.trained_bytes if setup.optimiser is None else setup.optimiser) / shards
 
-    # What one layer keeps for its backward pass. A norm: 32-bit input, normalized (for the gradient of its scale), output.
+    # What one layer keeps for its backward pass. A norm: 32-bit input, normalized (for its scale's gradient), output.
     norms = 2 * hidden * (4 + (0 if setup.rank else setup.weights) + compute)
     mlp = (4 if model.gated else 2) * model.intermediate * compute
     attention = 2 * width * compute + 4 * model.heads  # queries, result, and a sum per head

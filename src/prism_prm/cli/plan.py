@@ -101,16 +101,15 @@ def plan(
     Reads the data, the tokenizer and the model's config, but no weights. Data is packed by the code that training and
     scoring use, so tokens and updates are exact; memory is checked against real runs (docs/scale.md).
     """
-    from prism_prm.planning.plan import ScoringJob, plan_run
+    from prism_prm.planning.plan import ScoringJob, plan_run, read_any
 
     if bool(recipe) == bool(score):
         raise ConfigError("give a recipe, or --score FILE with --prm")
     if score and not prm:
         raise ConfigError("--score needs --prm: the PRM to score with")
     found = plan_run(
-        recipe or ScoringJob(str(prm), tuple(score or ()), loading), cluster, config=config or [], tokenizer=tokenizer,
-        margins=margins, solution_tokens=solution_tokens, assignments=(assignments or []) if recipe else (),
-        bars=progress,
+        read_any(recipe, assignments or []) if recipe else ScoringJob(str(prm), tuple(score or ()), loading), cluster,
+        config=config or [], tokenizer=tokenizer, margins=margins, solution_tokens=solution_tokens, bars=progress,
     )  # fmt: skip
     conclude(found.facts, lambda: _show(found))
 

@@ -221,11 +221,7 @@ def plan_run(
     """
     cluster = cluster or Cluster()
     if isinstance(what, str | Path):
-        found = override(read_toml(what), assignments)
-        if "problems" in found:
-            raise ConfigError(f"{what}: this is a recipe of `prism grpo`, which `prism plan` does not cover")
-        is_search = "task" in found or "search" in found
-        what = read_recipe(what, {}, assignments) if is_search else load_recipe(what, assignments)
+        what = read_any(what, assignments)
     elif assignments:
         raise ConfigError("assignments apply to a recipe file; change an object with dataclasses.replace")
     named = {name: Stand(place, tokenizer) for name, place in map(split_name, config)}
@@ -251,3 +247,13 @@ def plan_run(
     if isinstance(what, SearchRecipe):
         return plan_search(what, cluster, stands, solution_tokens)
     return plan_scoring(what, cluster, stands[""], bars)
+
+
+def read_any(path: str | Path, assignments: Sequence[str] = ()) -> Recipe | SearchRecipe:
+    """A recipe of training or search, told apart by what only one of them has."""
+    found = override(read_toml(path), assignments)
+    if "problems" in found:
+        raise ConfigError(f"{path}: this is a recipe of `prism grpo`, which `prism plan` does not cover")
+    if "task" in found or "search" in found:
+        return read_recipe(path, {}, assignments)
+    return load_recipe(path, assignments)
