@@ -22,7 +22,7 @@ from prism_prm.costs import (
     training_memory,
 )
 from prism_prm.errors import DataError
-from prism_prm.foreign import reading_parquet
+from prism_prm.file_types import reading_parquet
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.planning.counting import CountingScorer, RoundCount, count_round, kernel_of
 from prism_prm.planning.plan import BYTES, GIB, SCORE_BYTES, Cluster, Fit, Plan, Stage

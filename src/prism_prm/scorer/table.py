@@ -19,8 +19,8 @@ from prism_prm.chosen import CardValues, card_values
 from prism_prm.data import ReadOptions
 from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.errors import DataError
+from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
-from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.protocol import Scorer, TreeScores, notes_of, sigmoid
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
