@@ -18,23 +18,13 @@ def centre_margin(right: Floats, wrong: Floats) -> tuple[Floats, Floats]:
     return (right + wrong) / 2, right - wrong
 
 
-def sc_loss(margin: Floats) -> Floats:
-    """−log σ(m)."""
-    return np.asarray(np.logaddexp(0.0, -margin))
-
-
 def sc_gradient(margin: Floats) -> tuple[Floats, Floats]:
-    """(∂/∂a, ∂/∂m): nothing on the centre, −σ(−m) on the margin."""
+    """(∂/∂a, ∂/∂m) of −log σ(m): nothing on the centre, −σ(−m) on the margin."""
     return np.zeros_like(margin), np.asarray(-1 / (1 + np.exp(margin)))
 
 
-def bce_loss(centre: Floats, margin: Floats) -> Floats:
-    """−log s⁺ − log(1 − s⁻)."""
-    return np.asarray(-np.log(centre + margin / 2) - np.log(1 - centre + margin / 2))
-
-
 def bce_gradient(centre: Floats, margin: Floats) -> tuple[Floats, Floats]:
-    """(∂/∂a, ∂/∂m): the centre is pulled to ½, where both terms balance."""
+    """(∂/∂a, ∂/∂m) of −log s⁺ − log(1 − s⁻): the centre is pulled to ½, where both terms balance."""
     right, not_wrong = centre + margin / 2, 1 - centre + margin / 2
     return np.asarray(-1 / right + 1 / not_wrong), np.asarray(-0.5 / right - 0.5 / not_wrong)
 

@@ -115,10 +115,3 @@ def policy_ratio(reference_ratio: npt.ArrayLike, margin: npt.ArrayLike, temperat
     """π*(right) / π*(wrong) of the KL-regularised policy: the reference's ratio times exp(margin / β_KL)."""
     margin, temperature = np.asarray(margin, np.float64), np.asarray(temperature, np.float64)
     return np.asarray(np.asarray(reference_ratio, np.float64) * np.exp(margin / temperature))
-
-
-def optimal_policy(reference: npt.ArrayLike, rewards: npt.ArrayLike, temperature: float) -> Floats:
-    """π* ∝ π_ref · exp(r / β_KL) over the candidates of the last axis."""
-    logits = np.log(np.asarray(reference, np.float64)) + np.asarray(rewards, np.float64) / temperature
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))

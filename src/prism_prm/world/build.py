@@ -22,13 +22,12 @@ from prism_prm.resume import content_key
 from prism_prm.tables import write_trees
 from prism_prm.types import Bars, no_bars
 from prism_prm.world.oracle import Verdict
-from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
 from prism_prm.world.policy import PolicySettings, shown_problems, train_policy
 from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
 from prism_prm.world.sampling import sample_solutions
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import make_tokenizer
-from prism_prm.world.trees import count_verdicts, let_errors_pass, sample_trees
+from prism_prm.world.trees import PERTURBATIONS, count_verdicts, let_errors_pass, perturbed_trees, sample_trees
 
 UPDATES = "updates"
 """How many updates the models of a folder have seen, beside their settings."""

@@ -17,6 +17,9 @@ from prism_prm.errors import ConfigError, DataError
 OPERATORS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
 """Symbol → what it does before the remainder is taken."""
 
+UNDO = {"+": "-", "-": "+"}
+"""Symbol → the operation that undoes it."""
+
 ANSWER_MARK = "#### "
 """What stands before the answer in the last step, as in GSM8K."""
 
