@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from prism_prm.serve.run import serve_prms as serve_prms
     from prism_prm.serve.settings import ServeSettings as ServeSettings
     from prism_prm.tasks import load_task as load_task
-    from prism_prm.theory_report.closed_forms import VerifierSettings as VerifierSettings
-    from prism_prm.theory_report.pipeline import report_theory as report_theory
+    from prism_prm.theory_report.report_theory import VerifierSettings as VerifierSettings
+    from prism_prm.theory_report.report_theory import report_theory as report_theory
     from prism_prm.training.margins import measure_margins as measure_margins
     from prism_prm.training.pipeline import train_prm as train_prm
     from prism_prm.training.recipe import Recipe as Recipe
@@ -119,7 +119,7 @@ _EXPORTS = {
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
     "TreeScores": "prism_prm.scorer",
-    "VerifierSettings": "prism_prm.theory_report.closed_forms",
+    "VerifierSettings": "prism_prm.theory_report.report_theory",
     "annotated_pairs": "prism_prm.pairs",
     "best_of_n": "prism_prm.rerank",
     "build_pairs": "prism_prm.pairs.build",
@@ -145,7 +145,7 @@ _EXPORTS = {
     "read_benchmark": "prism_prm.evaluation.benchmarks",
     "read_pool": "prism_prm.pools",
     "read_trees": "prism_prm.data",
-    "report_theory": "prism_prm.theory_report.pipeline",
+    "report_theory": "prism_prm.theory_report.report_theory",
     "rerank_pool": "prism_prm.rerank.pipeline",
     "run_demo": "prism_prm.demo.pipeline",
     "score_files": "prism_prm.scorer.table",

@@ -1,17 +1,27 @@
-"""Closed forms with numbers and simulations; the gradients of the losses; pointwise against pairwise training."""
+"""`report_theory`: what verifier errors do, as `prism theory` shows it: closed forms with numbers and simulations, the
+gradients of the losses, and pointwise against pairwise training.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 
+from prism_prm.aggregate import check_aggregator
+from prism_prm.data.inputs import find_sources, keep_inputs
+from prism_prm.errors import ConfigError
+from prism_prm.evaluation.compare import load_run
 from prism_prm.evaluation.display import draw_pair_accuracy
 from prism_prm.ranges import Count, Natural, Range, Share, check
 from prism_prm.report import LOOKS, Report, count_axis, legend, looks, number, percent, percent_axes
 from prism_prm.theory import centre_margin, selection, simulation
+from prism_prm.theory_report.roc_dominance import add_runs
+from prism_prm.theory_report.scored_pool import add_pool
+from prism_prm.types import Bars, no_bars
 
 NUM_TRIALS = 50_000
 FIGURE_N = 2 ** np.arange(0, 11)
@@ -35,11 +45,101 @@ class VerifierSettings:
         check(self)
 
 
-def add_best_of_n(report: Report, settings: VerifierSettings) -> None:
+def report_theory(
+    out: str | Path,
+    settings: VerifierSettings | None = None,
+    *,
+    simulate: bool = True,
+    runs: Sequence[str | Path] = (),
+    pool: Sequence[str | Path] = (),
+    scores: str | Path | None = None,
+    aggregator: str | None = None,
+    threshold: float | None = None,
+    answer_field: str | None = None,
+    bars: Bars = no_bars,
+) -> Report:
+    """Show what verifier errors do to Best-of-N, search and training, check it on real scores, and write a report.
+
+    Args:
+        out: folder for the report.
+        settings: the verifier for which closed forms are shown, and the seed.
+        simulate: also train small networks pointwise and pairwise (about 15 s).
+        runs: two folders written by `evaluate_prm` (or NAME=FOLDER): check whether the first dominates the second in
+            ROC.
+        pool: files of a pool of solutions, on which p, α and β are measured to predict Best-of-N.
+        scores: a table of the pool's scores, if the pool has none.
+        aggregator: how step scores become a solution's score; default: that of the PRM that made `scores`, else min.
+        threshold: a solution is accepted above this; default: that of the PRM that made `scores`, else 0.5.
+        answer_field: the field of the pool that holds the reference answer, if it is not `answer`.
+        bars: makes progress bars; by default none are shown.
+
+    Example:
+        >>> report = report_theory("theory", VerifierSettings(p=0.4, alpha=0.1), simulate=False)
+        >>> (Path("theory") / "report.html").exists()
+        True
+    """
+    settings = settings or VerifierSettings()
+    if runs and len(runs) != 2:
+        raise ConfigError(f"--runs compares two runs; got {len(runs)}")
+    if scores is not None and not pool:
+        raise ConfigError("--scores also needs --pool, the pool that was scored")
+    if aggregator is not None:
+        check_aggregator(aggregator)
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ConfigError(f"threshold {threshold} is not in [0, 1]")
+    read = [load_run(str(run)).folder / "metrics.json" for run in runs]
+    find_sources([*pool, *([scores] if scores is not None else [])])
+    keep_inputs([*read, *pool, scores], [Path(out) / "metrics.json"])
+    with bars("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
+        report = Report("What verifier errors cost", "closed forms, checked by simulation")
+        limit, without = (float(selection.ceiling(settings.p, settings.alpha, beta)) for beta in (settings.beta, 0.0))
+        report.finding = (
+            f"With {percent(settings.p)} % right solutions, a verifier that accepts {percent(settings.alpha)} % of the "
+            f"wrong ones keeps Best-of-N below {percent(limit)} %, however many are drawn; without its false negatives "
+            f"the limit would be {percent(without)} %, without its false positives 100 %."
+        )
+        _add_best_of_n(report, settings)
+        _add_compounding(report)
+        _add_margins(report)
+        if simulate:
+            _add_simulation(report)
+        advance(1)
+        if runs:
+            add_runs(report, [str(run) for run in runs], seed=settings.seed)
+            advance(1)
+        if pool:
+            add_pool(
+                report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed,
+                answer_field=answer_field,
+            )  # fmt: skip
+            advance(1)
+    report.write(out)
+    return report
+
+
+def _add_best_of_n(report: Report, settings: VerifierSettings) -> None:
     """P(N) with both terms, its approximation, and the game played out."""
     p, alpha, beta = settings.p, settings.alpha, settings.beta
     limit = float(selection.ceiling(p, alpha, beta))
-    _draw_asymmetry(report, p)
+    with report.figure(
+        "fp-versus-fn",
+        caption=f"False positives (β = 0) put a ceiling on Best-of-N; false negatives (α = 0) delay it. p = {p:g}.",
+        alt="Best-of-N accuracy over N: curves with false positives level off below 100 %, those with false negatives "
+        "reach it",
+    ) as axes:
+        styles = dict(zip((0.1, 0.3, 0.6), ("-", "--", ":"), strict=True))
+        for rate, line in styles.items():
+            accuracy, look = selection.best_of_n(p, rate, 0, FIGURE_N), {"color": LOOKS[1].colour, "linestyle": line}
+            axes.plot(FIGURE_N, accuracy, **look, label=f"FPR {percent(rate, digits=0)} %")
+            axes.axhline(float(selection.ceiling(p, rate)), linewidth=0.6, **look)
+        for rate, line in styles.items():
+            accuracy, look = selection.best_of_n(p, 0, rate, FIGURE_N), {"color": LOOKS[0].colour, "linestyle": line}
+            axes.plot(FIGURE_N, accuracy, **look, label=f"FNR {percent(rate, digits=0)} %")
+        count_axis(axes)
+        axes.set_xlabel("N")
+        axes.set_ylabel("right solution picked (%)")
+        percent_axes(axes.yaxis)
+        legend(axes)
     report.text(f"""
 ## Best-of-N under a verifier that errs
 
@@ -74,29 +174,7 @@ uses the first term alone, which for N = 1 gives p(1−β) instead of p.
     )
 
 
-def _draw_asymmetry(report: Report, p: float) -> None:
-    with report.figure(
-        "fp-versus-fn",
-        caption=f"False positives (β = 0) put a ceiling on Best-of-N; false negatives (α = 0) delay it. p = {p:g}.",
-        alt="Best-of-N accuracy over N: curves with false positives level off below 100 %, those with false negatives "
-        "reach it",
-    ) as axes:
-        for i, rate in enumerate((0.1, 0.3, 0.6)):
-            style = {"linestyle": ("-", "--", ":")[i]}
-            axes.plot(FIGURE_N, selection.best_of_n(p, rate, 0, FIGURE_N), color=LOOKS[1].colour, **style,
-                      label=f"FPR {percent(rate, digits=0)} %")  # fmt: skip
-            axes.axhline(float(selection.ceiling(p, rate)), color=LOOKS[1].colour, linewidth=0.6, **style)
-        for i, rate in enumerate((0.1, 0.3, 0.6)):
-            axes.plot(FIGURE_N, selection.best_of_n(p, 0, rate, FIGURE_N), color=LOOKS[0].colour,
-                      linestyle=("-", "--", ":")[i], label=f"FNR {percent(rate, digits=0)} %")  # fmt: skip
-        count_axis(axes)
-        axes.set_xlabel("N")
-        axes.set_ylabel("right solution picked (%)")
-        percent_axes(axes.yaxis)
-        legend(axes)
-
-
-def add_compounding(report: Report) -> None:
+def _add_compounding(report: Report) -> None:
     """From step rates to solution rates, and to a search that picks at every step."""
     report.text("""
 ## Step errors add up
@@ -127,7 +205,7 @@ search that picks one of m candidates at each step stays right with P(m)^T: a fa
     )
 
 
-def add_margins(report: Report) -> None:
+def _add_margins(report: Report) -> None:
     """What each loss pulls at."""
     floor = centre_margin.SC_FLOOR
     report.text(f"""
@@ -165,7 +243,7 @@ margins lower both, as long as the centre stays.
     )
 
 
-def add_simulation(report: Report, settings: Sequence[simulation.SimulationSettings]) -> None:
+def _add_simulation(report: Report) -> None:
     """Pointwise against pairwise training, for each kind of labels."""
     report.text("""
 ## Pointwise against pairwise training, simulated
@@ -175,7 +253,7 @@ which of the two is better. With *relative* labels ("the better of the two is ri
 partner, which pointwise training does not see. An *absolute* label depends on the step alone. The
 difference between the two figures is what pairwise training gains from labels that only make sense in pairs.
 """)
-    for one in settings:
+    for one in (simulation.SimulationSettings(labels="relative"), simulation.SimulationSettings(labels="absolute")):
         result = simulation.simulate(one)
         look = looks(simulation.OBJECTIVES)
         with report.figure(
@@ -199,20 +277,3 @@ difference between the two figures is what pairwise training gains from labels t
         report.metrics[f"simulation_{one.labels}"] = {
             "settings": asdict(one), "edges": result.edges, "accuracy": result.accuracy, "seeds": result.seeds
         }  # fmt: skip
-
-
-def build_theory(settings: VerifierSettings, simulations: Sequence[simulation.SimulationSettings]) -> Report:
-    """The report without real scores; `roc_dominance` and `scored_pool` add to it."""
-    report = Report("What verifier errors cost", "closed forms, checked by simulation")
-    limit, without = (float(selection.ceiling(settings.p, settings.alpha, beta)) for beta in (settings.beta, 0.0))
-    report.finding = (
-        f"With {percent(settings.p)} % right solutions, a verifier that accepts {percent(settings.alpha)} % of the "
-        f"wrong ones keeps Best-of-N below {percent(limit)} %, however many are drawn; without its false negatives the "
-        f"limit would be {percent(without)} %, without its false positives 100 %."
-    )
-    add_best_of_n(report, settings)
-    add_compounding(report)
-    add_margins(report)
-    if simulations:
-        add_simulation(report, simulations)
-    return report
