@@ -25,7 +25,7 @@ from prism_prm.losses import Objective
 from prism_prm.pairs import PairSettings
 from prism_prm.pairs.examples import Examples, labelled_steps
 from prism_prm.planning.counting import RoundCount, count_round
-from prism_prm.planning.plan import GIB, Cluster
+from prism_prm.planning.gpus import GIB, Cluster
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import Skeleton, load_skeleton, sizes_of
 from prism_prm.scorer.whole_trees import pair_cost

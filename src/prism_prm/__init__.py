@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from prism_prm.pairs import lookahead_pairs as lookahead_pairs
     from prism_prm.pairs.build import PairRecipe as PairRecipe
     from prism_prm.pairs.build import build_pairs as build_pairs
-    from prism_prm.planning.plan import Cluster as Cluster
+    from prism_prm.planning.gpus import Cluster as Cluster
     from prism_prm.planning.plan import ScoringJob as ScoringJob
     from prism_prm.planning.plan import plan_run as plan_run
     from prism_prm.policies import PolicySettings as PolicySettings
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _EXPORTS = {
-    "Cluster": "prism_prm.planning.plan",
+    "Cluster": "prism_prm.planning.gpus",
     "ConfigError": "prism_prm.errors",
     "CriticSettings": "prism_prm.critics.settings",
     "DataError": "prism_prm.errors",

@@ -20,7 +20,8 @@ from prism_prm.losses import Objective
 from prism_prm.packing import Row
 from prism_prm.pairs.examples import Examples
 from prism_prm.planning.counting import batch_of, count_round
-from prism_prm.planning.plan import GIB, GPUS, Cluster, ScoringJob, plan_run
+from prism_prm.planning.gpus import GIB, GPUS, Cluster
+from prism_prm.planning.plan import ScoringJob, plan_run
 from prism_prm.planning.training import remedies
 from prism_prm.policies import PolicySettings
 from prism_prm.prms.known_sizes import SIZES, Stand

@@ -12,7 +12,8 @@ from prism_prm.cli.ui import conclude, print_table, progress, tell
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prism_prm.planning.plan import Cluster, Plan
+    from prism_prm.planning.gpus import Cluster
+    from prism_prm.planning.plan import Plan
     from prism_prm.scorer.settings import LoadSettings
 
 EXAMPLES = """
@@ -44,7 +45,7 @@ _SHORT = {"gradients": "grads", "optimiser": "optim", "activations": "activ", "t
 
 @with_settings(
     cluster=Options(
-        "prism_prm.planning.plan:Cluster",
+        "prism_prm.planning.gpus:Cluster",
         {"Hardware": ("gpu", "count", "gpu_memory", "gpu_tflops", "utilisation")},
     ),
     loading=Options(LOADING, {"Scoring": ("family", "dtype", "attn", "token_budget", "context", "on_too_long")}),

@@ -14,7 +14,8 @@ from prism_prm.lm.attention import FLEX_BLOCK
 from prism_prm.lm.tree_attention import BLOCK
 from prism_prm.packing import Row, encode_tree
 from prism_prm.pairs.examples import as_one_tree
-from prism_prm.planning.plan import Cluster, Stage
+from prism_prm.planning.gpus import Cluster
+from prism_prm.planning.plan import Stage
 from prism_prm.prms.module import PrmModule
 from prism_prm.prms.skeleton import Skeleton
 from prism_prm.protocol import Scorer, TreeScores

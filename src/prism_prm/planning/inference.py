@@ -10,7 +10,8 @@ from pathlib import Path
 from prism_prm.costs import Batch, Memory, ModelSizes, Setup, cache_bytes, forward_flops, scoring_memory
 from prism_prm.names import named_places
 from prism_prm.planning.counting import CountingScorer, kernel_of
-from prism_prm.planning.plan import BYTES, GIB, SCORE_BYTES, Cluster, Fit, Plan, ScoringJob, Stage
+from prism_prm.planning.gpus import BYTES, GIB, Cluster, Fit
+from prism_prm.planning.plan import SCORE_BYTES, Plan, ScoringJob, Stage
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import backbone_sizes, load_skeleton
 from prism_prm.scorer.store import Request

@@ -25,7 +25,8 @@ from prism_prm.errors import DataError
 from prism_prm.file_types import reading_parquet
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.planning.counting import CountingScorer, RoundCount, count_round, kernel_of
-from prism_prm.planning.plan import BYTES, GIB, SCORE_BYTES, Cluster, Fit, Plan, Stage
+from prism_prm.planning.gpus import BYTES, GIB, Cluster, Fit
+from prism_prm.planning.plan import SCORE_BYTES, Plan, Stage
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.module import PrmModule
 from prism_prm.prms.skeleton import Skeleton, load_skeleton

@@ -14,13 +14,10 @@ import numpy as np
 from prism_prm.aggregate import check_aggregator
 from prism_prm.data.inputs import find_sources, keep_inputs
 from prism_prm.errors import ConfigError
-from prism_prm.evaluation.compare import load_run
 from prism_prm.evaluation.display import draw_pair_accuracy
 from prism_prm.ranges import Count, Natural, Range, Share, check
 from prism_prm.report import LOOKS, Report, count_axis, legend, looks, number, percent, percent_axes
 from prism_prm.theory import centre_margin, selection, simulation
-from prism_prm.theory_report.roc_dominance import add_runs
-from prism_prm.theory_report.scored_pool import add_pool
 from prism_prm.types import Bars, no_bars
 
 NUM_TRIALS = 50_000
@@ -78,6 +75,10 @@ def report_theory(
         >>> (Path("theory") / "report.html").exists()
         True
     """
+    from prism_prm.evaluation.compare import load_run  # these take a second, which `prism theory --help` need not wait
+    from prism_prm.theory_report.roc_dominance import add_runs
+    from prism_prm.theory_report.scored_pool import add_pool
+
     settings = settings or VerifierSettings()
     if runs and len(runs) != 2:
         raise ConfigError(f"--runs compares two runs; got {len(runs)}")
