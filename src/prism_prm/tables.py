@@ -116,45 +116,34 @@ class Forest:
             return list(chain.from_iterable(getattr(draft, name) for draft in drafts))
 
         texts = pa.array(flat("texts"), pa.string())
-        return cls(
-            drafts,
-            _starts([len(draft.texts) for draft in drafts]),
-            _starts([len(draft.trunk) for draft in drafts]),
-            texts,
-            string_codes(texts),
-            pa.array(flat("labels"), pa.float64()),
-            pa.array(flat("ratings"), pa.float64()),
-            pa.array(flat("origins"), pa.string()),
-            _estimates(drafts),
-            np.array(flat("parents"), dtype=np.int32),
-            np.array(flat("trunk"), dtype=np.int32),
+        node_starts, trunk_starts = (
+            np.array([0, *accumulate(len(getattr(draft, name)) for draft in drafts)], dtype=np.int64)
+            for name in ("texts", "trunk")
         )
+        # Under a null estimate stand zeros, since Parquet takes no null parts of a null whole.
+        numbers, missing = np.zeros((len(ESTIMATE), len(texts))), np.ones(len(texts), dtype=bool)
+        if any(draft.estimates for draft in drafts):
+            known = (draft.estimates or [None] * len(draft.texts) for draft in drafts)
+            for i, one in enumerate(chain.from_iterable(known)):
+                if one is not None:
+                    numbers[:, i], missing[i] = (one.value, one.rollouts, one.low, one.high), False
+        columns = [pa.array(column).cast(field.type) for column, field in zip(numbers, ESTIMATE, strict=True)]
+        return cls(
+            drafts, node_starts, trunk_starts, texts, string_codes(texts), pa.array(flat("labels"), pa.float64()),
+            pa.array(flat("ratings"), pa.float64()), pa.array(flat("origins"), pa.string()),
+            pa.StructArray.from_arrays(columns, fields=list(ESTIMATE), mask=pa.array(missing)),
+            np.array(flat("parents"), dtype=np.int32), np.array(flat("trunk"), dtype=np.int32),
+        )  # fmt: skip
 
     def tree_of_node(self) -> Ints:
         """For every node the index of its tree in this chunk."""
         return np.repeat(np.arange(len(self.drafts)), np.diff(self.node_starts))
 
 
-def _estimates(drafts: Sequence[Draft]) -> Any:
-    """The estimates of all nodes; under a null stand zeros, since Parquet takes no null parts of a null whole."""
-    size = sum(len(draft.texts) for draft in drafts)
-    numbers, missing = np.zeros((len(ESTIMATE), size)), np.ones(size, dtype=bool)
-    if any(draft.estimates for draft in drafts):
-        for i, one in enumerate(chain.from_iterable(draft.estimates or [None] * len(draft.texts) for draft in drafts)):
-            if one is not None:
-                numbers[:, i], missing[i] = (one.value, one.rollouts, one.low, one.high), False
-    columns = [pa.array(column).cast(field.type) for column, field in zip(numbers, ESTIMATE, strict=True)]
-    return pa.StructArray.from_arrays(columns, fields=list(ESTIMATE), mask=pa.array(missing))
-
-
 def string_codes(strings: Any) -> Ints:
     """A number for every string, equal for equal strings."""
     codes: Ints = pc.dictionary_encode(strings).indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
-
-
-def _starts(sizes: list[int]) -> Ints:
-    return np.array([0, *accumulate(sizes)], dtype=np.int64)
 
 
 _INDEXED = ["tree_id"]

@@ -120,24 +120,22 @@ def keep_inputs(inputs: Iterable[object], written: Iterable[str | Path]) -> None
 
     Inputs that are no local files or folders, such as hub ids, are passed over.
     """
+    read: list[Path] = []
+    for given in inputs:
+        if not isinstance(given, str | Path) or not os.path.exists(given):
+            continue  # `Path.exists` would raise where a name is too long
+        path = Path(given)
+        if not path.is_dir():
+            read.append(path)
+        elif (path / TREE_TABLE).is_file():
+            read += [file for file in (path / TREE_TABLE, path / "pairs.parquet") if file.is_file()]
+        else:
+            read += [file for file in path.iterdir() if file.is_file() and kind_of(file) is not None]
     for path in map(Path, written):
-        for given in inputs:
-            for file in _local_files(given):
-                is_inside = path.is_dir() and file.resolve().is_relative_to(path.resolve())
-                if is_inside or (path.is_file() and path.samefile(file)):
-                    raise ConfigError(f"{path}: {file} is an input, and would be lost; name another --out")
-
-
-def _local_files(given: object) -> list[Path]:
-    """What a place is read from."""
-    if not isinstance(given, str | Path) or not os.path.exists(given):  # Path.exists raises where a name is too long
-        return []
-    path = Path(given)
-    if not path.is_dir():
-        return [path]
-    if (path / TREE_TABLE).is_file():
-        return [file for file in (path / TREE_TABLE, path / "pairs.parquet") if file.is_file()]
-    return [file for file in path.iterdir() if file.is_file() and kind_of(file) is not None]
+        for file in read:
+            is_inside = path.is_dir() and file.resolve().is_relative_to(path.resolve())
+            if is_inside or (path.is_file() and path.samefile(file)):
+                raise ConfigError(f"{path}: {file} is an input, and would be lost; name another --out")
 
 
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -236,10 +234,13 @@ def _text(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
         if is_array:
             yield from _array(source.name, data)
             return
-        if _is_json(data):
+        try:
+            msgspec.json.decode(data, type=msgspec.Raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            lines = io.BytesIO(data)
+        else:
             yield InputRow(f"{source.name}:1", data)
             return
-        lines = io.BytesIO(data)
     for number, line in enumerate(lines, start=1):
         if number == 1:
             line = line.removeprefix(BOM)
@@ -282,14 +283,6 @@ def _array(name: str, data: bytes) -> Iterator[InputRow]:
         yield InputRow(f"{name}:{line}", text)
         at = start + len(text)
         line += text.count(b"\n")
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(data, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return bool(data.strip())
 
 
 def _parquet(source: Source, advance: Advance) -> Iterator[InputRow]:
