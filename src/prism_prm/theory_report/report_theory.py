@@ -17,7 +17,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.evaluation.display import draw_pair_accuracy
 from prism_prm.ranges import Count, Natural, Range, Share, check
 from prism_prm.report import LOOKS, Report, count_axis, legend, looks, number, percent, percent_axes
-from prism_prm.theory import centre_margin, selection, simulation
+from prism_prm.theory import closed_forms, simulation
 from prism_prm.types import Bars, no_bars
 
 NUM_TRIALS = 50_000
@@ -93,11 +93,12 @@ def report_theory(
     keep_inputs([*read, *pool, scores], [Path(out) / "metrics.json"])
     with bars("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
         report = Report("What verifier errors cost", "closed forms, checked by simulation")
-        limit, without = (float(selection.ceiling(settings.p, settings.alpha, beta)) for beta in (settings.beta, 0.0))
+        p, alpha = settings.p, settings.alpha
+        limit, without = (float(closed_forms.ceiling(p, alpha, beta)) for beta in (settings.beta, 0.0))
         report.finding = (
-            f"With {percent(settings.p)} % right solutions, a verifier that accepts {percent(settings.alpha)} % of the "
-            f"wrong ones keeps Best-of-N below {percent(limit)} %, however many are drawn; without its false negatives "
-            f"the limit would be {percent(without)} %, without its false positives 100 %."
+            f"With {percent(p)} % right solutions, a verifier that accepts {percent(alpha)} % of the wrong ones keeps "
+            f"Best-of-N below {percent(limit)} %, however many are drawn; without its false negatives the limit would "
+            f"be {percent(without)} %, without its false positives 100 %."
         )
         _add_best_of_n(report, settings)
         _add_compounding(report)
@@ -121,7 +122,7 @@ def report_theory(
 def _add_best_of_n(report: Report, settings: VerifierSettings) -> None:
     """P(N) with both terms, its approximation, and the game played out."""
     p, alpha, beta = settings.p, settings.alpha, settings.beta
-    limit = float(selection.ceiling(p, alpha, beta))
+    limit, accepted = float(closed_forms.ceiling(p, alpha, beta)), float(closed_forms.accept_rate(p, alpha, beta))
     with report.figure(
         "fp-versus-fn",
         caption=f"False positives (β = 0) put a ceiling on Best-of-N; false negatives (α = 0) delay it. p = {p:g}.",
@@ -130,11 +131,11 @@ def _add_best_of_n(report: Report, settings: VerifierSettings) -> None:
     ) as axes:
         styles = dict(zip((0.1, 0.3, 0.6), ("-", "--", ":"), strict=True))
         for rate, line in styles.items():
-            accuracy, look = selection.best_of_n(p, rate, 0, FIGURE_N), {"color": LOOKS[1].colour, "linestyle": line}
+            accuracy, look = closed_forms.best_of_n(p, rate, 0, FIGURE_N), {"color": LOOKS[1].colour, "linestyle": line}
             axes.plot(FIGURE_N, accuracy, **look, label=f"FPR {percent(rate, digits=0)} %")
-            axes.axhline(float(selection.ceiling(p, rate)), linewidth=0.6, **look)
+            axes.axhline(float(closed_forms.ceiling(p, rate)), linewidth=0.6, **look)
         for rate, line in styles.items():
-            accuracy, look = selection.best_of_n(p, 0, rate, FIGURE_N), {"color": LOOKS[0].colour, "linestyle": line}
+            accuracy, look = closed_forms.best_of_n(p, 0, rate, FIGURE_N), {"color": LOOKS[0].colour, "linestyle": line}
             axes.plot(FIGURE_N, accuracy, **look, label=f"FNR {percent(rate, digits=0)} %")
         count_axis(axes)
         axes.set_xlabel("N")
@@ -145,19 +146,19 @@ def _add_best_of_n(report: Report, settings: VerifierSettings) -> None:
 ## Best-of-N under a verifier that errs
 
 With a share p = {p:g} of right solutions, FPR α = {alpha:g} and FNR β = {beta:g}, the verifier accepts
-q = (1−p)α + p(1−β) = {float(selection.accept_rate(p, alpha, beta)):.3f} of all solutions, and Best-of-N is right with
+q = (1−p)α + p(1−β) = {accepted:.3f} of all solutions, and Best-of-N is right with
 
 P(N) = [1−(1−q)^N] · p(1−β)/q + (1−q)^N · pβ/(1−q).
 
 The limit is the precision p(1−β)/q = {percent(limit)} %. Without false negatives it is p/(p+(1−p)α) =
-{percent(float(selection.ceiling(p, alpha)))} %, and it falls with α at the rate
-{float(selection.ceiling_slope(p, alpha)):.3f}. Without false positives the limit is 100 % for every β < 1. The paper
+{percent(float(closed_forms.ceiling(p, alpha)))} %, and it falls with α at the rate
+{float(closed_forms.ceiling_slope(p, alpha)):.3f}. Without false positives the limit is 100 % for every β < 1. The paper
 uses the first term alone, which for N = 1 gives p(1−β) instead of p.
 """)
     rows = []
     for n in settings.ns:
-        played = selection.simulate_best_of_n(p, alpha, beta, n, num_trials=NUM_TRIALS, seed=settings.seed + n)
-        exact, leading = selection.best_of_n(p, alpha, beta, n), selection.leading_term(p, alpha, beta, n)
+        played = closed_forms.simulate_best_of_n(p, alpha, beta, n, num_trials=NUM_TRIALS, seed=settings.seed + n)
+        exact, leading = closed_forms.best_of_n(p, alpha, beta, n), closed_forms.leading_term(p, alpha, beta, n)
         rows.append([str(n), percent(float(exact)), percent(float(leading)), percent(played)])
     report.table(
         ["N", "P(N)", "first term alone", "played out"], rows, caption=f"Best-of-N (%), {NUM_TRIALS:,} games per N"
@@ -165,7 +166,7 @@ uses the first term alone, which for N = 1 gives p(1−β) instead of p.
     report.metrics["best_of_n"] = {"settings": asdict(settings), "ceiling": limit, "table": rows}
     targets = (0.9, 0.99)
     rows = [
-        [percent(b, digits=0), *(number(selection.samples_to_reach(target, p, b)) for target in targets)]
+        [percent(b, digits=0), *(number(closed_forms.samples_to_reach(target, p, b)) for target in targets)]
         for b in (0.0, 0.2, 0.5, 0.8, 0.9)
     ]
     report.table(
@@ -186,9 +187,9 @@ search that picks one of m candidates at each step stays right with P(m)^T: a fa
 """)
     rows = []
     for steps in (1, 5, 10, 20):
-        p, alpha, beta = selection.solution_rates(0.1, 0.5, 0.05, steps)
-        search = float(selection.guided_search(0.9, 0.5, 0.05, 4, steps))
-        strict = float(selection.guided_search(0.9, 0.1, 0.25, 4, steps))
+        p, alpha, beta = closed_forms.solution_rates(0.1, 0.5, 0.05, steps)
+        search = float(closed_forms.guided_search(0.9, 0.5, 0.05, 4, steps))
+        strict = float(closed_forms.guided_search(0.9, 0.1, 0.25, 4, steps))
         rows.append([str(steps), *(percent(x) for x in (p, alpha, beta, search, strict))])
     report.table(
         ["steps T", "right solutions p", "α of solutions", "β of solutions", "search, lenient", "search, strict"],
@@ -196,7 +197,7 @@ search that picks one of m candidates at each step stays right with P(m)^T: a fa
         caption="Steps wrong 10 % of the time; lenient PRM: step FPR 50 %, FNR 5 %; strict: 10 % and 25 %; m = 4",
     )
     rows = [
-        [f"{margin:+.2f}", *(f"{float(selection.policy_ratio(1.0, margin, t)):.3g}" for t in (1.0, 0.1, 0.05))]
+        [f"{margin:+.2f}", *(f"{float(closed_forms.policy_ratio(1.0, margin, t)):.3g}" for t in (1.0, 0.1, 0.05))]
         for margin in (-0.3, -0.05, 0.0, 0.05, 0.3)
     ]
     report.table(
@@ -208,7 +209,7 @@ search that picks one of m candidates at each step stays right with P(m)^T: a fa
 
 def _add_margins(report: Report) -> None:
     """What each loss pulls at."""
-    floor = centre_margin.SC_FLOOR
+    floor = closed_forms.SC_FLOOR
     report.text(f"""
 ## Centre and margin
 
@@ -219,8 +220,8 @@ margins lower both, as long as the centre stays.
 """)
     rows = []
     for right, wrong in ((0.85, 0.80), (0.40, 0.45), (0.95, 0.30)):
-        a, m = centre_margin.centre_margin(np.array(right), np.array(wrong))
-        bce, sc = centre_margin.bce_gradient(a, m), centre_margin.sc_gradient(m)
+        a, m = closed_forms.centre_margin(np.array(right), np.array(wrong))
+        bce, sc = closed_forms.bce_gradient(a, m), closed_forms.sc_gradient(m)
         values = (float(sc[0]), float(sc[1]), float(bce[0]), float(bce[1]))
         rows.append([f"{right:.2f} / {wrong:.2f}", f"{float(m):+.2f}", *(f"{value:+.2f}" for value in values)])
     report.table(
@@ -233,8 +234,8 @@ margins lower both, as long as the centre stays.
     rows = []
     for mean in (0.2, 0.4, 0.6):
         margin = mean + 0.15 * rng.normal(size=NUM_TRIALS)
-        fpr, fnr = centre_margin.rates_from_margins(centre, margin, 0.5)
-        safe = centre_margin.safe_thresholds(centre + margin / 2, centre - margin / 2, 0.2, 0.2)
+        fpr, fnr = closed_forms.rates_from_margins(centre, margin, 0.5)
+        safe = closed_forms.safe_thresholds(centre + margin / 2, centre - margin / 2, 0.2, 0.2)
         shown = "none" if safe is None else f"{safe[0]:.2f} to {safe[1]:.2f}"
         rows.append([f"{mean:g}", percent(fpr), percent(fnr), shown])
     report.table(

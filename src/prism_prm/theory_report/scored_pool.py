@@ -20,7 +20,7 @@ from prism_prm.rerank.grading import GradedPool, check_measured, grade_pool
 from prism_prm.rerank.step_scores import scores_in_pool, scores_in_table
 from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
 from prism_prm.tasks import TaskGrader
-from prism_prm.theory import selection
+from prism_prm.theory import closed_forms
 from prism_prm.types import Bools, Floats
 
 
@@ -111,9 +111,9 @@ def predict(
     return PoolPrediction(
         aggregator, threshold, num, int(total[1]), pool.num_unscored, pool.num_empty, pool.num_unmeasured,
         int((sizes < max(ns)).sum()), p, alpha, beta, tuple(ns),
-        tuple(float(selection.best_of_n(own_p, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
-        tuple(float(selection.best_of_n(p.value, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
-        float(selection.ceiling(own_p, alpha.value, beta.value).mean()),
+        tuple(float(closed_forms.best_of_n(own_p, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
+        tuple(float(closed_forms.best_of_n(p.value, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
+        float(closed_forms.ceiling(own_p, alpha.value, beta.value).mean()),
         measured([good.astype(np.float64) for good in accepted]),
         measured(pool.scores),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """A recipe: everything that decides a run, in one TOML file.
 
-Each section is documented where it is used: [data.read] in data/read_options.py, [data.pairs] in pairs/settings.py,
+Each section is documented where it is used: [data.read] in data/draft.py, [data.pairs] in pairs/rules.py,
 [objective] in losses.py, [curriculum] in curriculum.py, [train] in settings.py, and the rest here.
 """
 
