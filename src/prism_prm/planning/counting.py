@@ -36,6 +36,9 @@ def kernel_of(module: PrmModule) -> Kernel:
 def batch_of(module: PrmModule, rows: Sequence[Row]) -> Batch:
     """What one pass over these rows runs. Sliding windows are counted as if they saw everything."""
     kernel, longest = kernel_of(module), max(map(len, rows))
+    reads = sum(len(row.reads) for row in rows)
+    if kernel == "dense":
+        return Batch(len(rows) * longest, len(rows) * longest**2, reads, keys=len(rows) * longest)
     if kernel == "flex":
         longest = -(-longest // FLEX_BLOCK) * FLEX_BLOCK
     pairs = keys = 0
@@ -47,12 +50,11 @@ def batch_of(module: PrmModule, rows: Sequence[Row]) -> Batch:
             seen_QK = (at[None, :] <= at[:, None]) & (last_K[None, :] > at[:, None] * FLEX_BLOCK)
             pairs += int(seen_QK.sum()) * FLEX_BLOCK**2
             continue
-        block = BLOCK if kernel == "blocks" else longest
-        for start in range(0, longest, block):
-            stop = min(start + block, longest)
+        for start in range(0, longest, BLOCK):
+            stop = min(start + BLOCK, longest)
             seen = int((ends_L[:stop] > start).sum())
             pairs, keys = pairs + (stop - start) * seen, keys + seen
-    return Batch(len(rows) * longest, pairs, sum(len(row.reads) for row in rows), keys)
+    return Batch(len(rows) * longest, pairs, reads, keys)
 
 
 @dataclass
