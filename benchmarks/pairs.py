@@ -19,7 +19,7 @@ from _side_by_side import conclude, median, options, side_by_side
 from prism_prm.data import Reader
 from prism_prm.pairs import PairSettings
 from prism_prm.pairs.build import PairRecipe, build_pairs
-from prism_prm.pairs.settings import Audit
+from prism_prm.pairs.rules import Audit
 
 COPIES = 20
 PEER = "a bare json.loads pass"

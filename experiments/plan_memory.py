@@ -52,8 +52,8 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     from prism_prm.lm.attention import ATTENTION
     from prism_prm.losses import Objective
     from prism_prm.pairs.examples import Examples
-    from prism_prm.planning.fit import setup_of
-    from prism_prm.planning.rounds import count_round
+    from prism_prm.planning.counting import count_round
+    from prism_prm.planning.training import setup_of
     from prism_prm.prms.module import PrmModule
     from prism_prm.prms.qwen import Qwen
     from prism_prm.prms.skeleton import sizes_of

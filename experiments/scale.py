@@ -24,8 +24,8 @@ from prism_prm.costs import Batch, ModelSizes, Setup, forward_flops, held_parame
 from prism_prm.losses import Objective
 from prism_prm.pairs import PairSettings
 from prism_prm.pairs.examples import Examples, labelled_steps
+from prism_prm.planning.counting import RoundCount, count_round
 from prism_prm.planning.gpus import GIB, Cluster
-from prism_prm.planning.rounds import RoundCount, count_round
 from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import Skeleton, load_skeleton, sizes_of
 from prism_prm.scorer.whole_trees import pair_cost
@@ -155,10 +155,10 @@ def memory_table(models: Models) -> str:
     batch = Batch(8192, 8192 * 4096, 128)
     rows = []
     for name, model in models.items():
-        for how, way in (("DDP", "ddp"), ("FSDP2", "fsdp")):
+        for how, sharded in (("DDP", False), ("FSDP2", True)):
             cells = []
             for count in COUNTS:
-                memory = training_memory(model, batch, MIXED, way=way, count=count)  # type: ignore[arg-type]
+                memory = training_memory(model, batch, replace(MIXED, gpus=count, sharded=sharded))
                 fits = memory.peak <= Cluster(GPU).room
                 cells.append(f"{memory.peak / GIB:,.0f}{'' if fits else ' (too much)'}")
             rows.append([name.removeprefix("qwen2.5-").upper(), how, *cells])
@@ -169,24 +169,24 @@ def paper_table(model: ModelSizes) -> str:
     """The paper's four 48 GB cards: which choices fit, by tokens per pass."""
     room = Cluster("a6000", 4).room
     lora = {"rank": 16, "targets": TARGETS}
-    choices: dict[str, tuple[Setup, str]] = {
-        "full, DDP, 32-bit weights": (Setup(4, 2), "ddp"),
-        "full, DDP, 16-bit weights and optimiser": (Setup(2, 2), "ddp"),
-        "full, DDP, 16-bit weights, 8-bit optimiser": (Setup(2, 2, optimiser=2), "ddp"),
-        "full, FSDP2, 32-bit weights": (Setup(4, 2), "fsdp"),
-        "full, FSDP2, 16-bit weights and optimiser": (Setup(2, 2), "fsdp"),
-        "LoRA, DDP, 32-bit weights": (Setup(4, 2, **lora), "ddp"),  # type: ignore[arg-type]
-        "LoRA, DDP, 16-bit weights": (Setup(2, 2, **lora), "ddp"),  # type: ignore[arg-type]
-        "LoRA, FSDP2, 32-bit weights": (Setup(4, 2, **lora), "fsdp"),  # type: ignore[arg-type]
+    choices: dict[str, tuple[Setup, bool]] = {
+        "full, DDP, 32-bit weights": (Setup(4, 2), False),
+        "full, DDP, 16-bit weights and optimiser": (Setup(2, 2), False),
+        "full, DDP, 16-bit weights, 8-bit optimiser": (Setup(2, 2, optimiser=2), False),
+        "full, FSDP2, 32-bit weights": (Setup(4, 2), True),
+        "full, FSDP2, 16-bit weights and optimiser": (Setup(2, 2), True),
+        "LoRA, DDP, 32-bit weights": (Setup(4, 2, **lora), False),  # type: ignore[arg-type]
+        "LoRA, DDP, 16-bit weights": (Setup(2, 2, **lora), False),  # type: ignore[arg-type]
+        "LoRA, FSDP2, 32-bit weights": (Setup(4, 2, **lora), True),  # type: ignore[arg-type]
     }
     rows = []
-    for name, (setup, way) in choices.items():
+    for name, (setup, sharded) in choices.items():
         cells = []
         for checkpointing in (False, True):
             for tokens in (1024, 4096, 8192):
                 batch = Batch(tokens, tokens * min(tokens, 4096), 16)
-                chosen = replace(setup, checkpointing=checkpointing)
-                memory = training_memory(model, batch, chosen, way=way, count=4)  # type: ignore[arg-type]
+                chosen = replace(setup, checkpointing=checkpointing, gpus=4, sharded=sharded)
+                memory = training_memory(model, batch, chosen)
                 cells.append(f"**{memory.peak / GIB:.0f}**" if memory.peak <= room else f"{memory.peak / GIB:.0f}")
         rows.append([name, *cells])
     headers = [f"{tokens:,}{', checkpointing' if saving else ''}" for saving in (0, 1) for tokens in (1024, 4096, 8192)]

@@ -142,7 +142,7 @@ def test_bytes_by_hand() -> None:
     assert found.parts["activations"] == 2 * 10 * (norms + attention + mlp)
     saving = training_memory(TINY, Batch(10, 100, 3), Setup(checkpointing=True))
     assert saving.parts["activations"] == 2 * 10 * 4 * 4 + 10 * (norms + attention + mlp)
-    sharded = training_memory(TINY, Batch(10, 100, 3), Setup(), way="fsdp", count=4)
+    sharded = training_memory(TINY, Batch(10, 100, 3), Setup(gpus=4, sharded=True))
     assert [sharded.parts[name] for name in ("weights", "gradients", "optimiser")] == [394, 394, 788]
     adapters = training_memory(TINY, Batch(10, 100, 3), Setup(rank=1, targets=TARGETS))
     assert adapters.parts["gradients"] == 4 * (2 * (8 + 6 + 6 + 8 + 12 + 12 + 12) + 30)

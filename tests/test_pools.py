@@ -63,7 +63,7 @@ def test_an_empty_solution_stays_and_has_no_tree() -> None:
         ({"answer": "1", "solutions": ["a"]}, "no problem text"),
         (
             {"problem": "q", "solutions": ["a", 3]},
-            "solution 1: expected a text, a list of steps or an object",
+            "solution 1: expected a string, a list of steps or an object",
         ),
         ({"problem": "q", "solutions": [{"no": "text"}]}, "solution 0: neither `steps` nor a text"),
         ({"problem": "q", "solutions": [["a", " "]]}, "solution 0: a step is empty"),

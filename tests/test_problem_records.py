@@ -26,15 +26,15 @@ def write_lines(path: Path, *records: Any) -> Path:
 
 
 OF_PROBLEMS: list[tuple[dict[str, Any], str]] = [
-    ({"problem": 5}, "`problem` is 5, expected a text"),
-    ({"problem": ["a"]}, "`problem` is ['a'], expected a text"),
+    ({"problem": 5}, "`problem` is 5, expected a string"),
+    ({"problem": ["a"]}, "`problem` is ['a'], expected a string"),
     ({"problem": ""}, "no problem text in any of the fields problem, question, prompt; found the fields ['answer', "),
-    ({"answer": True}, "`answer` is True, expected a text, a number, or a list of them"),
-    ({"answer": {"value": 3}}, "`answer` is {'value': 3}, expected a text, a number, or a list of them"),
-    ({"answer": [["a"]]}, "`answer` is [['a']], expected a text, a number, or a list of them"),
-    ({"name": True}, "`name` is True, expected a text or a number"),
-    ({"name": None, "id": ["a"]}, "`id` is ['a'], expected a text or a number"),
-    ({"level": {}}, "`level` is {}, expected a text or a number"),
+    ({"answer": True}, "`answer` is True, expected a string, a number, or a list of them"),
+    ({"answer": {"value": 3}}, "`answer` is {'value': 3}, expected a string, a number, or a list of them"),
+    ({"answer": [["a"]]}, "`answer` is [['a']], expected a string, a number, or a list of them"),
+    ({"name": True}, "`name` is True, expected a string or a number"),
+    ({"name": None, "id": ["a"]}, "`id` is ['a'], expected a string or a number"),
+    ({"level": {}}, "`level` is {}, expected a string or a number"),
     ({"tolerance": "abc"}, "`tolerance` is 'abc', expected a number from 0 to 1,000,000"),
     ({"tolerance": -0.1}, "`tolerance` is -0.1, expected a number from 0 to 1,000,000"),
     ({"tolerance": True}, "`tolerance` is True, expected a number from 0 to 1,000,000"),

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from prism_prm.pairs.build import PairRecipe as PairRecipe
     from prism_prm.pairs.build import build_pairs as build_pairs
     from prism_prm.planning.gpus import Cluster as Cluster
-    from prism_prm.planning.pipeline import ScoringJob as ScoringJob
-    from prism_prm.planning.pipeline import plan_run as plan_run
+    from prism_prm.planning.plan import ScoringJob as ScoringJob
+    from prism_prm.planning.plan import plan_run as plan_run
     from prism_prm.policies import PolicySettings as PolicySettings
     from prism_prm.policies import Sampling as Sampling
     from prism_prm.policies import open_policy as open_policy
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from prism_prm.serve.run import serve_prms as serve_prms
     from prism_prm.serve.settings import ServeSettings as ServeSettings
     from prism_prm.tasks import load_task as load_task
-    from prism_prm.theory_report.closed_forms import VerifierSettings as VerifierSettings
-    from prism_prm.theory_report.pipeline import report_theory as report_theory
+    from prism_prm.theory_report.report_theory import VerifierSettings as VerifierSettings
+    from prism_prm.theory_report.report_theory import report_theory as report_theory
     from prism_prm.training.margins import measure_margins as measure_margins
     from prism_prm.training.recipe import Recipe as Recipe
     from prism_prm.training.recipe import load_recipe as load_recipe
@@ -110,7 +110,7 @@ _EXPORTS = {
     "RerankSettings": "prism_prm.rerank.run",
     "Sampling": "prism_prm.policies",
     "Scorer": "prism_prm.scorer",
-    "ScoringJob": "prism_prm.planning.pipeline",
+    "ScoringJob": "prism_prm.planning.plan",
     "SearchRecipe": "prism_prm.search.recipe",
     "SearchSettings": "prism_prm.search",
     "ServeSettings": "prism_prm.serve.settings",
@@ -119,7 +119,7 @@ _EXPORTS = {
     "StepPair": "prism_prm.records",
     "StepTree": "prism_prm.records",
     "TreeScores": "prism_prm.scorer",
-    "VerifierSettings": "prism_prm.theory_report.closed_forms",
+    "VerifierSettings": "prism_prm.theory_report.report_theory",
     "annotated_pairs": "prism_prm.pairs",
     "best_of_n": "prism_prm.rerank",
     "build_pairs": "prism_prm.pairs.build",
@@ -141,11 +141,11 @@ _EXPORTS = {
     "measure_margins": "prism_prm.training.margins",
     "open_critic": "prism_prm.critics.load",
     "open_policy": "prism_prm.policies",
-    "plan_run": "prism_prm.planning.pipeline",
+    "plan_run": "prism_prm.planning.plan",
     "read_benchmark": "prism_prm.evaluation.benchmarks",
     "read_pool": "prism_prm.pools",
     "read_trees": "prism_prm.data",
-    "report_theory": "prism_prm.theory_report.pipeline",
+    "report_theory": "prism_prm.theory_report.report_theory",
     "rerank_pool": "prism_prm.rerank.run",
     "run_demo": "prism_prm.demo.pipeline",
     "score_files": "prism_prm.scorer.table",

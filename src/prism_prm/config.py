@@ -27,7 +27,7 @@ import msgspec
 import tomli_w
 
 from prism_prm.errors import ConfigError, DataError, SettingError, shown
-from prism_prm.foreign import read_text
+from prism_prm.file_types import read_text
 from prism_prm.ranges import accepted, fault
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,19 @@ def trl_stepwise(folder: str | Path, *, split: str | None = None) -> Iterator[di
     """
     check_split(folder, split)
     for tree in iter_trees(folder, split=split):
-        on_trunk = set(tree.trunk)
         unbroken = next((i for i, n in enumerate(tree.trunk) if tree.nodes[n].label is None), len(tree.trunk))
-        if unbroken:
-            yield _stepwise(tree, tree.trunk[:unbroken])
-        for node in range(len(tree.nodes)):
-            path = tree.path(node)
-            if node not in on_trunk and all(tree.nodes[step].label is not None for step in path):
-                yield _stepwise(tree, path)
-
-
-def _stepwise(tree: StepTree, path: Collection[int]) -> dict[str, Any]:
-    labels = [tree.nodes[node].label for node in path]
-    hard = all(label in (0.0, 1.0) for label in labels)
-    return {
-        "prompt": tree.problem,
-        "completions": [tree.nodes[node].text for node in path],
-        "labels": [bool(label) for label in labels] if hard else labels,
-    }
+        on_trunk = set(tree.trunk)
+        others = [tree.path(node) for node in range(len(tree.nodes)) if node not in on_trunk]
+        for path in (tree.trunk[:unbroken], *others):
+            labels = [tree.nodes[node].label for node in path]
+            if not path or None in labels:
+                continue
+            hard = all(label in (0.0, 1.0) for label in labels)
+            yield {
+                "prompt": tree.problem,
+                "completions": tree.texts(path),
+                "labels": [bool(label) for label in labels] if hard else labels,
+            }
 
 
 def trl_preference(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str, Any]]:
@@ -61,16 +56,11 @@ def plain(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str,
     """Everything about a pair, with its texts."""
     for pair, tree, rejected in _pairs_with_texts(folder, split):
         yield {
-            "pair_id": pair.pair_id,
-            "tree_id": pair.tree_id,
-            "name": tree.name,
-            "kind": pair.kind,
-            "position": pair.position,
-            "problem": tree.problem,
-            "prefix": tree.texts(tree.path(tree.parents[pair.chosen])),
-            "chosen": tree.nodes[pair.chosen].text,
+            "pair_id": pair.pair_id, "tree_id": pair.tree_id, "name": tree.name, "kind": pair.kind,
+            "position": pair.position, "problem": tree.problem,
+            "prefix": tree.texts(tree.path(tree.parents[pair.chosen])), "chosen": tree.nodes[pair.chosen].text,
             "rejected": rejected,
-        }
+        }  # fmt: skip
 
 
 def export_pairs(
@@ -134,13 +124,9 @@ def _pairs_with_texts(folder: str | Path, split: str | None) -> Iterator[tuple[S
             if tree is None or tree.tree_id != pair.tree_id:
                 tree = next((found for found in trees if found.tree_id == pair.tree_id), None)
             other = tree
-        holds_chosen = _holding(folder, pair, tree, pair.tree_id, pair.chosen)
-        holds_rejected = _holding(folder, pair, other, pair.rejected_tree, pair.rejected)
-        yield pair, holds_chosen, holds_rejected.nodes[pair.rejected].text
-
-
-def _holding(folder: str | Path, pair: StepPair, tree: StepTree | None, tree_id: int, node: int) -> StepTree:
-    """The tree, if it has the node."""
-    if tree is None or not 0 <= node < len(tree.nodes):
-        raise no_such_node(folder, pair.pair_id, tree_id, node, 0 if tree is None else len(tree.nodes))
-    return tree
+        for of, tree_id, node in ((tree, pair.tree_id, pair.chosen), (other, pair.rejected_tree, pair.rejected)):
+            if of is None or not 0 <= node < len(of.nodes):
+                raise no_such_node(folder, pair.pair_id, tree_id, node, 0 if of is None else len(of.nodes))
+        assert tree is not None
+        assert other is not None
+        yield pair, tree, other.nodes[pair.rejected].text

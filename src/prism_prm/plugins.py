@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -48,7 +48,15 @@ class Plugins(Generic[T]):
             return self.own[name]
         if not entries:
             raise self._error(f"Unknown {self.what} {name!r}.")
-        return self._load(*entries.values())
+        (entry,) = entries.values()
+        try:
+            found = entry.load()
+        except Exception as error:  # another package's code may raise anything
+            raise self._error(
+                f"The {self.what} {name!r} cannot be loaded from {entry.value}: {type(error).__name__}: {error}. "
+                "Fix or uninstall that package."
+            ) from error
+        return self._checked(found, name, entry.value)
 
     def added(self) -> dict[str, T]:
         """All of other packages, loaded."""
@@ -66,16 +74,6 @@ class Plugins(Generic[T]):
                 f"{file} has no {value!r}. Names in it that are {self.wanted}: {', '.join(there) or 'none'}."
             )
         return self._checked(getattr(module, value), name, name), sha256
-
-    def _load(self, entry: EntryPoint) -> T:
-        try:
-            found = entry.load()
-        except Exception as error:  # another package's code may raise anything
-            raise self._error(
-                f"The {self.what} {entry.name!r} cannot be loaded from {entry.value}: {_said(error)}. "
-                "Mend or uninstall that package."
-            ) from error
-        return self._checked(found, entry.name, entry.value)
 
     def _checked(self, found: Any, name: str, place: str) -> T:
         if not self.fits(found):
@@ -117,9 +115,5 @@ def _run(file: Path, who: str) -> tuple[ModuleType, str]:
             exec(compile(code, str(file), "exec"), vars(module))
         except Exception as error:
             del sys.modules[name]
-            raise ConfigError(f"{who} cannot be loaded: {_said(error)}. Fix {file}.") from error
+            raise ConfigError(f"{who} cannot be loaded: {type(error).__name__}: {error}. Fix {file}.") from error
     return sys.modules[name], sha256
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,9 @@ from typing import Any
 import msgspec
 
 from prism_prm.console import Advance, ignore
-from prism_prm.data.inputs import Source, find_sources, rows
+from prism_prm.data.inputs import decode, find_sources, read_records, rows
 from prism_prm.data.plain_solutions import POOL_FIELDS, split_steps
 from prism_prm.data.problem_records import no_answer, problem_of, seems_to_have_an_answer
-from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.programs.problems import TaskProblem
@@ -137,8 +136,8 @@ def iter_pool(
 ) -> Iterator[PoolProblem]:
     """The problems of `read_pool`, as a stream."""
     read = partial(pool_problem, answer_field=answer_field, with_answer=with_answers)
-    for found in find_sources(source):
-        yield from _entries(found, read, advance)
+    for row, found in read_records(source, read, advance=advance):
+        yield replace(found, where=row.where)
 
 
 def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
@@ -155,16 +154,6 @@ def holds_pool(source: str | Path | Sequence[str | Path]) -> bool:
     return lists != ["completions"] or "prompt" not in record or record.get("answer") is not None
 
 
-def _entries(
-    source: Source, read: Callable[[Mapping[str, Any]], PoolProblem], advance: Advance
-) -> Iterator[PoolProblem]:
-    for row in rows(source, advance):
-        try:
-            yield replace(read(decode(row, dict[str, Any])), where=row.where)
-        except DataError as error:
-            raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-
-
 def pool_problem(
     record: Mapping[str, Any], *, answer_field: str | None = None, with_answer: bool = True
 ) -> PoolProblem:
@@ -176,33 +165,25 @@ def pool_problem(
             reason="missing-field",
         )
     given = record[listed]
-    scores = _scores_beside(record, len(given))
+    try:  # search-and-learn writes the scores of each solution beside the solutions
+        beside = msgspec.convert(record.get("scores"), list[list[float] | None] | None)
+    except msgspec.ValidationError as error:
+        why = str(error).replace("$", "")
+        raise DataError(
+            f"`scores` of the record: {why}; give a list of step scores per solution", reason="wrong-type"
+        ) from error
+    if beside is not None and len(beside) != len(given):
+        raise DataError(f"{len(beside)} lists of scores for {len(given)} solutions", reason="wrong-type")
     solutions = []
     for k, item in enumerate(given):
         try:
-            solutions.append(_solution(item, scores[k]))
+            solutions.append(_solution(item, beside[k] if beside else None))
         except (DataError, msgspec.ValidationError) as error:
             raise DataError(f"solution {k}: {error}", reason="wrong-type") from error
     problem = problem_of(record, answer_field=answer_field, with_answer=with_answer)
     if problem.answer is None and problem.tests is None and with_answer and seems_to_have_an_answer(record):
         raise no_answer(record)
     return PoolProblem(problem, tuple(solutions))
-
-
-def _scores_beside(record: Mapping[str, Any], size: int) -> Sequence[list[float] | None]:
-    """The scores of each solution, where they stand beside the solutions, as search-and-learn writes them."""
-    try:
-        scores = msgspec.convert(record.get("scores"), list[list[float] | None] | None)
-    except msgspec.ValidationError as error:
-        said = str(error).replace("$", "")
-        raise DataError(
-            f"`scores` of the record: {said}; give a list of step scores per solution", reason="wrong-type"
-        ) from error
-    if scores is None:
-        return [None] * size
-    if len(scores) != size:
-        raise DataError(f"{len(scores)} lists of scores for {size} solutions", reason="wrong-type")
-    return scores
 
 
 class _Given(msgspec.Struct):
@@ -221,7 +202,7 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
     elif isinstance(item, list):
         item = {"steps": item}
     elif not isinstance(item, dict):
-        raise DataError(f"expected a text, a list of steps or an object, found {type(item).__name__}")
+        raise DataError(f"expected a string, a list of steps or an object, found {type(item).__name__}")
     given = msgspec.convert(item, _Given)
     text = next((item[name] for name in _TEXT_FIELDS if isinstance(item.get(name), str)), None)
     if text is None and given.steps is None:
@@ -238,7 +219,7 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
     if given.tokens is not None and not 0 <= given.tokens <= MOST_TOKENS:
         raise DataError(f"{given.tokens} tokens; expected 0 to {MOST_TOKENS:,}")
     if isinstance(given.answer, float) and not math.isfinite(given.answer):
-        raise DataError(f"`answer` is {given.answer}, expected a text or a number")
+        raise DataError(f"`answer` is {given.answer}, expected a string or a number")
     return Solution(
         steps,
         "\n\n".join(steps) if text is None else text,
@@ -251,21 +232,17 @@ def _solution(item: Any, scores: list[float] | None) -> Solution:
 
 def write_pool(path: str | Path, problems: Sequence[PoolProblem]) -> None:
     """Write a pool as JSON lines, whole or not at all."""
+    optional = ("answer", "scores", "tokens", "correct")
     with whole_file(path) as aside, aside.open("wb") as file:
         for entry in problems:
-            file.write(msgspec.json.encode(_record(entry)) + b"\n")
-
-
-def _record(entry: PoolProblem) -> dict[str, Any]:
-    problem = entry.problem
-    record: dict[str, Any] = {"problem": problem.text, "answer": problem.answer, "name": problem.name}
-    more = {"level": problem.level, "tolerance": problem.tolerance, "date": problem.date}
-    record |= {key: value for key, value in more.items() if value}
-    if problem.tests is not None:  # hidden ones stay with the task: a selector may read this file
-        record["public_tests"] = problem.tests.shown().reference()
-    optional = ("answer", "scores", "tokens", "correct")
-    record["solutions"] = [
-        {"steps": solution.steps} | {key: value for key in optional if (value := getattr(solution, key)) is not None}
-        for solution in entry.solutions
-    ]
-    return record
+            problem = entry.problem
+            record: dict[str, Any] = {"problem": problem.text, "answer": problem.answer, "name": problem.name}
+            more = {"level": problem.level, "tolerance": problem.tolerance, "date": problem.date}
+            record |= {key: value for key, value in more.items() if value}
+            if problem.tests is not None:  # hidden ones stay with the task: a selector may read this file
+                record["public_tests"] = problem.tests.shown().reference()
+            record["solutions"] = [
+                {"steps": one.steps} | {key: value for key in optional if (value := getattr(one, key)) is not None}
+                for one in entry.solutions
+            ]
+            file.write(msgspec.json.encode(record) + b"\n")

@@ -1,4 +1,4 @@
-"""The Parquet tables that commands exchange, and how they are written and read.
+"""The Parquet tables that commands exchange, how they are written and read, and many trees as columns.
 
 `docs/tables.md` says what each column means.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import dataclass
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,10 +21,9 @@ import pyarrow.parquet as pq
 from prism_prm.arrays import Ints
 from prism_prm.console import Advance, ignore
 from prism_prm.data.draft import Draft
-from prism_prm.data.forest import ESTIMATE, Forest
 from prism_prm.errors import DataError
+from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
-from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.records import Estimate, StepPair, StepTree
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -30,66 +31,120 @@ _NAME = pa.dictionary(pa.int32(), pa.string())
 
 T = TypeVar("T")
 
+
+def _required(**types: pa.DataType) -> list[pa.Field]:
+    return [pa.field(name, type_, nullable=False) for name, type_ in types.items()]
+
+
+ESTIMATE = pa.struct(_required(value=pa.float64(), rollouts=pa.int32(), low=pa.float64(), high=pa.float64()))
+
 NODE = pa.struct(
     [
-        pa.field("text", pa.string(), nullable=False),
-        pa.field("parent", pa.int32(), nullable=False),
+        *_required(text=pa.string(), parent=pa.int32()),
         pa.field("label", pa.float64()),
         pa.field("rating", pa.float64()),
-        pa.field("origin", pa.string(), nullable=False),
+        *_required(origin=pa.string()),
         pa.field("estimate", ESTIMATE),
     ]
 )
 
 TREES = pa.schema(
     [
-        pa.field("tree_id", pa.int32(), nullable=False),
-        pa.field("name", pa.string(), nullable=False),
-        pa.field("problem", pa.string(), nullable=False),
+        *_required(tree_id=pa.int32(), name=pa.string(), problem=pa.string()),
         pa.field("answer", pa.string()),
         pa.field("ended", pa.bool_()),
-        pa.field("nodes", pa.list_(NODE), nullable=False),
-        pa.field("trunk", pa.list_(pa.int32()), nullable=False),
-        pa.field("split", _NAME, nullable=False),
-        pa.field("source", _NAME, nullable=False),
-        pa.field("content_hash", pa.string(), nullable=False),
+        *_required(
+            nodes=pa.list_(NODE), trunk=pa.list_(pa.int32()), split=_NAME, source=_NAME, content_hash=pa.string()
+        ),
     ]
 )
 
 PAIRS = pa.schema(
     [
-        pa.field("pair_id", pa.int64(), nullable=False),
-        pa.field("tree_id", pa.int32(), nullable=False),
-        pa.field("position", pa.int32(), nullable=False),
-        pa.field("chosen", pa.int32(), nullable=False),
-        pa.field("rejected", pa.int32(), nullable=False),
-        pa.field("rejected_tree", pa.int32(), nullable=False),
-        pa.field("kind", _NAME, nullable=False),
-        pa.field("split", _NAME, nullable=False),
+        *_required(
+            pair_id=pa.int64(), tree_id=pa.int32(), position=pa.int32(), chosen=pa.int32(), rejected=pa.int32(),
+            rejected_tree=pa.int32(), kind=_NAME, split=_NAME,
+        ),
         pa.field("gap", pa.float64()),
         pa.field("rollouts", pa.int32()),
     ]
-)
+)  # fmt: skip
 LATER = ("gap", "rollouts")
 """Columns of pairs that files of earlier versions do not have."""
 
 
 def scores_schema(outputs: Sequence[str]) -> pa.Schema:
     """The scores table of a family that names its log-odds `outputs`; the first is that of a right step."""
-    log_odds = pa.struct([pa.field(name, pa.float64(), nullable=False) for name in outputs])
+    log_odds = pa.struct(_required(**dict.fromkeys(outputs, pa.float64())))
     return pa.schema(
-        [
-            pa.field("tree_id", pa.int32(), nullable=False),
-            pa.field("name", pa.string(), nullable=False),
-            pa.field("parent", pa.int32(), nullable=False),
-            pa.field("node_tree", pa.int32(), nullable=False),
-            pa.field("node_id", pa.int32(), nullable=False),
-            pa.field("log_odds", log_odds, nullable=False),
-            pa.field("probability", pa.float64(), nullable=False),
-            pa.field("content_hash", pa.string(), nullable=False),
-            pa.field("model_hash", _NAME, nullable=False),
-        ]
-    )
+        _required(
+            tree_id=pa.int32(), name=pa.string(), parent=pa.int32(), node_tree=pa.int32(), node_id=pa.int32(),
+            log_odds=log_odds, probability=pa.float64(), content_hash=pa.string(), model_hash=_NAME,
+        )
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """A chunk of trees; the nodes of all trees are concatenated, and so are their trunks."""
+
+    drafts: Sequence[Draft]
+    node_starts: Ints
+    """Where each tree's nodes begin, and where the last tree's nodes end."""
+    trunk_starts: Ints
+    """Where each tree's trunk begins, and where the last one ends."""
+    texts: Any
+    """Arrow strings, one per node."""
+    text_codes: Ints
+    """A number for every text, equal for equal texts."""
+    labels: Any
+    """Arrow floats with nulls."""
+    ratings: Any
+    """Arrow floats with nulls."""
+    origins: Any
+    """Arrow strings."""
+    estimates: Any
+    """Arrow structs with nulls."""
+    parents: npt.NDArray[np.int32]
+    """Numbers within the tree, as in the records."""
+    trunk: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, drafts: Sequence[Draft]) -> Forest:
+        """Put trees side by side."""
+
+        def flat(name: str) -> list[Any]:
+            return list(chain.from_iterable(getattr(draft, name) for draft in drafts))
+
+        texts = pa.array(flat("texts"), pa.string())
+        node_starts, trunk_starts = (
+            np.array([0, *accumulate(len(getattr(draft, name)) for draft in drafts)], dtype=np.int64)
+            for name in ("texts", "trunk")
+        )
+        # Under a null estimate stand zeros, since Parquet takes no null parts of a null whole.
+        numbers, missing = np.zeros((len(ESTIMATE), len(texts))), np.ones(len(texts), dtype=bool)
+        if any(draft.estimates for draft in drafts):
+            known = (draft.estimates or [None] * len(draft.texts) for draft in drafts)
+            for i, one in enumerate(chain.from_iterable(known)):
+                if one is not None:
+                    numbers[:, i], missing[i] = (one.value, one.rollouts, one.low, one.high), False
+        columns = [pa.array(column).cast(field.type) for column, field in zip(numbers, ESTIMATE, strict=True)]
+        return cls(
+            drafts, node_starts, trunk_starts, texts, string_codes(texts), pa.array(flat("labels"), pa.float64()),
+            pa.array(flat("ratings"), pa.float64()), pa.array(flat("origins"), pa.string()),
+            pa.StructArray.from_arrays(columns, fields=list(ESTIMATE), mask=pa.array(missing)),
+            np.array(flat("parents"), dtype=np.int32), np.array(flat("trunk"), dtype=np.int32),
+        )  # fmt: skip
+
+    def tree_of_node(self) -> Ints:
+        """For every node the index of its tree in this chunk."""
+        return np.repeat(np.arange(len(self.drafts)), np.diff(self.node_starts))
+
+
+def string_codes(strings: Any) -> Ints:
+    """A number for every string, equal for equal strings."""
+    codes: Ints = pc.dictionary_encode(strings).indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
 
 
 _INDEXED = ["tree_id"]
@@ -173,11 +228,11 @@ def iter_trees(path: str | Path, *, split: str | None = None, advance: Advance =
 
     `advance` is called with the number of further bytes read, as far as that can be said of a table.
     """
-    size = _file(path, "trees.parquet").stat().st_size if advance is not ignore else 0
+    path = _file(path, "trees.parquet")
+    size = path.stat().st_size if advance is not ignore else 0
     with _open(path, "trees.parquet", TREES) as file:
         for batch in file.iter_batches(batch_size=256):
-            of_split = _only_split(fitted(_file(path, "trees.parquet"), batch, TREES), split)
-            yield from _trees_of_batch(of_split, _file(path, "trees.parquet"))
+            yield from _trees_of_batch(_only_split(fitted(path, batch, TREES), split), path)
             advance(size * batch.num_rows // max(1, file.metadata.num_rows))
 
 
@@ -206,15 +261,9 @@ def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "")
     """Write `pairs.parquet`, all in one split."""
     with whole_file(path) as aside, pair_writer(aside) as writer:
         for chunk in _batched(pairs, 65536):
-            columns = []
-            for field in PAIRS:
-                values = (
-                    [split] * len(chunk) if field.name == "split" else [getattr(pair, field.name) for pair in chunk]
-                )
-                is_name = field.type == _NAME
-                column = pa.array(values, pa.string() if is_name else field.type)
-                columns.append(column.dictionary_encode() if is_name else column)
-            writer.write_table(pa.Table.from_arrays(columns, schema=PAIRS))
+            values = [[getattr(pair, field.name, split) for pair in chunk] for field in PAIRS]
+            arrays = [pa.array(column, field.type) for column, field in zip(values, PAIRS, strict=True)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=PAIRS))
 
 
 def read_pairs(path: str | Path, *, split: str | None = None) -> pa.Table:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from prism_prm.data.inputs import find_sources, rows
+from prism_prm.data.inputs import read_records
 from prism_prm.data.problem_records import no_answer, problem_of
-from prism_prm.data.reader import decode
 from prism_prm.errors import DataError, SettingError
 from prism_prm.graders import Grader as Grader
 from prism_prm.graders import TaskGrader as TaskGrader
@@ -141,7 +140,8 @@ class ProblemIndex:
         found = self._by_text.get(text.strip(), [])
         named = [problem for problem in found if name and problem.name == name]
         for some in (named, found, [problem for problem in found if answer and problem.answer == answer]):
-            if some and all(_judged_by(problem) == _judged_by(some[0]) for problem in some):
+            judged_by = [(problem.answer, problem.tolerance, problem.tests) for problem in some]
+            if some and all(one == judged_by[0] for one in judged_by):
                 return some[0]
         if not found:
             return None
@@ -151,10 +151,6 @@ class ProblemIndex:
             f"different answers or tests; give it the `name` of one of them (their names: {names})",
             reason="ambiguous-problem",
         )
-
-
-def _judged_by(problem: TaskProblem) -> tuple[object, ...]:
-    return problem.answer, problem.tolerance, problem.tests
 
 
 def load_problems(place: str, source: str | Path | None = None) -> Task:
@@ -213,18 +209,16 @@ def read_problems(
     source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None
 ) -> Iterator[TaskProblem]:
     """The problems of a file, folder or hub dataset; each must have an answer or tests, be they unreadable ones."""
-    for found in find_sources([source]):
-        for row in rows(found):
-            try:
-                record = decode(row, dict[str, Any])
-                problem = problem_of(record, tolerance, answer_field=answer_field)
-                if problem.tests is None and not problem.is_judged:
-                    raise no_answer(record)
-                if problem.tests is not None and not (problem.is_judged or problem.tests.num_unread):
-                    raise DataError("no `tests` to judge programs by, only public ones", reason="missing-field")
-            except DataError as error:
-                raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-            yield problem
+
+    def read(record: dict[str, Any]) -> TaskProblem:
+        problem = problem_of(record, tolerance, answer_field=answer_field)
+        if problem.tests is None and not problem.is_judged:
+            raise no_answer(record)
+        if problem.tests is not None and not (problem.is_judged or problem.tests.num_unread):
+            raise DataError("no `tests` to judge programs by, only public ones", reason="missing-field")
+        return problem
+
+    return (problem for _, problem in read_records(source, read))
 
 
 def subsample(problems: Sequence[TaskProblem], size: int) -> list[TaskProblem]:
@@ -238,10 +232,10 @@ def subsample(problems: Sequence[TaskProblem], size: int) -> list[TaskProblem]:
     seats = Counter({level: int(quota) for level, quota in quotas.items()})
     for level in sorted(quotas, key=lambda level: (seats[level] - quotas[level], level))[: size - seats.total()]:
         seats[level] += 1
-    chosen = [i for level in levels for i in sorted(levels[level], key=lambda i: _lot(problems[i]))[: seats[level]]]
+
+    def rank(i: int) -> bytes:
+        """Random-looking; neither a seed nor the order of a file can change it."""
+        return hashlib.blake2b(problems[i].text.strip().encode(), digest_size=8).digest()
+
+    chosen = [i for level in levels for i in sorted(levels[level], key=rank)[: seats[level]]]
     return [problems[i] for i in sorted(chosen)]
-
-
-def _lot(problem: TaskProblem) -> bytes:
-    """A random-looking rank that neither a seed nor the order of a file can change."""
-    return hashlib.blake2b(problem.text.strip().encode(), digest_size=8).digest()

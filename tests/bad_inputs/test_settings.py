@@ -26,7 +26,7 @@ from prism_prm.rl.recipe import GrpoRecipe
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.serve.settings import ServeSettings
-from prism_prm.theory_report.closed_forms import VerifierSettings
+from prism_prm.theory_report.report_theory import VerifierSettings
 from prism_prm.training.recipe import Recipe
 from prism_prm.workers.settings import RaySettings
 

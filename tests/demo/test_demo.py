@@ -27,8 +27,8 @@ from prism_prm.pools import read_pool
 from prism_prm.records import Step, StepTree
 from prism_prm.tables import iter_trees
 from prism_prm.world.build import build_world
-from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.policy import PolicySettings, shown_problems
+from prism_prm.world.trees import PERTURBATIONS
 
 
 @pytest.fixture(scope="module")

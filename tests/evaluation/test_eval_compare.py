@@ -29,7 +29,7 @@ from prism_prm.evaluation.pipeline import evaluate_prm
 from prism_prm.evaluation.report import RunInfo, write_run
 from prism_prm.report import Report
 from prism_prm.theory.dominance import VERDICTS
-from prism_prm.theory_report.pipeline import report_theory
+from prism_prm.theory_report.report_theory import report_theory
 from prism_prm.theory_report.roc_dominance import add_dominance
 
 

@@ -127,7 +127,7 @@ def test_a_failed_write_leaves_the_old_files(tmp_path: Path) -> None:
     (tmp_path / "out" / "notes.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     with (
-        mock.patch.object(build, "_write_random", side_effect=OSError("disk full")),
+        mock.patch.object(build.PairCounts, "as_dict", side_effect=OSError("disk full")),
         pytest.raises(OSError, match="disk"),
     ):
         run(tmp_path, TREES_20[:3], PairRecipe())

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_prm.data.draft import Draft
-from prism_prm.data.forest import Forest
 from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
-from prism_prm.pairs.settings import priority
+from prism_prm.pairs.rules import priority
 from prism_prm.pairs.vectorised import PairColumns, annotated_columns, lookahead_columns
 from prism_prm.records import StepTree
+from prism_prm.tables import Forest
 from strategies import forests
 
 pair_settings = st.builds(

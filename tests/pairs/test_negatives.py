@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_prm.data.draft import Draft
-from prism_prm.pairs.negatives import OtherProblems, add_perturbed, perturb
-from prism_prm.pairs.settings import PairSettings
+from prism_prm.pairs.rules import PairSettings
+from prism_prm.pairs.vectorised import OtherProblems, add_perturbed, perturb
 from prism_prm.records import Step, StepTree
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from prism_prm.pairs.same_problem import Exclusions, KnownProblems, SplitByProblem, Splits
+from prism_prm.pairs.same_problem import Exclusions, KnownProblems, Splits, split_by_problem
 
 _BRACED = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 _SIGNS = {r"\times": "×", r"\cdot": "·", r"\div": "÷", r"\pi": "π", r"\theta": "θ", r"\infty": "∞", r"\pm": "±"}
@@ -80,12 +80,12 @@ def problems_in(file: Path) -> list[str]:
 def misses(problems: list[str], respell: Callable[[str], str]) -> tuple[int, int, int]:
     """How many problems another spelling changes; how many of these are missed, and land in the other half."""
     changed = [(problem, other) for problem in problems if (other := respell(problem)) != problem]
-    exclusions, splits = Exclusions(), SplitByProblem(Splits.parse("a=0.5,b=0.5"))
+    exclusions, splits = Exclusions(), split_by_problem(Splits.parse("a=0.5,b=0.5"))
     for problem, _ in changed:
         exclusions.add(problem, "benchmark")
-    halves = {problem: splits.split_of(problem) for problem, _ in changed}
+    halves = {problem: splits(problem) for problem, _ in changed}
     missed = sum(not exclusions.match(other) for _, other in changed)
-    return len(changed), missed, sum(splits.split_of(other) != halves[problem] for problem, other in changed)
+    return len(changed), missed, sum(splits(other) != halves[problem] for problem, other in changed)
 
 
 def test_copies_that_are_missed(real_data: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from prism_prm import read_trees
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.pairs.same_problem import Exclusions, SplitByProblem, Splits, normalise_problem
+from prism_prm.pairs.same_problem import Exclusions, Splits, normalise_problem, split_by_problem
 
 
 def test_the_same_problem_in_other_clothes() -> None:
@@ -96,22 +96,22 @@ def test_runs_of_words_do_not_hang_on_the_typesetting() -> None:
 
 
 def test_splits_follow_from_the_problem_and_the_seed() -> None:
-    splits = SplitByProblem(Splits.parse("train=0.8, test=0.2"))
-    found = {f"problem {i}": splits.split_of(f"problem {i}") for i in range(2000)}
+    splits = split_by_problem(Splits.parse("train=0.8, test=0.2"))
+    found = {f"problem {i}": splits(f"problem {i}") for i in range(2000)}
     assert 0.17 < Counter(found.values())["test"] / 2000 < 0.23
-    assert all(splits.split_of(f"Problem  {i}!") == found[f"problem {i}"] for i in range(50))
-    backwards = SplitByProblem(Splits.parse("train=0.8, test=0.2"))
-    assert {problem: backwards.split_of(problem) for problem in reversed(found)} == found
-    other = SplitByProblem(Splits.parse("train=0.8,test=0.2", seed=1))
-    assert sum(other.split_of(problem) != split for problem, split in found.items()) > 300
+    assert all(splits(f"Problem  {i}!") == found[f"problem {i}"] for i in range(50))
+    backwards = split_by_problem(Splits.parse("train=0.8, test=0.2"))
+    assert {problem: backwards(problem) for problem in reversed(found)} == found
+    other = split_by_problem(Splits.parse("train=0.8,test=0.2", seed=1))
+    assert sum(other(problem) != split for problem, split in found.items()) > 300
 
 
 def test_problems_that_share_most_of_their_words_are_in_one_split() -> None:
-    splits = SplitByProblem(Splits.parse("a=0.5,b=0.5"))
-    first = splits.split_of(LONG)
-    assert [splits.split_of(f"Number {i}. {LONG} Show your work.") for i in range(20)] == [first] * 20
+    splits = split_by_problem(Splits.parse("a=0.5,b=0.5"))
+    first = splits(LONG)
+    assert [splits(f"Number {i}. {LONG} Show your work.") for i in range(20)] == [first] * 20
     told = "Think step by step, check your work, and put nothing but the final answer as a number on the last line."
-    halves = Counter(splits.split_of(f"What is {i} plus one? {told}") for i in range(1000))
+    halves = Counter(splits(f"What is {i} plus one? {told}") for i in range(1000))
     assert 450 < halves["a"] < 550, "a common instruction makes them no copies of each other"
 
 

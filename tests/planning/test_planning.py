@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 from accelerate import Accelerator
 
-from prism_prm.costs import Batch, Setup
+from prism_prm.costs import Batch, Setup, training_memory
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.losses import Objective
 from prism_prm.packing import Row
 from prism_prm.pairs.examples import Examples
-from prism_prm.planning.counting import batch_of
-from prism_prm.planning.fit import Case, remedies
+from prism_prm.planning.counting import batch_of, count_round
 from prism_prm.planning.gpus import GIB, GPUS, Cluster
-from prism_prm.planning.pipeline import ScoringJob, plan_run
-from prism_prm.planning.rounds import count_round
+from prism_prm.planning.plan import ScoringJob, plan_run
+from prism_prm.planning.training import remedies
 from prism_prm.policies import PolicySettings
 from prism_prm.prms.known_sizes import SIZES, Stand
 from prism_prm.prms.module import PrmModule
@@ -200,17 +199,16 @@ LARGE = Batch(8192, 8192 * 4096, 128)
 def test_settings_that_are_named_do_fit() -> None:
     """7B on four 48 GB cards: neither a copy per card nor shards fit without checkpointing."""
     cluster = Cluster("a6000", count=4)
-    case = Case(MIXED, LARGE, "ddp", 4)
-    assert case.memory(SEVEN).peak > 130 * GIB
-    assert replace(case, way="fsdp").memory(SEVEN).peak > cluster.room
-    found = remedies(SEVEN, case, cluster, 2048, 4096)
+    setup = replace(MIXED, gpus=4)
+    assert training_memory(SEVEN, LARGE, setup).peak > 130 * GIB
+    assert training_memory(SEVEN, LARGE, replace(setup, sharded=True)).peak > cluster.room
+    found = remedies(SEVEN, setup, LARGE, cluster, 2048, 4096)
     assert found
     assert all(float(line.rsplit(": ", 1)[1].removesuffix(" GiB")) <= cluster.room / GIB for line in found)
     assert any("hardware.gradient_checkpointing = true and hardware.sharding" in line for line in found)
-    saving = replace(case, setup=replace(MIXED, checkpointing=True), way="fsdp")
-    assert saving.memory(SEVEN).peak <= cluster.room
+    assert training_memory(SEVEN, LARGE, replace(setup, checkpointing=True, sharded=True)).peak <= cluster.room
     one = Cluster("rtx4090", count=1)
-    alone = remedies(SEVEN, Case(MIXED, LARGE, "ddp", 1), one, 2048, 4096)
+    alone = remedies(SEVEN, MIXED, LARGE, one, 2048, 4096)
     assert all("GPUs" in line or "lora" in line for line in alone)
 
 

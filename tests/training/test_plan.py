@@ -167,7 +167,7 @@ def test_independent_pairs_of_prm800k(real_data: Path, tmp_path: Path) -> None:
     """Trees of very different sizes: the four with more pairs than there are updates must come twice in some."""
     from prism_prm.data import Reader
     from prism_prm.pairs.build import PairRecipe, build_pairs
-    from prism_prm.pairs.settings import PairSettings
+    from prism_prm.pairs.rules import PairSettings
 
     build_pairs(Reader([real_data / "prm800k" / "phase1_train.jsonl"]), tmp_path, PairRecipe(PairSettings()))
     trees = read_pairs(tmp_path)["tree_id"].to_numpy()

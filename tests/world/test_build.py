@@ -15,13 +15,13 @@ from prism_prm.scorer import init_prm
 from prism_prm.tables import iter_trees
 from prism_prm.world.build import World, build_world, load_policy
 from prism_prm.world.oracle import judge, judge_step
-from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.policy import PolicySettings, make_model, right_step_share, shown_problems, train_policy
 from prism_prm.world.problems import ANSWER_MARK, Problem, ProblemSettings, draw_problems
 from prism_prm.world.sampling import Chance, sample_next_steps, sample_solutions, sample_tokens
 from prism_prm.world.scorer import OracleScorer
 from prism_prm.world.settings import world_settings
 from prism_prm.world.tokens import PRM_SETTINGS, STEP_END, make_tokenizer, prompt_of, solution_text
+from prism_prm.world.trees import PERTURBATIONS
 
 
 @pytest.fixture(scope="session")

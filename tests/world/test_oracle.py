@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
 
 from prism_prm.world.oracle import ERRORS, VERDICTS, advance, judge, judge_step, solved, state_after
-from prism_prm.world.problems import Problem, ProblemSettings, all_problems
+from prism_prm.world.problems import Operation, Problem, ProblemSettings, operations_of
 
 
 def split(text: str) -> tuple[int, list[tuple[str, int]]]:
@@ -93,6 +94,15 @@ def after(text: str, modulus: int, prefix: tuple[str, ...]) -> Listing:
     for step in prefix:
         listing.take(step)
     return listing
+
+
+def all_problems(settings: ProblemSettings) -> Iterator[Problem]:
+    """Every problem of a small world."""
+    choices = [Operation(op, n) for op, numbers in operations_of(settings).items() for n in numbers]
+    for count in range(settings.min_operations, settings.max_operations + 1):
+        for start in range(settings.modulus):
+            for operations in product(choices, repeat=count):
+                yield Problem(start, operations, settings.modulus)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import pytest
 from prism_prm.errors import ConfigError
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.world.oracle import judge_step
-from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
 from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
-from prism_prm.world.trees import count_verdicts, grow, let_errors_pass
+from prism_prm.world.trees import PERTURBATIONS, count_verdicts, grow, let_errors_pass, perturbed_trees
 
 
 def test_a_tree_grows_from_candidates() -> None:

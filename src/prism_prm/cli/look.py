@@ -51,7 +51,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "context")
 @with_settings(
     loading=Options(LOADING, {"PRM": LOADED, "Remote PRM": REMOTE}),
     critic=critic_options(),
-    reading=Options("prism_prm.data.read_options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
+    reading=Options("prism_prm.data.draft:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def look(
     *,

@@ -60,13 +60,13 @@ FIELDS_PAIRING = (
 
 @with_settings(
     reading=Options(
-        "prism_prm.data.read_options:ReadOptions",
+        "prism_prm.data.draft:ReadOptions",
         {READING: FIELDS_READING},
         names={"split_steps": "--split-steps", "trust_solutions": "--trust-solutions"},
         parse={"drop_finish": _reasons},
     ),
     pairing=Options(
-        "prism_prm.pairs.settings:PairSettings",
+        "prism_prm.pairs.rules:PairSettings",
         {PAIRING: FIELDS_PAIRING, ABLATIONS: ("random", "perturbed"), "": ("seed",)},
         names={
             "audit": "--lookahead-audit", "max_per_position": "--max-pairs-per-position",

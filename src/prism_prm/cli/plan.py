@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from prism_prm.planning.gpus import Cluster
     from prism_prm.planning.plan import Plan
     from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.search.recipe import SearchRecipe
-    from prism_prm.training.recipe import Recipe
 
 EXAMPLES = """
 **Examples**
@@ -104,20 +102,15 @@ def plan(
     Reads the data, the tokenizer and the model's config, but no weights. Data is packed by the code that training and
     scoring use, so tokens and updates are exact; memory is checked against real runs (docs/scale.md).
     """
-    from prism_prm.planning.pipeline import ScoringJob, check_at_hand, plan_run, read_any, stands_of
+    from prism_prm.planning.plan import ScoringJob, plan_run, read_any
 
-    what: Recipe | SearchRecipe | ScoringJob
-    if recipe and not score:
-        what = read_any(recipe, assignments or [])
-    elif not score or recipe:
+    if bool(recipe) == bool(score):
         raise ConfigError("give a recipe, or --score FILE with --prm")
-    elif not prm:
+    if score and not prm:
         raise ConfigError("--score needs --prm: the PRM to score with")
-    else:
-        what = ScoringJob(prm, tuple(score), loading)
-    check_at_hand(what, stands_of(config or [], tokenizer))
     found = plan_run(
-        what, cluster, config=config or [], tokenizer=tokenizer, margins=margins, solution_tokens=solution_tokens,
+        read_any(recipe, assignments or []) if recipe else ScoringJob(str(prm), tuple(score or ()), loading), cluster,
+        config=config or [], tokenizer=tokenizer, margins=margins, solution_tokens=solution_tokens,
     )  # fmt: skip
     conclude(found.facts, lambda: _show(found))
 

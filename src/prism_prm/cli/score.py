@@ -61,7 +61,7 @@ ALL_OF_LOADING = (
     loading=Options(LOADING, {"PRM": ALL_OF_LOADING, "Remote PRM": REMOTE}),
     critic=critic_options(),
     cluster=ray_options(),
-    reading=Options("prism_prm.data.read_options:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
+    reading=Options("prism_prm.data.draft:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def score(
     *,

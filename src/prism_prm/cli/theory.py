@@ -13,7 +13,7 @@ from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
     from prism_prm.report import Report
-    from prism_prm.theory_report.closed_forms import VerifierSettings
+    from prism_prm.theory_report.report_theory import VerifierSettings
 
 EXAMPLES = """
 **Examples**
@@ -43,7 +43,7 @@ MAP = "Asymmetry map"
 
 
 @with_settings(
-    settings=Options("prism_prm.theory_report.closed_forms:VerifierSettings", {"": ("p", "alpha", "beta", "seed")})
+    settings=Options("prism_prm.theory_report.report_theory:VerifierSettings", {"": ("p", "alpha", "beta", "seed")})
 )
 def theory(
     *,
@@ -126,7 +126,7 @@ def theory(
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training, and check it on real scores."""
     from prism_prm.report import PAGE
-    from prism_prm.theory_report.pipeline import report_theory
+    from prism_prm.theory_report.report_theory import report_theory
 
     if not with_map and (world or rate or grpo_rate):
         raise ConfigError("--world, --rate and --grpo-rate are for the asymmetry map; add --map")

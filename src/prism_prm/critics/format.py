@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.config import from_mapping, read_toml
 from prism_prm.errors import ConfigError
-from prism_prm.foreign import read_text
+from prism_prm.file_types import read_text
 from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Range, Share, check
 
 FORMATS = ("direct", "thinkprm", "genprm", "processbench", "prmbench")

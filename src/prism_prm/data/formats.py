@@ -1,62 +1,380 @@
-"""The formats we read, in one dict, and how a record shows which one it is."""
+"""The formats we read: their records, how each becomes drafts, and how a record shows which format it is in."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from prism_prm.data import math_shepherd, plain_solutions, prm800k, step_lists
-from prism_prm.data.draft import Draft
-from prism_prm.data.read_options import ReadOptions
+import msgspec
+
+from prism_prm.data.draft import Draft, Format, Neutral, ReadOptions, require_texts
+from prism_prm.data.plain_solutions import POOL, POOL_FIELDS, SOLUTIONS, refuse_pool
 from prism_prm.errors import DataError
 from prism_prm.plugins import Plugins
+from prism_prm.records import ROOT, Estimate, Origin
 
-TREE_TABLE_KEYS = frozenset({"tree_id", "nodes", "trunk"})
-"""The fields of a row of our own `trees.parquet`."""
+# --- PRM800K, both phases, in its original records: several rated completions per position, one of which continues.
+# The trunk follows the chosen completion, or the human completion where none was chosen. Where neither is there the
+# trunk ends. Every other completion is a candidate under the prefix it was shown with.
 
 
-def _never(record: Any, options: ReadOptions) -> str | None:  # noqa: ARG001
+class RatedCompletion(msgspec.Struct, gc=False):
+    text: str
+    rating: float | None = None
+
+
+class Position(msgspec.Struct, gc=False):
+    completions: list[RatedCompletion] | None
+    chosen_completion: int | None
+    human_completion: RatedCompletion | None = None
+
+
+class Question(msgspec.Struct, gc=False):
+    problem: str
+    ground_truth_answer: str | None = None
+
+
+class Labels(msgspec.Struct, gc=False):
+    steps: list[Position]
+    finish_reason: str | None = None
+
+
+class Prm800kRecord(msgspec.Struct, gc=False):
+    question: Question
+    label: Labels
+    is_quality_control_question: bool | None = None
+    is_initial_screening_question: bool | None = None
+
+
+_NEUTRAL_LABELS: dict[Neutral, float | None] = {"drop": None, "negative": 0.0, "positive": 1.0}
+"""What a neutral rating says about the step. Dropped means: the step stays in the tree, without a label."""
+
+
+def _drop_prm800k(record: Prm800kRecord, options: ReadOptions) -> str | None:
+    if record.label.finish_reason in options.drop_finish:
+        return f"finish:{record.label.finish_reason}"
+    if record.is_quality_control_question and options.quality_control == "drop":
+        return "quality-control"
+    if record.is_initial_screening_question and options.screening == "drop":
+        return "screening"
+    # A labeler who gave up at once leaves a record that is sound but says nothing.
+    if not any(position.completions or position.human_completion for position in record.label.steps):
+        return "no-completions"
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How one kind of record is recognised and read."""
+def _read_prm800k(record: Prm800kRecord, options: ReadOptions) -> list[Draft]:
+    problem, steps = record.question.problem, record.label.steps
+    if not problem.strip():
+        raise DataError("the problem is empty; every record needs one", reason="empty-text")
+    found: list[RatedCompletion] = []
+    parents: list[int] = []
+    humans: list[int] = []
+    trunk: list[int] = []
+    prefix = ROOT
+    for at, position in enumerate(steps):
+        if len(trunk) < at:
+            raise DataError(
+                f"position {at} has neither a chosen nor a human completion, but {len(steps) - at} positions follow, "
+                "whose prefix is unknown",
+                reason="broken-trunk",
+            )
+        first, chosen = len(found), position.chosen_completion
+        found += position.completions or ()
+        if chosen is not None:
+            if not 0 <= chosen < len(found) - first:
+                raise DataError(
+                    f"position {at + 1}: chosen_completion {chosen} is not the index of one of its "
+                    f"{len(found) - first} completions",
+                    reason="bad-index",
+                )
+            trunk.append(first + chosen)
+        if position.human_completion is not None:
+            humans.append(len(found))
+            if chosen is None:
+                trunk.append(len(found))
+            found.append(position.human_completion)
+        parents += [prefix] * (len(found) - first)
+        prefix = trunk[-1] if trunk else ROOT
+    texts = [completion.text for completion in found]
+    ratings = [completion.rating for completion in found]
+    label_of: dict[float | None, float | None] = {
+        -1.0: 0.0, 0.0: _NEUTRAL_LABELS[options.neutral], 1.0: 1.0, None: None,
+    }  # fmt: skip
+    try:
+        labels = [label_of[rating] for rating in ratings]
+    except KeyError:
+        text, rating = next((step.text, step.rating) for step in found if step.rating not in label_of)
+        raise DataError(
+            f"rating {rating:g} is not one of -1, 0, 1, null (of the step {text[:60]!r})", reason="bad-rating"
+        ) from None
+    if "" in texts or any(map(str.isspace, texts)):
+        raise DataError("a completion has an empty text; every step needs one", reason="empty-text")
+    origins: list[Origin] = ["model"] * len(texts)
+    for node in humans:
+        origins[node] = "human"
+        labels[node] = 1.0
+    reason, answer = record.label.finish_reason, record.question.ground_truth_answer
+    # Regrouped copies lose the finish reason; then a complete trunk is one that ended.
+    ended = len(trunk) == len(steps) if reason is None else reason == "solution"
+    return [Draft(problem, texts, parents, labels, ratings, origins, trunk, "", answer, ended)]
 
-    name: str
-    record: type[Any]
-    """The msgspec type that a record must have."""
-    keys: frozenset[str]
-    """A record with these keys looks like this format."""
-    read: Callable[[Any, ReadOptions], list[Draft]]
-    drop_reason: Callable[[Any, ReadOptions], str | None] = _never
-    unique_names: bool = False
-    """Whether a name that was seen before is dropped (and counted)."""
 
+# --- Math-Shepherd: steps marked with the tag ки in `input` and with + or - in `label`, or split into a dict of steps.
+# The "Step i:" markers are removed, because the number would give a lookahead negative away.
+
+TAG = "ки"
+MARKS = {"+": 1.0, "-": 0.0}
+# A run of spaces is read from its first one only; from each of them it would take the square of its length.
+FIRST_STEP = re.compile(r"(?<!\s)\s*Step 1\s*:")
+_MARKER = re.compile(r"(?<!\s)\s*Step \d+\s*:\s*")
+
+
+class TaggedRecord(msgspec.Struct):
+    input: str
+    label: str
+
+
+def _read_tagged(record: TaggedRecord, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    *steps, rest = record.input.split(TAG)
+    if not steps or rest.strip():
+        raise DataError(
+            f"`input` does not end with the step tag {TAG!r}: found {record.input[-40:]!r}", reason="no-tag"
+        )
+    labels: list[float] = []
+    at = 0  # `label` repeats `input` with marks in the place of tags
+    for i, step in enumerate(steps):
+        if not record.label.startswith(step, at):
+            raise DataError(f"`label` does not repeat step {i + 1} of `input`", reason="label-mismatch")
+        at += len(step) + 1
+        mark = record.label[at - 1 : at]
+        if mark not in MARKS:
+            raise DataError(f"step {i + 1} is marked {mark!r} in `label`, not + or -", reason="bad-rating")
+        labels.append(MARKS[mark])
+    found = FIRST_STEP.search(steps[0])
+    if found is None:
+        raise DataError(f'`input` has no "Step 1:" after the question: found {steps[0][:60]!r}', reason="no-marker")
+    problem = steps[0][: found.start()]
+    steps[0] = steps[0][found.start() :]
+    texts = [_MARKER.sub("", step, count=1).strip() for step in steps]
+    require_texts(problem, texts)
+    return [Draft.chain(problem, texts, labels, ended=True)]
+
+
+class SplitStep(msgspec.Struct):
+    content: str
+    label: float
+
+
+class SplitRecord(msgspec.Struct):
+    """A row of the split copy: {"Step 1": {content, label}, …}."""
+
+    questions: str
+    solution: dict[str, SplitStep]
+
+
+def _read_split(record: SplitRecord, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    names = [f"Step {i + 1}" for i in range(len(record.solution))]
+    if list(record.solution) != names:
+        raise DataError(f"the steps are named {list(record.solution)}, not {names}", reason="bad-index")
+    for name, step in record.solution.items():
+        if step.label not in (0.0, 1.0):
+            raise DataError(f"{name}: label {step.label:g} is not one of 0, 1", reason="bad-rating")
+    texts = [step.content for step in record.solution.values()]
+    require_texts(record.questions, texts)
+    return [Draft.chain(record.questions, texts, [step.label for step in record.solution.values()], ended=True)]
+
+
+# --- a problem and a list of its steps
+
+
+class StepwiseRecord(msgspec.Struct):
+    """TRL's stepwise supervision: the steps as `completions`, and `labels`, true/false or soft in [0, 1].
+
+    Whether it reaches an end is not said.
+    """
+
+    prompt: str
+    completions: list[str]
+    labels: list[bool | float]
+
+
+def _read_stepwise(record: StepwiseRecord, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    if len(record.completions) != len(record.labels):
+        raise DataError(
+            f"{len(record.completions)} completions but {len(record.labels)} labels; each step needs one",
+            reason="label-mismatch",
+        )
+    labels = [float(label) for label in record.labels]
+    for i, label in enumerate(labels):
+        if not 0.0 <= label <= 1.0:
+            raise DataError(f"label {label:g} of step {i + 1} is not in [0, 1]", reason="bad-rating")
+    require_texts(record.prompt, record.completions)
+    return [Draft.chain(record.prompt, record.completions, labels)]
+
+
+NO_ERROR = -1
+
+
+class ProcessLabelsRecord(msgspec.Struct):
+    """As in ProcessBench: `label` is the 0-based index of the first wrong step, or -1.
+
+    Steps before it are right; what comes after a first error was not judged and stays unlabeled.
+    """
+
+    problem: str
+    steps: list[str]
+    label: int
+    id: str | int = ""
+
+
+def _read_process_labels(record: ProcessLabelsRecord, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    size = len(record.steps)
+    if not NO_ERROR <= record.label < size:
+        raise DataError(
+            f"label {record.label} is not the index of one of {size} steps (0 to {size - 1}), nor -1 for no error",
+            reason="bad-rating",
+        )
+    require_texts(record.problem, record.steps)
+    labels: list[float | None] = [1.0] * size
+    if record.label != NO_ERROR:
+        labels[record.label :] = [0.0, *[None] * (size - record.label - 1)]
+    return [Draft.chain(record.problem, record.steps, labels, name=str(record.id), ended=True)]
+
+
+class PRMBenchRecord(msgspec.Struct):
+    """A solution modified to hold errors, with their 1-based places.
+
+    A listed step is wrong and every other step is right, also after an error; places past the last step are ignored,
+    as the benchmark does. A `redundency` row (PRMBench's spelling) also gives its original as an item without errors.
+    The first item of a name counts. Step texts are kept as they are, empty ones too: the places refer to them.
+    """
+
+    classification: str
+    idx: str
+    modified_question: str
+    modified_process: list[str]
+    error_steps: list[int]
+    original_question: str = ""
+    original_process: list[str] = []
+    ground_truth: str | None = None
+
+
+def read_prmbench(record: PRMBenchRecord, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    if any(place < 1 for place in record.error_steps):
+        raise DataError(f"error_steps {record.error_steps} must count from 1", reason="bad-rating")
+    wrong = set(record.error_steps)
+    given = [(record.classification, record.modified_question, record.modified_process, wrong)]
+    if record.classification == "redundency":
+        given.append(("correct", record.original_question, record.original_process, set()))
+    items = []
+    for kind, problem, steps, errors in given:
+        name = f"{kind}_{record.idx}"
+        if not problem.strip():
+            raise DataError(f"item {name}: the question is empty", reason="empty-text")
+        if not steps:
+            raise DataError(f"item {name}: the process has no steps", reason="no-steps")
+        labels = [0.0 if i + 1 in errors else 1.0 for i in range(len(steps))]
+        items.append(Draft.chain(problem, steps, labels, name=name, answer=record.ground_truth))
+    return items
+
+
+class UnlabeledSteps(msgspec.Struct):
+    problem: str
+    steps: list[str]
+    id: str | int = ""
+
+
+def _read_steps(record: UnlabeledSteps, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    require_texts(record.problem, record.steps)
+    return [Draft.chain(record.problem, record.steps, [None] * len(record.steps), name=str(record.id))]
+
+
+class UnlabeledCompletions(msgspec.Struct):
+    """Named as in TRL; a reference answer beside the list shows that it holds solutions, not steps."""
+
+    prompt: str
+    completions: list[str]
+    answer: Any = None
+
+
+def _read_completions(record: UnlabeledCompletions, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    if record.answer is not None:
+        refuse_pool("completions")
+    require_texts(record.prompt, record.completions)
+    return [Draft.chain(record.prompt, record.completions, [None] * len(record.completions))]
+
+
+# --- our own `trees.parquet`, read back as written: labels are kept, and neutral ratings are not labeled again
+
+
+class TreeTableNode(msgspec.Struct):
+    text: str
+    parent: int
+    label: float | None
+    rating: float | None
+    origin: Origin
+    estimate: Estimate | None = None
+
+
+class TreeTableRow(msgspec.Struct):
+    tree_id: int
+    problem: str
+    nodes: list[TreeTableNode]
+    trunk: list[int]
+    name: str = ""
+    answer: str | None = None
+    ended: bool | None = None
+    split: str = ""
+
+
+def _read_tree_row(row: TreeTableRow, options: ReadOptions) -> list[Draft]:  # noqa: ARG001
+    nodes = row.nodes
+    draft = Draft(
+        row.problem, [node.text for node in nodes], [node.parent for node in nodes], [node.label for node in nodes],
+        [node.rating for node in nodes], [node.origin for node in nodes], row.trunk, row.name, row.answer, row.ended,
+        estimates=[node.estimate for node in nodes] if any(node.estimate for node in nodes) else None,
+    )  # fmt: skip
+    try:
+        draft.check_links()
+    except DataError as error:
+        raise DataError(f"tree {row.tree_id}: {error}", reason=error.reason) from None
+    return [draft]
+
+
+def _drop_tree_row(row: TreeTableRow, options: ReadOptions) -> str | None:
+    return None if options.split in (None, row.split) else "other-split"
+
+
+# --- all of them
+
+TREE_TABLE_ROW = Format("trees", TreeTableRow, frozenset({"tree_id", "nodes", "trunk"}), _read_tree_row, _drop_tree_row)
 
 FORMATS: dict[str, tuple[Format, ...]] = {
-    "prm800k": (Format("prm800k", prm800k.Prm800kRecord, prm800k.KEYS, prm800k.read, prm800k.drop_reason),),
+    "prm800k": (Format("prm800k", Prm800kRecord, frozenset({"question", "label"}), _read_prm800k, _drop_prm800k),),
     "math-shepherd": (
-        Format("math-shepherd", math_shepherd.TaggedRecord, math_shepherd.KEYS, math_shepherd.read),
-        Format("math-shepherd", math_shepherd.SplitRecord, math_shepherd.SPLIT_KEYS, math_shepherd.read_split),
+        Format("math-shepherd", TaggedRecord, frozenset({"input", "label"}), _read_tagged),
+        Format("math-shepherd", SplitRecord, frozenset({"questions", "solution"}), _read_split),
     ),
-    "stepwise": (Format("stepwise", step_lists.StepwiseRecord, step_lists.STEPWISE_KEYS, step_lists.read_stepwise),),
+    "stepwise": (Format("stepwise", StepwiseRecord, frozenset({"prompt", "completions", "labels"}), _read_stepwise),),
     "process-labels": (
-        Format(
-            "process-labels",
-            step_lists.ProcessLabelsRecord,
-            step_lists.PROCESS_LABELS_KEYS,
-            step_lists.read_process_labels,
-        ),
+        Format("process-labels", ProcessLabelsRecord, frozenset({"problem", "steps", "label"}), _read_process_labels),
     ),
     "prmbench": (
         Format(
-            "prmbench", step_lists.PRMBenchRecord, step_lists.PRMBENCH_KEYS, step_lists.read_prmbench, unique_names=True
+            "prmbench", PRMBenchRecord, frozenset({"modified_question", "modified_process", "error_steps"}),
+            read_prmbench, unique_names=True,
         ),
     ),
-}
+}  # fmt: skip
 """Format name → its variants, in the order in which they are tried."""
+
+UNLABELED = (
+    Format("steps", UnlabeledSteps, frozenset({"problem", "steps"}), _read_steps),
+    Format("steps", UnlabeledCompletions, frozenset({"prompt", "completions"}), _read_completions),
+)
+"""Steps without labels, which can be scored and not learned from; tried after those with labels."""
 
 
 def _is_reader(found: Any) -> bool:
@@ -80,63 +398,44 @@ def added_formats() -> list[Format]:
     return [variant for name in _PLUGINS.added() for variant in find_format(name)]
 
 
-SOLUTIONS = tuple(
-    Format("solutions", plain_solutions.PlainSolution, keys, plain_solutions.read_solution)
-    for keys in plain_solutions.KEYS
-)
-"""Plain solutions, tried after all others and only when the user asks for splitting into steps."""
-
-UNLABELLED = (
-    Format("steps", step_lists.UnlabelledSteps, step_lists.STEPS_KEYS, step_lists.read_steps),
-    Format("steps", step_lists.UnlabelledCompletions, step_lists.COMPLETIONS_KEYS, step_lists.read_completions),
-)
-"""Steps without labels, which can be scored and not learned from; tried after those with labels."""
-
-
 def detect(
     keys: Iterable[str],
     *,
     wanted: tuple[Format, ...] | None = None,
-    added: Callable[[], Iterable[Format]] = added_formats,
+    added: Callable[[], list[Format]] = added_formats,
     with_solutions: bool = False,
-    with_unlabelled: bool = False,
+    with_unlabeled: bool = False,
 ) -> Format:
-    """The format of a record with these keys: of the wanted variants, or of all; `added` gives those not ours.
+    """The format of a record with these keys: of the wanted variants, or of all.
 
-    Those of installed packages are tried after all of ours, and loaded only then.
+    Those of installed packages (`added`) are tried after all of ours, and loaded only then.
     """
     keys = set(keys)
-    every = [variant for variants in FORMATS.values() for variant in variants] + list(UNLABELLED) * with_unlabelled
+    if keys >= TREE_TABLE_ROW.keys:
+        return TREE_TABLE_ROW
+    every = [variant for variants in FORMATS.values() for variant in variants] + list(UNLABELED) * with_unlabeled
     fitting = [variant for variant in (*every, *(SOLUTIONS * with_solutions)) if variant.keys <= keys]
-    if wanted is None:
-        others = [] if fitting else list(added())
-        fitting += [variant for variant in others if variant.keys <= keys]
-        if fitting:
-            return fitting[0]
+    if wanted is not None:
+        for variant in wanted:
+            if variant.keys <= keys:
+                return variant
+        needed = " or ".join(str(sorted(variant.keys)) for variant in wanted)
+        other = f" It looks like {fitting[0].name}: give --format {fitting[0].name}." if fitting else ""
         raise DataError(
-            f"a record with the fields {sorted(keys)} is in no known format.{_hint(keys, with_solutions)} "
-            f"Known: {describe_formats([*every, *others])}.",
-            reason="wrong-format",
+            f"a {wanted[0].name} record needs the fields {needed}; found {sorted(keys)}.{other}", reason="wrong-format"
         )
-    for variant in wanted:
-        if variant.keys <= keys:
-            return variant
-    needed = " or ".join(str(sorted(variant.keys)) for variant in wanted)
-    other = f" It looks like {fitting[0].name}: give --format {fitting[0].name}." if fitting else ""
+    if not fitting:
+        others = added()
+        fitting = [variant for variant in others if variant.keys <= keys]
+        every += others
+    if fitting:
+        return fitting[0]
+    hint = ""
+    if pool := next((field for field in POOL_FIELDS if field in keys), None):
+        hint = f" It looks like {POOL.format(pool)}"
+    elif not with_solutions and any(variant.keys <= keys for variant in SOLUTIONS):
+        hint = " It looks like a plain solution: `prism score` and `prism pairs` cut it into steps with --split-steps."
+    known = "; ".join(f"{variant.name} ({', '.join(sorted(variant.keys))})" for variant in every)
     raise DataError(
-        f"a {wanted[0].name} record needs the fields {needed}; found {sorted(keys)}.{other}", reason="wrong-format"
+        f"a record with the fields {sorted(keys)} is in no known format.{hint} Known: {known}.", reason="wrong-format"
     )
-
-
-def _hint(keys: set[str], with_solutions: bool) -> str:
-    """What else the record looks like, and what to do with it."""
-    if pool := next((field for field in plain_solutions.POOL_FIELDS if field in keys), None):
-        return f" It looks like {plain_solutions.POOL.format(pool)}"
-    if not with_solutions and any(variant.keys <= keys for variant in SOLUTIONS):
-        return " It looks like a plain solution: `prism score` and `prism pairs` cut it into steps with --split-steps."
-    return ""
-
-
-def describe_formats(variants: Iterable[Format]) -> str:
-    """Each format with the fields that show it."""
-    return "; ".join(f"{variant.name} ({', '.join(sorted(variant.keys))})" for variant in variants)

@@ -1,7 +1,7 @@
 """What the user names → sources → rows: .jsonl, .json, both also as .gz, .parquet, a folder, or a hub dataset.
 
 Names only say which files are data; the first bytes of a file decide how it is read. A row is not decoded yet: JSON
-stays bytes until the format is known, so that it is decoded once, into its own type.
+stays bytes until the format is known, so that `decode` decodes it once, into its own type.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 
 from prism_prm.console import Advance, ignore
-from prism_prm.errors import ConfigError, DataError
-from prism_prm.foreign import BOM, HEAD, check_kind, reading_parquet
+from prism_prm.errors import ConfigError, DataError, shown
+from prism_prm.file_types import BOM, HEAD, check_kind, reading_parquet
 from prism_prm.places import is_hub_id, is_offline, nearest, no_connection
 
 Kind = Literal["jsonl", "json", "parquet", "hub"]
@@ -30,8 +30,7 @@ SUFFIXES: dict[str, Kind] = {
 }  # fmt: skip
 TREE_TABLE = "trees.parquet"
 """The file that makes a folder one of ours; its neighbours are not input."""
-
-
+T = TypeVar("T")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
 
@@ -67,7 +66,7 @@ class InputRow:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """What the file's name says it is."""
+    """What a file's name says it is."""
     return next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
 
 
@@ -93,7 +92,14 @@ def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
             why = f"{given}: cannot be the name of a file ({error.strerror})"
             raise DataError(why, reason="no-such-file") from None
         if is_folder:
-            sources += _in_folder(path)
+            names = [path / TREE_TABLE] if (path / TREE_TABLE).is_file() else sorted(path.iterdir())
+            found = [(file, kind_of(file)) for file in names if file.is_file()]
+            inside = [Source(str(file), kind) for file, kind in found if kind is not None]
+            if not inside:
+                raise DataError(
+                    f"{path}: nothing to read; no file ends in {', '.join(SUFFIXES)}", reason="empty-folder"
+                )
+            sources += inside
         elif is_file:
             kind = kind_of(path)
             if kind is None:
@@ -109,43 +115,78 @@ def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
     return sources
 
 
-def _in_folder(folder: Path) -> list[Source]:
-    if (folder / TREE_TABLE).is_file():
-        return [Source(str(folder / TREE_TABLE), "parquet")]
-    found = [(path, kind_of(path)) for path in sorted(folder.iterdir()) if path.is_file()]
-    sources = [Source(str(path), kind) for path, kind in found if kind is not None]
-    if not sources:
-        raise DataError(f"{folder}: nothing to read; no file ends in {', '.join(SUFFIXES)}", reason="empty-folder")
-    return sources
-
-
 def keep_inputs(inputs: Iterable[object], written: Iterable[str | Path]) -> None:
     """Refuse to write over files that are read, however they are spelled; a folder to write stands for all in it.
 
     Inputs that are no local files or folders, such as hub ids, are passed over.
     """
+    read: list[Path] = []
+    for given in inputs:
+        if not isinstance(given, str | Path) or not os.path.exists(given):
+            continue  # `Path.exists` would raise where a name is too long
+        path = Path(given)
+        if not path.is_dir():
+            read.append(path)
+        elif (path / TREE_TABLE).is_file():
+            read += [file for file in (path / TREE_TABLE, path / "pairs.parquet") if file.is_file()]
+        else:
+            read += [file for file in path.iterdir() if file.is_file() and kind_of(file) is not None]
     for path in map(Path, written):
-        for given in inputs:
-            for file in _local_files(given):
-                is_inside = path.is_dir() and file.resolve().is_relative_to(path.resolve())
-                if is_inside or (path.is_file() and path.samefile(file)):
-                    raise ConfigError(f"{path}: {file} is an input, and would be lost; name another --out")
+        for file in read:
+            is_inside = path.is_dir() and file.resolve().is_relative_to(path.resolve())
+            if is_inside or (path.is_file() and path.samefile(file)):
+                raise ConfigError(f"{path}: {file} is an input, and would be lost; name another --out")
 
 
-def _local_files(given: object) -> list[Path]:
-    """What a place is read from."""
-    if not isinstance(given, str | Path) or not os.path.exists(given):  # Path.exists raises where a name is too long
-        return []
-    path = Path(given)
-    if not path.is_dir():
-        return [path]
-    if (path / TREE_TABLE).is_file():
-        return [file for file in (path / TREE_TABLE, path / "pairs.parquet") if file.is_file()]
-    return [file for file in path.iterdir() if file.is_file() and kind_of(file) is not None]
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def decode(row: InputRow, type_: Any) -> Any:
+    """The row as that type; errors use the names in the user's file."""
+    try:
+        if isinstance(row.data, dict):
+            return msgspec.convert(row.data, type_)
+        if type_ not in _DECODERS:
+            _DECODERS[type_] = msgspec.json.Decoder(type_)
+        return _DECODERS[type_].decode(row.data)
+    except msgspec.ValidationError as error:
+        reason = "missing-field" if "missing required field" in str(error) else "wrong-type"
+        said = f"{error}{_found(row, str(error))}; correct the record, or is it in another format?"
+        raise DataError(said, reason=reason) from error
+    except RecursionError:
+        raise DataError("nested too deeply to be read; is this a data file?", reason="too-deep") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 ({error}); convert the file to UTF-8", reason="not-utf8") from error
+    except msgspec.DecodeError as error:
+        if row.is_last_line:
+            raise DataError(
+                f"the last line is cut short ({error}); was the file downloaded or copied completely?",
+                reason="truncated",
+            ) from error
+        start = bytes(row.data[:60]).decode("utf-8", "replace").strip() if isinstance(row.data, bytes) else ""
+        raise DataError(
+            f"not JSON ({error}): found {start!r}; each line must be one record", reason="not-json"
+        ) from error
+
+
+def _found(row: InputRow, message: str) -> str:
+    """The value that a message of msgspec's is about: it names the place alone."""
+    at = re.search(r" - at `\$(.*)`$", message)
+    if at is None or "missing required field" in message:
+        return ""
+    try:
+        value: Any = row.data if isinstance(row.data, dict) else msgspec.json.decode(row.data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # more is wrong with it than the message says
+        return ""
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", at[1]):
+        if not isinstance(value, list if index else dict) or (key and key not in value):
+            return ""  # a key of any name, which msgspec shows as […]
+        value = value[int(index)] if index else value[key]
+    return "" if "[...]" in at[1] else f", found {shown(value)}"
 
 
 def rows(source: Source, advance: Advance = ignore) -> Iterator[InputRow]:
-    """The records of a source, as a stream."""
+    """The records of a source, as a stream; the first bytes of a file say how it is read."""
     found = False
     for row in _hub(source) if source.kind == "hub" else _file(source, advance):
         found = True
@@ -154,8 +195,21 @@ def rows(source: Source, advance: Advance = ignore) -> Iterator[InputRow]:
         raise DataError(f"{source.name}: the file is empty; was it downloaded completely?", reason="empty-file")
 
 
+def read_records(
+    inputs: str | Path | Iterable[str | Path], read: Callable[[Any], T], type_: Any = dict[str, Any],
+    advance: Advance = ignore,
+) -> Iterator[tuple[InputRow, T]]:  # fmt: skip
+    """Every record of some inputs, decoded as `type_`, as `read` reads it; errors say where they are."""
+    for source in find_sources(inputs):
+        for row in rows(source, advance):
+            try:
+                found = read(decode(row, type_))
+            except DataError as error:
+                raise DataError(f"{row.where}: {error}", reason=error.reason) from error
+            yield row, found
+
+
 def _file(source: Source, advance: Advance) -> Iterator[InputRow]:
-    """The records of a file, as its first bytes say they are to be read."""
     with Path(source.name).open("rb") as raw:
         kind = check_kind(source.name, raw.read(HEAD), readable=("gzip", "parquet"))
         raw.seek(0)
@@ -174,24 +228,24 @@ def _text(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
     head = file.peek(HEAD)[:HEAD]
     check_kind(source.name, head)
     is_array = head.removeprefix(BOM).lstrip()[:1] == b"["
-    if not is_array and source.kind != "json":
-        yield from _lines(source.name, file)
-        return
-    data = file.read().removeprefix(BOM)
-    if is_array:
-        yield from _array(source.name, data)
-    elif _is_json(data):
-        yield InputRow(f"{source.name}:1", data)
-    else:
-        yield from _lines(source.name, io.BytesIO(data))
-
-
-def _lines(name: str, file: Iterable[bytes]) -> Iterator[InputRow]:
-    for number, line in enumerate(file, start=1):
+    lines: Iterable[bytes] = file
+    if is_array or source.kind == "json":
+        data = file.read().removeprefix(BOM)
+        if is_array:
+            yield from _array(source.name, data)
+            return
+        try:
+            msgspec.json.decode(data, type=msgspec.Raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            lines = io.BytesIO(data)
+        else:
+            yield InputRow(f"{source.name}:1", data)
+            return
+    for number, line in enumerate(lines, start=1):
         if number == 1:
             line = line.removeprefix(BOM)
         if not line.isspace():
-            yield InputRow(f"{name}:{number}", line, not line.endswith(b"\n"))
+            yield InputRow(f"{source.name}:{number}", line, not line.endswith(b"\n"))
 
 
 def _unzipped(source: Source, raw: BinaryIO, advance: Advance) -> Iterator[InputRow]:
@@ -229,14 +283,6 @@ def _array(name: str, data: bytes) -> Iterator[InputRow]:
         yield InputRow(f"{name}:{line}", text)
         at = start + len(text)
         line += text.count(b"\n")
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(data, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return bool(data.strip())
 
 
 def _parquet(source: Source, advance: Advance) -> Iterator[InputRow]:

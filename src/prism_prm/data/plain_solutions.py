@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from prism_prm.data.draft import Draft, require_texts
-from prism_prm.data.read_options import ReadOptions
+from prism_prm.data.draft import Draft, Format, ReadOptions, require_texts
 from prism_prm.errors import DataError
 from prism_prm.steps import Span, cut_at, marked, unfinished_code
 
@@ -62,11 +61,8 @@ class PlainSolution(msgspec.Struct):
     outputs: Any = None
 
 
-KEYS = tuple(frozenset({problem, solution}) for solution in SOLUTION_FIELDS for problem in PROBLEM_FIELDS)
-
-
 def read_solution(record: PlainSolution, options: ReadOptions) -> list[Draft]:
-    """The record as one solution, unlabelled unless its user trusts it."""
+    """The record as one solution, unlabeled unless its user trusts it."""
     for field in POOL_FIELDS:
         if isinstance(getattr(record, field), list):
             refuse_pool(field)
@@ -81,6 +77,14 @@ def read_solution(record: PlainSolution, options: ReadOptions) -> list[Draft]:
     # The field `answer` is the solution itself in some datasets, and the reference answer beside one in others.
     answer = None if field == "answer" or record.answer is None else str(record.answer)
     return [Draft.chain(problem, texts, labels, name=str(record.id), answer=answer, ended=True)]
+
+
+SOLUTIONS = tuple(
+    Format("solutions", PlainSolution, frozenset({problem, solution}), read_solution)
+    for solution in SOLUTION_FIELDS
+    for problem in PROBLEM_FIELDS
+)
+"""Tried after all other formats, and only when the user asks for splitting into steps."""
 
 
 def refuse_pool(field: str) -> NoReturn:
@@ -126,15 +130,10 @@ def _inline_formulas(text: str) -> Iterator[tuple[int, int]]:
         if found.group() != "\\(":
             yield start, at
             continue
-        # Each end is looked for once, not once for every `\(` before it: there may be thousands, never closed.
-        close = close if close >= at else _find("\\)", text, at)
-        line_end = line_end if line_end >= at else _find("\n", text, at)
+        # Each end is looked for once, not once for every `\(` before it: there may be thousands, never closed. The
+        # remainder makes -1, for none, the end of the text.
+        close = close if close >= at else text.find("\\)", at) % (len(text) + 1)
+        line_end = line_end if line_end >= at else text.find("\n", at) % (len(text) + 1)
         if close < line_end:
             at = close + 2
             yield start, at
-
-
-def _find(what: str, text: str, at: int) -> int:
-    """Where it occurs next; the text's end where it does not."""
-    found = text.find(what, at)
-    return len(text) if found < 0 else found

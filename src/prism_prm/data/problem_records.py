@@ -43,11 +43,11 @@ def problem_of(
     field, text = _first(record, PROBLEM_FIELDS)
     if text is None:
         raise DataError(
-            f"no problem text in any of the fields {', '.join(PROBLEM_FIELDS)}; {_found(record)}",
+            f"no problem text in any of the fields {', '.join(PROBLEM_FIELDS)}; found the fields {sorted(record)}",
             reason="missing-field",
         )
     if not isinstance(text, str):
-        raise _unfit(field, text, "a text")
+        raise _unfit(field, text, "a string")
     answer = _answer_of(record, answer_field) if with_answer else None
     name = _word(*_first(record, _NAME_FIELDS))
     tolerance = _tolerance_of(record, answer, tolerance)
@@ -59,7 +59,7 @@ def no_answer(record: Mapping[str, Any]) -> DataError:
     meant = next((field for field in _PERHAPS_ANSWERS if not _is_empty(record.get(field))), "FIELD")
     return DataError(
         f"no reference answer in any of the fields {', '.join(ANSWER_FIELDS)}, and no \\boxed{{}} in `solution`; "
-        f"{_found(record)}. Name the field that holds it: --answer-field {meant}",
+        f"found the fields {sorted(record)}. Name the field that holds it: --answer-field {meant}",
         reason="missing-field",
     )
 
@@ -73,13 +73,16 @@ def seems_to_have_an_answer(record: Mapping[str, Any]) -> bool:
 def _answer_of(record: Mapping[str, Any], answer_field: str | None) -> str | None:
     field, value = _first(record, ANSWER_FIELDS if answer_field is None else (answer_field,))
     if value is None and answer_field is not None:
-        raise DataError(f"no `{answer_field}`, which --answer-field names; {_found(record)}", reason="missing-field")
+        raise DataError(
+            f"no `{answer_field}`, which --answer-field names; found the fields {sorted(record)}",
+            reason="missing-field",
+        )
     if value is None:  # Minerva's own release has it only as the box in its solution
         return last_boxed(str(record.get("solution") or ""))
     parts = [scalar_text(part) for part in (value if isinstance(value, list) else [value])]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
-        raise _unfit(field, value, "a text, a number, or a list of them")
+        raise _unfit(field, value, "a string, a number, or a list of them")
     answer = ", ".join(part.replace("$", "") for part in known) if isinstance(value, list) else known[0]
     return (after_hashes(answer) or answer).strip()
 
@@ -98,20 +101,20 @@ def _tolerance_of(record: Mapping[str, Any], answer: str | None, tolerance: floa
 
 
 def scalar_text(value: Any) -> str | None:
-    """A text or a finite number as text; None for anything else."""
+    """A string or a finite number as a string; None for anything else."""
     if isinstance(value, str):
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
-
-
-def _is_finite(value: float) -> bool:
-    return isinstance(value, int) or math.isfinite(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        value = int(value) if value.is_integer() else value
+    return str(value)
 
 
 def _number(record: Mapping[str, Any], field: str, most: float) -> float | None:
-    """A number, also one that is written as a text."""
+    """A number, also one that is written as a string."""
     value = record.get(field)
     if value is None or value == "":
         return None
@@ -128,7 +131,7 @@ def _number(record: Mapping[str, Any], field: str, most: float) -> float | None:
 def _word(field: str, value: Any) -> str:
     text = "" if value is None else scalar_text(value)
     if text is None:
-        raise _unfit(field, value, "a text or a number")
+        raise _unfit(field, value, "a string or a number")
     return text
 
 
@@ -139,10 +142,6 @@ def _first(record: Mapping[str, Any], fields: tuple[str, ...]) -> tuple[str, Any
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, list) and not value)
-
-
-def _found(record: Mapping[str, Any]) -> str:
-    return f"found the fields {sorted(record)}"
 
 
 def _unfit(field: str, value: Any, expected: str) -> DataError:

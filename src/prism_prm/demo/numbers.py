@@ -20,8 +20,8 @@ from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.step_scores import StepScores
 from prism_prm.statistics import Interval, over_seeds
 from prism_prm.tasks import TaskGrader
-from prism_prm.theory.selection import best_of_n
-from prism_prm.world.perturb import PERTURBATIONS
+from prism_prm.theory.closed_forms import best_of_n
+from prism_prm.world.trees import PERTURBATIONS
 
 TPR = 0.9
 AGGREGATORS = ("min", "product")

@@ -23,7 +23,7 @@ from prism_prm.report import (
 )
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look
 from prism_prm.statistics import Interval, over_seeds
-from prism_prm.theory.selection import divergence
+from prism_prm.theory.closed_forms import divergence
 
 if TYPE_CHECKING:
     from prism_prm.demo.findings import Findings

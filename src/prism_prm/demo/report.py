@@ -38,7 +38,7 @@ from prism_prm.rerank.curves import Curve
 from prism_prm.statistics import over_seeds
 from prism_prm.tables import iter_trees
 from prism_prm.world.oracle import VERDICTS
-from prism_prm.world.perturb import PERTURBATIONS
+from prism_prm.world.trees import PERTURBATIONS
 
 OURS = "prism"
 NUM_DRAWN = 4

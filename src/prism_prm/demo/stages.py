@@ -28,10 +28,10 @@ from prism_prm.tables import iter_trees
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run import Run as TrainingRun
 from prism_prm.world.build import World, build_world
-from prism_prm.world.perturb import PERTURBATIONS
 from prism_prm.world.scorer import OracleScorer
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import PRM_SETTINGS
+from prism_prm.world.trees import PERTURBATIONS
 
 if TYPE_CHECKING:
     from prism_prm.rl.grpo import Curve

@@ -30,7 +30,7 @@ from prism_prm.evaluation.example import WrongStep, add_wrong_step, read_wrong_s
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.measure import Measured, Tables, intervals
 from prism_prm.evaluation.report import steps_file
-from prism_prm.foreign import read_json
+from prism_prm.file_types import read_json
 from prism_prm.names import split_name
 from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent, telling
 from prism_prm.statistics import NUM_DRAWS, SEED

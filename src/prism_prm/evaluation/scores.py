@@ -11,8 +11,7 @@ import numpy as np
 
 from prism_prm.arrays import Floats
 from prism_prm.console import Advance, ignore
-from prism_prm.data.inputs import find_sources, rows
-from prism_prm.data.reader import decode
+from prism_prm.data.inputs import decode, find_sources, rows
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import Item, ItemSet, find_benchmark
 from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps

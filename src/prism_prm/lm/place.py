@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prism_prm.errors import DataError, ModelError, PrismError
-from prism_prm.foreign import read_json
+from prism_prm.file_types import read_json
 from prism_prm.places import is_hub_id, nearest, no_connection
 
 ADAPTER_FILE = "adapter_config.json"

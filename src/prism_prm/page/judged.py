@@ -15,7 +15,7 @@ from prism_prm.evaluation.benchmarks.base import REDUNDANCY_THRESHOLD
 from prism_prm.evaluation.judged_steps import Steps, read_steps
 from prism_prm.evaluation.report import steps_file
 from prism_prm.evaluation.scores import judgement
-from prism_prm.foreign import read_json
+from prism_prm.file_types import read_json
 from prism_prm.page.document import Document, Place, Results
 
 METRICS = "metrics.json"

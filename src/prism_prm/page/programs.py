@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prism_prm.file_types import reading_parquet
 from prism_prm.files import JsonLines
-from prism_prm.foreign import reading_parquet
 from prism_prm.page.document import FEW, MANY, Document, Place, Results, kept_until_changed
 
 SOLUTIONS, SELECTED = "solutions.parquet", "selected.jsonl"

@@ -10,7 +10,7 @@ from typing import Any
 from prism_prm.aggregate import solution_score
 from prism_prm.config import read_toml
 from prism_prm.errors import DataError
-from prism_prm.foreign import reading_parquet
+from prism_prm.file_types import reading_parquet
 from prism_prm.page.document import FEW, MANY, Document, Place, Results, kept_until_changed
 from prism_prm.page.programs import program_documents
 from prism_prm.pools import read_pool

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prism_prm.foreign import reading_parquet
+from prism_prm.file_types import reading_parquet
 from prism_prm.page.document import Document, Place, Results
 from prism_prm.rl.looks import GREEDY, LOOKS, PROXY, VOTE, first_alarm, gold_of, read_looks
 from prism_prm.rl.samples import SAMPLES, read_samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from prism_prm.pairs.rules import annotated_pairs, lookahead_pairs
-from prism_prm.pairs.settings import PairSettings
+from prism_prm.pairs.rules import PairSettings, annotated_pairs, lookahead_pairs
 
 __all__ = ["PairSettings", "annotated_pairs", "lookahead_pairs"]

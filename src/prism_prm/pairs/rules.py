@@ -1,13 +1,136 @@
-"""The rules of pairing, tree by tree, as plainly as possible; `vectorised.py` does the same for many at once."""
+"""The rules of pairing, tree by tree, as plainly as possible; `vectorised.py` does the same for many trees at once.
+
+The lookahead audit says which later steps may already be right at the earlier position. It has two marks. A
+near-duplicate of the current step (the same quantities, nearly the same words and signs) says the same thing, so it is
+right there too. A step that uses no quantity introduced in between (by the current step or any up to the candidate) may
+already follow from what is known. Quantities are numbers and one-letter names. Texts equal but for white space and case
+never become negatives.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from prism_prm.pairs.audit import mark, normalise_step
-from prism_prm.pairs.settings import PairSettings, priority
+from prism_prm.errors import SettingError
+from prism_prm.ranges import Count, Natural, Share, check
 from prism_prm.records import ROOT, PairKind, StepPair, StepTree
+
+Audit = Literal["drop", "keep", "off"]
+Mark = Literal["near_duplicate", "no_new_quantity"]
+
+
+@dataclass(frozen=True, slots=True)
+class PairSettings:
+    """The rules of pairing; the defaults are those of `prism pairs`."""
+
+    lookahead: Count | Literal["all", "none"] = "all"
+    """How many later steps become negatives at each position: all, none, or a number."""
+    min_gap: Count = 1
+    """A lookahead negative comes at least this many steps later."""
+    max_gap: Count | None = None
+    """A lookahead negative comes at most this many steps later. By default there is no limit."""
+    audit: Audit = "drop"
+    """What to do with later steps that may already be right: drop them, keep and count them, or do not check (off)."""
+    max_per_position: Count | None = None
+    """The maximum number of annotated pairs per position. By default there is no limit."""
+    random: Natural = 0
+    """Negatives per position drawn from other problems (an ablation)."""
+    perturbed: Natural = 0
+    """Negatives per position made by changing a number or a sign (an ablation)."""
+    min_value_gap: Share = 0.0
+    """For steps labelled by rollouts: the chosen step's value exceeds the rejected one's by at least this."""
+    min_rollouts: Natural = 0
+    """For steps labelled by rollouts: each step of a pair has at least this many. Verdicts on final answers count as
+    enough."""
+    positive_above: Share = 0.5
+    """A step is right if its label is above this."""
+    negative_below: Share = 0.5
+    """A step is wrong if its label is below this."""
+    seed: Natural = 0
+    """The seed for splits and for every random choice of pairs."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.max_gap is not None and self.max_gap < self.min_gap:
+            raise SettingError("max_gap", self.max_gap, f"must be at least min_gap, which is {self.min_gap}")
+        if self.negative_below > self.positive_above:
+            limit = f"must be at most positive_above, which is {self.positive_above}"
+            raise SettingError("negative_below", self.negative_below, limit)
+
+    def is_positive(self, label: float | None) -> bool:
+        """Whether a step with this label is right."""
+        return label is not None and label > self.positive_above
+
+    def is_negative(self, label: float | None) -> bool:
+        """Whether a step with this label is wrong."""
+        return label is not None and label < self.negative_below
+
+    def why_unsure(self, gap: float | None, rollouts: int | None) -> str | None:
+        """Why a pair of steps that were labelled by rollouts is left out, if it is."""
+        if gap is not None and gap < self.min_value_gap:
+            return "small_gap"
+        return "few_rollouts" if rollouts is not None and rollouts < self.min_rollouts else None
+
+
+_MASK = (1 << 64) - 1
+
+
+def priority(seed: int, *parts: Any) -> Any:
+    """A number in [0, 2^64) that looks random, for Python integers and for NumPy uint64 arrays alike.
+
+    Choosing the smallest of them is a seeded choice that does not depend on what else is read, nor in which chunks.
+    The mixing is splitmix64's.
+    """
+    state: Any = (seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK
+    for part in parts:
+        state = (state ^ part) * 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state = state ^ (state >> 31)
+    return state
+
+
+NEAR_DUPLICATE = 0.8
+"""Share of common tokens (Jaccard) from which two steps with the same quantities say the same."""
+
+TOKEN = re.compile(r"[a-z]+|\d+(?:\.\d+)?|[-+*/=<>^!%|−×÷·≤≥≠≈±√∞]|[^\W\d_a-z]+")
+"""Words, numbers, and the signs that change what a formula says."""
+QUANTITY = re.compile(r"\d+(?:\.\d+)?|(?<![a-z])[b-hj-z](?![a-z])|[α-ω]")
+"""Numbers and letters that stand alone; a and i are hardly ever more than words."""
+
+
+def tokens(text: str) -> frozenset[str]:
+    """The distinct words, numbers and signs of a text, in lower case."""
+    return frozenset(TOKEN.findall(text.lower()))
+
+
+def quantities(text: str) -> frozenset[str]:
+    """The distinct quantities that a text names."""
+    return frozenset(QUANTITY.findall(text.lower()))
+
+
+def normalize_step(text: str) -> str:
+    """The text without differences of white space and case."""
+    return " ".join(text.lower().split())
+
+
+def mark(problem: str, steps: Sequence[str], current: int, candidate: int) -> Mark | None:
+    """Why `candidate`, a later step of the solution, may be legitimate in the place of `current`; None if it is not."""
+    here, there = quantities(steps[current]), quantities(steps[candidate])
+    if here == there and are_similar(tokens(steps[current]), tokens(steps[candidate])):
+        return "near_duplicate"
+    known = frozenset[str]().union(*map(quantities, [problem, *steps[:current]]))
+    between = frozenset[str]().union(*map(quantities, steps[current:candidate]))
+    return None if there & (between - known) else "no_new_quantity"
+
+
+def are_similar(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether two steps have nearly the same tokens."""
+    return len(one & other) >= NEAR_DUPLICATE * len(one | other)
 
 
 def annotated_pairs(
@@ -88,7 +211,14 @@ def lookahead_pairs(
         last = len(texts) if settings.max_gap is None else min(len(texts), at + settings.max_gap + 1)
         pairs: list[tuple[int, int]] = []
         for later in range(at + settings.min_gap, last):
-            reason = _lookahead_drop(tree.problem, texts, at, later, settings, drops)
+            reason: str | None = None
+            if texts[at] == texts[later]:
+                reason = "same_text"
+            elif settings.audit != "off" and normalize_step(texts[at]) == normalize_step(texts[later]):
+                reason = "same_normalised_text"
+            elif settings.audit != "off" and (marked := mark(tree.problem, texts, at, later)):
+                drops[f"marked:{marked}"] += 1
+                reason = marked if settings.audit == "drop" else None
             if reason:
                 drops[reason] += 1
             else:
@@ -98,22 +228,6 @@ def lookahead_pairs(
         drops["over_limit"] += len(pairs) - len(kept)
         found += [(at, c, r) for c, r in kept]
     return _as_pairs(tree, found, "lookahead")
-
-
-def _lookahead_drop(
-    problem: str, texts: list[str], at: int, later: int, settings: PairSettings, drops: Counter[str]
-) -> str | None:
-    """Why a later step is not a negative here, or None."""
-    if texts[at] == texts[later]:
-        return "same_text"
-    if settings.audit == "off":
-        return None
-    if normalise_step(texts[at]) == normalise_step(texts[later]):
-        return "same_normalised_text"
-    reason = mark(problem, texts, at, later)
-    if reason:
-        drops[f"marked:{reason}"] += 1
-    return reason if settings.audit == "drop" else None
 
 
 def _first_of_each_text(tree: StepTree, nodes: list[int]) -> list[int]:

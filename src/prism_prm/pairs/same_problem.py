@@ -8,7 +8,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -17,9 +17,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import xxhash
 
-from prism_prm.data.inputs import find_sources, rows
-from prism_prm.data.math_shepherd import FIRST_STEP
-from prism_prm.data.reader import decode
+from prism_prm.data.formats import FIRST_STEP
+from prism_prm.data.inputs import find_sources, read_records
 from prism_prm.errors import ConfigError, DataError
 
 _NAMES = {
@@ -170,15 +169,15 @@ class KnownProblems(Generic[T]):
         if (key := normalise_problem(problem)) in self._values:
             return self._values[key], "same_problem"
         runs = self._runs(problem)
-        alike = {other: self._shared(runs, other) for run in sorted(runs) if (other := self._by_run.get(run))}
+        alike: dict[str, float] = {}
+        for run in sorted(runs):
+            if (other := self._by_run.get(run)) and other not in alike:
+                others = self._runs(other)
+                alike[other] = len(runs & others) / (min(len(runs), len(others)) or 1)
         nearest = max(alike, key=alike.__getitem__, default=None)
         if nearest is None or alike[nearest] < OVERLAP:
             return None
         return self._values[normalise_problem(nearest)], "ngram_overlap"
-
-    def _shared(self, runs: set[int], other: str) -> float:
-        others = self._runs(other)
-        return len(runs & others) / (min(len(runs), len(others)) or 1)
 
     def _runs(self, problem: str) -> set[int]:
         """The runs of words of a problem that are not common."""
@@ -226,33 +225,28 @@ class Splits:
         return names[min(bisect_right(ends, place), len(names) - 1)]
 
 
-class SplitByProblem:
-    """Splits problems one after another: the first of those that are the same decides, so more data moves nothing."""
+def split_by_problem(splits: Splits) -> Callable[[str], str]:
+    """Problem → its split. The first of problems that are the same decides, so more data moves nothing."""
+    known = KnownProblems[str]()
 
-    def __init__(self, splits: Splits) -> None:
-        self.splits = splits
-        self._known = KnownProblems[str]()
-
-    def split_of(self, problem: str) -> str:
-        """The split of a problem."""
-        found = self._known.find(problem)
-        split = found[0] if found else self.splits.drawn(problem)
-        self._known.add(problem, split)
+    def split_of(problem: str) -> str:
+        found = known.find(problem)
+        split = found[0] if found else splits.drawn(problem)
+        known.add(problem, split)
         return split
+
+    return split_of
 
 
 class Exclusions:
     """Problems that must not be learned from, such as those of a benchmark."""
 
     def __init__(self, ngram: int = NGRAM) -> None:
+        self.ngram = ngram
+        """The length in words of the runs that are compared; 0 compares only whole problems."""
         self.counts: dict[str, Counter[Overlap]] = {}
         """By file, how many trees were left out and why."""
         self._files = KnownProblems[str](ngram)
-
-    @property
-    def ngram(self) -> int:
-        """The length in words of the runs that are compared; 0 compares only whole problems."""
-        return self._files.ngram
 
     @classmethod
     def read(cls, files: Iterable[str | Path], ngram: int = NGRAM) -> Exclusions:
@@ -260,15 +254,7 @@ class Exclusions:
         exclusions = cls(ngram)
         for source in find_sources(files):
             exclusions.counts[source.name] = Counter()
-            for row in rows(source):
-                try:
-                    problems = list(_problems_in(decode(row, dict[str, Any])))
-                except DataError as error:
-                    raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-                if not problems:
-                    raise DataError(
-                        f"{row.where}: no problem in any of the fields {', '.join(_FIELDS)}", reason="missing-field"
-                    )
+            for _, problems in read_records(source.name, _problems_in):
                 for problem in problems:
                     exclusions.add(problem, source.name)
         return exclusions
@@ -291,11 +277,15 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def _problems_in(record: Mapping[str, Any]) -> Iterator[str]:
+def _problems_in(record: Mapping[str, Any]) -> list[str]:
     """Every text in a record that is a problem."""
+    found = []
     for name in _FIELDS:
         value = record.get(name)
         if isinstance(value, dict):  # PRM800K keeps the problem in {"question": {"problem": …}}
             value = value.get("problem")
         if isinstance(value, str) and value.strip():
-            yield FIRST_STEP.split(value, maxsplit=1)[0] if name == "input" else value
+            found.append(FIRST_STEP.split(value, maxsplit=1)[0] if name == "input" else value)
+    if not found:
+        raise DataError(f"no problem in any of the fields {', '.join(_FIELDS)}", reason="missing-field")
+    return found

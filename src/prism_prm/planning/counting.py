@@ -9,10 +9,12 @@ from typing import cast
 
 import numpy as np
 
-from prism_prm.costs import Batch, Kernel, forward_flops
+from prism_prm.console import Advance, ignore
+from prism_prm.costs import Batch, Kernel, ModelSizes, Setup, forward_flops, training_flops
 from prism_prm.lm.attention import FLEX_BLOCK
 from prism_prm.lm.tree_attention import BLOCK
-from prism_prm.packing import Row
+from prism_prm.packing import Row, encode_tree
+from prism_prm.pairs.examples import as_one_tree
 from prism_prm.planning.gpus import Cluster
 from prism_prm.planning.plan import Stage
 from prism_prm.prms.module import PrmModule
@@ -21,10 +23,11 @@ from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.scorer.store import ScoreStore
 from prism_prm.scorer.whole_trees import batches_of, fit_all, rows_of
+from prism_prm.training.batches import arranged, parts_of_update, passes
+from prism_prm.training.loop import Round
 
 
 def kernel_of(module: PrmModule) -> Kernel:
-    """How the module's attention runs."""
     if module.in_blocks:
         return "blocks"
     return "flex" if module.attention == "flex" else "dense"
@@ -34,38 +37,24 @@ def batch_of(module: PrmModule, rows: Sequence[Row]) -> Batch:
     """What one pass over these rows runs. Sliding windows are counted as if they saw everything."""
     kernel, longest = kernel_of(module), max(map(len, rows))
     reads = sum(len(row.reads) for row in rows)
+    if kernel == "dense":
+        return Batch(len(rows) * longest, len(rows) * longest**2, reads, keys=len(rows) * longest)
     if kernel == "flex":
-        length = -(-longest // FLEX_BLOCK) * FLEX_BLOCK
-        pairs = sum(_flex_pairs(_padded_ends(row, length)) for row in rows)
-        return Batch(len(rows) * length, pairs, reads)
-    if kernel == "dense" or longest <= BLOCK:
-        return Batch(len(rows) * longest, len(rows) * longest * longest, reads, keys=len(rows) * longest)
-    seen = [_seen_by_blocks(_padded_ends(row, longest)) for row in rows]
-    pairs, keys = (sum(column) for column in zip(*seen, strict=True))
-    return Batch(len(rows) * longest, pairs, reads, keys)
-
-
-def _padded_ends(row: Row, length: int) -> np.ndarray:
-    """As `collate` pads them: a padding token sees itself alone."""
-    return np.concatenate([row.ends_L, np.arange(len(row), length) + 1])
-
-
-def _seen_by_blocks(ends_L: np.ndarray) -> tuple[int, int]:
-    """(query, key) products and gathered keys of attention in blocks of queries."""
+        longest = -(-longest // FLEX_BLOCK) * FLEX_BLOCK
     pairs = keys = 0
-    for start in range(0, len(ends_L), BLOCK):
-        stop = min(start + BLOCK, len(ends_L))
-        seen = int((ends_L[:stop] > start).sum())
-        pairs, keys = pairs + (stop - start) * seen, keys + seen
-    return pairs, keys
-
-
-def _flex_pairs(ends_L: np.ndarray) -> int:
-    """Products in the blocks that flex attention does not skip: some query of them sees some key."""
-    last_K = ends_L.reshape(-1, FLEX_BLOCK).max(axis=1)
-    at = np.arange(len(last_K))
-    seen_QK = (at[None, :] <= at[:, None]) & (last_K[None, :] > at[:, None] * FLEX_BLOCK)
-    return int(seen_QK.sum()) * FLEX_BLOCK**2
+    for row in rows:
+        ends_L = np.concatenate([row.ends_L, np.arange(len(row), longest) + 1])  # as padded: a token sees itself alone
+        if kernel == "flex":  # the blocks that are not skipped: some query of them sees some key
+            last_K = ends_L.reshape(-1, FLEX_BLOCK).max(axis=1)
+            at = np.arange(len(last_K))
+            seen_QK = (at[None, :] <= at[:, None]) & (last_K[None, :] > at[:, None] * FLEX_BLOCK)
+            pairs += int(seen_QK.sum()) * FLEX_BLOCK**2
+            continue
+        for start in range(0, longest, BLOCK):
+            stop = min(start + BLOCK, longest)
+            seen = int((ends_L[:stop] > start).sum())
+            pairs, keys = pairs + (stop - start) * seen, keys + seen
+    return Batch(len(rows) * longest, pairs, reads, keys)
 
 
 @dataclass
@@ -81,7 +70,7 @@ class Tally:
 
     def add(self, batch: Batch, packed: int) -> None:
         self.total, self.packed = self.total + batch, self.packed + packed
-        self.largest = max(self.largest, batch, key=lambda one: (one.tokens, one.pairs))
+        self.largest = max(self.largest, batch, key=Batch.order)
 
 
 class CountingScorer:
@@ -122,3 +111,61 @@ class CountingScorer:
             TreeScores(self.outputs, np.zeros((len(tree.nodes), 1)), long)
             for tree, long in zip(trees, too_long, strict=True)
         ]
+
+
+@dataclass
+class RoundCount:
+    """What a round runs."""
+
+    name: str
+    examples: int
+    updates: int = 0
+    tally: Tally = field(default_factory=Tally)
+    passes: int = 0
+    """The most micro-batches of an update on one process."""
+    longest_row: int = 0
+    longest_part: int = 0
+    """Tokens of the longest example alone, which cannot be split."""
+    by_update: list[list[Batch]] = field(default_factory=list)
+    """For each update what each process runs, in all."""
+    idle: int = 0
+    """Tokens run by processes that have nothing to do, to keep step."""
+
+    def flops(self, model: ModelSizes, setup: Setup) -> int:
+        """Operations of all processes."""
+        return sum(training_flops(model, batch, setup) for update in self.by_update for batch in update)
+
+    def busiest(self, model: ModelSizes, setup: Setup) -> int:
+        """Operations of the processes for which the others wait."""
+        return sum(max(training_flops(model, batch, setup) for batch in update) for update in self.by_update)
+
+
+def count_round(work: Round, module: PrmModule, count: int, advance: Advance = ignore) -> RoundCount:
+    """Pack every update of a round as `Round.run` does, over so many processes, and count."""
+    settings = work.settings
+    found = RoundCount(work.name, len(work.examples), len(work.updates))
+    for update in work.updates:
+        parts = parts_of_update(work.examples, update, work.family, settings.pack, work.limits)
+        found.longest_row = max(found.longest_row, *(part.length for part in parts))
+        costs = []
+        for plan in passes(parts, settings.microbatch_tokens, count):
+            total = Batch(0, 0, 0)
+            for some, weight in plan:
+                rows = arranged(module, [row for part in some for row in part.rows], settings.microbatch_tokens)
+                batch = batch_of(module, rows)
+                found.tally.add(batch, sum(map(len, rows)) if weight else 0)
+                found.idle += 0 if weight else batch.tokens
+                total += batch
+            found.passes = max(found.passes, len(plan))
+            costs.append(total)
+        found.by_update.append(costs)
+        advance(1)
+    for indices in work.examples.by_tree():
+        tree, groups = as_one_tree(work.examples, indices)
+        encoded = encode_tree(tree, work.family)
+        for group in groups:
+            found.tally.separate += settings.epochs * sum(map(encoded.path_tokens, group))
+            shared = max(encoded.starts[node] for node in group)
+            alone = shared + sum(encoded.reads[node] + 1 for node in group)
+            found.longest_part = max(found.longest_part, alone)
+    return found

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from prism_prm.costs import Memory
 from prism_prm.errors import ConfigError
 from prism_prm.ranges import Count, Positive, Range, check
 
 GIB = 2**30
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 RESERVED_GIB = 2.0
 """What a GPU does not give to tensors: the driver's context, communication buffers, fragments."""
 
@@ -43,6 +45,15 @@ GPUS: dict[str, Gpu] = {
 
 
 @dataclass(frozen=True)
+class Fit:
+    """A case by name, what it takes and whether that is there."""
+
+    name: str
+    memory: Memory
+    fits: bool
+
+
+@dataclass(frozen=True)
 class Cluster:
     """What to plan for."""
 
@@ -67,13 +78,15 @@ class Cluster:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether a CPU is planned for."""
         return self.gpu == "cpu"
 
     @property
     def room(self) -> float:
         """Bytes of one GPU that tensors can have."""
         return ((self.gpu_memory or GPUS[self.gpu].memory) - RESERVED_GIB) * GIB
+
+    def fit(self, name: str, memory: Memory) -> Fit:
+        return Fit(name, memory, memory.peak <= self.room)
 
     def speed(self, compute: int) -> float:
         """Operations per second that one GPU reaches, with so many bytes per number."""

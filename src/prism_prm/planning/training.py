@@ -1,204 +1,199 @@
-"""Plans a training recipe: exact tokens and updates of every round, and what they cost."""
+"""Plans a training recipe: exact tokens and updates of every round, whether it fits the GPUs, and what makes it fit."""
 
 from __future__ import annotations
 
+import itertools
+import re
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from prism_prm.arrays import Floats
 from prism_prm.console import progress
-from prism_prm.costs import Batch, Setup, Way, held_parameters, scoring_memory, trained_parameters
+from prism_prm.costs import (
+    Batch,
+    ModelSizes,
+    Setup,
+    held_parameters,
+    scoring_memory,
+    trained_parameters,
+    training_memory,
+)
 from prism_prm.errors import DataError
-from prism_prm.foreign import reading_parquet
+from prism_prm.file_types import reading_parquet
 from prism_prm.job import Job
 from prism_prm.pairs.examples import Examples, Split
-from prism_prm.planning.counting import CountingScorer
-from prism_prm.planning.fit import BYTES, Case, remedies, setup_of, ways
-from prism_prm.planning.gpus import Cluster
-from prism_prm.planning.plan import SCORE_BYTES, Fit, Plan, Stage
-from prism_prm.planning.rounds import RoundCount, count_round
+from prism_prm.planning.counting import CountingScorer, RoundCount, count_round, kernel_of
+from prism_prm.planning.gpus import BYTES, GIB, Cluster, Fit
+from prism_prm.planning.plan import SCORE_BYTES, Plan, Stage
 from prism_prm.prms.known_sizes import Stand
-from prism_prm.prms.skeleton import load_skeleton
+from prism_prm.prms.module import PrmModule
+from prism_prm.prms.skeleton import Skeleton, load_skeleton
 from prism_prm.scorer.store import Share
 from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.training.batches import RowLimits
 from prism_prm.training.loop import Round
 from prism_prm.training.margins import score_examples
-from prism_prm.training.recipe import Recipe
+from prism_prm.training.recipe import HardwareSettings, Lora, Recipe
 from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
 from prism_prm.training.validation import Validation
+from prism_prm.types import Floats
 
 MARGIN_BYTES = 40
+MOST_GPUS = 4096
+SHOWN_REMEDIES = 5
+KERNELS = {
+    "dense": "a fused kernel with a dense mask: operations for the whole square of a row",
+    "flex": "flex attention: operations for the blocks that are seen",
+    "blocks": "attention in blocks",
+}
 
 
-class TrainingPlanner:
-    """Plans one recipe; `plan` reads from top to bottom."""
+def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path | None = None) -> Plan:
+    """What `prism train` will take with this recipe."""
+    base, hardware = recipe.base, recipe.hardware
+    prm = load_skeleton(
+        str(base.prm or base.backbone), stand=stand, fresh=not base.prm, family=base.family, layers=base.layers,
+        attn=hardware.attn, on_cpu=cluster.on_cpu, token_budget=hardware.score_tokens,
+    )  # fmt: skip
+    sizes = prm.sizes
+    notes = [f"not the model's own: {note}" for note in prm.notes]
+    num_rounds, num_scores = len(recipe.curriculum.round_names()), 0
+    scorings: list[tuple[str, CountingScorer, int]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_data(recipe, Job(folder))
+        data = data_folder(recipe, Path(folder))
+        data_bytes = sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
+        train, kinds, fitting = examples_that_fit(Split.read(data, TRAIN), recipe, prm)  # type: ignore[arg-type]
+        if fitting["too_long"]:
+            notes.append(f"{fitting['too_long']:,} examples are longer than the context and left out")
+        # Margins and validation are forward passes whose scores are stored and not made twice.
+        store = Path(folder) / "scores"
+        if needs_margins(train, recipe):
+            counter = CountingScorer(prm)
+            with progress("margins", len(np.unique(train.tree)), unit="trees") as advance:
+                score_examples(counter.filed(store), train, advance=advance)
+            scorings.append(("margins", counter, num_rounds if recipe.curriculum.rescore else 1))
+            num_scores += 2 * len(train)
+        if recipe.validation.split:
+            counter = CountingScorer(prm)
+            held_out = Validation.of(Split.read(data, recipe.validation.split), prm, recipe.validation)  # type: ignore[arg-type]
+            with progress("validation", held_out.num_trees, unit="trees") as advance:
+                held_out.measure(counter.filed(store), recipe.validation, Share(), advance)
+            scorings.append(("validation", counter, 1 + num_rounds))
+            num_scores += (1 + num_rounds) * (len(held_out.steps) + 2 * len(held_out.pairs))
 
-    def __init__(self, recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path | None) -> None:
-        self.recipe, self.cluster, self.margins_file = recipe, cluster, margins
-        base, hardware = recipe.base, recipe.hardware
-        self.prm = load_skeleton(
-            str(base.prm or base.backbone), stand=stand, fresh=not base.prm, family=base.family, layers=base.layers,
-            attn=hardware.attn, on_cpu=cluster.on_cpu, token_budget=hardware.score_tokens,
+    counts = _count_rounds(recipe, prm, cluster, train, kinds, margins, notes)
+    largest = max((one.tally.largest for one in counts), key=Batch.order)
+    accumulates = max(one.passes for one in counts) > 1
+    sharded = hardware.sharding == "fsdp" and cluster.count > 1
+    setup = replace(
+        setup_of(hardware, prm.module),
+        accumulates=accumulates,
+        on_cpu=cluster.on_cpu,
+        gpus=cluster.count,
+        sharded=sharded,
+    )
+    score_bytes = BYTES[hardware.dtype]  # scores are not computed in mixed precision
+    stages = [counter.stage(name, cluster, score_bytes, times) for name, counter, times in scorings]
+    for one in counts:
+        flops, busiest = one.flops(sizes, setup), one.busiest(sizes, setup)
+        stages.append(
+            Stage(
+                f"round {one.name}", one.tally.total.tokens, one.tally.separate, flops,
+                busiest / cluster.speed(setup.compute) / 3600, one.updates, one.examples,
+                efficiency=flops * (1 - one.idle / one.tally.total.tokens) / (busiest * cluster.count),
+            )
         )  # fmt: skip
-        self.sizes = self.prm.sizes
-        self.notes = [f"not the model's own: {note}" for note in self.prm.notes]
 
-    def plan(self) -> Plan:
-        with tempfile.TemporaryDirectory() as folder:
-            make_data(self.recipe, Job(folder))
-            data = data_folder(self.recipe, Path(folder))
-            data_bytes = sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
-            train, kinds, fitting = examples_that_fit(Split.read(data, TRAIN), self.recipe, self.prm)  # type: ignore[arg-type]
-            if fitting["too_long"]:
-                self.notes.append(f"{fitting['too_long']:,} examples are longer than the context and left out")
-            scoring, scored, scores = self._scoring_stages(data, train, Path(folder) / "scores")
-        counts = self._rounds(train, kinds)
-        largest = max((one.tally.largest for one in counts), key=_size)
-        accumulates = max(one.passes for one in counts) > 1
-        setup = setup_of(self.recipe.hardware, self.prm.module, accumulates=accumulates)
-        setup = replace(setup, on_cpu=self.cluster.on_cpu)
-        stages = [*scoring, *(self._round_stage(one, setup) for one in counts)]
-        fits, advice = self._fits(counts, Case(setup, largest, self._way, self.cluster.count))
-        if scoring:
-            fits.append(self._scoring_fit(scored, setup))
-        self._note_assumptions(counts, setup, accumulates)
-        return Plan(
-            "training", self._model(setup, largest), self.cluster, stages, fits, advice,
-            self._disk(setup, data_bytes, scores, len(train), len(counts)), self.notes,
-        )  # fmt: skip
-
-    @property
-    def _way(self) -> Way:
-        return "fsdp" if self.recipe.hardware.sharding == "fsdp" and self.cluster.count > 1 else "ddp"
-
-    def _fits(self, counts: list[RoundCount], case: Case) -> tuple[list[Fit], list[str]]:
-        """What fits, the recipe first, and what makes it fit if it does not."""
-        fits = ways(self.sizes, case, self.cluster.room)
-        if fits[0].fits:
-            return fits, []
+    fits, advice = _ways(sizes, setup, largest, cluster), []
+    if not fits[0].fits:
         longest, shortest = max(one.longest_row for one in counts), max(one.longest_part for one in counts)
-        return fits, remedies(self.sizes, case, self.cluster, shortest, longest)
-
-    def _scoring_fit(self, largest: Batch, setup: Setup) -> Fit:
-        """Scores come from a whole copy in the dtype of the weights, also where training is sharded."""
-        memory = scoring_memory(self.sizes, largest, replace(setup, compute=setup.weights))
-        fits = memory.peak <= self.cluster.room
-        if not fits:
-            self.notes.append(
+        advice = remedies(sizes, setup, largest, cluster, shortest, longest)
+    if scorings:  # by a whole copy in the dtype of the weights, also where training is sharded
+        scored = max((counter.tally.largest for _, counter, _ in scorings), key=Batch.order)
+        fits.append(cluster.fit("scoring", scoring_memory(sizes, scored, replace(setup, compute=setup.weights))))
+        if not fits[-1].fits:
+            notes.append(
                 "margins and validation score with a whole copy of the model on each GPU, which does not fit: lower "
                 'hardware.score_tokens, or set hardware.dtype = "bfloat16"'
             )
-        return Fit("scoring", memory, fits)
+    notes.append(f"attention is {KERNELS[setup.kernel]}; its backward pass counts as 2.5 forward passes")
+    notes.append("forward and backward passes of linear layers and attention count; nothing else does")
+    idle, total = sum(one.idle for one in counts), sum(one.tally.total.tokens for one in counts)
+    if idle > 0.01 * total:
+        notes.append(f"{idle / total:.0%} of the tokens are run only to keep step: updates are too small")
+    if not accumulates:
+        notes.append("an update is one pass per GPU, so gradients appear while activations are freed")
 
-    def _scoring_stages(self, data: Path, train: Examples, store: Path) -> tuple[list[Stage], Batch, int]:
-        """Margins and validation, forward passes whose scores are filed and not made twice; the largest pass, and how
-        many scores."""
-        recipe, rounds, scores = self.recipe, len(self.recipe.curriculum.round_names()), 0
-        counters: list[tuple[str, CountingScorer, int]] = []
-        if needs_margins(train, recipe):
-            counter = CountingScorer(self.prm)
-            with progress("margins", len(np.unique(train.tree)), unit="trees") as advance:
-                score_examples(counter.filed(store), train, advance=advance)
-            counters.append(("margins", counter, rounds if recipe.curriculum.rescore else 1))
-            scores += 2 * len(train)
-        if recipe.validation.split:
-            counter = CountingScorer(self.prm)
-            held_out = Validation.of(Split.read(data, recipe.validation.split), self.prm, recipe.validation)  # type: ignore[arg-type]
-            with progress("validation", held_out.num_trees, unit="trees") as advance:
-                held_out.measure(counter.filed(store), recipe.validation, Share(), advance)
-            counters.append(("validation", counter, 1 + rounds))
-            scores += (1 + rounds) * (len(held_out.steps) + 2 * len(held_out.pairs))
-        largest = max((counter.tally.largest for _, counter, _ in counters), key=_size, default=Batch(0, 0, 0))
-        size = BYTES[recipe.hardware.dtype]  # scores are not computed in mixed precision
-        return [counter.stage(name, self.cluster, size, times) for name, counter, times in counters], largest, scores
+    trained = trained_parameters(sizes, setup)
+    state = held_parameters(sizes, setup) * setup.weights + 2 * trained * setup.trained_bytes
+    saved = sizes.parameters * BYTES[hardware.save_dtype or hardware.dtype]
+    disk: dict[str, float] = {
+        # One more than is kept, while a new one is written.
+        "checkpoints": float((recipe.train.keep_checkpoints + 1) * state),
+        "rounds": float(max(len(counts), num_rounds) * saved),
+        "data": float(data_bytes),
+        "scores and margins": float(num_scores * SCORE_BYTES + len(train) * MARGIN_BYTES),
+    }
+    if not base.prm:
+        disk["base PRM"] = float(sizes.parameters * BYTES[hardware.dtype])
+    if hardware.cache:
+        disk["cache, at most"] = hardware.cache_gb * 1e9
+    model = {
+        "name": str(base.prm or base.backbone), "family": prm.family.name, "parameters": sizes.parameters,
+        "trained": trained, "context": prm.context,
+        "largest_pass": {"tokens": largest.tokens, "reads": largest.reads},
+    }  # fmt: skip
+    return Plan("training", model, cluster, stages, fits, advice, disk, notes)
 
-    def _rounds(self, train: Examples, kinds: np.ndarray) -> list[RoundCount]:
-        recipe, margins = self.recipe, None
-        names = recipe.curriculum.round_names()
-        if needs_margins(train, recipe):
-            if self.margins_file is not None:
-                margins = read_margins(self.margins_file, train)
-            else:
-                names = ["at most: all pairs"]
-                self.notes.append(
-                    "margins are not known, so the rounds are counted as one round of all pairs, the most they can be; "
-                    "with --margins (a table of `prism margins`) they are exact"
-                )
-        binned = rounds_of(train, kinds, recipe, margins)
-        if margins is not None:
-            binned.refuse_empty(enumerate(names))
-            dropped = sum(binned.dropped.values())
-            self.notes.append(f"{dropped:,} of {len(train):,} pairs are in no round")
-        return [self._count(number, name, train.take(binned.rounds[number])) for number, name in enumerate(names)]
 
-    def _count(self, number: int, name: str, examples: Examples) -> RoundCount:
-        recipe, module = self.recipe, self.prm.module
+def setup_of(hardware: HardwareSettings, module: PrmModule) -> Setup:
+    """How a recipe holds and trains the model, on one GPU."""
+    weights = BYTES[hardware.dtype]
+    lora = hardware.lora
+    return Setup(
+        weights=weights, compute=min(2, weights) if hardware.mixed_precision == "bf16" else weights,
+        kernel=kernel_of(module), checkpointing=hardware.gradient_checkpointing, frozen=hardware.frozen_layers,
+        kept=hardware.cache is not None, rank=lora.r if lora else 0, targets=lora.targets if lora else (),
+    )  # fmt: skip
+
+
+def _count_rounds(
+    recipe: Recipe,
+    prm: Skeleton,
+    cluster: Cluster,
+    train: Examples,
+    kinds: np.ndarray,
+    margins_file: Path | None,
+    notes: list[str],
+) -> list[RoundCount]:
+    names, margins = recipe.curriculum.round_names(), None
+    if needs_margins(train, recipe):
+        if margins_file is not None:
+            margins = read_margins(margins_file, train)
+        else:
+            names = ["at most: all pairs"]
+            notes.append(
+                "margins are not known, so the rounds are counted as one round of all pairs, the most they can be; "
+                "with --margins (a table of `prism margins`) they are exact"
+            )
+    binned = rounds_of(train, kinds, recipe, margins)
+    if margins is not None:
+        binned.refuse_empty(enumerate(names))
+        notes.append(f"{sum(binned.dropped.values()):,} of {len(train):,} pairs are in no round")
+    module, counts = prm.module, []
+    for number, name in enumerate(names):
         work = Round(
-            name, module, self.prm.family, module.collate, RowLimits(recipe.train.row_tokens, pair_cost(module)),
-            examples, recipe.objective, recipe.train, (recipe.seed, number), Path("none"),
+            name, module, prm.family, module.collate, RowLimits(recipe.train.row_tokens, pair_cost(module)),
+            train.take(binned.rounds[number]), recipe.objective, recipe.train, (recipe.seed, number), Path("none"),
         )  # fmt: skip
         with progress(f"round {name}", len(work.updates), unit="updates") as advance:
-            return count_round(work, module, self.cluster.count, advance)
-
-    def _round_stage(self, one: RoundCount, setup: Setup) -> Stage:
-        flops, busiest = one.flops(self.sizes, setup), one.busiest(self.sizes, setup)
-        return Stage(
-            f"round {one.name}", one.tally.total.tokens, one.tally.separate, flops,
-            busiest / self.cluster.speed(setup.compute) / 3600, one.updates, one.examples,
-            efficiency=flops * (1 - one.idle / one.tally.total.tokens) / (busiest * self.cluster.count),
-        )  # fmt: skip
-
-    def _model(self, setup: Setup, largest: Batch) -> dict[str, Any]:
-        recipe = self.recipe
-        return {
-            "name": str(recipe.base.prm or recipe.base.backbone), "family": self.prm.family.name,
-            "parameters": self.sizes.parameters, "trained": trained_parameters(self.sizes, setup),
-            "context": self.prm.context, "largest_pass": {"tokens": largest.tokens, "reads": largest.reads},
-        }  # fmt: skip
-
-    def _disk(self, setup: Setup, data: int, scores: int, pairs: int, rounds: int) -> dict[str, float]:
-        recipe, trained = self.recipe, trained_parameters(self.sizes, setup)
-        state = held_parameters(self.sizes, setup) * setup.weights + 2 * trained * setup.trained_bytes
-        saved = BYTES[recipe.hardware.save_dtype or recipe.hardware.dtype]
-        names = recipe.curriculum.round_names()
-        disk: dict[str, float] = {
-            # One more than is kept, while a new one is written.
-            "checkpoints": float((recipe.train.keep_checkpoints + 1) * state),
-            "rounds": float(max(rounds, len(names)) * self.sizes.parameters * saved),
-            "data": float(data),
-            "scores and margins": float(scores * SCORE_BYTES + pairs * MARGIN_BYTES),
-        }
-        if not recipe.base.prm:
-            disk["base PRM"] = float(self.sizes.parameters * BYTES[recipe.hardware.dtype])
-        if recipe.hardware.cache:
-            disk["cache, at most"] = recipe.hardware.cache_gb * 1e9
-        return disk
-
-    def _note_assumptions(self, counts: list[RoundCount], setup: Setup, accumulates: bool) -> None:
-        kernel = {
-            "dense": "a fused kernel with a dense mask: operations for the whole square of a row",
-            "flex": "flex attention: operations for the blocks that are seen",
-            "blocks": "attention in blocks",
-            "math": "unfused attention",
-        }[setup.kernel]
-        self.notes.append(f"attention is {kernel}; its backward pass counts as 2.5 forward passes")
-        self.notes.append("forward and backward passes of linear layers and attention count; nothing else does")
-        idle = sum(one.idle for one in counts)
-        total = sum(one.tally.total.tokens for one in counts)
-        if idle > 0.01 * total:
-            self.notes.append(f"{idle / total:.0%} of the tokens are run only to keep step: updates are too small")
-        if not accumulates:
-            self.notes.append("an update is one pass per GPU, so gradients appear while activations are freed")
-
-
-def _size(batch: Batch) -> tuple[int, int]:
-    return batch.tokens, batch.pairs
+            counts.append(count_round(work, module, cluster.count, advance))
+    return counts
 
 
 def read_margins(path: Path, train: Examples) -> Floats:
@@ -217,6 +212,83 @@ def read_margins(path: Path, train: Examples) -> Floats:
     return np.array([known[int(one)] for one in train.ids], dtype=np.float64)
 
 
-def plan_training(recipe: Recipe, cluster: Cluster, stand: Stand, margins: Path | None = None) -> Plan:
-    """What `prism train` will take with this recipe."""
-    return TrainingPlanner(recipe, cluster, stand, margins).plan()
+def _with_lora(setup: Setup) -> Setup:
+    lora = Lora()
+    return replace(setup, rank=lora.r, targets=lora.targets)
+
+
+def _in_bf16(setup: Setup) -> Setup:
+    return replace(setup, weights=2, compute=2)
+
+
+def _ways(model: ModelSizes, setup: Setup, batch: Batch, cluster: Cluster) -> list[Fit]:
+    """The recipe as it is, which comes first, and with LoRA, each with a copy per GPU and sharded."""
+    setups = {"LoRA": setup} if setup.rank else {"full": setup, "LoRA": _with_lora(setup)}
+    if not setup.rank:
+        setups["LoRA in bf16"] = _in_bf16(_with_lora(setup))
+    spread = {"DDP": False, "FSDP2": True} if setup.gpus > 1 else {"one GPU": False}
+    found = []
+    for (name, one), (how, sharded) in itertools.product(setups.items(), spread.items()):
+        case = replace(one, sharded=sharded)
+        found.append((case != setup, cluster.fit(f"{name}, {how}", training_memory(model, batch, case))))
+    return [fit for _, fit in sorted(found, key=lambda one: one[0])]
+
+
+Change = Callable[[Setup, Batch], tuple[Setup, Batch]]
+
+
+def remedies(
+    model: ModelSizes, setup: Setup, batch: Batch, cluster: Cluster, shortest: int, longest_row: int
+) -> list[str]:
+    """The fewest settings that make a recipe fit, each set with the memory it then takes.
+
+    Of sets that differ in a number only, the first, which changes least.
+    """
+    changes = dict(_changes(setup, batch, shortest, longest_row))
+    for size in (1, 2, 3):
+        found: dict[tuple[str, ...], str] = {}
+        for names in itertools.combinations(changes, size):
+            changed = setup, batch
+            for name in names:
+                changed = changes[name](*changed)
+            peak = training_memory(model, changed[1], changed[0]).peak
+            if peak <= cluster.room:
+                kind = tuple(re.sub(r"\d+", "", name) for name in names)
+                found.setdefault(kind, f"{' and '.join(names)}: {peak / GIB:.1f} GiB")
+        if found:
+            return list(found.values())[:SHOWN_REMEDIES]
+    return []
+
+
+def _changes(setup: Setup, batch: Batch, shortest: int, longest_row: int) -> Iterator[tuple[str, Change]]:
+    """Setting → what it changes, the least first."""
+    if not setup.checkpointing:
+        yield "hardware.gradient_checkpointing = true", lambda one, run: (replace(one, checkpointing=True), run)
+
+    def smaller(tokens: int) -> tuple[str, Change]:
+        row = min(tokens, longest_row)
+        pairs = batch.pairs * tokens // batch.tokens if setup.kernel == "blocks" else tokens * row
+        reads, keys = (-(-number * tokens // batch.tokens) for number in (batch.reads, batch.keys))
+        fewer = Batch(tokens, min(batch.pairs, pairs), reads, keys)
+        return f"train.microbatch_tokens = train.row_tokens = {tokens}", lambda one, _: (one, fewer)
+
+    tokens = batch.tokens // 2
+    while tokens > shortest:
+        yield smaller(tokens)
+        tokens //= 2
+    if shortest < batch.tokens:
+        yield smaller(shortest)
+    if not setup.sharded and setup.gpus > 1:
+        yield 'hardware.sharding = "fsdp"', lambda one, run: (replace(one, sharded=True), run)
+    if not setup.rank:
+        yield "LoRA ([hardware.lora])", lambda one, run: (_with_lora(one), run)
+    elif setup.weights > 2:
+        yield 'hardware.dtype = "bfloat16"', lambda one, run: (_in_bf16(one), run)
+
+    def spread(gpus: int) -> Change:
+        return lambda one, run: (replace(one, gpus=gpus, sharded=True), run)
+
+    gpus = 2 * setup.gpus
+    while gpus <= MOST_GPUS:
+        yield f'hardware.sharding = "fsdp" over {gpus} GPUs', spread(gpus)
+        gpus *= 2

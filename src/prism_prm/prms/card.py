@@ -14,8 +14,8 @@ from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.chosen import DEFAULT_THRESHOLD
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, ModelError
+from prism_prm.file_types import read_json
 from prism_prm.files import write_text
-from prism_prm.foreign import read_json
 from prism_prm.prms import FAMILIES, Family, family_names
 from prism_prm.prms.readme import model_card
 from prism_prm.ranges import MAY_BE_EMPTY, Natural, Share, check

@@ -115,7 +115,7 @@ class Sandbox:
     def call(self, code: str, function: str, arguments: Sequence[list[Any]]) -> list[Run]:
         """Call a function of the program once for each list of arguments, in one process.
 
-        A call that ends the process (by its time, say) leaves those after it without a result: they get its status.
+        A call that ends the process (by its time) leaves those after it without a result: they get its status.
         """
         num_calls = len(arguments)
         calls = {"function": function, "arguments": json.dumps(list(arguments))}

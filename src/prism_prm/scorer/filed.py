@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prism_prm.errors import DataError
+from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
-from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.scorer.index import KEY_BYTES, KEYS
 
 _REMEDY = "not a file of the score store; remove it to score it again"

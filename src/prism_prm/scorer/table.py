@@ -20,8 +20,8 @@ from prism_prm.console import Advance, ignore, progress, say
 from prism_prm.data import ReadOptions
 from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.errors import DataError
+from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
-from prism_prm.foreign import fitted, reading_parquet
 from prism_prm.job import KEY, is_made_for
 from prism_prm.protocol import Scorer, TreeScores, notes_of, sigmoid
 from prism_prm.records import StepTree

@@ -33,12 +33,6 @@ def fpr_at_tprs(tp: Floats, fp: Floats, levels: Floats = LEVELS) -> Floats:
     return np.asarray(fp[first] / fp[-1])
 
 
-def placements(right: Bools, scores: Floats) -> Floats:
-    """V of every wrong step: the share of right steps that score higher."""
-    ordered = np.sort(scores[right])
-    return 1 - np.searchsorted(ordered, scores[~right], side="right") / len(ordered)
-
-
 VERDICTS = {
     "A dominates": "{a} dominates: its FPR is nowhere higher, and surely lower somewhere",
     "A mostly": "{a} is lower wherever the two surely differ, but not lower everywhere",

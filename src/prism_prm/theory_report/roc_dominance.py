@@ -48,36 +48,21 @@ At equal TPR, **{dominance.VERDICTS[found.verdict].format(a=name_a, b=name_b)}**
 is {signed_percent(found.worst)} points at worst and {signed_percent(best)} at best, over {int(clusters.max()) + 1:,}
 problems.
 """)
-    _add_shifts(report, a, b)
-    _draw(report, bench, name_a, name_b, found)
-    report.metrics.setdefault("dominance", {})[bench] = {
-        "a": name_a, "b": name_b, "verdict": found.verdict, "worst": found.worst, "tpr": found.levels,
-        "fpr_a": found.fpr_a, "fpr_b": found.fpr_b, "low": found.low, "high": found.high,
-    }  # fmt: skip
-
-
-def _add_shifts(report: Report, a: Steps, b: Steps) -> None:
     rows = []
-    for scale, bounded, transform in (
-        ("probability", True, lambda x: x),
-        ("log-odds", False, dominance.log_odds),
-    ):
+    for scale, bounded, transform in (("probability", True, lambda x: x), ("log-odds", False, dominance.log_odds)):
         for kind, direction in (("right", 1), ("wrong", -1)):
-            mask = (a.right if kind == "right" else a.wrong) & a.judged & b.judged
-            found = dominance.check_shift(
+            mask = (a.right if kind == "right" else a.wrong) & judged
+            shift = dominance.check_shift(
                 transform(a.probability[mask]), transform(b.probability[mask]), direction=direction, bounded=bounded
             )
-            room = number(found.room) if bounded else NO_DATA
-            cells = (f"{found.delta:+.3f}", room, number(found.unshifted), number(found.distance))
+            room = number(shift.room) if bounded else NO_DATA
+            cells = (f"{shift.delta:+.3f}", room, number(shift.unshifted), number(shift.distance))
             rows.append([f"{kind} steps, {scale}", *cells])
     report.table(
         ["scores", "best shift", "room in [0, 1]", "distance before", "distance after"],
         rows,
         caption="Is it a shift? Kolmogorov–Smirnov distance of the two PRMs before and after the best shift (0: pure)",
     )
-
-
-def _draw(report: Report, bench: str, name_a: str, name_b: str, found: dominance.Dominance) -> None:
     with report.figure(
         f"dominance-{bench}",
         caption=f"FPR of {name_a} minus FPR of {name_b} at equal TPR; below zero {name_a} is better. The band holds "
@@ -90,3 +75,7 @@ def _draw(report: Report, bench: str, name_a: str, name_b: str, found: dominance
         axes.set_xlabel("TPR (%)")
         axes.set_ylabel("difference of FPR (points)")
         percent_axes(axes.xaxis, axes.yaxis)
+    report.metrics.setdefault("dominance", {})[bench] = {
+        "a": name_a, "b": name_b, "verdict": found.verdict, "worst": found.worst, "tpr": found.levels,
+        "fpr_a": found.fpr_a, "fpr_b": found.fpr_b, "low": found.low, "high": found.high,
+    }  # fmt: skip

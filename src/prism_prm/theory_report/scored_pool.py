@@ -13,15 +13,15 @@ from prism_prm.arrays import Bools, Floats
 from prism_prm.chosen import CardValues, Choice, choose_aggregator, choose_threshold
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.metrics.counts import ratio
-from prism_prm.pools import Pool, read_pool
+from prism_prm.pools import read_pool
 from prism_prm.report import LOOKS, Report, count_axis, legend, percent, percent_axes
 from prism_prm.rerank.curves import default_ns
 from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, check_measured, grade_pool
-from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
+from prism_prm.rerank.step_scores import scores_in_pool, scores_in_table
 from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
 from prism_prm.tasks import TaskGrader
-from prism_prm.theory import selection
+from prism_prm.theory import closed_forms
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def predict(
     return PoolPrediction(
         aggregator, threshold, num, int(total[1]), pool.num_unscored, pool.num_empty, pool.num_unmeasured,
         int((sizes < max(ns)).sum()), p, alpha, beta, tuple(ns),
-        tuple(float(selection.best_of_n(own_p, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
-        tuple(float(selection.best_of_n(p.value, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
-        float(selection.ceiling(own_p, alpha.value, beta.value).mean()),
+        tuple(float(closed_forms.best_of_n(own_p, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
+        tuple(float(closed_forms.best_of_n(p.value, alpha.value, beta.value, np.minimum(n, sizes)).mean()) for n in ns),
+        float(closed_forms.ceiling(own_p, alpha.value, beta.value).mean()),
         measured([good.astype(np.float64) for good in accepted]),
         measured(pool.scores),
     )  # fmt: skip
@@ -131,25 +131,21 @@ def add_pool(
 ) -> None:
     """Read, grade and judge a pool, and add what theory says of it."""
     pool = read_pool(inputs, answer_field=answer_field)
-    found, card = _scores(pool, scores)
+    card: CardValues | None = None  # a pool does not know whose scores its own are
+    if scores is not None:
+        from prism_prm.scorer.table import card_of_scores
+
+        found, card = scores_in_table(scores, pool), card_of_scores(scores)
+    elif (own := scores_in_pool(pool)) is not None:
+        found = own
+    else:
+        raise ConfigError("the pool has no scores; give --scores (`prism rerank --prm` keeps them in its folder)")
     with TaskGrader() as grader:
         graded = grade_pool(pool, grader)
     check_measured(graded)
     how, above = choose_aggregator(aggregator, card), choose_threshold(threshold, card)
     judged = judge_pool(graded, found, how.value)
     add_prediction(report, predict(judged, default_ns(graded), aggregator=how, threshold=above, seed=seed))
-
-
-def _scores(pool: Pool, path: str | Path | None) -> tuple[StepScores, CardValues | None]:
-    """The scores of the pool's solutions, and what the card of their PRM says; a pool does not know whose its are."""
-    if path is not None:
-        from prism_prm.scorer.table import card_of_scores
-
-        return scores_in_table(path, pool), card_of_scores(path)
-    own = scores_in_pool(pool)
-    if own is None:
-        raise ConfigError("the pool has no scores; give --scores (`prism rerank --prm` keeps them in its folder)")
-    return own, None
 
 
 def add_prediction(report: Report, found: PoolPrediction) -> None:

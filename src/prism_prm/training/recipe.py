@@ -1,6 +1,6 @@
 """A recipe: everything that decides a run, in one TOML file.
 
-Each section is documented where it is used: [data.read] in data/read_options.py, [data.pairs] in pairs/settings.py,
+Each section is documented where it is used: [data.read] in data/draft.py, [data.pairs] in pairs/rules.py,
 [objective] in losses.py, [curriculum] in curriculum.py, [train] in settings.py, and the rest here.
 """
 
@@ -14,14 +14,14 @@ from typing import Annotated, Literal
 from prism_prm.aggregate import check_aggregator
 from prism_prm.config import read_settings
 from prism_prm.curriculum import Curriculum
+from prism_prm.data.draft import ReadOptions
 from prism_prm.data.formats import find_format
 from prism_prm.data.inputs import find_sources
-from prism_prm.data.read_options import ReadOptions
 from prism_prm.errors import ConfigError
 from prism_prm.lm.place import check_model
 from prism_prm.losses import Objective
+from prism_prm.pairs.rules import PairSettings
 from prism_prm.pairs.same_problem import Splits
-from prism_prm.pairs.settings import PairSettings
 from prism_prm.prms import find_family
 from prism_prm.prms.place import check_prm
 from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check

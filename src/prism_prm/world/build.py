@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,12 @@ from prism_prm.job import content_key
 from prism_prm.lm.load import language_model
 from prism_prm.records import StepTree
 from prism_prm.tables import write_trees
-from prism_prm.world.oracle import Verdict
-from prism_prm.world.perturb import PERTURBATIONS, perturbed_trees
 from prism_prm.world.policy import PolicySettings, shown_problems, train_policy
-from prism_prm.world.problems import Problem, ProblemSettings, draw_problems
+from prism_prm.world.problems import Problem, draw_problems
 from prism_prm.world.sampling import sample_solutions
 from prism_prm.world.settings import FORMAT, WorldSettings
 from prism_prm.world.tokens import make_tokenizer
-from prism_prm.world.trees import count_verdicts, let_errors_pass, sample_trees
+from prism_prm.world.trees import PERTURBATIONS, count_verdicts, let_errors_pass, perturbed_trees, sample_trees
 
 UPDATES = "updates"
 """How many updates the models of a folder have seen, beside their settings."""
@@ -72,11 +69,11 @@ def build_world(settings: WorldSettings, cache: str | Path, *, far: bool = False
     cache = Path(cache)
     models = _models(settings.policy, settings, 0, cache)
     policy, backbone = models / "policy", models / "backbone"
-    data = _data(settings, settings.problems, policy, cache, far=False)
+    data = _data(settings, policy, cache, far=False)
     if not far:
         return World(settings, policy, backbone, data)
     far_policy = _models(settings.far_policy, settings, 1, cache) / "policy"
-    far_data = _data(settings, settings.far_problems, far_policy, cache, far=True)
+    far_data = _data(settings, far_policy, cache, far=True)
     return World(settings, policy, backbone, data, far_policy, far_data)
 
 
@@ -92,7 +89,7 @@ def unseen_problems(world: World, count: int, stream: int) -> list[Problem]:
     made = json.loads((world.policy.parent / "settings.json").read_text(encoding="utf-8"))
     updates = made.pop(UPDATES, settings.policy.max_updates)
     shown = shown_problems(PolicySettings(**made), settings.pretraining, updates)
-    used = _split_problems(settings, settings.problems, _sizes(settings, far=False), far=False).values()
+    used = _split_problems(settings, far=False).values()
     exclude = {problem.text for problem in (*shown, *(problem for some in used for problem in some))}
     rng = np.random.default_rng(_seed(settings, False, stream))
     return draw_problems(settings.problems, count, rng, exclude=exclude)
@@ -116,14 +113,13 @@ def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache:
     return folder
 
 
-def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: Path, *, far: bool) -> Path:
+def _data(settings: WorldSettings, policy: Path, cache: Path, *, far: bool) -> Path:
     """Sample, judge and write all files of one problem range."""
     folder = cache / f"{'far-' if far else ''}data-{content_key(FORMAT, settings, far, policy.parent.name)}"
     if folder.exists():
         return folder
     model, tokenizer = load_policy(policy)
-    sizes = _sizes(settings, far)
-    problems = _split_problems(settings, kind, sizes, far)
+    problems = _split_problems(settings, far)
 
     def sampled(name: str, candidates: int, stream: int) -> list[StepTree]:
         return sample_trees(
@@ -131,7 +127,7 @@ def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: P
             seed=_seed(settings, far, stream), name=name,
         )  # fmt: skip
 
-    with progress("samples", len(sizes) + 1) as advance, whole_folder(folder) as aside:
+    with progress("samples", len(problems) + 1) as advance, whole_folder(folder) as aside:
         trees = {"natural": sampled("natural", settings.pair_candidates, 1)}
         for error in PERTURBATIONS:
             trees[error] = perturbed_trees(problems["natural"], error, seed=_seed(settings, far, 2))
@@ -144,12 +140,18 @@ def _data(settings: WorldSettings, kind: ProblemSettings, policy: Path, cache: P
             advance(2)
         for name, some in trees.items():
             write_trees(aside / f"{name}.parquet", some, source=f"world-{settings.seed}")
-        counts: dict[str, dict[Verdict, int]] = {
-            name: dict(count_verdicts(some, settings.modulus)) for name, some in trees.items()
-        }
+        counts = {name: dict(count_verdicts(some, settings.modulus)) for name, some in trees.items()}
         write_text(aside / "verdicts.json", json.dumps(counts, indent=2) + "\n")
-        pool = _pool_lines(model, tokenizer, problems["pool"], settings, _seed(settings, far, 5))
-        write_text(aside / "pool.jsonl", "".join(f"{line}\n" for line in pool))
+        written = sample_solutions(
+            model, tokenizer, [problem.text for problem in problems["pool"]], copies=settings.pool_size,
+            temperature=settings.temperature, seed=_seed(settings, far, 5),
+        )  # fmt: skip
+        pool = ""
+        for i, (problem, found) in enumerate(zip(problems["pool"], written, strict=True)):
+            solutions = [{"steps": [step for step in steps if step]} for steps, _ in found]
+            record = {"problem": problem.text, "answer": problem.answer, "name": f"world-{i}", "solutions": solutions}
+            pool += json.dumps(record) + "\n"
+        write_text(aside / "pool.jsonl", pool)
         write_text(aside / "settings.json", json.dumps(dataclasses.asdict(settings), indent=2) + "\n")
         advance(1)
     return folder
@@ -160,31 +162,11 @@ def _seed(settings: WorldSettings, far: bool, stream: int) -> int:
     return int(np.random.SeedSequence([settings.seed, int(far), stream]).generate_state(1)[0])
 
 
-def _sizes(settings: WorldSettings, far: bool) -> dict[str, int]:
-    """How many problems each use needs."""
-    sizes = {"natural": settings.test_trees, "pool": settings.pool_problems}
-    return sizes if far else sizes | {"base": settings.base_trees, "annotated": settings.pair_trees}
-
-
-def _split_problems(
-    settings: WorldSettings, kind: ProblemSettings, sizes: dict[str, int], far: bool
-) -> dict[str, list[Problem]]:
+def _split_problems(settings: WorldSettings, far: bool) -> dict[str, list[Problem]]:
     """Problems for every use, no problem in two of them."""
+    sizes = {"natural": settings.test_trees, "pool": settings.pool_problems}
+    if not far:
+        sizes |= {"base": settings.base_trees, "annotated": settings.pair_trees}
+    kind = settings.far_problems if far else settings.problems
     drawn = iter(draw_problems(kind, sum(sizes.values()), np.random.default_rng(_seed(settings, far, 0))))
     return {name: [next(drawn) for _ in range(size)] for name, size in sizes.items()}
-
-
-def _pool_lines(
-    model: Any, tokenizer: Any, problems: Sequence[Problem], settings: WorldSettings, seed: int
-) -> list[str]:
-    """`pool_size` sampled solutions of every problem, one JSON record per problem."""
-    written = sample_solutions(
-        model, tokenizer, [problem.text for problem in problems], copies=settings.pool_size,
-        temperature=settings.temperature, seed=seed,
-    )  # fmt: skip
-    lines = []
-    for i, (problem, some) in enumerate(zip(problems, written, strict=True)):
-        solutions = [{"steps": [step for step in steps if step]} for steps, _ in some]
-        record = {"problem": problem.text, "answer": problem.answer, "name": f"world-{i}", "solutions": solutions}
-        lines.append(json.dumps(record))
-    return lines

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from prism_prm.world.problems import ANSWER_MARK, Operation, Problem
+from prism_prm.world.problems import ANSWER_MARK, UNDO, Operation, Problem
 
 Verdict = Literal[
     "right",
@@ -42,7 +42,6 @@ VERDICTS: dict[Verdict, str] = {
 ERRORS: tuple[Verdict, ...] = tuple(verdict for verdict in VERDICTS if verdict != "right")
 
 _STEP = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
-_UNDO = {"+": "-", "-": "+"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def _judge(state: State, step: str) -> Verdict:
     if step in state.taken:
         return "redundant"
     if state.last is not None and state.before is not None:
-        undo = (state.value, _UNDO.get(state.last.operator), state.last.operand, state.before)
+        undo = (state.value, UNDO.get(state.last.operator), state.last.operand, state.before)
         if (equation.left, equation.operation.operator, equation.operation.operand, equation.result) == undo:
             return "circular"
     ahead = _ahead(state, equation.operation)
@@ -127,17 +126,13 @@ def _judge(state: State, step: str) -> Verdict:
 def advance(state: State, step: str) -> tuple[Verdict, State]:
     """The verdict on a step, and where the solution stands after it, going on from what was written."""
     verdict = _judge(state, step)
-    taken = state.taken | {step}
-    if _is_answer(step):
-        return verdict, State(state.problem, state.done, state.value, state.before, state.last, taken, True)
+    after = replace(state, taken=state.taken | {step}, answered=state.answered or _is_answer(step))
     equation = _read(step)
     if verdict in ("malformed", "redundant", "circular") or equation is None:
-        # Nothing new was derived: the value and the next operation stay.
-        return verdict, State(state.problem, state.done, state.value, state.before, state.last, taken, state.answered)
-    ahead = _ahead(state, equation.operation)
+        return verdict, after  # nothing new was derived: the value and the next operation stay
     # An invented operation stands in the place of the next one, if there is one.
-    passed = min(state.done + (ahead or 0) + 1, len(state.problem.operations))
-    return verdict, State(state.problem, passed, equation.result, equation.left, equation.operation, taken)
+    passed = min(state.done + (_ahead(state, equation.operation) or 0) + 1, len(state.problem.operations))
+    return verdict, replace(after, done=passed, value=equation.result, before=equation.left, last=equation.operation)
 
 
 def state_after(problem: Problem, steps: Sequence[str]) -> State:

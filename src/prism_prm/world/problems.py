@@ -7,7 +7,6 @@ step is right, and every other one is wrong for a reason that has a name (`oracl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,9 @@ from prism_prm.errors import ConfigError, DataError
 
 OPERATORS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
 """Symbol → what it does before the remainder is taken."""
+
+UNDO = {"+": "-", "-": "+"}
+"""Symbol → the operation that undoes it."""
 
 ANSWER_MARK = "#### "
 """What stands before the answer in the last step, as in GSM8K."""
@@ -141,19 +143,3 @@ def draw_problems(
     raise ConfigError(
         f"Found only {len(problems)} of {count} different problems. Ask for fewer, or raise modulus or max_operations."
     )
-
-
-def all_problems(settings: ProblemSettings) -> Iterator[Problem]:
-    """Every problem of a (small) world, for exhaustive checks."""
-    choices = [Operation(op, n) for op, numbers in operations_of(settings).items() for n in numbers]
-
-    def chains(length: int) -> Iterator[tuple[Operation, ...]]:
-        if length == 0:
-            yield ()
-            return
-        for rest in chains(length - 1):
-            yield from ((*rest, choice) for choice in choices)
-
-    for count in range(settings.min_operations, settings.max_operations + 1):
-        for start in range(settings.modulus):
-            yield from (Problem(start, chain, settings.modulus) for chain in chains(count))

@@ -76,12 +76,12 @@ def sample_inside(
         if not len(follow_R):
             break
     if left:
-        _go_on(model, cache, owner_R[left], start_R[left], [written[row] for row in left], chance)
+        _continue(model, cache, owner_R[left], start_R[left], [written[row] for row in left], chance)
     found = iter(written)
     return [[[next(found) for _ in range(copies)] for _ in some] for some in ends]
 
 
-def _go_on(
+def _continue(
     model: Any, cache: Any, owner_B: torch.Tensor, start_B: torch.Tensor, written: list[list[int]], chance: Chance
 ) -> None:
     """Continue rows whose last token is not in the cache yet, adding to `written`; what does not count is masked."""
@@ -105,16 +105,16 @@ def _go_on(
         running_B &= ~torch.isin(next_B, stop) & ~full_B
 
 
-def _portions(lengths: Sequence[int], rows: Sequence[int], batch: int) -> Iterator[list[int]]:
-    """Indices of texts, sorted by length so that little is padding, in portions of about `batch` rows."""
-    portion: list[int] = []
+def _chunks(lengths: Sequence[int], rows: Sequence[int], batch: int) -> Iterator[list[int]]:
+    """Indices of texts, sorted by length so that little is padding, in chunks of about `batch` rows."""
+    chunk: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        portion.append(i)
-        if sum(rows[j] for j in portion) >= batch:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
+        chunk.append(i)
+        if sum(rows[j] for j in chunk) >= batch:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
 
 
 def _chance(tokenizer: Any, stop: Sequence[int], max_new_tokens: int, temperature: float, seed: int) -> Chance:
@@ -140,10 +140,10 @@ def sample_solutions(
     chance = _chance(tokenizer, [tokenizer.eos_token_id], model.config.max_position_embeddings // 2, temperature, seed)
     prompts: list[list[int]] = tokenizer([prompt_of(problem) for problem in problems])["input_ids"]
     found: list[list[tuple[list[str], bool]]] = [[]] * len(prompts)
-    for portion in _portions([len(prompt) for prompt in prompts], [copies] * len(prompts), batch):
-        texts = tokenizer.batch_decode(sample_tokens(model, [prompts[i] for i in portion], copies, chance))
+    for chunk in _chunks([len(prompt) for prompt in prompts], [copies] * len(prompts), batch):
+        texts = tokenizer.batch_decode(sample_tokens(model, [prompts[i] for i in chunk], copies, chance))
         solutions = [(text.removesuffix(end).split(STEP_END), text.endswith(end)) for text in texts]
-        for at, i in enumerate(portion):
+        for at, i in enumerate(chunk):
             found[i] = solutions[at * copies : (at + 1) * copies]
     return found
 
@@ -170,12 +170,11 @@ def sample_next_steps(
         for prompt, body in zip(prompts, bodies, strict=True)
     ]
     found: list[list[list[str]]] = [[]] * len(texts)
-    for portion in _portions([len(text) for text in texts], [copies * len(some) for some in ends], batch):
-        rows = sample_inside(model, [texts[i] for i in portion], [ends[i] for i in portion], copies, chance)
-        for i, of_text in zip(portion, rows, strict=True):
-            found[i] = [[_step(text, tokenizer) for text in tokenizer.batch_decode(some)] for some in of_text]
+    for chunk in _chunks([len(text) for text in texts], [copies * len(some) for some in ends], batch):
+        rows = sample_inside(model, [texts[i] for i in chunk], [ends[i] for i in chunk], copies, chance)
+        for i, of_text in zip(chunk, rows, strict=True):
+            found[i] = [
+                [text.removesuffix(tokenizer.eos_token).removesuffix(STEP_END) for text in tokenizer.batch_decode(some)]
+                for some in of_text
+            ]
     return found
-
-
-def _step(text: str, tokenizer: Any) -> str:
-    return text.removesuffix(tokenizer.eos_token).removesuffix(STEP_END)

@@ -1,21 +1,24 @@
-"""PRM800K-style trees: a right trunk, and under every prefix what the policy would have written there, judged.
+"""PRM800K-style trees: a right trunk, and under every prefix what the policy would have written there, judged; and
+PRMBench-style trees: right solutions with one kind of injected error.
 
-As PRM800K's labellers did, the trunk continues with a right candidate if the policy wrote one, and with a step written
+As PRM800K's labelers did, the trunk continues with a right candidate if the policy wrote one, and with a step written
 for it ("human") where it did not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from prism_prm.errors import ConfigError
 from prism_prm.records import ROOT, Step, StepTree
 from prism_prm.world.oracle import Verdict, judge_step
-from prism_prm.world.problems import Problem
+from prism_prm.world.problems import OPERATORS, UNDO, Operation, Problem
 from prism_prm.world.sampling import sample_next_steps
 
 
@@ -72,31 +75,102 @@ def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, se
     occurs, from a Beta distribution with mean `share`. Towards infinite `evenness` all have the same chance; towards 0
     a kind passes always or never.
     """
-    chances: dict[str, float] = {}
+
+    @cache
+    def chance_to_pass(kind: str) -> float:
+        if share in (0.0, 1.0):
+            return share
+        rng = np.random.default_rng([seed, 4, *kind.encode()])
+        return float(rng.beta(share * evenness, (1 - share) * evenness))
+
     rng = np.random.default_rng([seed, 2])
     noisy = []
     for tree in trees:
-        draws = rng.random(len(tree.nodes)).tolist()
-        nodes = tuple(
-            replace(node, label=1.0, rating=1.0)
-            if node.label == 0.0 and draw < _chance_to_pass(node.text, share, evenness, seed, chances)
-            else node
-            for node, draw in zip(tree.nodes, draws, strict=True)
-        )
-        noisy.append(replace(tree, nodes=nodes))
+        nodes = []
+        for node, draw in zip(tree.nodes, rng.random(len(tree.nodes)).tolist(), strict=True):
+            # The kind of a step: its operation and result, whatever value it starts from.
+            passes = node.label == 0.0 and draw < chance_to_pass(node.text.lstrip("0123456789"))
+            nodes.append(replace(node, label=1.0, rating=1.0) if passes else node)
+        noisy.append(replace(tree, nodes=tuple(nodes)))
     return noisy
 
 
-def _chance_to_pass(text: str, share: float, evenness: float, seed: int, known: dict[str, float]) -> float:
-    """The chance for the step's kind: its operation and result, whatever value it starts from."""
-    kind = text.lstrip("0123456789")
-    if kind not in known:
-        if share in (0.0, 1.0):
-            known[kind] = share
-        else:
-            rng = np.random.default_rng([seed, 4, *kind.encode()])
-            known[kind] = float(rng.beta(share * evenness, (1 - share) * evenness))
-    return known[kind]
+Proposal = Callable[[Problem, int, np.random.Generator], str]
+"""A candidate for an error at a position of the right solution; the oracle says whether it is one."""
+TRIES = 50
+
+
+def _worked_out(problem: Problem, value: int, operation: Operation) -> str:
+    return f"{value}{operation}={operation.apply(value, problem.modulus)}"
+
+
+def _skipped(problem: Problem, at: int, rng: np.random.Generator) -> str:
+    """An operation from further on, on the present value."""
+    later = int(rng.integers(at + 1, len(problem.operations)))
+    return _worked_out(problem, problem.values()[at], problem.operations[later])
+
+
+def _circular(problem: Problem, at: int, rng: np.random.Generator) -> str:  # noqa: ARG001
+    """The last operation undone."""
+    last = problem.operations[at - 1]
+    undo = Operation(UNDO.get(last.operator, last.operator), last.operand)
+    return _worked_out(problem, problem.values()[at], undo)
+
+
+def _missing_premise(problem: Problem, at: int, rng: np.random.Generator) -> str:
+    """An operation that is not in the problem, worked out rightly on the present value."""
+    operator = list(OPERATORS)[int(rng.integers(len(OPERATORS)))]
+    return _worked_out(problem, problem.values()[at], Operation(operator, int(rng.integers(1, problem.modulus))))
+
+
+PERTURBATIONS: dict[Verdict, Proposal] = {
+    # The right operation with another result.
+    "counterfactual": lambda problem, at, rng: (
+        f"{problem.solution()[at].rpartition('=')[0]}={rng.integers(problem.modulus)}"
+    ),
+    # The right operation on another value, worked out rightly.
+    "contradiction": lambda problem, at, rng: _worked_out(
+        problem, int(rng.integers(problem.modulus)), problem.operations[at]
+    ),
+    "skipped": _skipped,
+    # A later step of the right solution, word for word; the answer is one of them.
+    "premature": lambda problem, at, rng: problem.solution()[int(rng.integers(at + 1, len(problem.operations) + 1))],
+    # An earlier step, word for word.
+    "redundant": lambda problem, at, rng: problem.solution()[int(rng.integers(at))],
+    "circular": _circular,
+    "missing_premise": _missing_premise,
+}
+"""Error class → how such an error is proposed. Only proposals that the oracle gives this very class are used."""
+
+
+def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0) -> list[StepTree]:
+    """For each problem its right solution, and beside one of its steps an error of `kind`; named `<kind>-<number>`.
+
+    A problem without a place for the error (nothing to undo) is left out; none at all is an error.
+    """
+    rng = np.random.default_rng([seed, 3, list(PERTURBATIONS).index(kind)])
+    trees: list[StepTree] = []
+    for i, problem in enumerate(problems):
+        solution = problem.solution()
+        for _ in range(TRIES):
+            at = int(rng.integers(len(problem.operations)))
+            if kind in ("redundant", "circular") and at == 0:
+                continue
+            if kind == "skipped" and at + 1 == len(problem.operations):
+                continue
+            error = PERTURBATIONS[kind](problem, at, rng)
+            if judge_step(problem, solution[:at], error) != kind:
+                continue
+            nodes = (*(labelled(step, "right") for step in solution), labelled(error, kind))
+            parents = (*range(ROOT, len(solution) - 1), at - 1 if at else ROOT)
+            trunk = tuple(range(len(solution)))
+            trees.append(
+                StepTree(len(trees), problem.text, nodes, parents, trunk, f"{kind}-{i}", problem.answer, ended=True)
+            )
+            break
+    if not trees:
+        raise ConfigError(f"None of {len(problems)} problems has a place for an error of kind {kind!r}.")
+    return trees
 
 
 def count_verdicts(trees: Sequence[StepTree], modulus: int) -> Counter[Verdict]:

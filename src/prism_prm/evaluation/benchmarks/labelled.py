@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_prm.data.read_options import ReadOptions
+from prism_prm.data.draft import ReadOptions
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet

@@ -17,10 +17,9 @@ import numpy as np
 
 from prism_prm import metrics
 from prism_prm.arrays import Bools, Floats
-from prism_prm.data import step_lists
-from prism_prm.data.inputs import find_sources, rows
-from prism_prm.data.read_options import ReadOptions
-from prism_prm.data.reader import decode
+from prism_prm.data import formats
+from prism_prm.data.draft import ReadOptions
+from prism_prm.data.inputs import decode, find_sources, rows
 from prism_prm.errors import DataError
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
@@ -53,7 +52,7 @@ FULL_SIZE = {
 }  # fmt: skip
 
 
-class _Row(step_lists.PRMBenchRecord):
+class _Row(formats.PRMBenchRecord):
     question: str = ""
     """The problem as in MATH; `original_question` was rewritten for every class."""
 
@@ -94,7 +93,7 @@ def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:
     wordings = (record.original_question, record.modified_question)
     return [
         Item(draft.tree(0), TWINS if i else record.classification, problem, also=wordings)
-        for i, draft in enumerate(step_lists.read_prmbench(record, ReadOptions()))
+        for i, draft in enumerate(formats.read_prmbench(record, ReadOptions()))
     ]
 
 
