@@ -70,7 +70,7 @@ class Rescoring(Session):
 
     def extend(self, steps: Iterable[tuple[SessionNode, str]]) -> list[SessionNode]:
         """Score whole solutions, as plain sequences."""
-        nodes = [self._child(parent, text) for parent, text in steps]
+        nodes = [SessionNode(parent.problem, parent, text, (), 0, 0, parent.depth + 1) for parent, text in steps]
         distinct = {(node.parent, node.text): node for node in nodes}
         whole = [(self.problems[node.problem], node.steps()) for node in distinct.values()]
         for node, scores in zip(distinct.values(), self.prm.score_many(whole, progress=False), strict=True):

@@ -28,7 +28,7 @@ import numpy as np
 
 from origin_report import draw, map_tables
 from prism_prm.cli.ui import say
-from prism_prm.demo.stages import quietly
+from prism_prm.lm.load import quiet_transformers
 from prism_prm.losses import Objective
 from prism_prm.metrics.counts import calibration_error, calibration_gaps, fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, threshold_for_tpr
@@ -238,7 +238,7 @@ def main() -> None:
     given = parser.parse_args()
     budget = Budget(updates=given.updates)
     cells = []
-    with quietly():
+    with quiet_transformers():
         for seed in given.seeds:
             lab = Lab(seed, given.out, given.start)
             for share, noise, loss in itertools.product(given.shares, given.noises, given.losses):

@@ -10,7 +10,7 @@ import numpy as np
 
 from prism_prm.chosen import CardValues
 from prism_prm.policies import Ask, Sampling, Written
-from prism_prm.policies.next_token import noise
+from prism_prm.policies.base import rng
 from prism_prm.protocol import Solution, as_trees
 from prism_prm.records import StepTree
 from prism_prm.scorer import Scorer, TreeScores
@@ -45,7 +45,7 @@ class FakePolicy:
         names, chances = zip(*self.options(steps).items(), strict=True)
         i = int(np.argmax(chances))
         if not ask.greedy and sampling.temperature > 0:
-            i = int(np.searchsorted(np.cumsum(chances), noise(ask.key).random(), side="right"))
+            i = int(np.searchsorted(np.cumsum(chances), rng(ask.key).random(), side="right"))
         step, chance = names[min(i, len(names) - 1)], chances[min(i, len(names) - 1)]
         if len(step) > ask.max_tokens:
             return Written(step[: ask.max_tokens], "cut", ask.max_tokens, math.log(chance))

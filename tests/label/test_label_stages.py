@@ -22,7 +22,7 @@ from prism_prm.label.pipeline import label_task
 from prism_prm.label.portions import LabelWork
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
-from prism_prm.policies.prompts import Prompting
+from prism_prm.policies.base import Prompting
 from prism_prm.records import StepTree
 from prism_prm.tables import iter_trees
 from prism_prm.tasks import TaskProblem

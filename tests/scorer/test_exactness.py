@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from references import separate_scores
 
-from prism_prm.lm import tree_attention
+from prism_prm.lm import attention as kernels
 from prism_prm.packing import batch_rows, collate, encode_tree, merge_rows, pack, read_index
 from prism_prm.prms.module import PrmModule
 from prism_prm.records import ROOT, Step, StepTree
@@ -59,7 +59,7 @@ BLOCKS = [0, 3, 16, 128]
 def attention(block: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if block:
-            patch.setattr(tree_attention, "BLOCK", block)
+            patch.setattr(kernels, "BLOCK", block)
         else:
             patch.setattr(PrmModule, "in_blocks", False)
         yield

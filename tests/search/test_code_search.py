@@ -16,7 +16,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.page.document import Results
 from prism_prm.page.documents import find_documents
 from prism_prm.policies import Ask, PolicySettings, Sampling, Written
-from prism_prm.policies.next_token import noise
+from prism_prm.policies.base import rng
 from prism_prm.programs import judge
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
 from prism_prm.sandbox import SandboxError
@@ -60,7 +60,7 @@ class CodePolicy:
         return Written(whole[len(written) :], "end", 5, -1.0)
 
     def _last(self, key: int) -> str:
-        return ("2 * x", "4", "y")[min(2, int(3 * noise(key).random()))]
+        return ("2 * x", "4", "y")[min(2, int(3 * rng(key).random()))]
 
 
 def right(steps: tuple[str, ...]) -> float:

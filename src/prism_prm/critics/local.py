@@ -12,7 +12,7 @@ import torch
 
 from prism_prm.critics.replies import Ask, Reply, TokenChoice
 from prism_prm.critics.server import TOP
-from prism_prm.lm.chat import render_chat
+from prism_prm.lm.files import render_chat
 from prism_prm.policies.base import Ask as PolicyAsk
 from prism_prm.policies.base import Sampling, Written
 from prism_prm.policies.hf import HfPolicy, load_hf

@@ -27,7 +27,7 @@ from prism_prm.label.portions import Hands, LabelWork, hands_on_ray, label_porti
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.report import LabelRun, make_report
 from prism_prm.policies import Policy, PolicySettings, open_policy
-from prism_prm.policies.load import check_policy
+from prism_prm.policies.base import check_policy
 from prism_prm.protocol import notes_of, summary_of
 from prism_prm.records import StepTree, unique_names
 from prism_prm.resume import Journal, stoppable

@@ -15,7 +15,7 @@ from prism_prm.label.engine import Labelled, Labeller, Watch
 from prism_prm.label.judging import Judging, by_answer
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Policy, PolicySettings
-from prism_prm.policies.spread import policy_for_workers
+from prism_prm.policies.base import policy_for_workers
 from prism_prm.programs import Level
 from prism_prm.programs.cases import Packed
 from prism_prm.records import StepTree

@@ -10,8 +10,7 @@ from typing import cast
 import numpy as np
 
 from prism_prm.costs import Batch, Kernel, forward_flops
-from prism_prm.lm.attention import FLEX_BLOCK
-from prism_prm.lm.tree_attention import BLOCK
+from prism_prm.lm.attention import BLOCK, FLEX_BLOCK
 from prism_prm.packing import Row
 from prism_prm.planning.gpus import Cluster
 from prism_prm.planning.plan import Stage

@@ -11,8 +11,7 @@ from prism_prm.planning.counting import CountingScorer, kernel_of
 from prism_prm.planning.fit import BYTES
 from prism_prm.planning.gpus import Cluster
 from prism_prm.planning.plan import SCORE_BYTES, Fit, Plan
-from prism_prm.prms.known_sizes import Stand
-from prism_prm.prms.skeleton import load_skeleton
+from prism_prm.prms.skeleton import Stand, load_skeleton
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.scorer.store import Request
 from prism_prm.scorer.to_score import TreesToScore

@@ -10,8 +10,7 @@ from prism_prm.names import named_places
 from prism_prm.planning.fit import BYTES
 from prism_prm.planning.gpus import Cluster
 from prism_prm.planning.plan import Fit, Plan, Stage
-from prism_prm.prms.known_sizes import Stand
-from prism_prm.prms.skeleton import backbone_sizes, load_skeleton
+from prism_prm.prms.skeleton import Stand, backbone_sizes, load_skeleton
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.tasks import load_task
 

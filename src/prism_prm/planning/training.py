@@ -19,8 +19,7 @@ from prism_prm.planning.fit import BYTES, Case, remedies, setup_of, ways
 from prism_prm.planning.gpus import Cluster
 from prism_prm.planning.plan import SCORE_BYTES, Fit, Plan, Stage
 from prism_prm.planning.rounds import RoundCount, count_round
-from prism_prm.prms.known_sizes import Stand
-from prism_prm.prms.skeleton import load_skeleton
+from prism_prm.prms.skeleton import Stand, load_skeleton
 from prism_prm.scorer.store import Share
 from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.training.batches import RowLimits

@@ -6,21 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from prism_prm.errors import ModelError
-from prism_prm.lm.attention import SHARED, attention_windows
-from prism_prm.lm.device import pick_device, pick_dtype
-from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
-from prism_prm.lm.load import language_model
-from prism_prm.lm.memory import halving
-from prism_prm.lm.place import local_folder
-from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
-from prism_prm.policies.check_decoding import check_decoding
-from prism_prm.policies.decode import Context, Decoder, DecodeRow
-from prism_prm.policies.kv_cache import Holdings, Kept, common_prefix
-from prism_prm.policies.prompts import Prompting, render
+from prism_prm.lm.attention import SHARED, attention_windows, set_kernel
+from prism_prm.lm.files import local_folder, tokenizer_text
+from prism_prm.lm.load import halving, hash_tensors, language_model, pick_device, pick_dtype, plain_config
+from prism_prm.policies.base import Ask, Ending, Prompting, Sampling, Written, cut_at_stop, render
+from prism_prm.policies.decode import Context, Decoder, DecodeRow, Kept, check_decoding
 
 SHARE_OF_MEMORY = 0.25
 CPU_BYTES = 2 * 10**9
@@ -46,7 +41,7 @@ class HfPolicy:
     ) -> None:
         self.name = name
         self.model = model.eval()
-        model.config._attn_implementation = SHARED  # SDPA, save for decoding
+        set_kernel(model.config, SHARED)  # SDPA, save for decoding
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
         self.token_budget = token_budget or max(1, _memory_to_use(model.device) // _bytes_per_token(model))
@@ -57,7 +52,8 @@ class HfPolicy:
         self.end_ids = _end_ids(model, tokenizer)
         self.num_read = 0
         """Tokens of contexts that went through the model: what was not kept."""
-        self._holdings = Holdings()
+        self._kept: WeakSet[Kept] = WeakSet()
+        """Key/values that somebody still points to."""
         self._may_stop: dict[tuple[int, str], bool] = {}
 
     def identity(self) -> str:
@@ -103,8 +99,12 @@ class HfPolicy:
         if not ids:
             raise ModelError(f"{self.name}: the prompt has no tokens")
         known: Kept | None = state
+        if known is None:
+            return Context(tuple(ids), None, 0)
         # The last token always goes through the model: the logits behind it are needed.
-        shared = 0 if known is None else min(common_prefix(ids, known.ids), len(ids) - 1)
+        shared = min(len(known.ids), len(ids) - 1)
+        if tuple(ids[:shared]) != known.ids[:shared]:
+            shared = next(i for i in range(shared) if ids[i] != known.ids[i])
         return Context(tuple(ids), known if shared else None, shared)
 
     def _batches(self, order: Sequence[int], asks: Sequence[Ask], contexts: dict[str, Context]) -> Iterator[list[int]]:
@@ -130,7 +130,7 @@ class HfPolicy:
     ) -> list[DecodeRow]:
         """One continuation per ask, all together."""
         rows = []
-        has_room = self._holdings.num_tokens() < self.token_budget
+        has_room = sum(piece.keys_values.shape[-2] for piece in self._kept) < self.token_budget
         for ask in asks:
             context = contexts[ask.text]
             key = None if ask.greedy or sampling.temperature == 0 else ask.key
@@ -143,8 +143,11 @@ class HfPolicy:
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=top_k,
         )  # fmt: skip
         self.num_read += sum(len(context.ids) - context.shared for context in distinct)
-        for kept in filter(None, (row.kept for row in rows)):
-            self._holdings.add(kept)
+        for row in rows:
+            piece = row.kept
+            while piece is not None and piece not in self._kept:
+                self._kept.add(piece)
+                piece = piece.base
         return rows
 
     def _is_over(self, row: DecodeRow, stops: tuple[str, ...]) -> bool:

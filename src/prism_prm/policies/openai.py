@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prism_prm.http import Patience, Server
-from prism_prm.policies.base import Ask, Ending, PolicyError, Sampling, Written, cut_at_stop
-from prism_prm.policies.prompts import Prompting, render
+from prism_prm.lm.files import tokenizer_text
+from prism_prm.policies.base import Ask, Ending, PolicyError, Prompting, Sampling, Written, cut_at_stop, render
 from prism_prm.resume import content_key
 
 API_KEY = "OPENAI_API_KEY"
@@ -76,8 +76,6 @@ class OpenAiPolicy:
         said = f"{self.name}:{self.model}:{self.prompting!r}"
         if self.tokenizer is None:
             return said
-        from prism_prm.lm.hash import tokenizer_text  # torch, which servers do without
-
         return f"{said}:{content_key(tokenizer_text(self.tokenizer))}"
 
     def prompt(self, problem: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from prism_prm.prms.label_tokens import LabelTokens
+from prism_prm.prms.base import LabelTokens
 
 _NUMBERED = re.compile(r"Step \d+:")
 

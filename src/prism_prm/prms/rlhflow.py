@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from prism_prm.prms.chat_turns import chat_turns
-from prism_prm.prms.label_tokens import LabelTokens
+from prism_prm.prms.base import LabelTokens, chat_turns
 
 
 class RLHFlow(LabelTokens):

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from prism_prm.errors import ModelError, first_sentence
-from prism_prm.lm.attention import ATTENTION, FLEX_BLOCK
+from prism_prm.lm.attention import ATTENTION, FLEX_BLOCK, kernel_of, using_kernel
 from prism_prm.lm.miniature import VOCABULARY, config_key, miniature
 from prism_prm.packing import EncodedTree, collate, pack, read_index
 from prism_prm.prms.module import PrmModule
-from prism_prm.scorer.session import SessionNode
-from prism_prm.scorer.step_batch import Growth, run_growth
+from prism_prm.scorer.session import Growth, SessionNode, run_growth
 
 BOUND = 1e-4
 """Largest relative difference: norms and softmaxes that a model computes in 32 bits make about 1e-6."""
@@ -72,7 +71,7 @@ def _remedy(module: PrmModule) -> str:
 def _verdict(module: PrmModule) -> PackingVerdict:
     key = config_key(module.backbone)
     if key not in _VERDICTS:
-        packed = _fault(module, module.config._attn_implementation, _packed_states)
+        packed = _fault(module, str(kernel_of(module.config)), _packed_states)
         _VERDICTS[key] = PackingVerdict(packed, packed or _fault(module, ATTENTION["sdpa"], _grown_states))
     return _VERDICTS[key]
 
@@ -86,7 +85,6 @@ def _fault(module: PrmModule, kernel: str, states: Callable[[PrmModule, list[Enc
         expected_NH = _plain_states(backbone, trees)
     except Exception as error:
         return f"it cannot be tried out ({first_sentence(error)})"
-    backbone.config._attn_implementation = kernel
     reader: Any = SimpleNamespace(head_name="states", log_odds=lambda states_RH: states_RH)
     try:
         found = states(PrmModule(backbone, nn.Identity(), reader), trees)
@@ -121,7 +119,6 @@ def _tree(seed: int, prompt: int) -> EncodedTree:
 @torch.inference_mode()
 def _plain_states(backbone: Any, trees: list[EncodedTree]) -> Tensor:
     """Whole paths, each a sequence of its own, with nothing of ours in it."""
-    backbone.config._attn_implementation = "eager"
     states: dict[tuple[int, int], Tensor] = {}
     for i, tree in enumerate(trees):
         for leaf in set(range(len(tree.ids))) - set(tree.parents):
@@ -129,7 +126,8 @@ def _plain_states(backbone: Any, trees: list[EncodedTree]) -> Tensor:
             while tree.parents[path[0]] >= 0:
                 path.insert(0, tree.parents[path[0]])
             ids = [*tree.prompt, *(token for node in path for token in tree.ids[node])]
-            states_LH = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
+            with using_kernel(backbone.config, "eager"):
+                states_LH = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
             states |= {(i, node): states_LH[tree.path_tokens(node) - 1] for node in path}
     return torch.stack([states[key] for key in sorted(states)])
 

@@ -31,10 +31,9 @@ from torch import Tensor
 
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.lm.hash import hash_tensors, plain_config
+from prism_prm.lm.load import hash_tensors, plain_config
 from prism_prm.packing import PackedBatch, Row, batch_rows
-from prism_prm.prms.module import PrmModule
-from prism_prm.prms.split_backbone import divide
+from prism_prm.prms.module import PrmModule, divide
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,9 @@ from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.errors import DataError
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import Card
+from prism_prm.prms.card import Card, model_card
 from prism_prm.prms.folder import push_folder, save_folder
 from prism_prm.prms.module import PrmModule, hash_model
-from prism_prm.prms.readme import model_card
 from prism_prm.protocol import Solution, TreeScores, as_trees
 from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache

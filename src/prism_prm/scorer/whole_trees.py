@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from prism_prm.errors import ConfigError, DataError, ModelError
-from prism_prm.lm.memory import halving
+from prism_prm.lm.load import halving
 from prism_prm.packing import EncodedTree, Group, Layout, Row, batch_rows, describe, encode_tree, merge_rows, pack
 from prism_prm.prms.module import PrmModule
 from prism_prm.protocol import TreeScores

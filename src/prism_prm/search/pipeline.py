@@ -13,7 +13,7 @@ from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, PolicySettings, open_policy
-from prism_prm.policies.load import check_policy
+from prism_prm.policies.base import check_policy
 from prism_prm.protocol import notes_of, summary_of
 from prism_prm.scorer.place import check_scorer
 from prism_prm.search.experiment import Experiment, Live, Point, no_live

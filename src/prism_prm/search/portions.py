@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.policies import Policy, PolicySettings
-from prism_prm.policies.spread import policy_for_workers
+from prism_prm.policies.base import policy_for_workers
 from prism_prm.search.engine import Engine, Watch
 from prism_prm.search.found import Found
 from prism_prm.search.methods import SearchSettings

@@ -19,8 +19,7 @@ import numpy as np
 from prism_prm.curriculum import Binned
 from prism_prm.files import write_text
 from prism_prm.pairs.examples import Examples, Split
-from prism_prm.prms.card import set_threshold
-from prism_prm.prms.place import is_whole
+from prism_prm.prms.card import is_whole, set_threshold
 from prism_prm.resume import stoppable
 from prism_prm.scorer import PRM, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings

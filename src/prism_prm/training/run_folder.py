@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prism_prm.config import to_toml
 from prism_prm.errors import PrismError
 from prism_prm.files import write_text
-from prism_prm.prms.place import RUN_FILE, is_whole, read_run
+from prism_prm.prms.card import RUN_FILE, is_whole, read_run
 from prism_prm.resume import locked, refuse_changes
 from prism_prm.training.recipe import load_recipe
 
