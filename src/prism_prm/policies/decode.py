@@ -82,6 +82,8 @@ class DecodeRow:
     max_tokens: int
     keeps: bool = True
     """Whether its key/values are kept."""
+    stops: tuple[str, ...] = ()
+    """Strings that end it."""
     tokens: list[int] = field(default_factory=list)
     log_likelihood: float = 0.0
     is_done: bool = False

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from prism_prm.costs import Matrix, ModelSizes
 from prism_prm.errors import ConfigError, ModelError
-from prism_prm.lm.files import CONFIG_FILE, config_folder, load_tokenizer, readable
-from prism_prm.places import is_hub_id, nearest
+from prism_prm.lm.files import CONFIG_FILE, check_model, config_folder, load_tokenizer, readable
+from prism_prm.places import nearest
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import find_card
@@ -69,10 +69,8 @@ class Stand:
                 )
         if self.tokenizer is not None and not Path(self.tokenizer).is_dir():
             raise ModelError(f"--tokenizer {self.tokenizer}: there is no such folder.{nearest(self.tokenizer)}")
-        if self.config is None and not Path(name).is_dir() and not is_hub_id(name):
-            raise ModelError(
-                f"{name}: there is no such model folder.{nearest(name)} A model on the hub is named owner/name."
-            )
+        if self.config is None and not Path(name).is_dir():
+            check_model(name)
 
 
 @dataclass

@@ -76,7 +76,11 @@ class LowerCache:
         self._new: dict[bytes, Tensor] = {}
         """States that are in no shard yet."""
         self._new_bytes = 0
-        self._look_through()
+        self._news = Path(settings.folder) / NEWS_FILE
+        with contextlib.suppress(OSError):
+            self._heard = self._news.stat().st_size  # before looking: news of what is found is heard twice, not never
+        for path in sorted(Path(settings.folder).glob("*/*.safetensors")):
+            self._add(path)
 
     def attach(self, batch: PackedBatch, rows: Sequence[Row]) -> PackedBatch:
         """The batch that was made of these rows, with the states of its tokens."""
@@ -85,7 +89,11 @@ class LowerCache:
         needs = [_Need.of(row, self._has) for row in rows]
         for row_LH, need in zip(hidden_BLH, needs, strict=True):
             for start, stop, key in need.kept:
-                row_LH[start:stop] = self._get(key)
+                if key in self._new:
+                    row_LH[start:stop] = self._new[key]
+                else:
+                    shard, first, behind = self._place[key]
+                    row_LH[start:stop] = self._shards[shard][first:behind]
         missing = [i for i, need in enumerate(needs) if need.missing]
         for i, states_LH in zip(missing, self._compute([needs[i] for i in missing]), strict=True):
             hidden_BLH[i, needs[i].columns_L] = states_LH
@@ -119,17 +127,11 @@ class LowerCache:
             with whole_file(path) as aside:
                 save_file(content, aside)
             self._add(path)
-            self._announce(path)
+            with self._news.open("a", encoding="utf-8") as file:
+                file.write(f"\n{path.relative_to(self.settings.folder)}\n")  # the first newline ends a torn line
         except (OSError, SafetensorError) as error:
             log.warning("%s: no more activations can be cached (%s): they are computed each time", self.folder, error)
             self.is_full, self.room = True, 0
-
-    def _look_through(self) -> None:
-        """Find all shards that are there."""
-        with contextlib.suppress(OSError):
-            self._heard = self._news.stat().st_size  # before looking: news of what is found is heard twice, not never
-        for path in sorted(Path(self.settings.folder).glob("*/*.safetensors")):
-            self._add(path)
 
     def _look(self) -> None:
         """Find the shards that other processes have written since the last look."""
@@ -147,21 +149,12 @@ class LowerCache:
 
     def _add(self, path: Path) -> None:
         """Count a shard, and open it if it is one of this model."""
-        if path not in self._known:
-            self._bytes += path.stat().st_size
-            self._known.add(path)
-            if path.parent == self.folder:
-                self._open(path)
-
-    def _announce(self, path: Path) -> None:
-        with self._news.open("a", encoding="utf-8") as file:
-            file.write(f"\n{path.relative_to(self.settings.folder)}\n")  # the first newline ends a torn line
-
-    @property
-    def _news(self) -> Path:
-        return Path(self.settings.folder) / NEWS_FILE
-
-    def _open(self, path: Path) -> None:
+        if path in self._known:
+            return
+        self._bytes += path.stat().st_size
+        self._known.add(path)
+        if path.parent != self.folder:
+            return
         try:
             shard: Any = safe_open(path, framework="pt")
             keys, stops = shard.get_tensor("keys").numpy(), shard.get_tensor("stops").tolist()
@@ -174,22 +167,14 @@ class LowerCache:
     def _has(self, key: bytes) -> bool:
         return key in self._place or key in self._new
 
-    def _get(self, key: bytes) -> Tensor:
-        if key in self._new:
-            return self._new[key]
-        shard, start, stop = self._place[key]
-        states: Tensor = self._shards[shard][start:stop]
-        return states
-
     def _compute(self, needs: Sequence[_Need]) -> list[Tensor]:
         """The states_LH that each row needs, from the model; those that are new are kept."""
         if not needs:
             return []
         batch = self.module.collate([need.row for need in needs]).to(self.module.device)
-        found = [
-            states_LH[: len(need.row)] for states_LH, need in zip(self.module.lower(batch).cpu(), needs, strict=True)
-        ]
-        for states_LH, need in zip(found, needs, strict=True):
+        found = []
+        for states_LH, need in zip(self.module.lower(batch).cpu(), needs, strict=True):
+            found.append(states_LH[: len(need.row)])
             for start, stop, key in need.missing:
                 self._keep(key, states_LH[start:stop])
         return found
@@ -197,7 +182,7 @@ class LowerCache:
     def _keep(self, key: bytes, states: Tensor) -> None:
         if self._has(key):
             return
-        size = states.numel() * states.element_size()
+        size = states.nbytes
         if self._bytes + self._new_bytes + size > self.room:
             if not self.is_full:
                 folder = self.settings.folder

@@ -55,7 +55,7 @@ def rows_of(prm: PRM, items: Sequence[PackItem]) -> list[Row]:
     return pack(trees, prm.token_budget, groups, pair_cost=pair_cost(prm.module))
 
 
-def score_portion(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
+def score_chunk(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
     """The scores of some nodes of each tree: all trees are laid out, sorted by length and run together."""
     items, too_long = fit_all(prm, trees, nodes)
     if any(too_long):
@@ -65,7 +65,6 @@ def score_portion(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[
             "%d steps exceed the context of %d tokens: %s; the first: %s",
             sum(map(len, too_long)), prm.context, done, first,
         )  # fmt: skip
-
     scores = score_items(prm, items, [len(tree.nodes) for tree in trees], lambda i, node: describe(trees[i], node))
     return [TreeScores(prm.outputs, *found) for found in zip(scores, too_long, strict=True)]
 
@@ -77,13 +76,12 @@ def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], named
         stands_for = items[item].is_node
         return items[item].index, node if stands_for is None else stands_for
 
-    rows = rows_of(prm, items)
     scores = [np.full((size, len(prm.outputs)), np.nan) for size in sizes]
     for owners, log_odds_RO in run_rows(
-        prm.module, rows, prm.token_budget, lambda i, node: named(*owner(i, node)), prm.cache
+        prm.module, rows_of(prm, items), prm.token_budget, lambda i, node: named(*owner(i, node)), prm.cache
     ):
-        for (item, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
-            index, node = owner(item, node)
+        for read, values in zip(owners, log_odds_RO.tolist(), strict=True):
+            index, node = owner(*read)
             scores[index][node] = values
     return scores
 
@@ -129,35 +127,28 @@ def fit(
     groups = [(node,) for node in nodes if node not in left_out]
     items = [PackItem(encoded, groups, index)] if groups else []
     if choice == "drop-left-steps":
-        items += _shortened(tree, index, long, encoded, family, context)
+        ends = _fitting_ends(tree, long, encoded, family, context)
+        for node in long:
+            end = ends[node]
+            if end is None:
+                raise DataError(
+                    f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} "
+                    "tokens",
+                    reason="too-long",
+                )
+            items.append(PackItem(end, [(len(end.ids) - 1,)], index, node))
     return items, long
-
-
-def _shortened(
-    tree: StepTree, index: int, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
-) -> Iterator[PackItem]:
-    """For each node the longest end of its path that fits, laid out as a solution of its own."""
-    ends = _fitting_ends(tree, long, encoded, family, context)
-    for node in long:
-        end = ends[node]
-        if end is None:
-            raise DataError(
-                f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} "
-                "tokens",
-                reason="too-long",
-            )
-        yield PackItem(end, [(len(end.ids) - 1,)], index, node)
 
 
 def _fitting_ends(
     tree: StepTree, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
 ) -> dict[int, EncodedTree | None]:
-    """For each node the end of its path that fits; None where not even the node alone does.
+    """For each node the longest end of its path that fits, as a solution of its own; None where not even the node does.
 
     A path from some first step that is too long at a node is so at every later node too, however the family lays out
     its steps. So the search begins where that for the node before ended, and every node costs about two layouts.
     """
-    wanted, search = set(long), set[int]()
+    search: set[int] = set()
     for node in long:
         while node != ROOT and node not in search and encoded.path_tokens(node) > context:
             search.add(node)
@@ -166,27 +157,21 @@ def _fitting_ends(
     firsts: dict[int, int] = {}
     ends: dict[int, EncodedTree | None] = {}
     for node in sorted(search):
-        first = firsts.get(tree.parents[node], 1)
-        kept = _last_steps(tree, node, depths[node] + 1 - first)
-        end = None
+        kept: list[Step] = []
+        above = node
+        for _ in range(depths[node] + 1 - firsts.get(tree.parents[node], 1)):
+            kept.append(tree.nodes[above])
+            above = tree.parents[above]
+        kept.reverse()
+        ends[node] = None
         while kept:
             end = encode_tree(StepTree.chain(tree.problem, kept), family)
             if end.path_tokens(len(kept) - 1) <= context:
+                ends[node] = end
                 break
-            kept, end = kept[1:], None
+            kept = kept[1:]
         firsts[node] = depths[node] + 1 - len(kept)
-        if node in wanted:
-            ends[node] = end
     return ends
-
-
-def _last_steps(tree: StepTree, node: int, count: int) -> list[Step]:
-    """The last steps of a node's path."""
-    steps: list[Step] = []
-    for _ in range(count):
-        steps.append(tree.nodes[node])
-        node = tree.parents[node]
-    return steps[::-1]
 
 
 def pair_cost(module: PrmModule) -> float:
@@ -221,11 +206,10 @@ def run_rows(
             log_odds_RO: Tensor = module(batch.to(module.device))
             return log_odds_RO.double().cpu()
 
-    def name_row(row: Row) -> str:
-        return f"a row of {len(row)} tokens with {named(*row.owners[0])}"
-
     for batch in batches_of(module, rows, token_budget):
-        for part, log_odds_RO in halving(batch, forward, name_row):
+        for part, log_odds_RO in halving(
+            batch, forward, lambda row: f"a row of {len(row)} tokens with {named(*row.owners[0])}"
+        ):
             owners = tuple(owner for row in part for owner in row.owners)
             check_finite(log_odds_RO, owners, named)
             yield owners, log_odds_RO
