@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.chosen import CardValues
-from prism_prm.policies import Ask, Sampling, Written
+from prism_prm.policies import Sampling, StepRequest, Written
 from prism_prm.policies.base import rng
 from prism_prm.protocol import Solution, as_trees
 from prism_prm.records import StepTree
@@ -36,11 +36,11 @@ class FakePolicy:
 
     def close(self) -> None: ...
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         self.num_asked += len(asks)
         return [self._one(ask, sampling) for ask in asks]
 
-    def _one(self, ask: Ask, sampling: Sampling) -> Written:
+    def _one(self, ask: StepRequest, sampling: Sampling) -> Written:
         steps = tuple(ask.text.split("\n\n")[1:-1])
         names, chances = zip(*self.options(steps).items(), strict=True)
         i = int(np.argmax(chances))

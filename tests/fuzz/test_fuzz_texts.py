@@ -24,7 +24,7 @@ from prism_prm.data.plain_solutions import split_steps
 from prism_prm.http import Patience, Server
 from prism_prm.names import file_name, named_places, split_name
 from prism_prm.pairs.same_problem import Splits
-from prism_prm.policies.base import Ask, Sampling
+from prism_prm.policies.base import Sampling, StepRequest
 from prism_prm.policies.openai import OpenAiPolicy, _names
 from prism_prm.programs.asserts import read_asserts, read_examples
 from prism_prm.programs.cases import unpack
@@ -150,7 +150,7 @@ HEADERS: tuple[dict[str, str], ...] = (
 def test_servers(served: tuple[OpenAiPolicy, list[Said]], data: bytes, status: int, headers: dict[str, str]) -> None:
     policy, said = served
     said[:] = [(status, headers, data)]
-    for written in survives("servers", lambda: policy.write([Ask("p", 1, 8)], Sampling())) or ():
+    for written in survives("servers", lambda: policy.write([StepRequest("p", 1, 8)], Sampling())) or ():
         written.text.encode()
         assert written.num_tokens >= 0
     server: Server = policy.server

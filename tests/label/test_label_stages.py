@@ -21,7 +21,7 @@ from prism_prm.label import Judging, LabelSettings, pipeline
 from prism_prm.label.pipeline import label_task
 from prism_prm.label.portions import LabelWork
 from prism_prm.label.recipe import LabelRecipe
-from prism_prm.policies import Ask, PolicySettings, Sampling, Written
+from prism_prm.policies import PolicySettings, Sampling, StepRequest, Written
 from prism_prm.policies.base import Prompting
 from prism_prm.records import StepTree
 from prism_prm.tables import iter_trees
@@ -38,7 +38,7 @@ class Noted(Branching):
         self.keys: list[int] = []
         self.problems: set[str] = set()
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         self.keys += [ask.key for ask in asks]
         self.problems |= {ask.text.split("\n\n")[0] for ask in asks}
         return super().write(asks, sampling)

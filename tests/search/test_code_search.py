@@ -15,7 +15,7 @@ from prism_prm.cli import app
 from prism_prm.errors import ConfigError
 from prism_prm.page.document import Results
 from prism_prm.page.documents import find_documents
-from prism_prm.policies import Ask, PolicySettings, Sampling, Written
+from prism_prm.policies import PolicySettings, Sampling, StepRequest, Written
 from prism_prm.policies.base import rng
 from prism_prm.programs import judge
 from prism_prm.rerank.pipeline import RerankSettings, rerank_pool
@@ -47,10 +47,10 @@ class CodePolicy:
 
     def close(self) -> None: ...
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         return [self._one(ask, sampling.stop) for ask in asks]
 
-    def _one(self, ask: Ask, stop: str) -> Written:
+    def _one(self, ask: StepRequest, stop: str) -> Written:
         written = ask.text[ask.start :]
         whole = "```python\nx = int(\n\n    input())\n\nif True:\n\n    print(" + self._last(ask.key) + ")\n```"
         if "print(" not in written:

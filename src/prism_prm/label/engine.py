@@ -11,7 +11,7 @@ from prism_prm.label.jobs import AFTER_ERROR, Budget, Job, Node, Outcome, Work, 
 from prism_prm.label.judging import Judging
 from prism_prm.label.methods import METHODS
 from prism_prm.label.settings import LabelSettings
-from prism_prm.policies import Ask, Policy, write_steps
+from prism_prm.policies import Policy, StepRequest, write_steps
 from prism_prm.records import ROOT, StepTree, unique_names
 from prism_prm.tasks import ProblemIndex, TaskProblem
 
@@ -57,7 +57,7 @@ class _Running:
     problem: TaskProblem
     prompt: str
     work: Work[Labelled]
-    asks: list[Ask]
+    asks: list[StepRequest]
 
 
 class Labeller:

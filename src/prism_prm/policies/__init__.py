@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from prism_prm.policies.base import (
     POLICIES,
-    Ask,
     Policy,
     PolicyError,
     PolicySettings,
     Prompting,
     Sampling,
+    StepRequest,
     Written,
     node_key,
     open_policy,
@@ -17,6 +17,6 @@ from prism_prm.policies.base import (
 )
 
 __all__ = [
-    "POLICIES", "Ask", "Policy", "PolicyError", "PolicySettings", "Prompting", "Sampling", "Written", "node_key",
-    "open_policy", "write_steps",
+    "POLICIES", "Policy", "PolicyError", "PolicySettings", "Prompting", "Sampling", "StepRequest", "Written",
+    "node_key", "open_policy", "write_steps",
 ]  # fmt: skip

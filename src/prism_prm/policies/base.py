@@ -96,7 +96,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class StepRequest:
     """One step to write."""
 
     text: str
@@ -145,8 +145,8 @@ class Policy(Protocol):
     def prompt(self, problem: str) -> str:
         """The text before the first step."""
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
-        """One continuation per ask, up to the stop string (unless it is `whole`), the end, or a limit."""
+    def write(self, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
+        """One continuation per request, up to the stop string (unless it is `whole`), the end, or a limit."""
 
     def close(self) -> None:
         """Let go of connections and memory."""
@@ -163,31 +163,29 @@ def rng(key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def write_steps(policy: Policy, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+def write_steps(policy: Policy, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
     """`policy.write`, by whole steps: after a blank text or within an expression the policy is asked to continue.
 
     A solution that ends right after a stop string gives a blank text with ending "end".
     """
-    done: list[Written] = policy.write(asks, sampling)
+    done: list[Written] = policy.write(requests, sampling)
     for attempt in itertools.count(1):
         again = []
-        for i, (ask, found) in enumerate(zip(asks, done, strict=True)):
+        for i, (request, found) in enumerate(zip(requests, done, strict=True)):
             is_blank = not found.text.strip()
-            if found.ending != "stop" or (not is_blank and ends_step(ask.text[ask.start :] + found.text)):
+            if found.ending != "stop" or (not is_blank and ends_step(request.text[request.start :] + found.text)):
                 continue
-            if attempt >= MAX_BLANKS if is_blank else found.num_tokens >= ask.max_tokens:
+            if attempt >= MAX_BLANKS if is_blank else found.num_tokens >= request.max_tokens:
                 done[i] = replace(found, ending="cut", state=None)
             else:
                 again.append(i)
         if not again:
             break
-        further = [
-            replace(
-                asks[i], text=asks[i].text + done[i].text, key=asks[i].key ^ attempt,
-                max_tokens=max(1, asks[i].max_tokens - done[i].num_tokens), state=done[i].state or asks[i].state,
-            )
-            for i in again
-        ]  # fmt: skip
+        further = []
+        for one, so_far in ((requests[i], done[i]) for i in again):
+            left = max(1, one.max_tokens - so_far.num_tokens)
+            text, state = one.text + so_far.text, so_far.state or one.state
+            further.append(replace(one, text=text, key=one.key ^ attempt, max_tokens=left, state=state))
         for i, more in zip(again, policy.write(further, sampling), strict=True):
             both = done[i].log_likelihood, more.log_likelihood
             total = None if both[0] is None or both[1] is None else both[0] + both[1]
@@ -258,12 +256,10 @@ def _tokenizer(name: str) -> object:
 
     try:
         wanted = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "vocab*", "merges.txt"]
-        folder = (
-            Path(name)
-            if Path(name).is_dir()
-            else Path(snapshot_download(name, allow_patterns=wanted, local_files_only=bool(no_connection())))
-        )
-        return load_tokenizer(folder)
+        if Path(name).is_dir():
+            return load_tokenizer(Path(name))
+        offline = bool(no_connection())
+        return load_tokenizer(Path(snapshot_download(name, allow_patterns=wanted, local_files_only=offline)))
     except (OSError, ValueError, ModelError) as error:
         raise PolicyError(
             f"No tokenizer {name!r} to apply a chat template with ({type(error).__name__}). Name the served model's "

@@ -14,7 +14,7 @@ from prism_prm.errors import ModelError
 from prism_prm.lm.attention import SHARED, attention_windows, set_kernel
 from prism_prm.lm.files import local_folder, tokenizer_text
 from prism_prm.lm.load import halving, hash_tensors, language_model, pick_device, pick_dtype, plain_config
-from prism_prm.policies.base import Ask, Ending, Prompting, Sampling, Written, cut_at_stop, render
+from prism_prm.policies.base import Ending, Prompting, Sampling, StepRequest, Written, cut_at_stop, render
 from prism_prm.policies.decode import Context, Decoder, DecodeRow, Kept, check_decoding
 
 SHARE_OF_MEMORY = 0.25
@@ -70,27 +70,27 @@ class HfPolicy:
         """Nothing is held between calls but what the caller holds."""
 
     def write(
-        self, asks: Sequence[Ask], sampling: Sampling, *, stops: Sequence[str] | None = None, top_k: int = 0
+        self, requests: Sequence[StepRequest], sampling: Sampling, *, stops: Sequence[str] | None = None, top_k: int = 0
     ) -> list[Written]:
-        """One continuation per ask; contexts of similar length together, as many as the token budget allows.
+        """One continuation per request; contexts of similar length together, as many as the token budget allows.
 
         `stops` replace the stop string, and `top_k` samples from so many of the likeliest tokens, as critics need it.
         """
         ends = (sampling.stop,) if stops is None else tuple(stops)
-        states = {ask.text: ask.state for ask in asks}
+        states = {request.text: request.state for request in requests}
         token_ids = self.tokenizer(list(states))["input_ids"] if states else []
         contexts = {text: self._context(ids, states[text]) for text, ids in zip(states, token_ids, strict=True)}
-        lengths = [len(contexts[ask.text].ids) for ask in asks]
+        lengths = [len(contexts[request.text].ids) for request in requests]
 
         def run(some: Sequence[int]) -> list[DecodeRow]:
-            """One continuation per ask, all together."""
+            """One continuation per request, all together."""
             rows = []
             has_room = sum(piece.keys_values.shape[-2] for piece in self._kept) < self.token_budget
             for i in some:
-                key = None if asks[i].greedy or sampling.temperature == 0 else asks[i].key
-                most = min(asks[i].max_tokens, self.context - lengths[i])
-                row_stops = () if asks[i].whole else ends
-                rows.append(DecodeRow(contexts[asks[i].text], key, most, asks[i].keep and has_room, row_stops))
+                key = None if requests[i].greedy or sampling.temperature == 0 else requests[i].key
+                most = min(requests[i].max_tokens, self.context - lengths[i])
+                row_stops = () if requests[i].whole else ends
+                rows.append(DecodeRow(contexts[requests[i].text], key, most, requests[i].keep and has_room, row_stops))
             distinct = list(dict.fromkeys(row.context for row in rows))
             Decoder(self.model, self.windows).run(
                 distinct, rows, self._is_over,
@@ -105,12 +105,12 @@ class HfPolicy:
             return rows
 
         # A text that fills the context already cannot be continued.
-        found = [Written("", "cut", 0, 0.0) for _ in asks]
-        order = sorted(range(len(asks)), key=lambda i: (lengths[i], asks[i].text))
+        found = [Written("", "cut", 0, 0.0) for _ in requests]
+        order = sorted(range(len(requests)), key=lambda i: (lengths[i], requests[i].text))
         batches: list[list[int]] = []
         longest = 0
         for i in (i for i in order if lengths[i] < self.context):
-            length = lengths[i] + asks[i].max_tokens
+            length = lengths[i] + requests[i].max_tokens
             if not batches or max(longest, length) * (len(batches[-1]) + 1) > self.token_budget:
                 batches.append([])
                 longest = 0
@@ -164,7 +164,7 @@ class HfPolicy:
 
 
 def _tokens_in_memory(model: Any) -> int:
-    """How many tokens a batch may have: their key/values take a part of free memory; attention and the PRM need some."""
+    """How many tokens a batch may have: key/values take a part of free memory, attention and the PRM need theirs."""
     config = model.config
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

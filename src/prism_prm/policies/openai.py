@@ -24,7 +24,7 @@ import msgspec
 
 from prism_prm.http import Patience, Server
 from prism_prm.lm.files import tokenizer_text
-from prism_prm.policies.base import Ask, Ending, PolicyError, Prompting, Sampling, Written, cut_at_stop, render
+from prism_prm.policies.base import Ending, PolicyError, Prompting, Sampling, StepRequest, Written, cut_at_stop, render
 from prism_prm.resume import content_key
 
 API_KEY = "OPENAI_API_KEY"
@@ -88,43 +88,40 @@ class OpenAiPolicy:
         """End all connections."""
         self.server.close()
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
-        """One continuation per ask; as many requests at a time as `concurrency` says."""
-        found = self.server.together([self._complete(self._body(ask, sampling)) for ask in asks])
+    def write(self, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
+        """One continuation per request; as many at a time as `concurrency` says."""
+        found = self.server.together([self._complete(self._body(request, sampling)) for request in requests])
         # All answers are read before the first decision, so that it does not depend on which of them came first. A
         # server that stops at a stop string which the prompt began has not shown what it does with whole ones.
-        self._leaves_stop |= any(
-            cut_at_stop(one.text, sampling.stop)[1] for ask, one in zip(asks, found, strict=True) if not ask.whole
-        )
-        return self.server.together(
-            [self._written(ask, one, sampling.stop) for ask, one in zip(asks, found, strict=True)]
-        )
+        pairs = list(zip(requests, found, strict=True))
+        self._leaves_stop |= any(sampling.stop in one.text for request, one in pairs if not request.whole)
+        return self.server.together([self._written(request, one, sampling.stop) for request, one in pairs])
 
-    def _body(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
-        greedy = ask.greedy or sampling.temperature == 0
+    def _body(self, request: StepRequest, sampling: Sampling) -> dict[str, Any]:
+        greedy = request.greedy or sampling.temperature == 0
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": ask.text,
-            "max_tokens": ask.max_tokens,
+            "prompt": request.text,
+            "max_tokens": request.max_tokens,
             "temperature": 0.0 if greedy else sampling.temperature,
             "top_p": 1.0 if greedy else sampling.top_p,
         }
-        if not ask.whole:
+        if not request.whole:
             body["stop"] = [sampling.stop]
         if not greedy:
-            body["seed"] = ask.key % SEEDS
+            body["seed"] = request.key % SEEDS
         if self.has_log_likelihood:
             body["logprobs"] = 1
         return body
 
-    async def _written(self, ask: Ask, found: Completion, stop: str) -> Written:
+    async def _written(self, request: StepRequest, found: Completion, stop: str) -> Written:
         """A completion as a step: how it ended, by the rules above."""
-        if ask.whole:
+        if request.whole:
             over: Ending = "end" if found.reason == "stop" else "cut"
             return Written(found.text, over, found.num_tokens, self._log_likelihood(found))
         text, has_stop = cut_at_stop(found.text, stop)
         num_tokens, log_likelihood = found.num_tokens, self._log_likelihood(found)
-        if has_stop or (text and (ask.text + text).endswith(stop)):
+        if has_stop or (text and (request.text + text).endswith(stop)):
             return Written(text, "stop", num_tokens, log_likelihood)
         if found.reason != "stop":
             return Written(text, "cut", num_tokens, log_likelihood)
@@ -133,7 +130,7 @@ class OpenAiPolicy:
         elif self._leaves_stop:
             has_stopped = False
         else:
-            body = {"model": self.model, "prompt": ask.text + found.text, "max_tokens": 1, "temperature": 0.0}
+            body = {"model": self.model, "prompt": request.text + found.text, "max_tokens": 1, "temperature": 0.0}
             probe = await self._complete(body)
             has_stopped, num_tokens = bool(probe.text), num_tokens + probe.num_tokens
         if has_stopped:
