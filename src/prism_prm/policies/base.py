@@ -149,7 +149,7 @@ class Policy(Protocol):
         """One continuation per request, up to the stop string (unless it is `whole`), the end, or a limit."""
 
     def close(self) -> None:
-        """Let go of connections and memory."""
+        """Close connections and free memory."""
 
 
 def node_key(seed: int, problem: str, path: Sequence[int]) -> int:

@@ -160,7 +160,7 @@ class Session:
         return node
 
     def drop(self, nodes: Iterable[SessionNode]) -> None:
-        """Let go of beams: what no other beam needs is freed."""
+        """Drop beams: what no other beam needs is freed."""
         for node in nodes:
             if node.handles == 0:
                 raise PrismError(f"problem {node.problem}: a node was dropped more often than it was forked")
@@ -168,7 +168,7 @@ class Session:
             self._free(node)
 
     def keep(self, nodes: Iterable[SessionNode]) -> None:
-        """Let go of everything but these beams and the roots; a node given twice counts as two beams."""
+        """Drop everything but these beams and the roots; a node given twice counts as two beams."""
         wanted = Counter(nodes)
         if dead := wanted.keys() - self._alive:
             raise PrismError(f"problem {next(iter(dead)).problem}: a node that was dropped cannot be kept")
