@@ -245,12 +245,10 @@ class LabelTokens(Family):
     labels = ("right: the token `+`", "wrong: the token `-`")
     uses_lm_head = True
 
-    def __init__(self, tokenizer: Any, **options: Any) -> None:
-        super().__init__(tokenizer, **options)
-        self.rows = self.label_rows()
+    rows: tuple[int, int]
+    """The ids of the labels: that of a right step, that of a wrong one."""
 
-    def label_rows(self) -> tuple[int, int]:
-        """The ids of the labels: that of a right step, that of a wrong one."""
+    def plus_and_minus(self) -> tuple[int, int]:
         return self.text.token("+"), self.text.token("-")
 
     def make_head(self, hidden_size: int, config: Any) -> nn.Module:

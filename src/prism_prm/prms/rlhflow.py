@@ -16,6 +16,7 @@ class RLHFlow(LabelTokens):
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)
+        self.rows = self.plus_and_minus()
         before, ask, answered = chat_turns(tokenizer, self.name)
         self._before = self.text.layout(before)
         self._ask = self.text.layout(ask)
