@@ -6,7 +6,7 @@ A path longer than the context is an error by default, else a counted choice; ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -20,7 +20,6 @@ from prism_prm.packing import EncodedTree, Group, Layout, Row, batch_rows, descr
 from prism_prm.prms.module import PrmModule
 from prism_prm.protocol import TreeScores
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.scorer.lower_cache import LowerCache
 from prism_prm.scorer.settings import OnTooLong
 
 if TYPE_CHECKING:
@@ -72,13 +71,24 @@ def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], named
         stands_for = items[item].is_node
         return items[item].index, node if stands_for is None else stands_for
 
+    def forward(rows: Sequence[Row]) -> Tensor:
+        with torch.inference_mode():
+            batch = prm.module.collate(rows)
+            batch = batch if prm.cache is None else prm.cache.attach(batch, rows)
+            log_odds_RO: Tensor = prm.module(batch.to(prm.module.device))
+            return log_odds_RO.double().cpu()
+
     scores = [np.full((size, len(prm.outputs)), np.nan) for size in sizes]
-    for owners, log_odds_RO in run_rows(
-        prm.module, rows_of(prm, items), prm.token_budget, lambda i, node: named(*owner(i, node)), prm.cache
-    ):
-        for read, values in zip(owners, log_odds_RO.tolist(), strict=True):
-            index, node = owner(*read)
-            scores[index][node] = values
+    for batch in batches_of(prm.module, rows_of(prm, items), prm.token_budget):
+        for rows, log_odds_RO in halving(
+            batch, forward, lambda row: f"a row of {len(row)} tokens with {named(*owner(*row.owners[0]))}"
+        ):
+            owners = [owner(*read) for row in rows for read in row.owners]
+            check_finite(log_odds_RO, owners, named)
+            for (index, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
+                scores[index][node] = values
+    if prm.cache is not None:
+        prm.cache.flush()
     return scores
 
 
@@ -189,29 +199,6 @@ def pair_cost(module: PrmModule) -> float:
 def batches_of(module: PrmModule, rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
     """The rows of each forward pass."""
     return batch_rows(merge_rows(rows, token_budget) if module.attention == "flex" else rows, token_budget)
-
-
-def run_rows(
-    module: PrmModule, rows: Sequence[Row], token_budget: int, named: Named, cache: LowerCache | None = None
-) -> Iterator[tuple[tuple[tuple[int, int], ...], Tensor]]:
-    """(owners, log-odds_RO on the CPU in 64 bits) of each batch."""
-
-    def forward(some: Sequence[Row]) -> Tensor:
-        with torch.inference_mode():
-            batch = module.collate(some)
-            batch = batch if cache is None else cache.attach(batch, some)
-            log_odds_RO: Tensor = module(batch.to(module.device))
-            return log_odds_RO.double().cpu()
-
-    for batch in batches_of(module, rows, token_budget):
-        for part, log_odds_RO in halving(
-            batch, forward, lambda row: f"a row of {len(row)} tokens with {named(*row.owners[0])}"
-        ):
-            owners = tuple(owner for row in part for owner in row.owners)
-            check_finite(log_odds_RO, owners, named)
-            yield owners, log_odds_RO
-    if cache is not None:
-        cache.flush()
 
 
 def check_finite(log_odds_RO: Tensor, owners: Sequence[tuple[int, int]], named: Named) -> None:
