@@ -22,7 +22,7 @@ from pathlib import Path
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm.label import LabelSettings, label_problems
-from prism_prm.policies import Ask, Sampling, Written
+from prism_prm.policies import Sampling, StepRequest, Written
 from prism_prm.policies.hf import HfPolicy, load_hf
 from prism_prm.tasks import TaskProblem
 from search import make_model
@@ -37,11 +37,11 @@ class Noting:
         self.identity, self.prompt, self.close = policy.identity, policy.prompt, policy.close
         self.texts: list[str] = []
 
-    def batches(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def batches(self, asks: Sequence[StepRequest]) -> list[list[int]]:
         """What is asked for together."""
         return [list(range(len(asks)))]
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         """Write batch by batch."""
         found: dict[int, Written] = {}
         for batch in self.batches(asks):
@@ -54,11 +54,11 @@ class Noting:
 class OneByOne(Noting):
     """One request per text, which is read from its start."""
 
-    def batches(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def batches(self, asks: Sequence[StepRequest]) -> list[list[int]]:
         """Each alone."""
         return [[i] for i in range(len(asks))]
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         """Forget what was kept."""
         return super().write([replace(ask, state=None) for ask in asks], sampling)
 
@@ -66,7 +66,7 @@ class OneByOne(Noting):
 class Unshared(OneByOne):
     """The same in batches of different texts, so that none is read for another."""
 
-    def batches(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def batches(self, asks: Sequence[StepRequest]) -> list[list[int]]:
         """The first ask of every text, then the second, and so on."""
         waiting, found = list(range(len(asks))), []
         while waiting:

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import PRM, init_prm
-from prism_prm.policies import Ask, Sampling, Written
+from prism_prm.policies import Sampling, StepRequest, Written
 from prism_prm.policies.hf import HfPolicy, load_hf
 from prism_prm.scorer.session import Session, SessionNode
 from prism_prm.search import Found, SearchSettings, search_problems
@@ -60,7 +60,7 @@ class Stateless:
         self.name, self.has_log_likelihood = policy.name, True
         self.identity, self.prompt, self.close = policy.identity, policy.prompt, policy.close
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         """Forget what was kept."""
         return self.policy.write([replace(ask, state=None) for ask in asks], sampling)
 
@@ -70,7 +70,7 @@ class Rescoring(Session):
 
     def extend(self, steps: Iterable[tuple[SessionNode, str]]) -> list[SessionNode]:
         """Score whole solutions, as plain sequences."""
-        nodes = [self._child(parent, text) for parent, text in steps]
+        nodes = [SessionNode(parent.problem, parent, text, (), 0, 0, parent.depth + 1) for parent, text in steps]
         distinct = {(node.parent, node.text): node for node in nodes}
         whole = [(self.problems[node.problem], node.steps()) for node in distinct.values()]
         for node, scores in zip(distinct.values(), self.prm.score_many(whole, progress=False), strict=True):

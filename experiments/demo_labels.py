@@ -30,9 +30,9 @@ from prism_prm.config import from_mapping
 from prism_prm.console import say, shown_on
 from prism_prm.demo.arms import ARMS, Budget, base_recipe
 from prism_prm.demo.presets import PRESETS
-from prism_prm.demo.stages import quietly
 from prism_prm.job import content_key, once
 from prism_prm.label import LabelSettings, label_trees
+from prism_prm.lm.load import quiet_transformers
 from prism_prm.policies import open_policy
 from prism_prm.records import StepTree
 from prism_prm.scorer import load_prm
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--labels", nargs="+", default=list(names), choices=names)
     parser.add_argument("--arms", action="store_true", help="train on from the base PRM on any of 8, too")
     given = parser.parse_args()
-    with quietly():
+    with quiet_transformers():
         worlds = [DemoWorld(seed, given.demo.resolve(), given.out) for seed in given.seeds]
         results = {name: [world.errors(name) for world in worlds] for name in given.labels}
         counts = {name: [world.noise(name) for world in worlds] for name in given.labels}

@@ -29,10 +29,10 @@ from origin_map import LOSSES, Budget, errors, examples_of, measure, train
 from origin_report import natural_tables
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
-from prism_prm.demo.stages import quietly
 from prism_prm.job import content_key, once
 from prism_prm.label import LabelSettings, label_trees
 from prism_prm.label.consensus import keep_agreed
+from prism_prm.lm.load import quiet_transformers
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.records import StepTree
 from prism_prm.scorer import init_prm, load_prm
@@ -313,7 +313,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     given = parser.parse_args()
-    with quietly():
+    with quiet_transformers():
         every = {seed: Lab(settings_of(seed), given.out) for seed in dict.fromkeys((*SEEDS, *given.seeds))}
         policies = [lab.world.policy for lab in every.values()]
         for lab, other in zip(every.values(), (*policies[1:], policies[0]), strict=True):

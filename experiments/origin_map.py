@@ -30,8 +30,8 @@ from origin_report import draw, map_tables
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
-from prism_prm.demo.stages import quietly
 from prism_prm.job import content_key, once
+from prism_prm.lm.load import quiet_transformers
 from prism_prm.losses import Objective
 from prism_prm.metrics.counts import calibration_error, calibration_gaps, fnr, fpr, sum_counts
 from prism_prm.metrics.ranking import Ranking, threshold_for_tpr
@@ -239,7 +239,7 @@ def main() -> None:
     given = parser.parse_args()
     budget = Budget(updates=given.updates)
     cells = []
-    with quietly():
+    with quiet_transformers():
         for seed in given.seeds:
             lab = Lab(seed, given.out, given.start)
             for share, noise, loss in itertools.product(given.shares, given.noises, given.losses):

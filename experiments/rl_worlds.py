@@ -17,7 +17,8 @@ from prism_prm.console import say, shown_on
 from prism_prm.demo.findings import find
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
-from prism_prm.demo.stages import SeedRun, quietly
+from prism_prm.demo.stages import SeedRun
+from prism_prm.lm.load import quiet_transformers
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
     rl = replace(settings.rl, betas=tuple(given.betas), credits=tuple(given.credits))
     settings = replace(settings, rl=rl)
     results = []
-    with quietly():
+    with quiet_transformers():
         for seed in range(given.first_seed, given.first_seed + given.seeds):
             say(f"World {seed}")
             results.append(SeedRun(settings, seed, given.out).go())

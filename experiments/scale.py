@@ -26,8 +26,7 @@ from prism_prm.pairs import PairSettings
 from prism_prm.pairs.examples import Examples, labelled_steps
 from prism_prm.planning.counting import RoundCount, count_round
 from prism_prm.planning.gpus import GIB, Cluster
-from prism_prm.prms.known_sizes import Stand
-from prism_prm.prms.skeleton import Skeleton, load_skeleton, sizes_of
+from prism_prm.prms.skeleton import Skeleton, Stand, load_skeleton, sizes_of
 from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.training.batches import RowLimits
 from prism_prm.training.loop import Round

@@ -21,8 +21,9 @@ from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
 from prism_prm.demo.arms import ARMS, base_recipe
 from prism_prm.demo.presets import demo_settings
-from prism_prm.demo.stages import BASE, SeedRun, quietly
+from prism_prm.demo.stages import BASE, SeedRun
 from prism_prm.files import write_text
+from prism_prm.lm.load import quiet_transformers
 from prism_prm.report import percent
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import ScoreStore
@@ -108,7 +109,7 @@ def main() -> None:
     given = parser.parse_args()
     settings = replace(demo_settings(quick=given.quick), rl=None)
     results: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    with quietly():
+    with quiet_transformers():
         for seed in range(given.first_seed, given.first_seed + given.seeds):
             world = {}
             for family in FAMILIES:

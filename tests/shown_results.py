@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.chosen import Choice
-from prism_prm.policies import Ask, PolicySettings, Sampling, Written
+from prism_prm.policies import PolicySettings, Sampling, StepRequest, Written
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.programs.problems import Case, ProgramTests, TaskProblem
 from prism_prm.rerank.grading import Grade, GradedPool
@@ -61,7 +61,7 @@ class Policy(FakePolicy):
     gate: Path | None = None
     num_rounds = 0
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         self.num_rounds += 1
         while self.gate is not None and int(self.gate.read_text()) < self.num_rounds:
             time.sleep(0.05)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_prm import split_steps
-from prism_prm.policies import Ask, Sampling, Written, write_steps
+from prism_prm.policies import Sampling, StepRequest, Written, write_steps
 from prism_prm.policies.base import cut_at_stop
 from prism_prm.search.tree import child, root
 from prism_prm.steps import cut_steps, ends_in_code, ends_step
@@ -58,7 +58,7 @@ class Reciting:
 
     def close(self) -> None: ...
 
-    def write(self, asks: list[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: list[StepRequest], sampling: Sampling) -> list[Written]:
         written = []
         for ask in asks:
             piece, stopped = cut_at_stop(self.text[len(ask.text) - len("Q ```\n") :], sampling.stop)
@@ -70,7 +70,7 @@ def searched(text: str) -> list[str]:
     """The steps of a search whose policy writes this text."""
     policy, node = Reciting(text), root("Q ```\n")  # a fence in the prompt is not the solution's
     while not node.is_finished:
-        (written,) = write_steps(policy, [Ask(node.text, 0, 10_000, start=node.start)], Sampling())
+        (written,) = write_steps(policy, [StepRequest(node.text, 0, 10_000, start=node.start)], Sampling())
         node = child(node, 0, written)
     return node.steps()
 
@@ -118,5 +118,5 @@ def test_what_is_open(text: str, whole: bool, in_code: bool) -> None:
 
 def test_code_that_is_never_closed_is_cut_at_the_limit() -> None:
     policy = Reciting("```\nf(" + "\n\n(" * 1000)
-    (written,) = write_steps(policy, [Ask("Q ```\n", 0, 50, start=6)], Sampling())
+    (written,) = write_steps(policy, [StepRequest("Q ```\n", 0, 50, start=6)], Sampling())
     assert (written.ending, written.num_tokens) == ("cut", 50)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.chosen import CardValues
-from prism_prm.policies import Ask, Sampling, Written
-from prism_prm.policies.next_token import noise
+from prism_prm.policies import Sampling, StepRequest, Written
+from prism_prm.policies.base import rng
 from prism_prm.protocol import Solution, as_trees
 from prism_prm.records import StepTree
 from prism_prm.scorer import Scorer, TreeScores
@@ -36,16 +36,16 @@ class FakePolicy:
 
     def close(self) -> None: ...
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         self.num_asked += len(asks)
         return [self._one(ask, sampling) for ask in asks]
 
-    def _one(self, ask: Ask, sampling: Sampling) -> Written:
+    def _one(self, ask: StepRequest, sampling: Sampling) -> Written:
         steps = tuple(ask.text.split("\n\n")[1:-1])
         names, chances = zip(*self.options(steps).items(), strict=True)
         i = int(np.argmax(chances))
         if not ask.greedy and sampling.temperature > 0:
-            i = int(np.searchsorted(np.cumsum(chances), noise(ask.key).random(), side="right"))
+            i = int(np.searchsorted(np.cumsum(chances), rng(ask.key).random(), side="right"))
         step, chance = names[min(i, len(names) - 1)], chances[min(i, len(names) - 1)]
         if len(step) > ask.max_tokens:
             return Written(step[: ask.max_tokens], "cut", ask.max_tokens, math.log(chance))

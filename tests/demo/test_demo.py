@@ -20,9 +20,10 @@ from prism_prm.demo.pipeline import run_demo
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.reinforcement import rl_problems
 from prism_prm.demo.report import QUICK, make_report
-from prism_prm.demo.stages import BASE, SeedRun, quietly
+from prism_prm.demo.stages import BASE, SeedRun
 from prism_prm.evaluation.benchmarks import Item
 from prism_prm.evaluation.scores import collect_steps
+from prism_prm.lm.load import quiet_transformers
 from prism_prm.pools import read_pool
 from prism_prm.records import Step, StepTree
 from prism_prm.tables import iter_trees
@@ -139,7 +140,7 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
     """A curriculum bin that no pair falls into does not end the demo."""
     empty = replace(ARMS["paper"], bins=[[0.9999, 1.0], [0.9998, 0.9999]])
     monkeypatch.setitem(ARMS, "paper", empty)
-    with quietly():
+    with quiet_transformers():
         result = SeedRun(demo_settings(quick=True), 0, out).go()
     assert list(result.failed) == ["paper"]
     assert "have no pairs" in result.failed["paper"]
@@ -161,7 +162,7 @@ def test_an_arm_without_data_is_named_and_left_out(out: Path, monkeypatch: pytes
 
 def test_a_report_of_all_arms_lists_them_all(out: Path) -> None:
     """More arms than there are colours; lines are drawn for the first few only."""
-    with quietly():
+    with quiet_transformers():
         result = SeedRun(demo_settings(quick=True), 0, out).go()
     every = {name: result.scored[name if name in result.scored else BASE] for name in (BASE, *ARMS)}
     rounds = {name: result.rounds.get(name, result.rounds["prism"]) for name in ARMS}

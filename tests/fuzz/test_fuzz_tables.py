@@ -21,10 +21,9 @@ from prism_prm.data import Reader
 from prism_prm.evaluation.compare import load_run
 from prism_prm.evaluation.judged_steps import read_steps
 from prism_prm.job import Journal, is_made_for, once
-from prism_prm.lm.place import base_of
+from prism_prm.lm.files import base_of
 from prism_prm.pools import read_pool
-from prism_prm.prms.card import read_card
-from prism_prm.prms.place import read_run
+from prism_prm.prms.card import read_card, read_run
 from prism_prm.protocol import TreeScores
 from prism_prm.records import StepPair, StepTree
 from prism_prm.scorer.store import Request, ScoreStore

@@ -24,8 +24,8 @@ from prism_prm.data.plain_solutions import split_steps
 from prism_prm.http import Patience, Server
 from prism_prm.names import file_name, named_places, split_name
 from prism_prm.pairs.same_problem import Splits
-from prism_prm.policies.base import Ask, Sampling
-from prism_prm.policies.openai import OpenAiPolicy, _names
+from prism_prm.policies.base import Sampling, StepRequest
+from prism_prm.policies.openai import OpenAiPolicy, served_model
 from prism_prm.programs.asserts import read_asserts, read_examples
 from prism_prm.programs.compare_outputs import printed_key, same_printed
 from prism_prm.programs.problems import unpack
@@ -149,11 +149,10 @@ HEADERS: tuple[dict[str, str], ...] = (
 def test_servers(served: tuple[OpenAiPolicy, list[Said]], data: bytes, status: int, headers: dict[str, str]) -> None:
     policy, said = served
     said[:] = [(status, headers, data)]
-    for written in survives("servers", lambda: policy.write([Ask("p", 1, 8)], Sampling())) or ():
+    for written in survives("servers", lambda: policy.write([StepRequest("p", 1, 8)], Sampling())) or ():
         written.text.encode()
         assert written.num_tokens >= 0
-    server: Server = policy.server
-    survives("servers", lambda: server.together([server.ask("GET", "/models", _names)]))
+    survives("servers", lambda: served_model(policy.server))
 
 
 WORDS = (

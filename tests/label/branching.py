@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prism_prm.label import Judging
-from prism_prm.policies import Ask, Sampling, Written
-from prism_prm.policies.next_token import noise
+from prism_prm.policies import Sampling, StepRequest, Written
+from prism_prm.policies.base import rng
 from prism_prm.tasks import TaskProblem
 
 SLIP, REPAIR, LENGTH = 0.3, 0.1, 4
@@ -47,13 +47,13 @@ class Branching:
 
     def close(self) -> None: ...
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         self.batches.append(len(asks))
         return [self._one(ask, sampling.stop) for ask in asks]
 
-    def _one(self, ask: Ask, stop: str) -> Written:
+    def _one(self, ask: StepRequest, stop: str) -> Written:
         steps = [step for step in ask.text.split(stop)[1:] if step]
-        draws, written = noise(ask.key), ""
+        draws, written = rng(ask.key), ""
         num_tokens = 0
         while num_tokens + 2 <= ask.max_tokens:
             names, shares = zip(*chances(steps).items(), strict=True)

@@ -21,8 +21,8 @@ from prism_prm.data.problem_records import problem_of
 from prism_prm.label import Judging, LabelSettings, run
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.run import _Item, label_task
-from prism_prm.policies import Ask, PolicySettings, Sampling, Written
-from prism_prm.policies.prompts import Prompting
+from prism_prm.policies import PolicySettings, Sampling, StepRequest, Written
+from prism_prm.policies.base import Prompting
 from prism_prm.records import StepTree
 from prism_prm.tables import iter_trees
 from prism_prm.tasks import TaskProblem
@@ -38,7 +38,7 @@ class Noted(Branching):
         self.keys: list[int] = []
         self.problems: set[str] = set()
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         self.keys += [ask.key for ask in asks]
         self.problems |= {ask.text.split("\n\n")[0] for ask in asks}
         return super().write(asks, sampling)

@@ -8,8 +8,8 @@ from payloads import OWN
 from prism_prm.data.problem_records import problem_of
 from prism_prm.graders import TaskGrader
 from prism_prm.label import LabelSettings, by_answer, label_problems
-from prism_prm.policies import Ask, Sampling, Written
-from prism_prm.policies.next_token import noise
+from prism_prm.policies import Sampling, StepRequest, Written
+from prism_prm.policies.base import rng
 
 BEGINNING = "Read it, then double it.\n\n```python\nx = int(\n\n    input())\n\n"
 RIGHT, WRONG = "if x:\n\n    print(2 * x)\nelse:\n    print(0)\n```", "print(5)\n```"
@@ -28,13 +28,13 @@ class Programmer:
 
     def close(self) -> None: ...
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         return [self._one(ask, sampling.stop) for ask in asks]
 
-    def _one(self, ask: Ask, stop: str) -> Written:
+    def _one(self, ask: StepRequest, stop: str) -> Written:
         done = ask.text[len(self.prompt(OWN["problem"])) :]
         wholes = [whole for whole in (BEGINNING + RIGHT, BEGINNING + WRONG) if whole.startswith(done)]
-        rest = wholes[int(noise(ask.key).random() * len(wholes))][len(done) :]
+        rest = wholes[int(rng(ask.key).random() * len(wholes))][len(done) :]
         if ask.whole or stop not in rest:
             return Written(rest, "end", 1)
         return Written(rest[: rest.index(stop) + len(stop)], "stop", 1)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from prism_prm.lm.kv_buffer import SPARE, Columns
-from prism_prm.lm.shared_attention import Grid, shared_attention
+from prism_prm.lm.attention import SPARE, Columns, Grid, shared_attention
 
 CONTEXT_B = torch.tensor([2, 0, 2, 0, 0, 1, 2])
 """Rows of three contexts, not in order; the second has one row only."""
@@ -65,4 +64,4 @@ def test_columns_equal_concatenation() -> None:
             columns.select(rows)
             kept = kept[:, :, rows]
     assert columns.get_seq_length() == kept.shape[-2] == 3 + 2 + 1 + SPARE + 1 + 2 * SPARE
-    assert columns.num_rows == 2
+    assert columns.written().shape[2] == 2

@@ -24,9 +24,8 @@ from prism_prm.planning.gpus import GIB, GPUS, Cluster
 from prism_prm.planning.plan import ScoringJob, plan_run
 from prism_prm.planning.training import remedies
 from prism_prm.policies import PolicySettings
-from prism_prm.prms.known_sizes import SIZES, Stand
 from prism_prm.prms.module import PrmModule
-from prism_prm.prms.skeleton import backbone_sizes, load_skeleton
+from prism_prm.prms.skeleton import SIZES, Stand, backbone_sizes, load_skeleton
 from prism_prm.records import Step, StepTree
 from prism_prm.scorer import init_prm
 from prism_prm.scorer.table import score_files

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCa
 
 from prism_prm import PrismError
 from prism_prm.lm.miniature import small_config
-from prism_prm.policies import check_decoding as trial
-from prism_prm.policies.check_decoding import check_decoding
-from prism_prm.policies.decode import Decoder
+from prism_prm.policies import decode as trial
+from prism_prm.policies.decode import Decoder, check_decoding
 from prism_prm.policies.hf import load_hf
 from tiny import qwen_tokenizer
 

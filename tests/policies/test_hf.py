@@ -13,10 +13,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from prism_prm import PrismError
-from prism_prm.policies import Ask, Sampling, Written, node_key, write_steps
-from prism_prm.policies.decode import Decoder
+from prism_prm.policies import Sampling, StepRequest, Written, node_key, write_steps
+from prism_prm.policies.base import rng
+from prism_prm.policies.decode import Decoder, choose
 from prism_prm.policies.hf import HfPolicy, load_hf
-from prism_prm.policies.next_token import choose, noise
 from tiny import qwen_tokenizer
 
 TEXTS = ["Let x be 1. ", "Compute 12 * 4 / 6.\n\nThen", "y", "so y = 2 and x = 2 + 1 - 0. Please reason"]
@@ -32,10 +32,10 @@ def policy(request: pytest.FixtureRequest, tiny_lm: Callable[..., Path]) -> HfPo
     return made
 
 
-def plain_step(policy: HfPolicy, ask: Ask, sampling: Sampling) -> tuple[str, list[int], float]:
+def plain_step(policy: HfPolicy, ask: StepRequest, sampling: Sampling) -> tuple[str, list[int], float]:
     """The slow, obvious way: the whole text through the model for every token."""
     ids = list(policy.tokenizer(ask.text)["input_ids"])
-    numbers = noise(ask.key)
+    numbers = rng(ask.key)
     written: list[int] = []
     total = 0.0
     while len(written) < ask.max_tokens:
@@ -57,7 +57,7 @@ def plain_step(policy: HfPolicy, ask: Ask, sampling: Sampling) -> tuple[str, lis
     return text if at < 0 else text[: at + len(sampling.stop)], written, total
 
 
-def check(policy: HfPolicy, ask: Ask, found: Written, sampling: Sampling) -> None:
+def check(policy: HfPolicy, ask: StepRequest, found: Written, sampling: Sampling) -> None:
     text, written, total = plain_step(policy, ask, sampling)
     assert found.text == text
     assert found.num_tokens == len(written)
@@ -72,7 +72,7 @@ def test_steps_equal_plain_sampling(policy: HfPolicy, stop: str) -> None:
     """Several steps in a row, two continuations of each text, over kept key/values; and greedy ones among them."""
     endings = set()
     sampling = replace(SAMPLING, stop=stop)
-    asks = [Ask(text, node_key(0, text, [k]), 12, greedy=k == 2) for text in TEXTS for k in range(3)]
+    asks = [StepRequest(text, node_key(0, text, [k]), 12, greedy=k == 2) for text in TEXTS for k in range(3)]
     for _ in range(3):
         found = policy.write(asks, sampling)
         for ask, one in zip(asks, found, strict=True):
@@ -106,7 +106,7 @@ def test_rows_that_are_done_do_not_leave_the_context() -> None:
     model = GPT2LMHeadModel(GPT2Config(**sizes, vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0))
     policy = HfPolicy(model, tokenizer)
     texts = ["x + 2 = 3, so the answer is", *("y" * (i + 1) for i in range(8))]
-    asks = [Ask(text, node_key(0, text, [0]), 4 if i == 0 else 15) for i, text in enumerate(texts)]
+    asks = [StepRequest(text, node_key(0, text, [0]), 4 if i == 0 else 15) for i, text in enumerate(texts)]
     assert len(tokenizer(texts[0])["input_ids"]) + 13 > 24
     sampling = replace(SAMPLING, max_step_tokens=15)
     together = policy.write(asks, sampling)
@@ -114,7 +114,7 @@ def test_rows_that_are_done_do_not_leave_the_context() -> None:
 
 
 def test_kept_key_values_save_tokens_and_change_nothing(policy: HfPolicy) -> None:
-    asks = [Ask(text, node_key(1, text, [0]), 12) for text in TEXTS]
+    asks = [StepRequest(text, node_key(1, text, [0]), 12) for text in TEXTS]
     first = policy.write(asks, SAMPLING)
     kept = [replace(a, text=a.text + w.text, state=w.state) for a, w in zip(asks, first, strict=True)]
     fresh = [replace(ask, state=None) for ask in kept]
@@ -128,7 +128,7 @@ def test_kept_key_values_save_tokens_and_change_nothing(policy: HfPolicy) -> Non
 
 
 def test_batch_composition_changes_nothing(policy: HfPolicy) -> None:
-    asks = [Ask(text, node_key(0, text, [k]), 3 + k) for k in range(3) for text in TEXTS]
+    asks = [StepRequest(text, node_key(0, text, [k]), 3 + k) for k in range(3) for text in TEXTS]
     together = policy.write(asks, SAMPLING)
     one_by_one = [policy.write([ask], SAMPLING)[0] for ask in asks]
     assert [w.text for w in together] == [w.text for w in one_by_one]
@@ -139,11 +139,13 @@ def test_batch_composition_changes_nothing(policy: HfPolicy) -> None:
 
 def test_what_is_kept_between_calls_is_bounded(policy: HfPolicy) -> None:
     """However many solutions are under way: without a state a text is read again, and says the same."""
-    asks = [Ask(f"{text}{i}", node_key(0, text, [i]), 6) for i in range(10) for text in TEXTS]
+    asks = [StepRequest(f"{text}{i}", node_key(0, text, [i]), 6) for i in range(10) for text in TEXTS]
     texts = [one.text for one in policy.write(asks, SAMPLING)]
     policy.token_budget = 60
     found = policy.write(asks, SAMPLING)
-    states = {piece for one in found if one.state for piece in one.state.lineage()}
+    states = {one.state for one in found if one.state}
+    while bases := {state.base for state in states if state.base} - states:
+        states |= bases
     assert 60 <= sum(state.keys_values.shape[-2] for state in states) <= 2 * 60, "all there is room for, and one batch"
     assert [one.text for one in found] == texts
     further = [replace(a, text=a.text + w.text, state=w.state) for a, w in zip(asks, found, strict=True)]
@@ -154,7 +156,7 @@ def test_what_is_kept_between_calls_is_bounded(policy: HfPolicy) -> None:
 
 
 def test_a_batch_too_big_for_memory_is_halved(policy: HfPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    asks = [Ask(text, node_key(0, text, [k]), 4) for k in range(3) for text in TEXTS]
+    asks = [StepRequest(text, node_key(0, text, [k]), 4) for k in range(3) for text in TEXTS]
     expected = [one.text for one in policy.write(asks, SAMPLING)]
     run, sizes, room = Decoder.run, [], [2]
 
@@ -174,7 +176,7 @@ def test_a_batch_too_big_for_memory_is_halved(policy: HfPolicy, monkeypatch: pyt
 
 def test_greedy_equals_generate(policy: HfPolicy) -> None:
     sampling = replace(SAMPLING, temperature=0.0, stop="\x00")
-    found = policy.write([Ask(text, 0, 12) for text in TEXTS], sampling)
+    found = policy.write([StepRequest(text, 0, 12) for text in TEXTS], sampling)
     for text, one in zip(TEXTS, found, strict=True):
         ids = policy.tokenizer(text, return_tensors="pt")
         out = policy.model.generate(**ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -184,7 +186,7 @@ def test_greedy_equals_generate(policy: HfPolicy) -> None:
 
 def test_a_full_context_is_cut(policy: HfPolicy) -> None:
     policy.context = len(policy.tokenizer(TEXTS[0])["input_ids"])
-    assert policy.write([Ask(TEXTS[0], 0, 12)], SAMPLING) == [Written("", "cut", 0, 0.0)]
+    assert policy.write([StepRequest(TEXTS[0], 0, 12)], SAMPLING) == [Written("", "cut", 0, 0.0)]
 
 
 def test_choice_follows_the_distribution() -> None:
@@ -205,7 +207,7 @@ def test_choice_follows_the_distribution() -> None:
 def test_keys_name_the_noise() -> None:
     keys = {node_key(seed, problem, path) for seed in (0, 1) for problem in "ab" for path in ((0,), (1,), (0, 0))}
     assert len(keys) == 12
-    assert noise(node_key(0, "a", (0,))).random() == noise(node_key(0, "a", [0])).random()
+    assert rng(node_key(0, "a", (0,))).random() == rng(node_key(0, "a", [0])).random()
 
 
 class Scripted:
@@ -216,15 +218,15 @@ class Scripted:
 
     def __init__(self, *said: Written) -> None:
         self.said = list(said)
-        self.asked: list[Ask] = []
+        self.asked: list[StepRequest] = []
 
-    def write(self, asks: list[Ask], sampling: Sampling) -> list[Written]:  # noqa: ARG002
+    def write(self, asks: list[StepRequest], sampling: Sampling) -> list[Written]:  # noqa: ARG002
         self.asked += asks
         return [self.said.pop(0) for _ in asks]
 
 
 def test_blank_stretches_are_no_steps() -> None:
-    asks = [Ask("p", 8, 20), Ask("q", 16, 20)]
+    asks = [StepRequest("p", 8, 20), StepRequest("q", 16, 20)]
     policy: Any = Scripted(
         Written("\n\n", "stop", 1, -1.0), Written("b\n\n", "stop", 2, -2.0), Written("", "end", 1, -0.5)
     )
@@ -241,7 +243,7 @@ def test_blank_stretches_are_no_steps() -> None:
 def test_whole_solutions_run_over_stop_strings(policy: HfPolicy) -> None:
     """The same noise gives the same text: up to the stop string, or to the end; beside each other in one batch."""
     sampling = replace(SAMPLING, stop="e")
-    steps = [Ask(text, node_key(0, text, [0]), 12) for text in TEXTS]
+    steps = [StepRequest(text, node_key(0, text, [0]), 12) for text in TEXTS]
     wholes = [replace(ask, whole=True, keep=False) for ask in steps]
     found = policy.write([*steps, *wholes], sampling)
     assert [one.ending for one in found[:4]].count("stop") >= 2
@@ -256,9 +258,9 @@ def test_whole_solutions_run_over_stop_strings(policy: HfPolicy) -> None:
 
 def test_a_state_serves_every_prefix_of_its_text(policy: HfPolicy) -> None:
     """Rollouts from inside a solution need only what follows the part that was read."""
-    whole = policy.write([Ask(TEXTS[0], 3, 12, whole=True)], SAMPLING)[0]
+    whole = policy.write([StepRequest(TEXTS[0], 3, 12, whole=True)], SAMPLING)[0]
     text = TEXTS[0] + whole.text[: len(whole.text) // 2]
-    asks = [Ask(text, key, 6, whole=True, keep=False) for key in range(3)]
+    asks = [StepRequest(text, key, 6, whole=True, keep=False) for key in range(3)]
     before = policy.num_read
     fresh = policy.write(asks, SAMPLING)
     read = policy.num_read - before

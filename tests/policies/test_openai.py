@@ -12,7 +12,7 @@ import pytest
 
 from loopback import Answer, serve
 from prism_prm.http import Patience, ServerError
-from prism_prm.policies import Ask, PolicyError, PolicySettings, Prompting, Sampling, Written, open_policy
+from prism_prm.policies import PolicyError, PolicySettings, Prompting, Sampling, StepRequest, Written, open_policy
 from prism_prm.policies.openai import OpenAiPolicy
 from tiny import qwen_tokenizer
 
@@ -23,10 +23,10 @@ def said(text: str, reason: Any = "stop", tokens: Any = 3, **more: Any) -> Answe
     return 200, {"choices": [{"text": text, "finish_reason": reason, **more}], "usage": {"completion_tokens": tokens}}
 
 
-def write(url: str, *asks: Ask, sampling: Sampling | None = None, **options: Any) -> list[Written]:
+def write(url: str, *asks: StepRequest, sampling: Sampling | None = None, **options: Any) -> list[Written]:
     policy = OpenAiPolicy(url, model="m", patience=QUICK, **options)
     try:
-        return policy.write(asks or [Ask("p", 7, 20)], sampling or Sampling())
+        return policy.write(asks or [StepRequest("p", 7, 20)], sampling or Sampling())
     finally:
         policy.close()
 
@@ -68,7 +68,7 @@ def test_one_finish_reason_for_both_is_told_apart_by_asking(next_token: str, exp
 @pytest.mark.parametrize(("reason", "ending"), [("stop", "end"), ("length", "cut"), ("content_filter", "cut")])
 def test_a_whole_solution_is_one_request_without_a_stop_string(reason: str, ending: str) -> None:
     with serve(lambda _: said("a\n\nb", reason)) as (url, asked):
-        assert write(url, Ask("p", 7, 20, whole=True)) == [Written("a\n\nb", ending, 3)]  # type: ignore[arg-type]
+        assert write(url, StepRequest("p", 7, 20, whole=True)) == [Written("a\n\nb", ending, 3)]  # type: ignore[arg-type]
     assert len(asked) == 1
     assert "stop" not in asked[0]
 
@@ -76,7 +76,7 @@ def test_a_whole_solution_is_one_request_without_a_stop_string(reason: str, endi
 def test_a_stop_string_may_begin_in_the_prompt() -> None:
     """transformers stops at a line break that makes a blank line together with the prompt's last one."""
     with serve(lambda _: said("\n", tokens=1)) as (url, asked):
-        assert write(url, Ask("assistant\n", 0, 9)) == [Written("\n", "stop", 1)]
+        assert write(url, StepRequest("assistant\n", 0, 9)) == [Written("\n", "stop", 1)]
     assert len(asked) == 1
 
 
@@ -88,8 +88,8 @@ def test_a_stop_string_that_began_in_the_prompt_shows_nothing_about_later_ones()
 
     with serve(answer) as (url, asked):
         policy = OpenAiPolicy(url, model="m", patience=QUICK)
-        assert policy.write([Ask("assistant\n", 0, 9)], Sampling()) == [Written("\n", "stop", 1)]
-        assert policy.write([Ask("assistant\n\n", 0, 9)], Sampling()) == [Written("b\n\n", "stop", 2)]
+        assert policy.write([StepRequest("assistant\n", 0, 9)], Sampling()) == [Written("\n", "stop", 1)]
+        assert policy.write([StepRequest("assistant\n\n", 0, 9)], Sampling()) == [Written("b\n\n", "stop", 2)]
         policy.close()
     assert len(asked) == 3
 
@@ -97,8 +97,8 @@ def test_a_stop_string_that_began_in_the_prompt_shows_nothing_about_later_ones()
 def test_a_server_that_leaves_the_stop_string_is_believed() -> None:
     with serve(lambda body: said("a\n\n" if body["prompt"] == "p" else "b")) as (url, asked):
         policy = OpenAiPolicy(url, model="m", patience=QUICK)
-        assert policy.write([Ask("p", 0, 9)], Sampling())[0].ending == "stop"
-        assert policy.write([Ask("q", 0, 9)], Sampling()) == [Written("b", "end", 3)]
+        assert policy.write([StepRequest("p", 0, 9)], Sampling())[0].ending == "stop"
+        assert policy.write([StepRequest("q", 0, 9)], Sampling()) == [Written("b", "end", 3)]
         policy.close()
     assert len(asked) == 2
 
@@ -115,7 +115,7 @@ def test_it_does_not_matter_which_answer_comes_first() -> None:
         return said("#### 2")
 
     with serve(answer) as (url, asked):
-        found = write(url, Ask("soon", 1, 9), Ask("late", 2, 9))
+        found = write(url, StepRequest("soon", 1, 9), StepRequest("late", 2, 9))
     assert found == [Written("#### 2", "end", 3), Written("a\n\n", "stop", 3)]
     assert len(asked) == 2
 
@@ -125,7 +125,9 @@ def test_requests_say_what_was_asked(monkeypatch: pytest.MonkeyPatch, caplog: py
     caplog.set_level(logging.DEBUG)
     sampling = Sampling(temperature=0.5, top_p=0.9, stop="\n")
     with serve(lambda _: said("a\n")) as (url, asked):
-        write(url, Ask("p", 2**40 + 5, 17), Ask("p", 9, 3, greedy=True), sampling=sampling, concurrency=1)
+        write(
+            url, StepRequest("p", 2**40 + 5, 17), StepRequest("p", 9, 3, greedy=True), sampling=sampling, concurrency=1
+        )
     assert asked[0] == {
         "model": "m", "prompt": "p", "max_tokens": 17, "temperature": 0.5, "top_p": 0.9, "stop": ["\n"],
         "seed": (2**40 + 5) % (2**31 - 1), "authorization": "Bearer sk-very-secret", "path": "/v1/completions",
@@ -234,7 +236,7 @@ def test_a_hanging_server_times_out() -> None:
     with serve(lambda _: (over.wait(300), said("a"))[1]) as (url, _):
         policy = OpenAiPolicy(url, model="m", patience=patience)
         with pytest.raises(ServerError, match=r"no answer within 0.4 seconds \(4 tries\)"):
-            policy.write([Ask("p", 0, 9)], Sampling())
+            policy.write([StepRequest("p", 0, 9)], Sampling())
         policy.close()
         over.set()
 
@@ -248,7 +250,7 @@ def test_a_hanging_request_does_not_hold_up_an_error() -> None:
     with serve(answer) as (url, _):
         policy = OpenAiPolicy(url, model="m", patience=Patience(timeout=300))
         with pytest.raises(ServerError, match="status 422"):
-            policy.write([Ask("hangs", 0, 9), Ask("bad", 0, 9), Ask("hangs", 1, 9)], Sampling())
+            policy.write([StepRequest("hangs", 0, 9), StepRequest("bad", 0, 9), StepRequest("hangs", 1, 9)], Sampling())
         policy.close()
         assert not over.is_set(), "the hanging requests are still unanswered"
         over.set()
@@ -285,7 +287,7 @@ def test_requests_run_together_within_the_limit() -> None:
         return said(body["prompt"] + "\n\n")
 
     with serve(answer) as (url, _):
-        found = write(url, *(Ask(f"p{i}", i, 9) for i in range(24)), concurrency=6)
+        found = write(url, *(StepRequest(f"p{i}", i, 9) for i in range(24)), concurrency=6)
     assert [one.text for one in found] == [f"p{i}\n\n" for i in range(24)], "answers come in the order asked"
     assert most[0] == 6
 
@@ -295,7 +297,7 @@ def test_open_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(lambda _: said("a\n\n")) as (url, asked):
         policy = open_policy(PolicySettings(f"openai:{url}", Prompting(template="none"), patience=QUICK))
         assert policy.prompt("1 + 1?") == "1 + 1?\n\n"
-        policy.write([Ask("p", 0, 4)], Sampling())
+        policy.write([StepRequest("p", 0, 4)], Sampling())
         policy.close()
         assert asked[0]["model"] == "only-one"
         assert asked[0]["authorization"] is None

@@ -7,7 +7,7 @@ from tokenizers.processors import TemplateProcessing
 
 from prism_prm import PrismError
 from prism_prm.policies import Prompting
-from prism_prm.policies.prompts import render
+from prism_prm.policies.base import render
 from tiny import llama_tokenizer, qwen_tokenizer
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from prism_prm.cli import app
 from prism_prm.http import Patience, ServerError
-from prism_prm.policies import Ask, Policy, PolicySettings, Sampling, Written, open_policy, write_steps
+from prism_prm.policies import Policy, PolicySettings, Sampling, StepRequest, Written, open_policy, write_steps
 from prism_prm.pools import read_pool
 from prism_prm.search import Engine
 from tiny import SOLVED
@@ -32,7 +32,7 @@ def served(memorising_policy: Path) -> Iterator[Served]:
 
 def solve(policy: Policy) -> list[list[Written]]:
     """Step after step, each problem's text growing by what was written, until all have ended."""
-    asks = [Ask(policy.prompt(problem), 0, SAMPLING.max_step_tokens) for problem in SOLVED]
+    asks = [StepRequest(policy.prompt(problem), 0, SAMPLING.max_step_tokens) for problem in SOLVED]
     found = []
     while asks:
         step = write_steps(policy, asks, SAMPLING)

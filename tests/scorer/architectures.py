@@ -12,7 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
 from prism_prm.lm.attention import ATTENTION
-from prism_prm.lm.miniature import randomise, small_config
+from prism_prm.lm.miniature import randomize, small_config
 from prism_prm.prms import FAMILIES
 from prism_prm.prms.card import Card
 from prism_prm.prms.module import PrmModule
@@ -71,7 +71,7 @@ def backbone(kind: str) -> Any:
     config = small_config(CONFIG_MAPPING[kind](**{**WINDOWED, **OTHERS}[kind]))
     config.vocab_size = VOCABULARY
     model = AutoModel.from_config(config, attn_implementation="sdpa").double().eval()
-    randomise(model)
+    randomize(model)
     return model
 
 
@@ -86,7 +86,7 @@ def random_prm(family: str, kind: str) -> PRM:
     """A PRM of any family on any architecture; models are shared, so do not change them."""
     model, laid_out = backbone(kind), layout(family)
     head = laid_out.make_head(model.config.hidden_size, model.config).double()
-    randomise(head)
+    randomize(head)
     return PRM(PrmModule(model, head, laid_out).eval(), laid_out, Card(family, laid_out.chosen))
 
 

@@ -25,11 +25,11 @@ from transformers import (
 )
 
 from prism_prm import PrismError, init_prm
-from prism_prm.lm import tree_attention
+from prism_prm.lm import attention
 from prism_prm.lm.miniature import miniature, small_config
 from prism_prm.prms.module import PrmModule
 from prism_prm.scorer import check_packing as trial
-from prism_prm.scorer import step_batch
+from prism_prm.scorer import session
 from prism_prm.scorer.check_packing import check_packing, check_session
 from tiny import qwen_tokenizer
 
@@ -101,7 +101,7 @@ def test_a_miniature_has_every_kind_of_layer_and_small_windows() -> None:
 @pytest.mark.parametrize("config", PUBLISHED[:2], ids=kind)
 def test_attention_that_misses_its_window_is_found(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers take the blocks of the first kind, full attention: short texts would not show it."""
-    monkeypatch.setattr(tree_attention, "ticket", lambda _, dtype: torch.full((1, 1, 1, 1), torch.nan, dtype=dtype))
+    monkeypatch.setattr(attention, "ticket", lambda _, dtype: torch.full((1, 1, 1, 1), torch.nan, dtype=dtype))
     with pytest.raises(
         PrismError, match=r"qwen2\w*: this architecture cannot be packed.*18 of 18 steps have other hidden"
     ):
@@ -115,7 +115,7 @@ def test_a_session_that_misses_windows_is_found(config: Any, monkeypatch: pytest
         monkeypatch.setattr(module, "windows", dict.fromkeys(module.windows, None))
         return grow(*arguments)
 
-    grow = step_batch.run_growth
+    grow = session.run_growth
     monkeypatch.setattr(trial, "run_growth", without_windows)
     module = unread(config)
     check_packing(module)

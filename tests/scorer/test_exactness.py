@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from references import separate_scores
 
-from prism_prm.lm import tree_attention
+from prism_prm.lm import attention as kernels
 from prism_prm.packing import batch_rows, collate, encode_tree, merge_rows, pack, read_index
 from prism_prm.prms.module import PrmModule
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.scorer.whole_trees import run_rows
+from prism_prm.scorer.whole_trees import batches_of
 from tiny import FAMILY_MODELS
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
@@ -59,7 +59,7 @@ BLOCKS = [0, 3, 16, 128]
 def attention(block: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if block:
-            patch.setattr(tree_attention, "BLOCK", block)
+            patch.setattr(kernels, "BLOCK", block)
         else:
             patch.setattr(PrmModule, "in_blocks", False)
         yield
@@ -170,8 +170,8 @@ def test_flex_forward_equals_sdpa(tiny_prm: Callable[..., Any]) -> None:
             np.testing.assert_allclose(a.log_odds_NO, b.log_odds_NO, atol=1e-4, rtol=1e-4)
 
 
-def test_run_rows_gives_every_read_once(tiny_prm: Callable[..., Any]) -> None:
+def test_batches_have_every_read_once(tiny_prm: Callable[..., Any]) -> None:
     prm = tiny_prm("qwen", "qwen2")
     rows = pack([prm.encode_tree(COMB)] * 3, 80)
-    owners = [owner for some, _ in run_rows(prm.module, rows, 100, lambda *_: "") for owner in some]
+    owners = [owner for batch in batches_of(prm.module, rows, 100) for row in batch for owner in row.owners]
     assert sorted(owners) == [(tree, node) for tree in range(3) for node in range(len(COMB.nodes))]

@@ -13,7 +13,7 @@ from references import REFERENCES
 from test_exactness import WORDS
 
 from prism_prm import PrismError
-from prism_prm.scorer.step_batch import PASS, in_batches
+from prism_prm.scorer.session import PASS, in_batches
 from tiny import FAMILY_MODELS
 
 PROBLEMS = ["Let x be 1. What is x + 2?", "Compute 12 * 4 / 6.", "y?"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_prm import PrismError
-from prism_prm.policies import Ask, Sampling, Written
+from prism_prm.policies import Sampling, StepRequest, Written
 from prism_prm.search import METHODS, Found, SearchSettings, search_problems
 from worlds import FakePolicy, FakePrm
 
@@ -23,9 +23,9 @@ KINDS = [(method, 0) for method in METHODS] + [(method, ahead) for method in ("b
 class Recorder(FakePolicy):
     """Remembers every batch that it wrote: (what was asked, the text afterwards, how it ended)."""
 
-    batches: list[list[tuple[Ask, str, str]]] = field(default_factory=list)
+    batches: list[list[tuple[StepRequest, str, str]]] = field(default_factory=list)
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         written = super().write(asks, sampling)
         self.batches.append(
             [(ask, (ask.text + one.text).strip(), one.ending) for ask, one in zip(asks, written, strict=True)]

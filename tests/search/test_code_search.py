@@ -15,8 +15,8 @@ from prism_prm.cli import app
 from prism_prm.errors import ConfigError
 from prism_prm.page.document import Results
 from prism_prm.page.documents import find_documents
-from prism_prm.policies import Ask, PolicySettings, Sampling, Written
-from prism_prm.policies.next_token import noise
+from prism_prm.policies import PolicySettings, Sampling, StepRequest, Written
+from prism_prm.policies.base import rng
 from prism_prm.programs import program_judge
 from prism_prm.rerank.run import RerankSettings, rerank_pool
 from prism_prm.sandbox import SandboxError
@@ -46,10 +46,10 @@ class CodePolicy:
 
     def close(self) -> None: ...
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
+    def write(self, asks: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
         return [self._one(ask, sampling.stop) for ask in asks]
 
-    def _one(self, ask: Ask, stop: str) -> Written:
+    def _one(self, ask: StepRequest, stop: str) -> Written:
         written = ask.text[ask.start :]
         whole = "```python\nx = int(\n\n    input())\n\nif True:\n\n    print(" + self._last(ask.key) + ")\n```"
         if "print(" not in written:
@@ -59,7 +59,7 @@ class CodePolicy:
         return Written(whole[len(written) :], "end", 5, -1.0)
 
     def _last(self, key: int) -> str:
-        return ("2 * x", "4", "y")[min(2, int(3 * noise(key).random()))]
+        return ("2 * x", "4", "y")[min(2, int(3 * rng(key).random()))]
 
 
 def right(steps: tuple[str, ...]) -> float:

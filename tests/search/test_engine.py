@@ -12,8 +12,8 @@ import pytest
 
 from prism_prm import init_prm
 from prism_prm.policies import Sampling, open_policy
+from prism_prm.policies.decode import Kept
 from prism_prm.policies.hf import HfPolicy
-from prism_prm.policies.kv_cache import Kept
 from prism_prm.search import Engine, Found, SearchSettings, search_problems
 from prism_prm.search.engine import RoundStats
 from prism_prm.world.problems import Problem, draw_problems

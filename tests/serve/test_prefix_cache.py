@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from prism_prm import PRM, StepTree
 from prism_prm.records import Step
-from prism_prm.scorer import prefix_cache, step_batch
-from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
-from prism_prm.scorer.prefix_cache import Found, PrefixCache
+from prism_prm.scorer import prefix_cache, session
+from prism_prm.scorer.prefix_cache import Found, PrefixCache, merge_encoded, merge_trees, score_merged
 from prism_prm.scorer.whole_trees import score_encoded
 from serving_prms import running
 
@@ -84,13 +83,13 @@ def score(cache: PrefixCache, *asked: Any) -> list[Found]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The new tokens of each pass through the model."""
     passes: list[int] = []
-    real = step_batch.run_growth
+    real = session.run_growth
 
     def run(module: Any, batch: Any) -> Any:
         passes.append(sum(growth.num_new for growth in batch))
         return real(module, batch)
 
-    monkeypatch.setattr(prefix_cache, "run_growth", run)
+    monkeypatch.setattr(session, "run_growth", run)
     return passes
 
 

@@ -23,7 +23,7 @@ from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.run import label_task
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import PolicySettings, Sampling
-from prism_prm.policies.spread import policy_for_workers
+from prism_prm.policies.base import policy_for_workers
 from prism_prm.scorer.opened import prm_for_workers
 from prism_prm.search import SearchSettings
 from prism_prm.search.recipe import SearchRecipe
@@ -185,7 +185,7 @@ def test_a_policy_is_opened_where_its_folder_is_found(
     settings: dict[str, str], opened_there: dict[str, str], loads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hub ids travel as they are, and nothing is downloaded here."""
-    monkeypatch.setattr("prism_prm.policies.spread.open_policy", lambda settings: settings)
+    monkeypatch.setattr("prism_prm.policies.base.open_policy", lambda settings: settings)
     given = PolicySettings(**{key: value.format(here=tmp_path) for key, value in settings.items()})
     opening = policy_for_workers(given)
     assert opening.folders == ((str(tmp_path),) if "/there" in "".join(opened_there.values()) else ())

@@ -37,7 +37,7 @@ def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None
     if kind == "openai":
         check_address(where)
     else:
-        from prism_prm.lm.place import check_model
+        from prism_prm.lm.files import check_model
 
         check_model(where)
     format = read_format(settings.format, settings.prompt)

@@ -12,9 +12,8 @@ import torch
 
 from prism_prm.critics.replies import Ask, Reply, TokenChoice
 from prism_prm.critics.server import TOP
-from prism_prm.lm.chat import render_chat
-from prism_prm.policies.base import Ask as PolicyAsk
-from prism_prm.policies.base import Sampling, Written
+from prism_prm.lm.files import render_chat
+from prism_prm.policies.base import Sampling, StepRequest, Written
 from prism_prm.policies.hf import HfPolicy, load_hf
 
 T = TypeVar("T")
@@ -84,7 +83,7 @@ class LocalCritic:
         start, one = time.monotonic(), asks[0]
         texts = [self._text(ask) for ask in asks]
         written = self.policy.write(
-            [PolicyAsk(text, ask.seed, ask.max_tokens, keep=False) for text, ask in zip(texts, asks, strict=True)],
+            [StepRequest(text, ask.seed, ask.max_tokens, keep=False) for text, ask in zip(texts, asks, strict=True)],
             Sampling(temperature=one.temperature, top_p=one.top_p),
             stops=one.stops,
             top_k=one.top_k,

@@ -13,7 +13,8 @@ from prism_prm.demo.findings import Findings, find
 from prism_prm.demo.policies import SKIPPED
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
-from prism_prm.demo.stages import SeedResult, SeedRun, quietly
+from prism_prm.demo.stages import SeedResult, SeedRun
+from prism_prm.lm.load import quiet_transformers
 from prism_prm.report import Report
 
 
@@ -42,7 +43,7 @@ def run_demo(
     if find_spec("trl") is None:
         say(SKIPPED)
         settings = replace(settings, rl=None)
-    with quietly():
+    with quiet_transformers():
         results = []
         for seed in range(first_seed, first_seed + seeds):
             say(f"Seed {seed}")
@@ -62,7 +63,7 @@ def _add_map(report: Report, result: SeedResult, out: Path, *, quick: bool) -> N
     """The asymmetry map of the first world."""
     settings = MapSettings(rates=(0.0, 0.3), updates=2) if quick else MapSettings()
     asymmetry = AsymmetryMap(result.world, out / f"seed-{result.seed}" / "map", settings)
-    with quietly():
+    with quiet_transformers():
         asymmetry.measure()
     asymmetry.add_to(report)
 

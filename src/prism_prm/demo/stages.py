@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,20 +38,6 @@ BASE = "base"
 NATURAL = "natural"
 GUIDED_NS = (4, 16)
 """Candidates per round of the beam search."""
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Without transformers' own progress bars, one per loaded model, between ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True)

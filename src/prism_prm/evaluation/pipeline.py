@@ -19,7 +19,7 @@ from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.report import RunInfo, steps_file, write_run
 from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.names import check_name, own_name
-from prism_prm.prms.place import prm_folder
+from prism_prm.prms.card import prm_folder
 from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.scorer.place import check_scorer, remote_place
 
@@ -128,7 +128,7 @@ def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
 
 def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> None:
     """There must be a card to take a threshold from; looked up before the PRM is loaded."""
-    from prism_prm.lm.place import local_folder
+    from prism_prm.lm.files import local_folder
     from prism_prm.prms.card import CARD_FILE, read_card
 
     lacking = ""

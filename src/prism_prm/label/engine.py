@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from prism_prm.label.jobs import AFTER_ERROR, Budget, Job, Node, Outcome, Work, sample_solutions, together
 from prism_prm.label.methods import METHODS
 from prism_prm.label.settings import LabelSettings
-from prism_prm.policies import Ask, Policy, write_steps
+from prism_prm.policies import Policy, StepRequest, write_steps
 from prism_prm.records import ROOT, StepTree, unique_names
 from prism_prm.search.engine import RoundStats
 from prism_prm.tasks import Grader, ProblemIndex, TaskProblem
@@ -40,7 +40,7 @@ class _Running:
     problem: TaskProblem
     prompt: str
     work: Work[Labelled]
-    asks: list[Ask]
+    asks: list[StepRequest]
 
 
 class Labeller:

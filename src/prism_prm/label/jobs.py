@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from prism_prm.label.rules import Tally, find_rule
 from prism_prm.label.settings import LabelSettings
-from prism_prm.policies import Ask, Written, node_key
+from prism_prm.policies import StepRequest, Written, node_key
 from prism_prm.records import ROOT, Estimate, Step, StepTree
 from prism_prm.steps import cut_with_ends, ends_in_code, ends_step, trimmed
 from prism_prm.tasks import TaskProblem
@@ -30,7 +30,7 @@ class Outcome:
     """Whether it completes a right solution."""
 
 
-Work = Generator[list[Ask], list[Outcome], T]
+Work = Generator[list[StepRequest], list[Outcome], T]
 SOLUTION, ALTERNATIVE, ROLLOUT = range(3)
 """What is sampled: the second number of a path that names noise."""
 AFTER_ERROR = "steps after a wrong one"
@@ -152,7 +152,8 @@ def sample_solutions(jobs: Sequence[Job]) -> Work[list[Job]]:
         return []
     sampling = jobs[0].settings.sampling
     outcomes = yield [
-        Ask(job.prompt, job.noise(SOLUTION), sampling.max_tokens, whole=True, start=len(job.prompt)) for job in jobs
+        StepRequest(job.prompt, job.noise(SOLUTION), sampling.max_tokens, whole=True, start=len(job.prompt))
+        for job in jobs
     ]
     kept: dict[tuple[str, ...], Job] = {}
     for job, outcome in zip(jobs, outcomes, strict=True):
@@ -195,7 +196,7 @@ def sample_alternatives(job: Job, positions: Sequence[int]) -> Work[None]:
         text, state = job.prefix(position)
         for number in range(settings.alternatives):
             key = job.noise(ALTERNATIVE, position, number)
-            asks.append(Ask(text, key, settings.sampling.max_step_tokens, state=state, start=len(job.prompt)))
+            asks.append(StepRequest(text, key, settings.sampling.max_step_tokens, state=state, start=len(job.prompt)))
     outcomes = iter((yield asks))
     for position in positions:
         known = {job.nodes[i].text for i in job.children(position)}
@@ -239,7 +240,7 @@ def roll_out(
             first = node.tally.rollouts
             keys = [job.noise(ROLLOUT, i, number) for number in range(first, first + count)]
             asks += [
-                Ask(
+                StepRequest(
                     node.so_far,
                     key,
                     sampling.max_tokens,

@@ -25,8 +25,7 @@ from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.report import LabelRun, make_report
 from prism_prm.label.settings import LabelSettings
 from prism_prm.policies import Policy, PolicySettings, open_policy
-from prism_prm.policies.load import check_policy
-from prism_prm.policies.spread import policy_for_workers
+from prism_prm.policies.base import check_policy, policy_for_workers
 from prism_prm.programs import Level
 from prism_prm.programs.problems import Packed
 from prism_prm.protocol import notes_of, summary_of

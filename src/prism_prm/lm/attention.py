@@ -1,42 +1,47 @@
-"""Which attention a model runs, and what its layers may see: our kernels made known to transformers, and masks.
+"""The attention of our models: which kernel a model runs, what its layers may see, and two kernels of our own.
 
-Shapes: B rows, L tokens of a row.
+`tree_attention`, for packed trees on CPUs: in a packed tree a token sees its own path, a small part of the row, but a
+dense mask pays for the whole row. Here each block of neighboring queries gathers the keys that any of them sees and
+runs ordinary SDPA on those, so the work is tokens × path and not tokens × row. The numbers are those of the dense mask.
+GPUs have flex attention for this.
+
+`shared_attention`, for rows that continue the same texts: a context's key/values are held, and read, once for all its
+rows. The softmax over a row's context and its own tokens is computed in two parts, which are joined by their maxima and
+sums. For the part over contexts the queries of all rows of a context are one matrix.
+
+Shapes: B rows, L tokens of a row, Q queries of a block, K keys that they see, N key/value heads, D head size,
+C contexts, S slots (rows that a context can have), H heads, G = H / N, T columns of memory.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from prism_prm.errors import ConfigError, ModelError
-from prism_prm.lm import shared_attention, tree_attention
 
 Attention = Literal["sdpa", "flex"]
-ATTENTION: dict[str, str] = {"sdpa": tree_attention.NAME, "flex": "flex_attention"}
+ATTENTION: dict[str, str] = {"sdpa": "prism_sdpa", "flex": "flex_attention"}
 """Our name of an attention kernel → its name in a config."""
+SHARED = "prism_shared"
+"""The config's name of `shared_attention`, which policies run."""
+BLOCK = 128
+"""Queries per block of `tree_attention`: wider ones see more than they need, narrower ones make small products."""
 FLEX_BLOCK = 128
 """Flex attention works in blocks of this many tokens; rows are padded to whole blocks."""
-SHARED = shared_attention.NAME
-"""The attention of policies, which rows that continue one text share."""
-
-
-def _register(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:
-    """Make an attention known to transformers, one that behaves as SDPA where nothing of ours is handed to it."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, sdpa_mask)
-
-
-_register(tree_attention.NAME, tree_attention.tree_attention)
-_register(shared_attention.NAME, shared_attention.shared_attention)
+SPARE = 32
+"""Columns that `Columns` adds at least."""
 
 
 def check_attention(name: str) -> str:
@@ -44,6 +49,31 @@ def check_attention(name: str) -> str:
     if name not in ATTENTION:
         raise ConfigError(f"attn={name!r} is not one of {sorted(ATTENTION)}")
     return ATTENTION[name]
+
+
+def kernel_of(config: Any) -> str | None:
+    """transformers' name of the attention that a config's model runs."""
+    kernel: str | None = config._attn_implementation
+    return kernel
+
+
+def set_kernel(config: Any, kernel: str | None) -> None:
+    """Let a config's model run another attention.
+
+    Only here is transformers' private attribute written: its public setter walks through all modules of a model, and
+    sessions switch with every pass.
+    """
+    config._attn_implementation = kernel
+
+
+@contextmanager
+def using_kernel(config: Any, kernel: str) -> Iterator[None]:
+    before = kernel_of(config)
+    set_kernel(config, kernel)
+    try:
+        yield
+    finally:
+        set_kernel(config, before)
 
 
 def attention_windows(backbone: Any) -> dict[str, int | None]:
@@ -95,3 +125,214 @@ def eager_flex() -> Iterator[None]:
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         yield
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighboring queries of one row and what they see."""
+
+    start: int
+    stop: int
+    seen_K: Tensor | None
+    """The keys' columns; None: the first `stop` ones."""
+    mask_QK: Tensor
+    """To be added to the products."""
+
+
+RowBlocks = list[list[Block]]
+"""For each row its blocks, in order."""
+
+
+def ticket(number: int, dtype: torch.dtype) -> Tensor:
+    """What a model gets as the mask of one kind of its layers: its width tells the attention whose blocks to take.
+
+    Masks are what every architecture chooses by layer; not all of them tell their attention the layer's window. A
+    model that used it as a mask would get NaN.
+    """
+    return torch.full((1, 1, 1, 1 + number), torch.nan, dtype=dtype)
+
+
+def visible_blocks(end_BL: Tensor, positions_BL: Tensor, window: int | None, dtype: torch.dtype) -> RowBlocks:
+    """Which keys each block sees: k ≤ q < end[k], and in a sliding window position_q − position_k < window."""
+    rows: RowBlocks = []
+    for ends_L, positions_L in zip(end_BL, positions_BL, strict=True):
+        blocks = []
+        for start in range(0, len(ends_L), BLOCK):
+            stop = min(start + BLOCK, len(ends_L))
+            at_Q = torch.arange(start, stop)[:, None]
+            seen_K = (ends_L[:stop] > start).nonzero()[:, 0]
+            sees_QK = (seen_K <= at_Q) & (at_Q < ends_L[seen_K])
+            if window is not None:
+                sees_QK &= positions_L[start:stop, None] - positions_L[seen_K] < window
+                useful_K = sees_QK.any(dim=0)
+                seen_K, sees_QK = seen_K[useful_K], sees_QK[:, useful_K]
+            mask_QK = torch.zeros(sees_QK.shape, dtype=dtype).masked_fill_(~sees_QK, -torch.inf)
+            blocks.append(Block(start, stop, None if len(seen_K) == stop else seen_K, mask_QK))
+        rows.append(blocks)
+    return rows
+
+
+def tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    tree_blocks: Sequence[RowBlocks] | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: (B, N, L, D) → (B, L, N, D); without `tree_blocks` it is plain SDPA.
+
+    With them, one for each kind of layer, the mask is a `ticket`.
+    """
+    if tree_blocks is None:
+        options = {"dropout": dropout, "scaling": scaling, **others}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0], None
+    if attention_mask is None or attention_mask.numel() > len(tree_blocks):
+        raise ModelError(f"{type(module).__name__} does not pass on its attention mask, so it cannot be packed")
+    repeats = query.shape[1] // key.shape[1]
+
+    def seen(kept_1NLD: Tensor, block: Block) -> Tensor:
+        kept = kept_1NLD[:, :, : block.stop] if block.seen_K is None else kept_1NLD.index_select(2, block.seen_K)
+        return kept if repeats == 1 else kept.repeat_interleave(repeats, dim=1)
+
+    rows = []
+    for row, blocks in enumerate(tree_blocks[attention_mask.numel() - 1]):
+        pieces = []
+        for block in blocks:
+            keys, values = (seen(kept[row : row + 1], block) for kept in (key, value))
+            queries = query[row : row + 1, :, block.start : block.stop]
+            mask = block.mask_QK.to(query.dtype)[None, None]
+            pieces.append(scaled_dot_product_attention(queries, keys, values, mask, dropout, scale=scaling))
+        rows.append(torch.cat(pieces, dim=2))
+    return torch.cat(rows).transpose(1, 2).contiguous(), None
+
+
+class Columns(Cache):  # type: ignore[misc]
+    """The key/values of a batch in one piece of memory, which new tokens are written into.
+
+    All rows have the same number of columns, `length`. transformers' own cache is copied whole for every token.
+    """
+
+    def __init__(self, num_layers: int, memory: Tensor | None = None, length: int = 0) -> None:
+        super().__init__(layers=[])
+        self.num_layers = num_layers
+        self.memory = memory
+        """(layers, 2, B, N, T, D); without one it is made when something is written."""
+        self.length = length
+        """How many columns of the memory are used."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
+        """Write new columns into a layer; all that it holds then. The last layer completes them."""
+        rows, heads, width, size = key_states.shape
+        end = self.length + width
+        memory = self.memory
+        if memory is None or end > memory.shape[-2]:
+            # Twice as many each time, so that a column is moved twice at most on average.
+            grown = key_states.new_empty((self.num_layers, 2, rows, heads, end + max(SPARE, self.length), size))
+            if memory is not None:
+                grown[..., : self.length, :] = memory[..., : self.length, :]
+            self.memory = memory = grown
+        memory[layer_idx, 0, :, :, self.length : end] = key_states
+        memory[layer_idx, 1, :, :, self.length : end] = value_states
+        if layer_idx == self.num_layers - 1:
+            self.length = end
+        return memory[layer_idx, 0, :, :, :end], memory[layer_idx, 1, :, :, :end]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Columns that are complete."""
+        return self.length
+
+    def written(self) -> Tensor:
+        """The memory, which there is once something was written."""
+        assert self.memory is not None, "something was written"
+        return self.memory
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, N, length, D) of a layer."""
+        keys, values = self.written()[index, :, :, :, : self.length]
+        return keys, values
+
+    def select(self, rows: Tensor) -> None:
+        """Keep some rows only."""
+        if self.memory is not None:
+            self.memory = self.memory.index_select(2, rows)
+
+    def copy(self, row: int, start: int, end: int) -> Tensor:
+        """(layers, 2, N, columns, D) of one row, as memory of its own."""
+        return self.written()[:, :, row, :, start:end].clone()
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which row continues which context."""
+
+    contexts: Columns
+    num_slots: int
+    context_B: Tensor
+    slot_B: Tensor
+
+    def by_context(self, rows_BNGD: Tensor) -> Tensor:
+        """Rows → (C, N, S · G, D); zeros where a context has fewer rows."""
+        _, heads, groups, size = rows_BNGD.shape
+        contexts = self.contexts.written().shape[2]
+        grid = rows_BNGD.new_zeros((contexts, heads, self.num_slots, groups, size))
+        grid[self.context_B, :, self.slot_B] = rows_BNGD
+        return grid.view(contexts, heads, self.num_slots * groups, size)
+
+    def by_row(self, grid: Tensor) -> Tensor:
+        """The way back: (C, N, S · G, any) → (B, N, G, any)."""
+        contexts, heads, slots_groups, size = grid.shape
+        by_slot = grid.view(contexts, heads, self.num_slots, slots_groups // self.num_slots, size)
+        return by_slot[self.context_B, :, self.slot_B]
+
+
+def shared_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    grid: Grid | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: (B, H, 1, D) → (B, 1, H, D); without a grid it is plain SDPA.
+
+    With a grid, `key` and `value` are the rows' own, and the mask (C, 1, 1, keys of contexts + own) is added. A model
+    that does not hand the grid on fails, because its keys do not match the mask.
+    """
+    if grid is None:
+        return tree_attention(module, query, key, value, attention_mask, dropout, scaling, **others)
+    assert attention_mask is not None, "a grid comes with its mask"
+    rows, heads, _, size = query.shape
+    own_heads = key.shape[1]
+    query_BNGD = (query * (size**-0.5 if scaling is None else scaling)).view(rows, own_heads, heads // own_heads, size)
+    keys, values = grid.contexts.layer(module.layer_idx)
+    num_shared = keys.shape[2]
+    parts = _attend(grid.by_context(query_BNGD), keys, values, attention_mask[..., :num_shared])
+    context, context_top, context_sum = map(grid.by_row, parts)
+    # All rows of a batch have written equally many tokens, so one row's mask is everyone's.
+    own, own_top, own_sum = _attend(query_BNGD, key, value, attention_mask[:1, ..., num_shared:])
+    top = torch.maximum(context_top, own_top)
+    context_weight, own_weight = (context_top - top).exp_(), (own_top - top).exp_()
+    total = context_sum * context_weight + own_sum * own_weight
+    out = (context * context_weight + own * own_weight) / total
+    return out.to(query.dtype).view(rows, 1, heads, size), None
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values weighted by exp(score − maximum), the maxima, and the sums of the weights; in 32 bits at least."""
+    scores = (query @ keys.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)).add_(mask)
+    # Where a window shows nothing of a context, the maximum is finite all the same and the weights are 0.
+    top = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
+    weights = scores.sub_(top).exp_()
+    return (weights.to(values.dtype) @ values).to(weights.dtype), top, weights.sum(-1, keepdim=True)
+
+
+for _name, _kernel in ((ATTENTION["sdpa"], tree_attention), (SHARED, shared_attention)):
+    AttentionInterface.register(_name, _kernel)
+    AttentionMaskInterface.register(_name, sdpa_mask)  # where nothing of ours is handed to them, they are SDPA

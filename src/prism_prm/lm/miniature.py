@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from prism_prm.lm.hash import hash_tensors, plain_config
+from prism_prm.lm.attention import kernel_of, set_kernel
+from prism_prm.lm.load import hash_tensors, plain_config
 
 WINDOW = 8
 """What every sliding window is cut to, so that short texts leave it."""
@@ -21,14 +22,9 @@ CONTEXT = 128
 """Positions that it has at least."""
 _MOST_LAYERS = 4
 _RENAMED = (
-    "hidden_size",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "num_hidden_layers",
+    "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings", "num_hidden_layers",
     "num_key_value_heads",
-)
-
+)  # fmt: skip
 _SIZES: dict[str, int] = {
     "intermediate_size": 96, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
     "head_dim": 16, "rotary_dim": 8,
@@ -52,13 +48,22 @@ def small_config(config: Any) -> Any:
         if isinstance(given.get(names[key]), int):
             given[names[key]] = min(size, given[names[key]])
     given[names["hidden_size"]] = _HIDDEN_SIZE
-    given[names["num_attention_heads"]] = _heads(config.num_attention_heads)
+    heads = config.num_attention_heads
+    small_heads = _MOST_HEADS if heads >= _MOST_HEADS else 2 if heads > 1 else 1  # it divides the hidden size
+    given[names["num_attention_heads"]] = small_heads
     if isinstance(groups := given.get(names["num_key_value_heads"]), int):
-        given[names["num_key_value_heads"]] = _groups(config.num_attention_heads, groups)
+        # One, some or all of the heads, as in the model.
+        is_one = groups == 1 or (small_heads < _MOST_HEADS and groups < heads)
+        small_groups = 1 if is_one else small_heads if groups == heads else small_heads // 2
+        given[names["num_key_value_heads"]] = small_groups
     given[names["vocab_size"]] = VOCABULARY
     if isinstance(positions := given.get(names["max_position_embeddings"]), int):
         given[names["max_position_embeddings"]] = max(CONTEXT, positions)
-    layers = _chosen_layers(config)
+    # One layer of each kind, and as many of the lowest as there is room for.
+    kinds = list(getattr(config, "layer_types", None) or [""] * config.num_hidden_layers)
+    firsts = sorted({kinds.index(kind) for kind in kinds})
+    others = [layer for layer in range(config.num_hidden_layers) if layer not in firsts]
+    layers = sorted([*firsts, *others][:_MOST_LAYERS])
     for key, value in given.items():
         if isinstance(value, list) and len(value) == config.num_hidden_layers:
             given[key] = [value[i] for i in layers]
@@ -67,46 +72,23 @@ def small_config(config: Any) -> Any:
     given[names["num_hidden_layers"]] = len(layers)
     given |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # within the vocabulary
     made = type(config)(**given)
-    made._attn_implementation = config._attn_implementation
+    set_kernel(made, kernel_of(config))
     made._experts_implementation = "eager"  # the others have no 64 bits
     return made
-
-
-def _heads(heads: int) -> int:
-    """Heads of the miniature: a number that divides its hidden size."""
-    return _MOST_HEADS if heads >= _MOST_HEADS else 2 if heads > 1 else 1
-
-
-def _groups(heads: int, groups: int) -> int:
-    """Key/value heads of the miniature: one, some or all of its heads, as in the model."""
-    small = _heads(heads)
-    return 1 if groups == 1 or (small < 4 and groups < heads) else small if groups == heads else small // 2
-
-
-def _chosen_layers(config: Any) -> list[int]:
-    """The lowest layers, or as many of them as leave room for one of each kind of layer."""
-    count = config.num_hidden_layers
-    kinds = list(getattr(config, "layer_types", None) or [""] * count)
-    first = {kind: kinds.index(kind) for kind in kinds}
-    chosen = set(sorted(first.values())[:_MOST_LAYERS])
-    for layer in range(count):
-        if len(chosen) < _MOST_LAYERS:
-            chosen.add(layer)
-    return sorted(chosen)
 
 
 def miniature(model: Any, kernel: str) -> Any:
     """A random model of a model's class, in 64 bits on the CPU; an error if the class does not take that attention."""
     config = small_config(model.config)
-    config._attn_implementation = kernel
+    set_kernel(config, kernel)
     with torch.random.fork_rng(devices=[]):  # nobody else's numbers change because something was tried out
         made = type(model)(config).double().eval()
-    randomise(made)
+    randomize(made)
     return made
 
 
 @torch.no_grad()
-def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     """Give all weights random values that are large enough for every part of a model to count."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
@@ -119,5 +101,5 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 def config_key(model: Any) -> str:
     """Models with the same key have the same miniature."""
-    facts = type(model).__name__, plain_config(model.config), model.config._attn_implementation
+    facts = type(model).__name__, plain_config(model.config), kernel_of(model.config)
     return hash_tensors([json.dumps(facts, sort_keys=True, default=str)], ())

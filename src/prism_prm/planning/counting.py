@@ -11,8 +11,7 @@ import numpy as np
 
 from prism_prm.console import Advance, ignore
 from prism_prm.costs import Batch, Kernel, ModelSizes, Setup, forward_flops, training_flops
-from prism_prm.lm.attention import FLEX_BLOCK
-from prism_prm.lm.tree_attention import BLOCK
+from prism_prm.lm.attention import BLOCK, FLEX_BLOCK
 from prism_prm.packing import Row, encode_tree
 from prism_prm.pairs.examples import as_one_tree
 from prism_prm.planning.gpus import Cluster

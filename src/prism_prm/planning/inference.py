@@ -13,8 +13,7 @@ from prism_prm.names import named_places
 from prism_prm.planning.counting import CountingScorer, kernel_of
 from prism_prm.planning.gpus import BYTES, GIB, Cluster, Fit
 from prism_prm.planning.plan import SCORE_BYTES, Plan, ScoringJob, Stage
-from prism_prm.prms.known_sizes import Stand
-from prism_prm.prms.skeleton import backbone_sizes, load_skeleton
+from prism_prm.prms.skeleton import Stand, backbone_sizes, load_skeleton
 from prism_prm.scorer.store import Request
 from prism_prm.scorer.to_score import TreesToScore
 from prism_prm.search.recipe import SearchRecipe

@@ -12,7 +12,7 @@ from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
 from prism_prm.names import named_places, split_name
 from prism_prm.planning.gpus import Cluster, Fit
-from prism_prm.prms.known_sizes import Stand
+from prism_prm.prms.skeleton import Stand
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.search.recipe import SearchRecipe, read_recipe
 from prism_prm.training.recipe import Recipe, check_data, load_recipe

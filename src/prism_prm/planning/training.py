@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from prism_prm.arrays import Floats
 from prism_prm.console import progress
 from prism_prm.costs import (
     Batch,
@@ -29,9 +30,8 @@ from prism_prm.pairs.examples import Examples, Split
 from prism_prm.planning.counting import CountingScorer, RoundCount, count_round, kernel_of
 from prism_prm.planning.gpus import BYTES, GIB, Cluster, Fit
 from prism_prm.planning.plan import SCORE_BYTES, Plan, Stage
-from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.module import PrmModule
-from prism_prm.prms.skeleton import Skeleton, load_skeleton
+from prism_prm.prms.skeleton import Skeleton, Stand, load_skeleton
 from prism_prm.scorer.store import Share
 from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.training.batches import RowLimits
@@ -40,7 +40,6 @@ from prism_prm.training.margins import score_examples
 from prism_prm.training.recipe import HardwareSettings, Lora, Recipe
 from prism_prm.training.source import TRAIN, data_folder, examples_that_fit, make_data, needs_margins, rounds_of
 from prism_prm.training.validation import Validation
-from prism_prm.types import Floats
 
 MARGIN_BYTES = 40
 MOST_GPUS = 4096

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from prism_prm.errors import ModelError
-from prism_prm.lm.attention import SHARED, attention_windows
-from prism_prm.lm.device import pick_device, pick_dtype
-from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
-from prism_prm.lm.load import language_model
-from prism_prm.lm.memory import halving
-from prism_prm.lm.place import local_folder
-from prism_prm.policies.base import Ask, Ending, Sampling, Written, cut_at_stop
-from prism_prm.policies.check_decoding import check_decoding
-from prism_prm.policies.decode import Context, Decoder, DecodeRow
-from prism_prm.policies.kv_cache import Holdings, Kept, common_prefix
-from prism_prm.policies.prompts import Prompting, render
+from prism_prm.lm.attention import SHARED, attention_windows, set_kernel
+from prism_prm.lm.files import local_folder, tokenizer_text
+from prism_prm.lm.load import halving, hash_tensors, language_model, pick_device, pick_dtype, plain_config
+from prism_prm.policies.base import Ending, Prompting, Sampling, StepRequest, Written, cut_at_stop, render
+from prism_prm.policies.decode import Context, Decoder, DecodeRow, Kept, check_decoding
 
 SHARE_OF_MEMORY = 0.25
 CPU_BYTES = 2 * 10**9
@@ -46,10 +41,10 @@ class HfPolicy:
     ) -> None:
         self.name = name
         self.model = model.eval()
-        model.config._attn_implementation = SHARED  # SDPA, save for decoding
+        set_kernel(model.config, SHARED)  # SDPA, save for decoding
         self.tokenizer = tokenizer
         self.prompting = prompting or Prompting()
-        self.token_budget = token_budget or max(1, _memory_to_use(model.device) // _bytes_per_token(model))
+        self.token_budget = token_budget or _tokens_in_memory(model)
         """Tokens of one batch (context and new ones, padding included); by default what memory allows. While more than
         these are kept for callers, nothing further is: their texts are read again."""
         self.windows = attention_windows(model.base_model)
@@ -57,7 +52,8 @@ class HfPolicy:
         self.end_ids = _end_ids(model, tokenizer)
         self.num_read = 0
         """Tokens of contexts that went through the model: what was not kept."""
-        self._holdings = Holdings()
+        self._kept: WeakSet[Kept] = WeakSet()
+        """Key/values that somebody still points to."""
         self._may_stop: dict[tuple[int, str], bool] = {}
 
     def identity(self) -> str:
@@ -74,82 +70,72 @@ class HfPolicy:
         """Nothing is held between calls but what the caller holds."""
 
     def write(
-        self, asks: Sequence[Ask], sampling: Sampling, *, stops: Sequence[str] | None = None, top_k: int = 0
+        self, requests: Sequence[StepRequest], sampling: Sampling, *, stops: Sequence[str] | None = None, top_k: int = 0
     ) -> list[Written]:
-        """One continuation per ask; contexts of similar length together, as many as the token budget allows.
+        """One continuation per request; contexts of similar length together, as many as the token budget allows.
 
         `stops` replace the stop string, and `top_k` samples from so many of the likeliest tokens, as critics need it.
         """
-        ends = [() if ask.whole else (sampling.stop,) if stops is None else tuple(stops) for ask in asks]
-        states = {ask.text: ask.state for ask in asks}
+        ends = (sampling.stop,) if stops is None else tuple(stops)
+        states = {request.text: request.state for request in requests}
         token_ids = self.tokenizer(list(states))["input_ids"] if states else []
         contexts = {text: self._context(ids, states[text]) for text, ids in zip(states, token_ids, strict=True)}
+        lengths = [len(contexts[request.text].ids) for request in requests]
+
+        def run(some: Sequence[int]) -> list[DecodeRow]:
+            """One continuation per request, all together."""
+            rows = []
+            has_room = sum(piece.keys_values.shape[-2] for piece in self._kept) < self.token_budget
+            for i in some:
+                key = None if requests[i].greedy or sampling.temperature == 0 else requests[i].key
+                most = min(requests[i].max_tokens, self.context - lengths[i])
+                row_stops = () if requests[i].whole else ends
+                rows.append(DecodeRow(contexts[requests[i].text], key, most, requests[i].keep and has_room, row_stops))
+            distinct = list(dict.fromkeys(row.context for row in rows))
+            Decoder(self.model, self.windows).run(
+                distinct, rows, self._is_over,
+                temperature=sampling.temperature, top_p=sampling.top_p, top_k=top_k,
+            )  # fmt: skip
+            self.num_read += sum(len(context.ids) - context.shared for context in distinct)
+            for row in rows:
+                piece = row.kept
+                while piece is not None and piece not in self._kept:
+                    self._kept.add(piece)
+                    piece = piece.base
+            return rows
+
         # A text that fills the context already cannot be continued.
-        found = [Written("", "cut", 0, 0.0) for _ in asks]
-        open_asks = [i for i, ask in enumerate(asks) if len(contexts[ask.text].ids) < self.context]
-        order = sorted(open_asks, key=lambda i: (len(contexts[asks[i].text].ids), asks[i].text))
-        for batch in self._batches(order, asks, contexts):
-            runs = halving(
-                batch,
-                lambda some: self._run([asks[i] for i in some], [ends[i] for i in some], contexts, sampling, top_k),
-                lambda _: "one solution",
-            )
-            for some, rows in runs:
+        found = [Written("", "cut", 0, 0.0) for _ in requests]
+        order = sorted(range(len(requests)), key=lambda i: (lengths[i], requests[i].text))
+        batches: list[list[int]] = []
+        longest = 0
+        for i in (i for i in order if lengths[i] < self.context):
+            length = lengths[i] + requests[i].max_tokens
+            if not batches or max(longest, length) * (len(batches[-1]) + 1) > self.token_budget:
+                batches.append([])
+                longest = 0
+            batches[-1].append(i)
+            longest = max(longest, length)
+        for batch in batches:
+            for some, rows in halving(batch, run, lambda _: "one solution"):
                 for i, row in zip(some, rows, strict=True):
-                    found[i] = self._written(row, ends[i])
+                    found[i] = self._written(row)
         return found
 
-    def _context(self, ids: list[int], state: Any) -> Context:
+    def _context(self, ids: list[int], known: Kept | None) -> Context:
         if not ids:
             raise ModelError(f"{self.name}: the prompt has no tokens")
-        known: Kept | None = state
+        if known is None:
+            return Context(tuple(ids), None, 0)
         # The last token always goes through the model: the logits behind it are needed.
-        shared = 0 if known is None else min(common_prefix(ids, known.ids), len(ids) - 1)
+        shared = min(len(known.ids), len(ids) - 1)
+        if tuple(ids[:shared]) != known.ids[:shared]:
+            shared = next(i for i in range(shared) if ids[i] != known.ids[i])
         return Context(tuple(ids), known if shared else None, shared)
 
-    def _batches(self, order: Sequence[int], asks: Sequence[Ask], contexts: dict[str, Context]) -> Iterator[list[int]]:
-        batch: list[int] = []
-        longest = 0
-        for i in order:
-            length = len(contexts[asks[i].text].ids) + asks[i].max_tokens
-            if batch and max(longest, length) * (len(batch) + 1) > self.token_budget:
-                yield batch
-                batch, longest = [], 0
-            batch.append(i)
-            longest = max(longest, length)
-        if batch:
-            yield batch
-
-    def _run(
-        self,
-        asks: Sequence[Ask],
-        ends: Sequence[tuple[str, ...]],
-        contexts: dict[str, Context],
-        sampling: Sampling,
-        top_k: int,
-    ) -> list[DecodeRow]:
-        """One continuation per ask, all together."""
-        rows = []
-        has_room = self._holdings.num_tokens() < self.token_budget
-        for ask in asks:
-            context = contexts[ask.text]
-            key = None if ask.greedy or sampling.temperature == 0 else ask.key
-            most = min(ask.max_tokens, self.context - len(context.ids))
-            rows.append(DecodeRow(context, key, most, ask.keep and has_room))
-        stops = dict(zip(rows, ends, strict=True))
-        distinct = list(dict.fromkeys(row.context for row in rows))
-        Decoder(self.model, self.windows).run(
-            distinct, rows, lambda row: self._is_over(row, stops[row]),
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=top_k,
-        )  # fmt: skip
-        self.num_read += sum(len(context.ids) - context.shared for context in distinct)
-        for kept in filter(None, (row.kept for row in rows)):
-            self._holdings.add(kept)
-        return rows
-
-    def _is_over(self, row: DecodeRow, stops: tuple[str, ...]) -> bool:
+    def _is_over(self, row: DecodeRow) -> bool:
         token = row.tokens[-1]
-        return token in self.end_ids or any(self._stops(row, token, stop) for stop in stops)
+        return token in self.end_ids or any(self._stops(row, token, stop) for stop in row.stops)
 
     def _stops(self, row: DecodeRow, token: int, stop: str) -> bool:
         seen = self._may_stop.get((token, stop))
@@ -168,28 +154,24 @@ class HfPolicy:
         head, whole = self._decode(before), self._decode([*before, *row.tokens])
         return whole[len(head) :] if whole.startswith(head) else self._decode(row.tokens)
 
-    def _written(self, row: DecodeRow, stops: tuple[str, ...]) -> Written:
+    def _written(self, row: DecodeRow) -> Written:
         ended, whole = row.tokens[-1] in self.end_ids, self._text(row)
-        first = min((stop for stop in stops if stop in whole), key=whole.find, default="")
+        first = min((stop for stop in row.stops if stop in whole), key=whole.find, default="")
         text, stopped = cut_at_stop(whole, first)
         ending: Ending = "stop" if stopped else "end" if ended else "cut"
         ids = tuple(row.tokens[:-1] if ended else row.tokens)
         return Written(text, ending, len(row.tokens), row.log_likelihood, row.kept, ids)
 
 
-def _bytes_per_token(model: Any) -> int:
-    """What the key/values of one token take."""
+def _tokens_in_memory(model: Any) -> int:
+    """How many tokens a batch may have: key/values take a part of free memory, attention and the PRM need theirs."""
     config = model.config
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize)
-
-
-def _memory_to_use(device: torch.device) -> int:
-    """Bytes for the key/values of a batch: a part of what is free, since attention and the PRM need their own."""
-    if device.type == "cuda":
-        return int(SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0])
-    return CPU_BYTES
+    token_bytes = 2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize
+    is_gpu = model.device.type == "cuda"
+    num_bytes = SHARE_OF_MEMORY * torch.cuda.mem_get_info(model.device)[0] if is_gpu else CPU_BYTES
+    return max(1, int(num_bytes) // int(token_bytes))
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -20,10 +20,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from prism_prm.http import Patience, Server
 from prism_prm.job import content_key
-from prism_prm.policies.base import Ask, Ending, PolicyError, Sampling, Written, cut_at_stop
-from prism_prm.policies.prompts import Prompting, render
+from prism_prm.lm.files import tokenizer_text
+from prism_prm.policies.base import (
+    Ending,
+    PolicyError,
+    Prompting,
+    Sampling,
+    StepRequest,
+    Written,
+    cut_at_stop,
+    render,
+)
 
 API_KEY = "OPENAI_API_KEY"
 SEEDS = 2**31 - 1
@@ -76,8 +87,6 @@ class OpenAiPolicy:
         said = f"{self.name}:{self.model}:{self.prompting!r}"
         if self.tokenizer is None:
             return said
-        from prism_prm.lm.hash import tokenizer_text  # torch, which servers do without
-
         return f"{said}:{content_key(tokenizer_text(self.tokenizer))}"
 
     def prompt(self, problem: str) -> str:
@@ -88,60 +97,54 @@ class OpenAiPolicy:
         """End all connections."""
         self.server.close()
 
-    def write(self, asks: Sequence[Ask], sampling: Sampling) -> list[Written]:
-        """One continuation per ask; as many requests at a time as `concurrency` says."""
-        found = self.server.together([self._complete(self._body(ask, sampling)) for ask in asks])
+    def write(self, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
+        """One continuation per request; as many at a time as `concurrency` says."""
+        found = self.server.together([self._complete(self._body(request, sampling)) for request in requests])
         # All answers are read before the first decision, so that it does not depend on which of them came first. A
         # server that stops at a stop string which the prompt began has not shown what it does with whole ones.
-        self._leaves_stop |= any(
-            cut_at_stop(one.text, sampling.stop)[1] for ask, one in zip(asks, found, strict=True) if not ask.whole
-        )
-        return self.server.together(
-            [self._written(ask, one, sampling.stop) for ask, one in zip(asks, found, strict=True)]
-        )
+        pairs = list(zip(requests, found, strict=True))
+        self._leaves_stop |= any(sampling.stop in one.text for request, one in pairs if not request.whole)
+        return self.server.together([self._written(request, one, sampling.stop) for request, one in pairs])
 
-    def _body(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
-        greedy = ask.greedy or sampling.temperature == 0
+    def _body(self, request: StepRequest, sampling: Sampling) -> dict[str, Any]:
+        greedy = request.greedy or sampling.temperature == 0
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": ask.text,
-            "max_tokens": ask.max_tokens,
+            "prompt": request.text,
+            "max_tokens": request.max_tokens,
             "temperature": 0.0 if greedy else sampling.temperature,
             "top_p": 1.0 if greedy else sampling.top_p,
         }
-        if not ask.whole:
+        if not request.whole:
             body["stop"] = [sampling.stop]
         if not greedy:
-            body["seed"] = ask.key % SEEDS
+            body["seed"] = request.key % SEEDS
         if self.has_log_likelihood:
             body["logprobs"] = 1
         return body
 
-    async def _written(self, ask: Ask, found: Completion, stop: str) -> Written:
-        if ask.whole:
+    async def _written(self, request: StepRequest, found: Completion, stop: str) -> Written:
+        """A completion as a step: how it ended, by the rules above."""
+        if request.whole:
             over: Ending = "end" if found.reason == "stop" else "cut"
             return Written(found.text, over, found.num_tokens, self._log_likelihood(found))
-        text, stopped = cut_at_stop(found.text, stop)
-        stopped = stopped or (bool(text) and (ask.text + text).endswith(stop))
-        ending: Ending = "stop"
-        probed = 0
-        if not stopped:
-            ending, probed = await self._ending(ask, found, stop)
-        if ending == "stop" and not stopped:
-            text += stop
-        return Written(text, ending, found.num_tokens + probed, self._log_likelihood(found))
-
-    async def _ending(self, ask: Ask, found: Completion, stop: str) -> tuple[Ending, int]:
-        """How a step without a stop string ended, by the rules above, and how many tokens finding out took."""
+        text, has_stop = cut_at_stop(found.text, stop)
+        num_tokens, log_likelihood = found.num_tokens, self._log_likelihood(found)
+        if has_stop or (text and (request.text + text).endswith(stop)):
+            return Written(text, "stop", num_tokens, log_likelihood)
         if found.reason != "stop":
-            return "cut", 0
+            return Written(text, "cut", num_tokens, log_likelihood)
         if found.stopped_by:
-            return "stop" if found.stopped_by[0] == stop else "end", 0
-        if self._leaves_stop:
-            return "end", 0
-        body = {"model": self.model, "prompt": ask.text + found.text, "max_tokens": 1, "temperature": 0.0}
-        probe = await self._complete(body)
-        return "stop" if probe.text else "end", probe.num_tokens
+            has_stopped = found.stopped_by[0] == stop
+        elif self._leaves_stop:
+            has_stopped = False
+        else:
+            body = {"model": self.model, "prompt": request.text + found.text, "max_tokens": 1, "temperature": 0.0}
+            probe = await self._complete(body)
+            has_stopped, num_tokens = bool(probe.text), num_tokens + probe.num_tokens
+        if has_stopped:
+            return Written(text + stop, "stop", num_tokens, log_likelihood)
+        return Written(text, "end", num_tokens, log_likelihood)
 
     async def _complete(self, body: dict[str, Any]) -> Completion:
         return await self.server.ask("POST", "/completions", self._read, body)
@@ -161,18 +164,17 @@ class OpenAiPolicy:
         text = choice["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         used = answer.get("usage")
         counted = used.get("completion_tokens") if isinstance(used, dict) else None
-        num_tokens = counted if type(counted) is int else self._count(text)
+        if type(counted) is int:
+            num_tokens = counted
+        elif self.tokenizer is not None:
+            num_tokens = len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        else:  # a guess
+            num_tokens = max(1, len(text) // 4)
         if not 0 <= num_tokens <= MOST_TOKENS:
             raise ValueError(f"the answer claims to have {num_tokens} tokens")
         said = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
         logged = choice.get("logprobs") if self.has_log_likelihood else None
         return Completion(text, reason, num_tokens, tuple(said[:1]), _log_probabilities(logged))
-
-    def _count(self, text: str) -> int:
-        """Tokens of a text, where the server does not say; a guess without a tokenizer."""
-        if self.tokenizer is None:
-            return max(1, len(text) // 4)
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _log_likelihood(self, found: Completion) -> float | None:
         if not self.has_log_likelihood:
@@ -187,38 +189,37 @@ class OpenAiPolicy:
 
 def _log_probabilities(logged: Any) -> tuple[float, ...] | None:
     """What an answer says under `logprobs`: `token_logprobs`, or `content[].logprob` (llama.cpp); None: nothing."""
-    values = logged.get("token_logprobs") if isinstance(logged, dict) else None
-    if values is None and isinstance(logged, dict) and isinstance(content := logged.get("content"), list):
+    if not isinstance(logged, dict):
+        return None
+    values = logged.get("token_logprobs")
+    if values is None and isinstance(content := logged.get("content"), list):
         values = [token["logprob"] if isinstance(token, dict) and "logprob" in token else token for token in content]
-    return None if values is None else _numbers(values)
-
-
-def _numbers(values: Any) -> tuple[float, ...]:
-    """Log-probabilities; a null among them is a token that has none."""
+    if values is None:
+        return None
+    # A null is a token that has none.
     known = [value for value in values if value is not None] if isinstance(values, list) else [values]
     if bad := [value for value in known if type(value) not in (int, float) or not math.isfinite(value)]:
         raise ValueError(f"the log-probability {str(bad[0])[:40]} is not a finite number")
     return tuple(map(float, known))
 
 
+class _ServedModel(msgspec.Struct):
+    id: str
+
+
 def served_model(server: Server) -> str:
     """The one model that a server names; an error where it names none or several."""
-    (names,) = server.together([server.ask("GET", "/models", _names)])
+
+    def read(answer: dict[str, Any]) -> list[str]:
+        try:
+            return [entry.id for entry in msgspec.convert(answer["data"], list[_ServedModel])]
+        except (KeyError, msgspec.ValidationError):
+            raise ValueError(f"the answer is not a list of models; its fields: {sorted(answer)}") from None
+
+    (names,) = server.together([server.ask("GET", "/models", read)])
     if len(names) != 1:
         listed = ", ".join(names[:8]) or "no model by name"
         raise PolicyError(
             f"{server.shown} serves {listed}; choose one with --model (of a second policy: --second-model)"
         )
     return names[0]
-
-
-def _names(answer: dict[str, Any]) -> list[str]:
-    entries = answer.get("data")
-    named = [entry["id"] for entry in _dicts(entries) if isinstance(entry.get("id"), str)]
-    if not isinstance(entries, list) or len(named) < len(entries):
-        raise ValueError(f"the answer is not a list of models; its fields: {sorted(answer)}")
-    return named
-
-
-def _dicts(values: Any) -> list[dict[str, Any]]:
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []

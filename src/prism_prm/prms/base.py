@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,19 +16,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prism_prm.errors import ConfigError, DataError, ModelError, shown
+from prism_prm.lm.files import render_chat
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 REMEMBERED = 64 * 2**20
 """Bytes of texts and their ids that a tokenizer keeps: candidates of one prefix return as lookaheads of others."""
-LARGEST = 1 / 64
+_LARGEST = 1 / 64
 """The part of these that one text may take; longer ones seldom come again."""
-ID_BYTES, TEXT_BYTES = 40, 200
+_ID_BYTES, _TEXT_BYTES = 40, 200
 """What an id takes, and a text beside its characters, roughly."""
-
-SHOWN = 5
-"""Parts of a text that a message names."""
+_TURNS = {"\u2460": "user", "\u2461": "assistant", "\u2462": "user", "\u2463": "assistant"}
+"""Contents by which turns are found in a rendered chat; no template writes circled digits itself."""
+_DATE = "26 Jul 2024"
+"""Llama 3.1's template states a date; published scores were made with its default, not with today's."""
 
 log = logging.getLogger(__name__)
 _ONE_AT_A_TIME = threading.Lock()
@@ -35,9 +38,9 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def listed(parts: Sequence[str]) -> str:
-    """The first of some parts of a text, each once, for a message."""
+    """The first five of some parts of a text, each once, for a message."""
     distinct = list(dict.fromkeys(parts))
-    return ", ".join(map(shown, distinct[:SHOWN])) + ", …" * (len(distinct) > SHOWN)
+    return ", ".join(map(shown, distinct[:5])) + ", …" * (len(distinct) > 5)
 
 
 class TextEncoder:
@@ -57,32 +60,33 @@ class TextEncoder:
         """Characters, of all texts so far, that the tokenizer dropped or did not know."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.tokenizer, self._new_tokens, self.remembered)  # without what was read
+        return type(self), (self.tokenizer, self._new_tokens, self.remembered)  # without the cache
 
     def plain(self, text: str) -> tuple[int, ...]:
         """The ids of a text in which nothing is a control token."""
         ids = self._recent.get(text)
-        if ids is None:
-            ids = self._earlier.get(text) or self._plain(text)
-            self._remember(text, ids)
+        if ids is not None:
+            return ids
+        ids = self._earlier.get(text) or self._plain(text)
+        size = _TEXT_BYTES + len(text) + _ID_BYTES * len(ids)
+        if size <= _LARGEST * self.remembered:
+            # Kept in the newer of two halves; when that is full, the older one is evicted.
+            if self._recent_bytes + size > self.remembered / 2:
+                self._earlier, self._recent, self._recent_bytes = self._recent, {}, 0
+            self._recent[text] = ids
+            self._recent_bytes += size
         return ids
-
-    def _remember(self, text: str, ids: tuple[int, ...]) -> None:
-        """Keep it in the newer of two halves; when that is full, the older one is forgotten."""
-        size = TEXT_BYTES + len(text) + ID_BYTES * len(ids)
-        if size > LARGEST * self.remembered:
-            return
-        if self._recent_bytes + size > self.remembered / 2:
-            self._earlier, self._recent, self._recent_bytes = self._recent, {}, 0
-        self._recent[text] = ids
-        self._recent_bytes += size
 
     def _plain(self, text: str) -> tuple[int, ...]:
         if self._backend is None:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
         encoding = self._encoding(text)
-        if self._unknown is not None and (lost := self._lost(text, encoding)):
-            self._refuse_or_warn(lost)
+        if lost := self._lost(text, encoding):
+            if not self.num_unread:
+                log.warning(
+                    "the tokenizer cannot read %s: what it does not know is left out of what is scored", listed(lost)
+                )
+            self.num_unread += sum(len(part.strip()) for part in lost)
         return tuple(encoding.ids)
 
     def _encoding(self, text: str, *, as_plain: bool = True) -> Any:
@@ -97,12 +101,7 @@ class TextEncoder:
         """The parts of a text, white space aside, that the tokenizer drops or does not know. The example PRMs refuse
         such a text; without a fast tokenizer, none are found.
         """
-        if self._backend is None or self._unknown is None:
-            return []
-        lost = self._lost(text, self._encoding(text, as_plain=as_plain))
-        if lost and self._has_only_words:
-            self._refuse_or_warn(lost)
-        return lost
+        return [] if self._backend is None else self._lost(text, self._encoding(text, as_plain=as_plain))
 
     @cached_property
     def _unknown(self) -> set[int | None] | None:
@@ -112,41 +111,33 @@ class TextEncoder:
         one, other = (self._encoding(character).ids for character in "\ue000\U0010fffd")
         return {*one[-1:], self.tokenizer.unk_token_id} if one == other else None
 
-    def _lost(self, text: str, encoding: Any) -> list[str]:
-        assert self._unknown is not None, "all text is known"
-        left = list(text)
-        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token not in self._unknown:
-                left[start:end] = "\0" * (end - start)
-        lost = [part for part in "".join(left).split("\0") if part.strip()]
-        if not lost or self._has_only_words:
-            return lost
-        # Where a BPE tokenizer drops a character, it counts wrongly from there on: ask for each character.
-        return [character for character in text if self._is_unknown(character)] or lost
-
-    def _is_unknown(self, character: str) -> bool:
-        if character not in self._characters:
-            ids = self._encoding(character).ids
-            self._characters[character] = not character.isspace() and {*ids} <= (self._unknown or set())
-        return self._characters[character]
-
     @cached_property
     def _has_only_words(self) -> bool:
         """Whether it has no alphabet, as the tokenizer of the example PRMs."""
         return set(self._backend.get_vocab(with_added_tokens=False)) <= set(self.tokenizer.get_added_vocab())
 
-    def _refuse_or_warn(self, lost: Sequence[str]) -> None:
+    def _lost(self, text: str, encoding: Any) -> list[str]:
+        """The parts of an encoded text that are not in its ids; an error for a tokenizer that has only words."""
+        if self._unknown is None:
+            return []
+        left = list(text)
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token not in self._unknown:
+                left[start:end] = "\0" * (end - start)
+        lost = [part for part in "".join(left).split("\0") if part.strip()]
+        if not lost:
+            return []
         if self._has_only_words:
             raise DataError(
                 f"the tokenizer cannot read {listed(lost)}: the example PRMs read only their own language, such as "
                 "1+1=2 and #### 2; score other texts with a PRM made from a language model",
                 reason="unread-text",
             )
-        if not self.num_unread:
-            log.warning(
-                "the tokenizer cannot read %s: what it does not know is left out of what is scored", listed(lost)
-            )
-        self.num_unread += sum(len(part.strip()) for part in lost)
+        # Where a BPE tokenizer drops a character, it counts wrongly from there on: ask for each character.
+        for character in set(text) - self._characters.keys():
+            ids = self._encoding(character).ids
+            self._characters[character] = not character.isspace() and {*ids} <= self._unknown
+        return [character for character in text if self._characters[character]] or lost
 
     def step(self, text: str) -> tuple[int, ...]:
         """The ids of a step's text, which must be some."""
@@ -242,3 +233,51 @@ class Family(ABC):
     def architecture(self, config: Any) -> str:
         """The name for config.json: the one others know, or our own where there is none."""
         return self.architectures.get(config.model_type, "PrismProcessRewardModel")
+
+
+class LabelTokens(Family):
+    """A family that is a plain language model: a step is as right as one label is likelier than the other.
+
+    It reads the language model's own output layer at the rows of two labels: `+` and `-`, unless a family differs.
+    """
+
+    head_name = "lm_head"
+    labels = ("right: the token `+`", "wrong: the token `-`")
+    uses_lm_head = True
+
+    rows: tuple[int, int]
+    """The ids of the labels: that of a right step, that of a wrong one."""
+
+    def plus_and_minus(self) -> tuple[int, int]:
+        return self.text.token("+"), self.text.token("-")
+
+    def make_head(self, hidden_size: int, config: Any) -> nn.Module:
+        from prism_prm.prms.module import LabelRows
+
+        head = LabelRows(hidden_size, config.vocab_size, bias=False)
+        head.rows = self.rows
+        return head
+
+    @staticmethod
+    def log_odds(logits_RC: Tensor) -> Tensor:
+        return logits_RC[:, 0:1] - logits_RC[:, 1:2]
+
+    def architecture(self, config: Any) -> str:
+        """A complete language model, for others to load as one."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, super().architecture(config)))
+
+
+def chat_turns(tokenizer: Any, family: str) -> tuple[str, str, str]:
+    """The chat template's texts: before the first user's words, from user to assistant, from assistant to user."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelError(f"family {family!r} needs a tokenizer with a chat template; this one has none")
+    chat = [{"role": role, "content": mark} for mark, role in _TURNS.items()]
+    text = render_chat(tokenizer, chat, date_string=_DATE)
+    if any(text.count(mark) != 1 for mark in _TURNS):
+        raise ModelError(f"family {family!r}: the tokenizer's chat template must contain each turn exactly once")
+    before, ask, answered, again, _ = re.split("|".join(_TURNS), text)
+    if again != ask:
+        raise ModelError(f"family {family!r}: the chat template formats later turns differently from the first")
+    return before, ask, answered

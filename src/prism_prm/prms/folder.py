@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,11 @@ from torch import Tensor, nn
 from prism_prm.errors import ConfigError, ModelError, first_sentence
 from prism_prm.files import whole_folder
 from prism_prm.lm.attention import check_attention
-from prism_prm.lm.load import OUTPUT_LAYER, load_checked, load_tokenizer, own_weights, read_weights
-from prism_prm.lm.place import ModelFiles, local_folder, readable
-from prism_prm.plugins import is_in_file
-from prism_prm.prms import find_family
+from prism_prm.lm.files import ModelFiles, load_tokenizer, local_folder, readable
+from prism_prm.lm.load import OUTPUT_LAYER, load_checked, own_weights, read_weights
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, README, Card, hub_id, known_settings, read_card, recognise
-from prism_prm.prms.label_names import first_is_right
+from prism_prm.prms.card import README, Card, find_card, first_is_right
 from prism_prm.prms.module import PrmModule
-
-log = logging.getLogger(__name__)
 
 
 def load_folder(
@@ -62,7 +55,7 @@ def load_folder(
         config=config, dtype=dtype, device_map=device_map, attn_implementation=kernel,
         trust_remote_code=trust_remote_code, use_safetensors=not allow_pickle or None,
     )  # fmt: skip
-    load_head(folder, head, laid_out, backbone, allow_pickle=allow_pickle)
+    _load_head(folder, head, laid_out, backbone, allow_pickle=allow_pickle)
     if laid_out.names_labels and first_is_right(folder, config):
         for weight in head.parameters():
             weight.data = weight.data.flip(0)
@@ -73,52 +66,7 @@ def load_folder(
     return module, laid_out, card
 
 
-def find_card(
-    name: str,
-    folder: Path,
-    config: Any,
-    family: str | None = None,
-    settings: Mapping[str, str] | None = None,
-    compat: bool | None = None,
-) -> tuple[Card, type[Family]]:
-    """prism.json first, then what is known of published models; arguments override both. And the family of it."""
-    card = read_card(folder)
-    if card is None:
-        kind = find_family(family or recognise(name, config))
-        card = Card(kind.name, known_settings(name, kind) or {}, aggregator=kind.aggregator)
-    else:
-        kind = _family_of(card, folder, family)
-    card = replace(
-        card, settings={**card.settings, **(settings or {})}, family_sha256=kind.sha256,
-        base_model=hub_id(name) or card.base_model,
-    )  # fmt: skip
-    return card if compat is None else replace(card, compat=compat), kind
-
-
-def _family_of(card: Card, folder: Path, named: str | None) -> type[Family]:
-    """The family that a card names; code in a file is run only where the user names it, too."""
-    where = folder / CARD_FILE
-    if named is None and is_in_file(card.family):
-        raise ConfigError(
-            f"{where}: the family is {card.family}, a file of its author (SHA-256 {card.family_sha256}). Code in a "
-            f"file runs only if you name it: give --family {card.family} (family=… in Python), with the path to it."
-        )
-    try:
-        kind = find_family(named or card.family)
-    except ConfigError as error:
-        raise error if named else ConfigError(f"{where}: {error}") from None
-    if kind.name != card.family:
-        raise ModelError(f"{folder}: its {CARD_FILE} says family {card.family!r}, not {kind.name!r}")
-    if kind.sha256 != card.family_sha256:
-        then, now = (sha256[:12] or "none" for sha256 in (card.family_sha256, kind.sha256))
-        log.warning(
-            "%s: the code of family %s has changed since this PRM was saved (SHA-256 %s…, now %s…): "
-            "its scores may differ", folder, card.family, then, now,
-        )  # fmt: skip
-    return kind
-
-
-def load_head(folder: Path, head: nn.Module, family: Family, backbone: Any, *, allow_pickle: bool) -> None:
+def _load_head(folder: Path, head: nn.Module, family: Family, backbone: Any, *, allow_pickle: bool) -> None:
     """Give the family's head, which has none yet, the folder's weights, where the backbone's last layer is."""
     config, last = backbone.config, list(backbone.parameters())[-1]
     prefix = f"{family.head_name}."

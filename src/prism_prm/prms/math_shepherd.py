@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from prism_prm.prms.label_tokens import LabelTokens
+from prism_prm.prms.base import LabelTokens
 
 _NUMBERED = re.compile(r"Step \d+:")
 
@@ -18,6 +18,7 @@ class MathShepherd(LabelTokens):
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)
+        self.rows = self.plus_and_minus()
         self._tag = self.text.token("ки")
 
     def prompt_ids(self, problem: str) -> list[int]:

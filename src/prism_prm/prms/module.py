@@ -9,40 +9,115 @@ O named log-odds.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prism_prm.lm import tree_attention
-from prism_prm.lm.attention import (
-    ATTENTION,
-    FLEX_BLOCK,
-    Attention,
-    attention_windows,
-    block_mask,
-    dense_mask,
-    eager_flex,
-)
-from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
-from prism_prm.lm.place import ModelFiles
+from prism_prm.errors import ConfigError, ModelError
+from prism_prm.lm import attention
+from prism_prm.lm.attention import ATTENTION, FLEX_BLOCK, Attention, kernel_of, set_kernel
+from prism_prm.lm.files import ModelFiles, tokenizer_text
+from prism_prm.lm.load import hash_tensors, plain_config
 from prism_prm.packing import PackedBatch, Row, collate
 from prism_prm.prms.base import Family
-from prism_prm.prms.split_backbone import Halves
+
+
+class LabelRows(nn.Linear):
+    """A language model's output layer of which only the rows of the label tokens are computed.
+
+    It holds the whole matrix, so that a checkpoint stays a complete language model, but a read costs two products
+    and not one per word of the vocabulary.
+    """
+
+    rows: tuple[int, ...] = ()
+    """The label tokens; the first is that of a right step."""
+
+    def forward(self, hidden_RH: Tensor) -> Tensor:
+        rows = torch.tensor(self.rows, device=self.weight.device)
+        bias = None if self.bias is None else self.bias[rows]
+        return nn.functional.linear(hidden_RH, self.weight[rows], bias)
+
+
+class ValueHead(nn.Module):
+    """One number per read position, named `summary` as in TRL's value heads."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.summary = nn.Linear(hidden_size, 1)
+
+    def forward(self, hidden_RH: Tensor) -> Tensor:
+        value_R1: Tensor = self.summary(hidden_RH)
+        return value_R1
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A backbone in two parts that share its weights: the lower layers, which stay frozen, and the rest.
+
+    The lower part's activations never change, so they can be cached; training and scoring then run the upper part
+    alone. Both parts are the architecture's own model class with a part of its layers, so its forward pass is its own.
+    """
+
+    lower: Any
+    """Embedding and the lowest layers; takes token ids."""
+    upper: Any
+    """The other layers and the last norm; takes the lower half's output as `inputs_embeds`."""
+
+
+@torch.no_grad()
+def divide(backbone: Any, layers: int) -> Halves:
+    """The lowest layers and the others; an error where the two would not be the whole."""
+    kind, stack = backbone.config.model_type, getattr(backbone, "layers", None)
+    if not isinstance(stack, nn.ModuleList) or not isinstance(getattr(backbone, "norm", None), nn.Module):
+        raise ModelError(
+            f"{kind}: this architecture has no plain stack of layers, so its lower layers cannot be cached"
+        )
+    if not 0 < layers < len(stack):
+        raise ConfigError(
+            f"{layers} frozen layers: the model has {len(stack)} layers, so between 1 and {len(stack) - 1} can be "
+            f"frozen."
+        )
+
+    def part(which: slice) -> Any:
+        half = copy.copy(backbone)
+        half._modules = dict(backbone._modules)
+        half.layers = nn.ModuleList(stack[which])
+        half.config = copy.copy(backbone.config)
+        half.config.num_hidden_layers = len(half.layers)
+        if getattr(half.config, "layer_types", None):
+            half.config.layer_types = list(half.config.layer_types)[which]
+        return half
+
+    lower, upper = part(slice(None, layers)), part(slice(layers, None))
+    lower.norm = nn.Identity()
+    # Some architectures scale what they take for embeddings, or count layers: then halves are not the whole.
+    ids = torch.arange(3, 19, device=next(backbone.parameters()).device)[None] % backbone.config.vocab_size
+    hidden = lower(input_ids=ids, use_cache=False).last_hidden_state
+    found = upper(inputs_embeds=hidden, use_cache=False).last_hidden_state
+    whole = backbone(input_ids=ids, use_cache=False).last_hidden_state
+    if not torch.allclose(found, whole, rtol=1e-3, atol=1e-3):
+        raise ModelError(f"{kind}: its layers cannot be run in two parts, so none can be cached")
+    return Halves(lower, upper)
 
 
 class PrmModule(nn.Module):
     """Backbone and head; call it with a `PackedBatch` to get the log-odds of its reads."""
 
+    planned_for: str | None = None
+    """The kind of device that a module without weights stands for; None: its own."""
+
     def __init__(self, backbone: Any, head: nn.Module, family: Family) -> None:
         super().__init__()
         self.config = backbone.config
-        if self.config._attn_implementation != ATTENTION["flex"]:
-            self.config._attn_implementation = ATTENTION["sdpa"]
-        self.windows = attention_windows(backbone)
+        if kernel_of(self.config) != ATTENTION["flex"]:
+            set_kernel(self.config, ATTENTION["sdpa"])
+        self.windows = attention.attention_windows(backbone)
         self.backbone_name: str = backbone.base_model_prefix
         self.head_name = family.head_name
         self.to_log_odds = family.log_odds
@@ -54,7 +129,7 @@ class PrmModule(nn.Module):
         """The files it was loaded from, as they were then."""
         self._no_split_modules = backbone._no_split_modules  # read by FSDP's and device maps' wrapping policies
         self.halves: Halves | None = None
-        """The backbone in two parts, where the lower one's output is kept (see prms/split_backbone.py)."""
+        """The backbone in two parts, where the lower one's output is cached."""
 
     @property
     def backbone(self) -> Any:
@@ -66,26 +141,17 @@ class PrmModule(nn.Module):
 
     @property
     def attention(self) -> Attention:
-        return "flex" if self.config._attn_implementation == ATTENTION["flex"] else "sdpa"
+        return "flex" if kernel_of(self.config) == ATTENTION["flex"] else "sdpa"
 
     @property
     def in_blocks(self) -> bool:
         """Whether attention is computed block by block over the keys that are seen; else with dense or block masks."""
-        return self.attention == "sdpa" and self.device.type == "cpu"
+        return self.attention == "sdpa" and (self.planned_for or self.device.type) == "cpu"
 
     @property
     def device(self) -> torch.device:
         """Where input goes."""
         return next(self.parameters()).device
-
-    @contextmanager
-    def dense_attention(self) -> Iterator[None]:
-        """Attention with dense masks, whatever was chosen: for short new texts over kept key/values."""
-        before, self.config._attn_implementation = self.config._attn_implementation, ATTENTION["sdpa"]
-        try:
-            yield
-        finally:
-            self.config._attn_implementation = before
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
@@ -125,12 +191,12 @@ class PrmModule(nn.Module):
         """The last hidden states of a backbone, or a part of it, over packed trees."""
         layout = batch.end_BL, batch.position_ids_BL
         # Rows of a single block gain nothing from blocks, and one call for all of them is faster than one for each.
-        if self.in_blocks and batch.input_ids_BL.shape[1] > tree_attention.BLOCK:
+        if self.in_blocks and batch.input_ids_BL.shape[1] > attention.BLOCK:
             dtype = self.backbone.dtype
-            blocks = [tree_attention.visible_blocks(*layout, window, dtype) for window in self.windows.values()]
-            tickets = {kind: tree_attention.ticket(i, dtype) for i, kind in enumerate(self.windows)}
+            blocks = [attention.visible_blocks(*layout, window, dtype) for window in self.windows.values()]
+            tickets = {kind: attention.ticket(i, dtype) for i, kind in enumerate(self.windows)}
             return self._call(backbone, batch.position_ids_BL, tickets, tree_blocks=blocks, **given)
-        make = block_mask if self.attention == "flex" else dense_mask
+        make = attention.block_mask if self.attention == "flex" else attention.dense_mask
         masks = {kind: make(*layout, window) for kind, window in self.windows.items()}
         return self._call(backbone, batch.position_ids_BL, masks, **given)
 
@@ -142,7 +208,9 @@ class PrmModule(nn.Module):
         """The last hidden states; `masks` has one mask per kind of attention layer (see `attention_windows`)."""
         ready = {kind: self._additive(mask) for kind, mask in masks.items()}
         mask = ready if len(ready) > 1 else next(iter(ready.values()))
-        with eager_flex() if self.attention == "flex" and positions_BQ.device.type == "cpu" else nullcontext():
+        with (
+            attention.eager_flex() if self.attention == "flex" and positions_BQ.device.type == "cpu" else nullcontext()
+        ):
             output = backbone(
                 attention_mask=mask,
                 position_ids=positions_BQ,

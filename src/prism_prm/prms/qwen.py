@@ -45,12 +45,10 @@ class Qwen(Family):
         return [*ids, self._separator], len(ids)
 
     def make_head(self, hidden_size: int, config: Any) -> nn.Module:  # noqa: ARG002
-        from prism_prm.prms.heads import two_layers
+        from torch import nn
 
-        return two_layers(hidden_size, 2)
+        return nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, 2))
 
     @staticmethod
     def log_odds(logits_RC: Tensor) -> Tensor:
-        from prism_prm.prms.heads import two_label_log_odds
-
-        return two_label_log_odds(logits_RC)
+        return logits_RC[:, 1:2] - logits_RC[:, 0:1]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from prism_prm.prms.chat_turns import chat_turns
-from prism_prm.prms.label_tokens import LabelTokens
+from prism_prm.prms.base import LabelTokens, chat_turns
 
 
 class RLHFlow(LabelTokens):
@@ -17,6 +16,7 @@ class RLHFlow(LabelTokens):
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)
+        self.rows = self.plus_and_minus()
         before, ask, answered = chat_turns(tokenizer, self.name)
         self._before = self.text.layout(before)
         self._ask = self.text.layout(ask)

@@ -36,7 +36,7 @@ class Skywork(Family):
         return ids, len(ids) - 1
 
     def make_head(self, hidden_size: int, config: Any) -> nn.Module:  # noqa: ARG002
-        from prism_prm.prms.heads import ValueHead
+        from prism_prm.prms.module import ValueHead
 
         return ValueHead(hidden_size)
 

@@ -38,9 +38,7 @@ class TokenClassification(Family):
 
     @staticmethod
     def log_odds(logits_RC: Tensor) -> Tensor:
-        from prism_prm.prms.heads import two_label_log_odds
-
-        return two_label_log_odds(logits_RC)
+        return logits_RC[:, 1:2] - logits_RC[:, 0:1]
 
     def architecture(self, config: Any) -> str:
         from transformers import AutoModelForTokenClassification

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from prism_prm.errors import ConfigError, ModelError
-from prism_prm.prms.chat_turns import chat_turns
-from prism_prm.prms.label_tokens import LabelTokens
-
-TEMPLATES = ("auto", "none")
+from prism_prm.prms.base import LabelTokens, chat_turns
 
 
 class Verdict(LabelTokens):
@@ -32,16 +29,33 @@ class Verdict(LabelTokens):
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         super().__init__(tokenizer, **options)
-        opening, turn, answered = self._around()
-        common, yes, _ = self._labels()
-        self._before = self.text.layout(opening) if self._is_chat else self.text.bos()
-        self._ask = [*self.text.layout(turn), *common]
-        self._answered = [*yes, *self.text.layout(answered)]
-
-    def label_rows(self) -> tuple[int, int]:
-        """The first tokens in which the labels differ, as they are written after the question."""
-        _, yes, no = self._labels()
-        return yes[0], no[0]
+        if self.chosen["template"] not in ("auto", "none"):
+            raise ConfigError(f"template = {self.chosen['template']!r} of family 'verdict' must be auto or none")
+        is_chat = self.chosen["template"] == "auto" and bool(getattr(tokenizer, "chat_template", None))
+        # Before the instruction, from a question to its verdict, and from a verdict to the next step.
+        opening, turn, answered = chat_turns(tokenizer, self.name) if is_chat else ("", "\nAnswer:", "\n\n")
+        asked = self.text.layout(turn)
+        verdicts = []
+        for label in (self.chosen["yes"], self.chosen["no"]):
+            # As it is written after the assistant's header, or after a colon and a space.
+            whole = self.text.layout(f"{turn}{label if is_chat else f' {label}'}")
+            if not label or whole[: len(asked)] != asked:
+                raise ModelError(
+                    f"family 'verdict': the label {label!r} has no tokens of its own after the question in this "
+                    f"tokenizer; set another label (settings yes and no) or another question"
+                )
+            verdicts.append(whole[len(asked) :])
+        yes, no = verdicts
+        shared = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
+        if shared is None:
+            raise ModelError(
+                f"family 'verdict': one of the labels {self.chosen['yes']!r} and {self.chosen['no']!r} begins with the "
+                f"other in this tokenizer, so they cannot be told apart; set other labels (settings yes and no)"
+            )
+        self.rows = yes[shared], no[shared]
+        self._before = self.text.layout(opening) if is_chat else self.text.bos()
+        self._ask = [*asked, *yes[:shared]]
+        self._answered = [*yes[shared:], *self.text.layout(answered)]
 
     def prompt_ids(self, problem: str) -> list[int]:
         instruction = self.chosen["instruction"]
@@ -56,35 +70,3 @@ class Verdict(LabelTokens):
         heading = f"Step {index + 1}" if index else " 1"
         asked = [*self.text.plain(f"{heading}: {text}{question}"), *self._ask]
         return [*asked, *self._answered], len(asked) - 1
-
-    @property
-    def _is_chat(self) -> bool:
-        if self.chosen["template"] not in TEMPLATES:
-            raise ConfigError(f"template = {self.chosen['template']!r} of family 'verdict' must be auto or none")
-        return self.chosen["template"] == "auto" and bool(getattr(self.text.tokenizer, "chat_template", None))
-
-    def _around(self) -> tuple[str, str, str]:
-        """The texts before the instruction, from a question to its verdict, and from a verdict to the next step."""
-        return chat_turns(self.text.tokenizer, self.name) if self._is_chat else ("", "\nAnswer:", "\n\n")
-
-    def _labels(self) -> tuple[list[int], list[int], list[int]]:
-        """What `yes` and `no` have in common at their beginning, as ids, and the rest of each."""
-        yes, no = (self._after_ask(self.chosen[label]) for label in ("yes", "no"))
-        shared = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
-        if shared is None:
-            raise ModelError(
-                f"family 'verdict': one of the labels {self.chosen['yes']!r} and {self.chosen['no']!r} begins with the "
-                f"other in this tokenizer, so they cannot be told apart; set other labels (settings yes and no)"
-            )
-        return yes[:shared], yes[shared:], no[shared:]
-
-    def _after_ask(self, label: str) -> list[int]:
-        """The ids of a label where it is written: after the assistant's header, or after a colon and a space."""
-        turn = self._around()[1]
-        asked, whole = self.text.layout(turn), self.text.layout(f"{turn}{label if self._is_chat else f' {label}'}")
-        if not label or whole[: len(asked)] != asked:
-            raise ModelError(
-                f"family 'verdict': the label {label!r} has no tokens of its own after the question in this tokenizer; "
-                f"set another label (settings yes and no) or another question"
-            )
-        return whole[len(asked) :]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import json
-import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,8 @@ from prism_prm.console import progress
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
 from prism_prm.files import write_text, writing
 from prism_prm.job import content_key, refuse_changes
-from prism_prm.lm.hash import hash_tensors, plain_config, tokenizer_text
-from prism_prm.lm.load import language_model
-from prism_prm.lm.place import local_folder
+from prism_prm.lm.files import local_folder, tokenizer_text
+from prism_prm.lm.load import hash_tensors, language_model, plain_config, quiet_transformers
 from prism_prm.rl.held_out import Gold, Row
 from prism_prm.rl.looks import LOOKS, VOTE, Alarm, Look, MonitorSettings, first_alarm, gold_of, read_looks
 from prism_prm.rl.monitors import Monitor, Reward
@@ -102,7 +99,7 @@ def train_with_reward(
         settings = grpo_config(trainer, out / CHECKPOINTS)
         start = copy.deepcopy(model) if monitor.kl else None
         watching = Monitor(held_out, reward, gold, out, monitor, start=start)
-        with _quiet_trl():
+        with quiet_transformers("trl", "accelerate"):
             grpo = _trainer(model, tokenizer, reward, settings, train, credit)
             watching.attach(grpo)
             if grpo.accelerator.is_main_process:
@@ -219,23 +216,3 @@ def _read_run(out: Path) -> dict[str, Any]:
     except ValueError as error:
         raise PrismError(f"{out / RUN}: not a JSON record ({error}); remove it to start again.") from error
     return found
-
-
-@contextlib.contextmanager
-def _quiet_trl() -> Iterator[None]:
-    """Without notes for developers of trainers, and bars between ours; errors are heard."""
-    from transformers.utils import logging as theirs
-
-    bars = theirs.is_progress_bar_enabled()
-    theirs.disable_progress_bar()
-    names = ("transformers", "trl", "accelerate")
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        if bars:
-            theirs.enable_progress_bar()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from prism_prm.policies.prompts import Prompting, render
+from prism_prm.policies.base import Prompting, render
 from prism_prm.tasks import Grader, TaskProblem
 
 Row = Mapping[str, Any]

@@ -14,8 +14,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.files import JsonLines, write_text
 from prism_prm.graders import unguarded
 from prism_prm.job import Job, content_key
-from prism_prm.lm.load import load_tokenizer
-from prism_prm.lm.place import local_folder
+from prism_prm.lm.files import load_tokenizer, local_folder
 from prism_prm.names import file_name
 from prism_prm.pairs.same_problem import Exclusions
 from prism_prm.policies import PolicySettings, open_policy

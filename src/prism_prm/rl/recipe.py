@@ -11,7 +11,7 @@ from prism_prm.aggregate import check_aggregator
 from prism_prm.config import read_settings
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
-from prism_prm.lm.place import check_model
+from prism_prm.lm.files import check_model
 from prism_prm.policies import Prompting, Sampling
 from prism_prm.ranges import Count, Natural, NotNegative, Share, check
 from prism_prm.rl.credit import find_credit

@@ -10,7 +10,6 @@ Shapes: N nodes of all trees, L tokens of a path, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from prism_prm.errors import ModelError, first_sentence
-from prism_prm.lm.attention import ATTENTION, FLEX_BLOCK
+from prism_prm.lm.attention import ATTENTION, FLEX_BLOCK, using_kernel
 from prism_prm.lm.miniature import VOCABULARY, config_key, miniature
 from prism_prm.packing import EncodedTree, collate, pack, read_index
 from prism_prm.prms.module import PrmModule
-from prism_prm.scorer.session import SessionNode
-from prism_prm.scorer.step_batch import Growth, run_growth
+from prism_prm.scorer.session import Growth, SessionNode, run_growth
 
 BOUND = 1e-4
 """Largest relative difference: norms and softmaxes that a model computes in 32 bits make about 1e-6."""
@@ -33,47 +31,36 @@ _PARENTS = (-1, -1, 0, 0, 2, 3, 4, 4, 6)
 _FAITHFUL = "such as Qwen2, Qwen3, Llama, Mistral or Gemma 3"
 
 
-@dataclass(frozen=True)
-class PackingVerdict:
-    """How an architecture fails; "" where it does not."""
-
-    packed: str
-    session: str
-
-
-_VERDICTS: dict[str, PackingVerdict] = {}
-"""What was found out in this process, by the miniature's config."""
+_VERDICTS: dict[str, tuple[str, str]] = {}
+"""How packed trees and how sessions fail ("" if they do not), as found in this process, by the miniature's config."""
 
 
 def check_packing(module: PrmModule) -> None:
     """An error unless packed trees give what plain sequences give."""
-    if fault := _verdict(module).packed:
+    if fault := _verdict(module)[0]:
+        remedy = f"Take a model of another architecture, {_FAITHFUL}."
+        if module.attention == "sdpa" and not _fault(module, ATTENTION["flex"], _packed_states):
+            remedy = "With attn='flex' it can."
         raise ModelError(
             f"{module.config.model_type}: this architecture cannot be packed with attn={module.attention!r}, so it "
-            f"cannot be a PRM: {fault}. {_remedy(module)}"
+            f"cannot be a PRM: {fault}. {remedy}"
         )
 
 
 def check_session(module: PrmModule) -> None:
     """An error unless trees that grow over kept key/values give what plain sequences give."""
-    if fault := _verdict(module).session:
+    if fault := _verdict(module)[1]:
         raise ModelError(
             f"{module.config.model_type}: this architecture cannot be scored in sessions: {fault}. Whole solutions and "
             f"trees can be scored; for search use a PRM of another architecture, {_FAITHFUL}."
         )
 
 
-def _remedy(module: PrmModule) -> str:
-    if module.attention == "sdpa" and not _fault(module, ATTENTION["flex"], _packed_states):
-        return "With attn='flex' it can."
-    return f"Take a model of another architecture, {_FAITHFUL}."
-
-
-def _verdict(module: PrmModule) -> PackingVerdict:
+def _verdict(module: PrmModule) -> tuple[str, str]:
     key = config_key(module.backbone)
     if key not in _VERDICTS:
-        packed = _fault(module, module.config._attn_implementation, _packed_states)
-        _VERDICTS[key] = PackingVerdict(packed, packed or _fault(module, ATTENTION["sdpa"], _grown_states))
+        packed = _fault(module, ATTENTION[module.attention], _packed_states)
+        _VERDICTS[key] = packed, packed or _fault(module, ATTENTION["sdpa"], _grown_states)
     return _VERDICTS[key]
 
 
@@ -86,7 +73,6 @@ def _fault(module: PrmModule, kernel: str, states: Callable[[PrmModule, list[Enc
         expected_NH = _plain_states(backbone, trees)
     except Exception as error:
         return f"it cannot be tried out ({first_sentence(error)})"
-    backbone.config._attn_implementation = kernel
     reader: Any = SimpleNamespace(head_name="states", log_odds=lambda states_RH: states_RH)
     try:
         found = states(PrmModule(backbone, nn.Identity(), reader), trees)
@@ -121,7 +107,6 @@ def _tree(seed: int, prompt: int) -> EncodedTree:
 @torch.inference_mode()
 def _plain_states(backbone: Any, trees: list[EncodedTree]) -> Tensor:
     """Whole paths, each a sequence of its own, with nothing of ours in it."""
-    backbone.config._attn_implementation = "eager"
     states: dict[tuple[int, int], Tensor] = {}
     for i, tree in enumerate(trees):
         for leaf in set(range(len(tree.ids))) - set(tree.parents):
@@ -129,7 +114,8 @@ def _plain_states(backbone: Any, trees: list[EncodedTree]) -> Tensor:
             while tree.parents[path[0]] >= 0:
                 path.insert(0, tree.parents[path[0]])
             ids = [*tree.prompt, *(token for node in path for token in tree.ids[node])]
-            states_LH = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
+            with using_kernel(backbone.config, "eager"):
+                states_LH = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
             states |= {(i, node): states_LH[tree.path_tokens(node) - 1] for node in path}
     return torch.stack([states[key] for key in sorted(states)])
 
@@ -151,20 +137,15 @@ def _packed_states(module: PrmModule, trees: list[EncodedTree]) -> list[Tensor]:
 
 def _grown_states(module: PrmModule, trees: list[EncodedTree]) -> list[Tensor]:
     """The trees grown together, level by level."""
-    roots = [SessionNode(i, None, "", tree.prompt, 0, len(tree.prompt) - 1, -1) for i, tree in enumerate(trees)]
-    run_growth(module, [Growth([root]) for root in roots])
-    grown: list[dict[int, SessionNode]] = [{-1: root} for root in roots]
+    grown: list[list[SessionNode]] = []
+    for i, tree in enumerate(trees):
+        nodes = [SessionNode(i, None, "", tree.prompt, 0, len(tree.prompt) - 1, -1)]
+        for n, parent in enumerate(tree.parents):
+            above = nodes[parent + 1]
+            nodes.append(SessionNode(i, above, "", tree.ids[n], tree.starts[n], tree.reads[n], above.depth + 1))
+        grown.append(nodes)
     states: dict[SessionNode, Tensor] = {}
-    while len(states) < len(_PARENTS) * len(trees):
-        batch = []
-        for tree, nodes in zip(trees, grown, strict=True):
-            level = [n for n, parent in enumerate(tree.parents) if n not in nodes and parent in nodes]
-            new = {
-                n: SessionNode(0, nodes[tree.parents[n]], "", tree.ids[n], tree.starts[n], tree.reads[n], 0)
-                for n in level
-            }
-            nodes |= new
-            batch.append(Growth(list(new.values())))
-        ends_RH = run_growth(module, batch)
-        states |= zip((node for growth in batch for node in growth.new), ends_RH, strict=True)
-    return [torch.stack([states[nodes[n]] for nodes in grown for n in range(len(_PARENTS))])]
+    for depth in sorted({node.depth for node in grown[0]}):
+        batch = [Growth([node for node in nodes if node.depth == depth]) for nodes in grown]
+        states |= zip((node for growth in batch for node in growth.new), run_growth(module, batch), strict=True)
+    return [torch.stack([states[node] for nodes in grown for node in nodes[1:]])]

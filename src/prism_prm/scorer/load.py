@@ -12,17 +12,14 @@ from torch import nn
 from prism_prm.critics.load import is_critic, open_critic
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.http import Patience, Server
-from prism_prm.lm.adapter import merge_adapter
 from prism_prm.lm.attention import check_attention
-from prism_prm.lm.device import pick_device, pick_dtype
-from prism_prm.lm.load import language_model
-from prism_prm.lm.place import base_of, is_adapter, local_folder
+from prism_prm.lm.files import base_of, is_adapter, local_folder
+from prism_prm.lm.load import language_model, merge_adapter, pick_device, pick_dtype
 from prism_prm.prms import find_family
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import CARD_FILE, Card, hub_id
+from prism_prm.prms.card import CARD_FILE, Card, hub_id, prm_folder
 from prism_prm.prms.folder import load_folder
 from prism_prm.prms.module import PrmModule
-from prism_prm.prms.place import prm_folder
 from prism_prm.protocol import Scorer
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings

@@ -31,17 +31,16 @@ from torch import Tensor
 
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.lm.hash import hash_tensors, plain_config
+from prism_prm.lm.load import hash_tensors, plain_config
 from prism_prm.packing import PackedBatch, Row, batch_rows
-from prism_prm.prms.module import PrmModule
-from prism_prm.prms.split_backbone import divide
+from prism_prm.prms.module import PrmModule, divide
 
 log = logging.getLogger(__name__)
 
 SHARD_BYTES = 128 * 2**20
 """States are held in memory up to this size before they become a file."""
-NEWS_FILE = "shards.txt"
-"""In the settings' folder: the shards in order of writing. It only brings news; what is there, the folder says."""
+LIST_FILE = "shards.txt"
+"""In the settings' folder: the shards in order of writing. It only tells of new ones; the folder says what exists."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,19 @@ class LowerCache:
         self._bytes = 0
         """The size of everything in the settings' folder."""
         self._known: set[Path] = set()
-        self._heard = 0
-        """How many bytes of the news have been read."""
+        self._list_bytes = 0
+        """How many bytes of the list have been read."""
         self._shards: list[Any] = []
-        self._place: dict[bytes, tuple[int, int, int]] = {}
+        self._places: dict[bytes, tuple[int, int, int]] = {}
         """Key → (shard, its first token there, the token behind its last)."""
         self._new: dict[bytes, Tensor] = {}
         """States that are in no shard yet."""
         self._new_bytes = 0
-        self._look_through()
+        self._list = Path(settings.folder) / LIST_FILE
+        with contextlib.suppress(OSError):
+            self._list_bytes = self._list.stat().st_size  # before looking: a shard may be listed twice, not missed
+        for path in sorted(Path(settings.folder).glob("*/*.safetensors")):
+            self._add(path)
 
     def attach(self, batch: PackedBatch, rows: Sequence[Row]) -> PackedBatch:
         """The batch that was made of these rows, with the states of its tokens."""
@@ -86,7 +89,11 @@ class LowerCache:
         needs = [_Need.of(row, self._has) for row in rows]
         for row_LH, need in zip(hidden_BLH, needs, strict=True):
             for start, stop, key in need.kept:
-                row_LH[start:stop] = self._get(key)
+                if key in self._new:
+                    row_LH[start:stop] = self._new[key]
+                else:
+                    shard, first, behind = self._places[key]
+                    row_LH[start:stop] = self._shards[shard][first:behind]
         missing = [i for i, need in enumerate(needs) if need.missing]
         for i, states_LH in zip(missing, self._compute([needs[i] for i in missing]), strict=True):
             hidden_BLH[i, needs[i].columns_L] = states_LH
@@ -104,8 +111,8 @@ class LowerCache:
         """Write what is held in memory as one more shard."""
         if not self._new:
             return
-        self._look()
-        new = {key: states for key, states in self._new.items() if key not in self._place}
+        self._find_new()
+        new = {key: states for key, states in self._new.items() if key not in self._places}
         self._new, self._new_bytes = {}, 0
         if not new:
             return
@@ -120,77 +127,54 @@ class LowerCache:
             with whole_file(path) as aside:
                 save_file(content, aside)
             self._add(path)
-            self._announce(path)
+            with self._list.open("a", encoding="utf-8") as file:
+                file.write(f"\n{path.relative_to(self.settings.folder)}\n")  # the first newline ends a torn line
         except (OSError, SafetensorError) as error:
             log.warning("%s: no more activations can be cached (%s): they are computed each time", self.folder, error)
             self.is_full, self.room = True, 0
 
-    def _look_through(self) -> None:
-        """Find all shards that are there."""
-        with contextlib.suppress(OSError):
-            self._heard = self._news.stat().st_size  # before looking: news of what is found is heard twice, not never
-        for path in sorted(Path(self.settings.folder).glob("*/*.safetensors")):
-            self._add(path)
-
-    def _look(self) -> None:
-        """Find the shards that other processes have written since the last look."""
+    def _find_new(self) -> None:
+        """Find the shards that other processes have written since the last time."""
         try:
-            with self._news.open("rb") as file:
-                file.seek(self._heard)
-                news = file.read()
+            with self._list.open("rb") as file:
+                file.seek(self._list_bytes)
+                listed = file.read()
         except OSError:
             return
-        end = news.rfind(b"\n") + 1  # what follows is being written
-        self._heard += end
-        for name in news[:end].decode(errors="replace").split():
+        end = listed.rfind(b"\n") + 1  # what follows is being written
+        self._list_bytes += end
+        for name in listed[:end].decode(errors="replace").split():
             with contextlib.suppress(OSError):
                 self._add(Path(self.settings.folder) / name)
 
     def _add(self, path: Path) -> None:
         """Count a shard, and open it if it is one of this model."""
-        if path not in self._known:
-            self._bytes += path.stat().st_size
-            self._known.add(path)
-            if path.parent == self.folder:
-                self._open(path)
-
-    def _announce(self, path: Path) -> None:
-        with self._news.open("a", encoding="utf-8") as file:
-            file.write(f"\n{path.relative_to(self.settings.folder)}\n")  # the first newline ends a torn line
-
-    @property
-    def _news(self) -> Path:
-        return Path(self.settings.folder) / NEWS_FILE
-
-    def _open(self, path: Path) -> None:
+        if path in self._known:
+            return
+        self._bytes += path.stat().st_size
+        self._known.add(path)
+        if path.parent != self.folder:
+            return
         try:
             shard: Any = safe_open(path, framework="pt")
             keys, stops = shard.get_tensor("keys").numpy(), shard.get_tensor("stops").tolist()
         except (SafetensorError, OSError) as error:
             raise DataError(f"{path}: not a shard of cached activations ({error}); remove it") from error
         for key, start, stop in zip(keys, [0, *stops], stops, strict=False):
-            self._place[key.tobytes()] = (len(self._shards), start, stop)
+            self._places[key.tobytes()] = (len(self._shards), start, stop)
         self._shards.append(shard.get_slice("hidden"))
 
     def _has(self, key: bytes) -> bool:
-        return key in self._place or key in self._new
-
-    def _get(self, key: bytes) -> Tensor:
-        if key in self._new:
-            return self._new[key]
-        shard, start, stop = self._place[key]
-        states: Tensor = self._shards[shard][start:stop]
-        return states
+        return key in self._places or key in self._new
 
     def _compute(self, needs: Sequence[_Need]) -> list[Tensor]:
         """The states_LH that each row needs, from the model; those that are new are kept."""
         if not needs:
             return []
         batch = self.module.collate([need.row for need in needs]).to(self.module.device)
-        found = [
-            states_LH[: len(need.row)] for states_LH, need in zip(self.module.lower(batch).cpu(), needs, strict=True)
-        ]
-        for states_LH, need in zip(found, needs, strict=True):
+        found = []
+        for states_LH, need in zip(self.module.lower(batch).cpu(), needs, strict=True):
+            found.append(states_LH[: len(need.row)])
             for start, stop, key in need.missing:
                 self._keep(key, states_LH[start:stop])
         return found
@@ -198,7 +182,7 @@ class LowerCache:
     def _keep(self, key: bytes, states: Tensor) -> None:
         if self._has(key):
             return
-        size = states.numel() * states.element_size()
+        size = states.nbytes
         if self._bytes + self._new_bytes + size > self.room:
             if not self.is_full:
                 folder = self.settings.folder
@@ -211,7 +195,7 @@ class LowerCache:
             self.flush()
 
 
-Stretch = tuple[int, int, bytes]
+Span = tuple[int, int, bytes]
 """(first column, column behind the last, key) of a prompt or step in a row."""
 
 
@@ -219,18 +203,18 @@ Stretch = tuple[int, int, bytes]
 class _Need:
     """What of a row is kept already, and the part of the row that has to be run for the rest."""
 
-    kept: list[Stretch]
+    kept: list[Span]
     row: Row
     """What is missing and what that stands on."""
     columns_L: np.ndarray
     """Where these tokens are in the whole row."""
-    missing: list[Stretch]
+    missing: list[Span]
     """In columns of the part."""
 
     @classmethod
     def of(cls, row: Row, has: Callable[[bytes], bool]) -> _Need:
-        kept: list[Stretch] = []
-        missing: list[Stretch] = []
+        kept: list[Span] = []
+        missing: list[Span] = []
         is_run_L = np.zeros(len(row), bool)
         for start, stop in zip(row.starts, (*row.starts[1:], len(row)), strict=True):
             on_path_L = row.ends_L[:stop] >= stop

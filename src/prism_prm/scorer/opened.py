@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening, Workers
-from prism_prm.lm.place import base_of, is_adapter
-from prism_prm.prms.place import prm_folder
+from prism_prm.lm.files import base_of, is_adapter
+from prism_prm.prms.card import prm_folder
 from prism_prm.protocol import Scorer, ScoresSolutions, StepSession, TreeScores, can_score_all
 from prism_prm.records import StepTree
 from prism_prm.scorer.place import place_for_workers, remote_place

@@ -10,7 +10,7 @@ from typing import Any
 from prism_prm.critics.load import check_critic, is_critic
 from prism_prm.errors import ConfigError
 from prism_prm.http import server_address
-from prism_prm.prms.place import check_prm, checkable
+from prism_prm.prms.card import check_prm, checkable
 from prism_prm.protocol import Scorer
 
 REMOTE = ("prism", "vllm")

@@ -1,26 +1,27 @@
-"""A cache of session states for requests that come one by one: what was computed for a prefix is kept for the next.
+"""Requests that have a prefix in common: what they share is computed once.
 
-Trees are tries of token ids, one for each owner and prompt. Whatever a call has in common with what is kept, or within
-itself, is computed once. States are bounded in bytes; the least recently used leave first. Owners share nothing, so
-that neither a score nor the time it takes tells one of them what another has asked.
+`PrefixCache` keeps session states for requests that come one by one. Its trees are tries of token ids, one for each
+owner and prompt. Whatever a call has in common with what is kept, or within itself, is computed once. States are
+bounded in bytes; the least recently used leave first. Owners share nothing, so that neither a score nor the time it
+takes tells one of them what another has asked. It keeps `SessionNode`s, as sessions do, and evicts them by use; a
+session's are dropped by its search, so the two have the nodes and the passes through the model in common, and no more.
+
+`score_merged` merges the trees of one call that share a problem, where nothing is kept.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from prism_prm.lm.memory import halving
 from prism_prm.packing import EncodedTree
-from prism_prm.records import ROOT
+from prism_prm.records import ROOT, StepTree
 from prism_prm.scorer.check_packing import check_session
-from prism_prm.scorer.session import SessionNode
-from prism_prm.scorer.step_batch import Growth, in_batches, run_growth
-from prism_prm.scorer.whole_trees import check_finite
+from prism_prm.scorer.session import Growth, SessionNode, grow, run_growth
 
 if TYPE_CHECKING:
     from prism_prm.scorer.prm import PRM
@@ -30,8 +31,11 @@ CHUNK = 1024
 NODE_BYTES = 1024
 """What a node costs beside its states, roughly: Python objects and the headers of its tensors."""
 
-Key = tuple[tuple[int, ...], int]
-"""(ids, where they are read) of a node."""
+Key = tuple[SessionNode | None, Hashable]
+"""Of a root: None and (owner, prompt). Of a step: its parent and (ids, where they are read)."""
+TreeT = TypeVar("TreeT")
+Places = list[int]
+"""For each node of a tree the node of the merged one that it became."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,12 @@ class PrefixCache:
         self.prm = prm
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._token_bytes = self._measure()
-        self._roots: dict[tuple[Hashable, tuple[int, ...]], SessionNode] = {}
-        self._owners: dict[SessionNode, tuple[Hashable, tuple[int, ...]]] = {}
-        self._children: dict[SessionNode, dict[Key, SessionNode]] = {}
-        self._order: OrderedDict[SessionNode, None] = OrderedDict()
+        probe = SessionNode(0, None, "", (0,), 0, 0, -1)
+        with prm.module.scoring():
+            run_growth(prm.module, [Growth([probe])])
+        self._token_bytes = sum(tensor.nbytes for tensor in probe.keys_values or ())
+        self._nodes: dict[Key, SessionNode] = {}
+        self._order: OrderedDict[SessionNode, Key] = OrderedDict()
         """Least recently used first. A node is used after its children are, so what stands first has none."""
 
     def __len__(self) -> int:
@@ -84,133 +89,75 @@ class PrefixCache:
 
     def _score_together(self, asked: Sequence[tuple[Hashable, EncodedTree]]) -> list[Found] | None:
         """The scores of all; None if their states exceed the cache."""
-        call = _Call(self, asked)
-        self._touch(node for nodes in call.nodes for node in nodes)
-        size = sum(map(self._size, call.new))
-        held = {node for nodes in call.nodes for node in nodes if node in self._order}
-        if sum(map(self._size, held)) + size > self.max_bytes:
+        new: dict[Key, SessionNode] = {}
+        """Parents before their children."""
+        trees: list[list[SessionNode]] = []
+        """For each tree its root and its nodes."""
+        for number, (owner, tree) in enumerate(asked):
+            key: Key = (None, (owner, tree.prompt))
+            root = self._nodes.get(key) or new.get(key)
+            if root is None:
+                root = new[key] = SessionNode(number, None, "", tree.prompt, 0, len(tree.prompt) - 1, -1)
+            nodes = [root]
+            for ids, read, parent in zip(tree.ids, tree.reads, tree.parents, strict=True):
+                above = nodes[parent - ROOT]
+                key = (above, (ids, read))
+                node = self._nodes.get(key) or new.get(key)
+                if node is None:
+                    start, depth = above.start + len(above.ids), above.depth + 1
+                    node = new[key] = SessionNode(number, above, "", ids, start, read, depth)
+                nodes.append(node)
+            trees.append(nodes)
+        held = [{node for node in nodes if node in self._order} for nodes in trees]
+        self._touch(trees)
+        size = sum(map(self._size, new.values()))
+        if sum(map(self._size, set().union(*held))) + size > self.max_bytes:
             return None
-        self._shrink(self.max_bytes - size)
-        self._compute(call.new)
-        self._add(call)
+        while self.num_bytes > self.max_bytes - size:
+            node, key = self._order.popitem(last=False)
+            del self._nodes[key]
+            self.num_bytes -= self._size(node)
+            node.keys_values = None
+        self._compute([node for node in new.values() if node.ids])
+        self._nodes |= new
+        self._order |= {node: key for key, node in new.items()}
+        self.num_bytes += size
+        self._touch(trees)
         return [
-            Found(np.array([node.log_odds for node in nodes[1:]]).reshape(-1, len(self.prm.outputs)), cached)
-            for nodes, cached in zip(call.nodes, call.cached, strict=True)
+            Found(
+                np.array([node.log_odds for node in nodes[1:]]).reshape(-1, len(self.prm.outputs)),
+                sum(len(node.ids) for node in cached),
+            )
+            for nodes, cached in zip(trees, held, strict=True)
         ]
 
     def held_tokens(self, owner: Hashable, tree: EncodedTree) -> int:
         """How many tokens of a tree are kept now; from any thread, so that it is only an estimate."""
-        root = self.root(owner, tree.prompt)
-        nodes = [root]
+        nodes = [self._nodes.get((None, (owner, tree.prompt)))]
         for ids, read, parent in zip(tree.ids, tree.reads, tree.parents, strict=True):
-            above = root if parent == ROOT else nodes[parent + 1]
-            nodes.append(None if above is None else self.child(above, (ids, read)))
+            above = nodes[parent - ROOT]
+            nodes.append(None if above is None else self._nodes.get((above, (ids, read))))
         return sum(len(node.ids) for node in set(nodes) if node is not None)
-
-    def root(self, owner: Hashable, prompt: tuple[int, ...]) -> SessionNode | None:
-        return self._roots.get((owner, prompt))
-
-    def child(self, node: SessionNode, key: Key) -> SessionNode | None:
-        return self._children.get(node, {}).get(key)
-
-    def _measure(self) -> int:
-        """The bytes that one token leaves behind."""
-        probe = SessionNode(0, None, "", (0,), 0, 0, -1)
-        with self.prm.module.scoring():
-            run_growth(self.prm.module, [Growth([probe])])
-        assert probe.keys_values is not None, "a node that was run has states"
-        return sum(tensor.numel() * tensor.element_size() for tensor in probe.keys_values)
 
     def _size(self, node: SessionNode) -> int:
         return NODE_BYTES + len(node.ids) * self._token_bytes
 
+    def _touch(self, trees: Iterable[Sequence[SessionNode]]) -> None:
+        """Their nodes were used: children first."""
+        for nodes in trees:
+            for node in reversed(nodes):
+                if node in self._order:
+                    self._order.move_to_end(node)
+
     def _compute(self, new: Sequence[SessionNode]) -> None:
         """Run new nodes: chunks that stand on other chunks after those."""
         waves: list[list[Growth]] = []
-        for level, chunk in _chunks([node for node in new if node.ids]):
+        for level, chunk in _chunks(new):
             waves += [[] for _ in range(level + 1 - len(waves))]
             waves[level].append(Growth(chunk))
         with self.prm.module.scoring():
             for growths in waves:
-                for batch in in_batches(growths, self.prm.token_budget):
-                    self._run(batch)
-
-    def _run(self, batch: Sequence[Growth]) -> None:
-        for some, log_odds_RO in halving(batch, lambda some: run_growth(self.prm.module, some), _name):
-            nodes = [node for growth in some for node in growth.new]
-            steps = [i for i, node in enumerate(nodes) if node.parent is not None]
-            # What is read at the end of a prompt is nobody's score.
-            check_finite(log_odds_RO[steps], [(nodes[i].problem, nodes[i].depth) for i in steps], _name_step)
-            for node, values in zip(nodes, log_odds_RO.tolist(), strict=True):
-                node.log_odds = tuple(values)
-
-    def _add(self, call: _Call) -> None:
-        """Keep what was computed."""
-        for node in call.new:
-            if node.parent is None:
-                self._owners[node] = owner = call.owner_of[node], node.ids
-                self._roots[owner] = node
-            else:
-                self._children.setdefault(node.parent, {})[node.ids, node.read] = node
-            self._order[node] = None
-            self.num_bytes += self._size(node)
-        for nodes in call.nodes:
-            self._touch(nodes)
-
-    def _touch(self, nodes: Iterable[SessionNode]) -> None:
-        """They were used: children first."""
-        for node in reversed(list(nodes)):
-            if node in self._order:
-                self._order.move_to_end(node)
-
-    def _shrink(self, num_bytes: int) -> None:
-        """Let go of the least recently used until the rest fits."""
-        while self.num_bytes > num_bytes:
-            node, _ = self._order.popitem(last=False)
-            assert node not in self._children, "a node is used whenever its children are"
-            self.num_bytes -= self._size(node)
-            node.keys_values = None
-            if node.parent is None:
-                del self._roots[self._owners.pop(node)]
-            else:
-                siblings = self._children[node.parent]
-                del siblings[node.ids, node.read]
-                if not siblings:
-                    del self._children[node.parent]
-
-
-class _Call:
-    """The nodes that some trees ask for: kept ones, and new ones that are not kept yet."""
-
-    def __init__(self, cache: PrefixCache, asked: Sequence[tuple[Hashable, EncodedTree]]) -> None:
-        self.new: list[SessionNode] = []
-        """Parents before their children."""
-        self.owner_of: dict[SessionNode, Hashable] = {}
-        self.nodes: list[list[SessionNode]] = []
-        """For each tree its root and its nodes."""
-        self.cached: list[int] = []
-        fresh_roots: dict[tuple[Hashable, tuple[int, ...]], SessionNode] = {}
-        fresh: dict[tuple[SessionNode, Key], SessionNode] = {}
-        for number, (owner, tree) in enumerate(asked):
-            root = cache.root(owner, tree.prompt) or fresh_roots.get((owner, tree.prompt))
-            if root is None:
-                root = SessionNode(number, None, "", tree.prompt, 0, len(tree.prompt) - 1, -1)
-                fresh_roots[owner, tree.prompt] = root
-                self.owner_of[root] = owner
-                self.new.append(root)
-            nodes = [root]
-            for ids, read, parent in zip(tree.ids, tree.reads, tree.parents, strict=True):
-                above = root if parent == ROOT else nodes[parent + 1]
-                key = ids, read
-                node = cache.child(above, key) or fresh.get((above, key))
-                if node is None:
-                    start, depth = above.start + len(above.ids), above.depth + 1
-                    node = fresh[above, key] = SessionNode(number, above, "", ids, start, read, depth)
-                    self.new.append(node)
-                nodes.append(node)
-            self.nodes.append(nodes)
-            kept = {node for node in nodes if node.log_odds or node.keys_values is not None}
-            self.cached.append(sum(len(node.ids) for node in kept))
+                grow(self.prm, growths, lambda number, depth: f"tree {number}, step {depth}")
 
 
 def _chunks(new: Sequence[SessionNode]) -> list[tuple[int, list[SessionNode]]]:
@@ -222,7 +169,7 @@ def _chunks(new: Sequence[SessionNode]) -> list[tuple[int, list[SessionNode]]]:
         if node.parent in among:
             below.setdefault(node.parent, []).append(node)
         else:
-            firsts.setdefault(_root(node), []).append(node)
+            firsts.setdefault(node.path()[0], []).append(node)
     chunks: list[tuple[int, list[SessionNode]]] = []
     chunk_of: dict[SessionNode, int] = {}
     for stack in firsts.values():
@@ -242,15 +189,60 @@ def _chunks(new: Sequence[SessionNode]) -> list[tuple[int, list[SessionNode]]]:
     return chunks
 
 
-def _root(node: SessionNode) -> SessionNode:
-    while node.parent is not None:
-        node = node.parent
-    return node
+def score_merged(
+    trees: Sequence[TreeT],
+    shared: Callable[[int], Hashable],
+    merge: Callable[[Sequence[TreeT]], tuple[TreeT, list[Places]]],
+    score: Callable[[Sequence[TreeT]], Sequence[np.ndarray]],
+) -> list[np.ndarray]:
+    """The log-odds_NO of each tree; trees of which `shared` gives the same are merged before they are scored."""
+    groups: dict[Hashable, list[int]] = {}
+    for i in range(len(trees)):
+        groups.setdefault(shared(i), []).append(i)
+    merged = [merge([trees[i] for i in members]) for members in groups.values()]
+    found: dict[int, np.ndarray] = {}
+    scores = score([tree for tree, _ in merged])
+    for members, (_, places), values_NO in zip(groups.values(), merged, scores, strict=True):
+        found |= {i: values_NO[where] for i, where in zip(members, places, strict=True)}
+    return [found[i] for i in range(len(trees))]
 
 
-def _name_step(number: int, depth: int) -> str:
-    return f"tree {number}, step {depth}"
+def merge_encoded(trees: Sequence[EncodedTree]) -> tuple[EncodedTree, list[Places]]:
+    """One tree of those with the same prompt."""
+    firsts, parents, places = _merge([(list(zip(tree.ids, tree.reads, strict=True)), tree.parents) for tree in trees])
+    tree = EncodedTree(
+        trees[0].prompt,
+        tuple(trees[i].ids[node] for i, node in firsts),
+        tuple(trees[i].reads[node] for i, node in firsts),
+        parents,
+        tuple(trees[i].starts[node] for i, node in firsts),
+    )
+    return tree, places
 
 
-def _name(growth: Growth) -> str:
-    return _name_step(growth.new[0].problem, growth.new[0].depth)
+def merge_trees(trees: Sequence[StepTree]) -> tuple[StepTree, list[Places]]:
+    """One tree of those with the same problem."""
+    firsts, parents, places = _merge([([step.text for step in tree.nodes], tree.parents) for tree in trees])
+    nodes = tuple(trees[i].nodes[node] for i, node in firsts)
+    return StepTree(0, trees[0].problem, nodes, parents, ()), places
+
+
+def _merge(
+    trees: Sequence[tuple[Sequence[Hashable], Sequence[int]]],
+) -> tuple[list[tuple[int, int]], tuple[int, ...], list[Places]]:
+    """For trees as (what each node says, parents): the first (tree, node) of each merged node, its parent, places."""
+    known: dict[tuple[int, Hashable], int] = {}
+    firsts: list[tuple[int, int]] = []
+    parents: list[int] = []
+    places: list[Places] = []
+    for i, (said, above) in enumerate(trees):
+        where: Places = []
+        for node, (key, parent) in enumerate(zip(said, above, strict=True)):
+            at = ROOT if parent == ROOT else where[parent]
+            if (at, key) not in known:
+                known[at, key] = len(firsts)
+                firsts.append((i, node))
+                parents.append(at)
+            where.append(known[at, key])
+        places.append(where)
+    return firsts, tuple(parents), places

@@ -16,21 +16,20 @@ from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import DataError
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import Family
-from prism_prm.prms.card import Card
+from prism_prm.prms.card import Card, model_card
 from prism_prm.prms.folder import push_folder, save_folder
 from prism_prm.prms.module import PrmModule, hash_model
-from prism_prm.prms.readme import model_card
 from prism_prm.protocol import Solution, TreeScores, as_trees
 from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.scorer.settings import OnTooLong
-from prism_prm.scorer.whole_trees import check_choice, fit_all, rows_of, score_portion
+from prism_prm.scorer.whole_trees import check_choice, fit_all, rows_of, score_chunk
 
 if TYPE_CHECKING:
     from prism_prm.scorer.session import Session
 
 TREES_AT_ONCE = 512
-"""Trees are laid out and sorted by length within portions of this many, so that memory stays bounded."""
+"""Trees are laid out and sorted by length within chunks of this many, so that memory stays bounded."""
 
 
 class PRM:
@@ -167,7 +166,7 @@ class PRM:
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar, self.module.scoring():
             for start in range(0, len(trees), TREES_AT_ONCE):
                 some = slice(start, start + TREES_AT_ONCE)
-                results += score_portion(self, trees[some], wanted[some])
+                results += score_chunk(self, trees[some], wanted[some])
                 bar(len(results) - start)
                 advance(len(results) - start)
         return results

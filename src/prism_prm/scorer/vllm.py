@@ -16,13 +16,10 @@ from typing import Any
 from prism_prm.chosen import CardValues
 from prism_prm.errors import ConfigError, DataError, ModelError
 from prism_prm.http import Server
-from prism_prm.lm.hash import tokenizer_text
-from prism_prm.lm.load import load_tokenizer
-from prism_prm.lm.place import readable
+from prism_prm.lm.files import load_tokenizer, readable, tokenizer_text
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.places import no_connection
-from prism_prm.prms.folder import find_card
-from prism_prm.prms.label_names import first_is_right
+from prism_prm.prms.card import find_card, first_is_right
 from prism_prm.protocol import TreeScores
 from prism_prm.records import ROOT, StepTree
 from prism_prm.scorer.remote import RemotePRM, by_halves, chosen_model, portions, server_models

@@ -6,7 +6,7 @@ A path longer than the context is an error by default, else a counted choice; ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from prism_prm.errors import ConfigError, DataError, ModelError
-from prism_prm.lm.memory import halving
+from prism_prm.lm.load import halving
 from prism_prm.packing import EncodedTree, Group, Layout, Row, batch_rows, describe, encode_tree, merge_rows, pack
 from prism_prm.prms.module import PrmModule
 from prism_prm.protocol import TreeScores
 from prism_prm.records import ROOT, Step, StepTree
-from prism_prm.scorer.lower_cache import LowerCache
 from prism_prm.scorer.settings import OnTooLong
 
 if TYPE_CHECKING:
@@ -30,10 +29,6 @@ log = logging.getLogger(__name__)
 
 Named = Callable[[int, int], str]
 """(tree, node) of a read → how to name it in a message."""
-
-DENSE_FACTOR = 1.0
-"""How much dearer a multiplication is inside masked attention than in the rest of the model, which has elementwise work
-beside its matrix products: measured 0.8 on a CPU with a narrow model."""
 
 
 def fit_all(
@@ -55,7 +50,7 @@ def rows_of(prm: PRM, items: Sequence[PackItem]) -> list[Row]:
     return pack(trees, prm.token_budget, groups, pair_cost=pair_cost(prm.module))
 
 
-def score_portion(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
+def score_chunk(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:
     """The scores of some nodes of each tree: all trees are laid out, sorted by length and run together."""
     items, too_long = fit_all(prm, trees, nodes)
     if any(too_long):
@@ -65,7 +60,6 @@ def score_portion(prm: PRM, trees: Sequence[StepTree], nodes: Sequence[Sequence[
             "%d steps exceed the context of %d tokens: %s; the first: %s",
             sum(map(len, too_long)), prm.context, done, first,
         )  # fmt: skip
-
     scores = score_items(prm, items, [len(tree.nodes) for tree in trees], lambda i, node: describe(trees[i], node))
     return [TreeScores(prm.outputs, *found) for found in zip(scores, too_long, strict=True)]
 
@@ -77,14 +71,24 @@ def score_items(prm: PRM, items: Sequence[PackItem], sizes: Sequence[int], named
         stands_for = items[item].is_node
         return items[item].index, node if stands_for is None else stands_for
 
-    rows = rows_of(prm, items)
+    def forward(rows: Sequence[Row]) -> Tensor:
+        with torch.inference_mode():
+            batch = prm.module.collate(rows)
+            batch = batch if prm.cache is None else prm.cache.attach(batch, rows)
+            log_odds_RO: Tensor = prm.module(batch.to(prm.module.device))
+            return log_odds_RO.double().cpu()
+
     scores = [np.full((size, len(prm.outputs)), np.nan) for size in sizes]
-    for owners, log_odds_RO in run_rows(
-        prm.module, rows, prm.token_budget, lambda i, node: named(*owner(i, node)), prm.cache
-    ):
-        for (item, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
-            index, node = owner(item, node)
-            scores[index][node] = values
+    for batch in batches_of(prm.module, rows_of(prm, items), prm.token_budget):
+        for rows, log_odds_RO in halving(
+            batch, forward, lambda row: f"a row of {len(row)} tokens with {named(*owner(*row.owners[0]))}"
+        ):
+            owners = [owner(*read) for row in rows for read in row.owners]
+            check_finite(log_odds_RO, owners, named)
+            for (index, node), values in zip(owners, log_odds_RO.tolist(), strict=True):
+                scores[index][node] = values
+    if prm.cache is not None:
+        prm.cache.flush()
     return scores
 
 
@@ -129,35 +133,28 @@ def fit(
     groups = [(node,) for node in nodes if node not in left_out]
     items = [PackItem(encoded, groups, index)] if groups else []
     if choice == "drop-left-steps":
-        items += _shortened(tree, index, long, encoded, family, context)
+        ends = _fitting_ends(tree, long, encoded, family, context)
+        for node in long:
+            end = ends[node]
+            if end is None:
+                raise DataError(
+                    f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} "
+                    "tokens",
+                    reason="too-long",
+                )
+            items.append(PackItem(end, [(len(end.ids) - 1,)], index, node))
     return items, long
-
-
-def _shortened(
-    tree: StepTree, index: int, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
-) -> Iterator[PackItem]:
-    """For each node the longest end of its path that fits, laid out as a solution of its own."""
-    ends = _fitting_ends(tree, long, encoded, family, context)
-    for node in long:
-        end = ends[node]
-        if end is None:
-            raise DataError(
-                f"{describe(tree, node)}: the problem and this step alone exceed the model's context of {context} "
-                "tokens",
-                reason="too-long",
-            )
-        yield PackItem(end, [(len(end.ids) - 1,)], index, node)
 
 
 def _fitting_ends(
     tree: StepTree, long: Sequence[int], encoded: EncodedTree, family: Layout, context: int
 ) -> dict[int, EncodedTree | None]:
-    """For each node the end of its path that fits; None where not even the node alone does.
+    """For each node the longest end of its path that fits, as a solution of its own; None where not even the node does.
 
     A path from some first step that is too long at a node is so at every later node too, however the family lays out
     its steps. So the search begins where that for the node before ended, and every node costs about two layouts.
     """
-    wanted, search = set(long), set[int]()
+    search: set[int] = set()
     for node in long:
         while node != ROOT and node not in search and encoded.path_tokens(node) > context:
             search.add(node)
@@ -166,33 +163,28 @@ def _fitting_ends(
     firsts: dict[int, int] = {}
     ends: dict[int, EncodedTree | None] = {}
     for node in sorted(search):
-        first = firsts.get(tree.parents[node], 1)
-        kept = _last_steps(tree, node, depths[node] + 1 - first)
-        end = None
+        kept: list[Step] = []
+        above = node
+        for _ in range(depths[node] + 1 - firsts.get(tree.parents[node], 1)):
+            kept.append(tree.nodes[above])
+            above = tree.parents[above]
+        kept.reverse()
+        ends[node] = None
         while kept:
             end = encode_tree(StepTree.chain(tree.problem, kept), family)
             if end.path_tokens(len(kept) - 1) <= context:
+                ends[node] = end
                 break
-            kept, end = kept[1:], None
+            kept = kept[1:]
         firsts[node] = depths[node] + 1 - len(kept)
-        if node in wanted:
-            ends[node] = end
     return ends
-
-
-def _last_steps(tree: StepTree, node: int, count: int) -> list[Step]:
-    """The last steps of a node's path."""
-    steps: list[Step] = []
-    for _ in range(count):
-        steps.append(tree.nodes[node])
-        node = tree.parents[node]
-    return steps[::-1]
 
 
 def pair_cost(module: PrmModule) -> float:
     """Attention's work per (token, token) of a row, in units of the rest of the work per token.
 
-    It is 0 where only tokens that are seen are paid for: long rows are then not dearer.
+    It is 0 where only tokens that are seen are paid for: long rows then cost no more. A multiplication counts the same
+    in attention as elsewhere: on a CPU with a narrow model it was measured to cost 0.8 of the others.
     """
     if module.in_blocks or module.attention == "flex":
         return 0.0
@@ -201,36 +193,12 @@ def pair_cost(module: PrmModule) -> float:
     pair = 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
     embedding = module.backbone.get_input_embeddings().weight.numel()
     token = 2 * (sum(parameter.numel() for parameter in module.backbone.parameters()) - embedding)
-    return float(DENSE_FACTOR * pair / token)
+    return float(pair / token)
 
 
 def batches_of(module: PrmModule, rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
     """The rows of each forward pass."""
     return batch_rows(merge_rows(rows, token_budget) if module.attention == "flex" else rows, token_budget)
-
-
-def run_rows(
-    module: PrmModule, rows: Sequence[Row], token_budget: int, named: Named, cache: LowerCache | None = None
-) -> Iterator[tuple[tuple[tuple[int, int], ...], Tensor]]:
-    """(owners, log-odds_RO on the CPU in 64 bits) of each batch."""
-
-    def forward(some: Sequence[Row]) -> Tensor:
-        with torch.inference_mode():
-            batch = module.collate(some)
-            batch = batch if cache is None else cache.attach(batch, some)
-            log_odds_RO: Tensor = module(batch.to(module.device))
-            return log_odds_RO.double().cpu()
-
-    def name_row(row: Row) -> str:
-        return f"a row of {len(row)} tokens with {named(*row.owners[0])}"
-
-    for batch in batches_of(module, rows, token_budget):
-        for part, log_odds_RO in halving(batch, forward, name_row):
-            owners = tuple(owner for row in part for owner in row.owners)
-            check_finite(log_odds_RO, owners, named)
-            yield owners, log_odds_RO
-    if cache is not None:
-        cache.flush()
 
 
 def check_finite(log_odds_RO: Tensor, owners: Sequence[tuple[int, int]], named: Named) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism_prm.chosen import card_values, choose_aggregator
-from prism_prm.policies import Ask, Policy, Written, node_key, write_steps
+from prism_prm.policies import Policy, StepRequest, Written, node_key, write_steps
 from prism_prm.records import unique_names
 from prism_prm.search.found import Found, found
 from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
@@ -174,7 +174,7 @@ class Engine:
     def _write(self, active: Sequence[_Running]) -> list[Children]:
         """The new children of every wish."""
         settings = self.settings
-        asks: list[Ask] = []
+        asks: list[StepRequest] = []
         places: list[tuple[_Running, SearchNode, int]] = []
         for running in active:
             wish = running.wish
@@ -185,7 +185,7 @@ class Engine:
                 room = min(settings.sampling.max_step_tokens, settings.sampling.max_tokens - node.num_tokens)
                 for number in range(first, first + count):
                     key = node_key(settings.seed, running.key, (*node.path, number))
-                    asks.append(Ask(node.text, key, room, wish.greedy, node.state, start=node.start))
+                    asks.append(StepRequest(node.text, key, room, wish.greedy, node.state, start=node.start))
                     places.append((running, node, number))
         written = self._write_within(asks)
         children = [child(node, number, one) for (_, node, number), one in zip(places, written, strict=True)]
@@ -196,7 +196,7 @@ class Engine:
         flat = iter(children)
         return [[[next(flat) for _ in range(count)] for count in running.wish.counts] for running in active]
 
-    def _write_within(self, asks: Sequence[Ask]) -> list[Written]:
+    def _write_within(self, asks: Sequence[StepRequest]) -> list[Written]:
         """Ask the policy; a solution that has used up its tokens is cut without asking."""
         able = [ask for ask in asks if ask.max_tokens > 0]
         written = iter(write_steps(self.policy, able, self.settings.sampling))

@@ -17,6 +17,7 @@ from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 from prism_prm.config import SHOWN
 from prism_prm.errors import ConfigError
 from prism_prm.policies import Sampling, node_key
+from prism_prm.policies.base import rng
 from prism_prm.ranges import Count, Natural, Positive, Share, check
 from prism_prm.search.tree import SearchNode, merge
 
@@ -231,7 +232,6 @@ def particle(start: SearchNode, settings: SearchSettings) -> Search:
     exploring where the PRM is unsure. A finished particle stays as it is and takes part in the resampling. Gives the n
     particles at the end; a solution that several of them share is there several times.
     """
-    from prism_prm.policies.next_token import noise  # it needs torch, for which the settings above should not wait
 
     (particles,) = yield Expand((start,), (settings.n,))
     for depth in range(1, settings.max_steps):
@@ -239,7 +239,7 @@ def particle(start: SearchNode, settings: SearchSettings) -> Search:
             break
         if len(particles) > 1:
             weights = resampling_weights([node.log_score(settings.how) for node in particles], settings)
-            number = noise(node_key(settings.seed, start.text, (-1, depth))).random()
+            number = rng(node_key(settings.seed, start.text, (-1, depth))).random()
             particles = [particles[i] for i in resample(weights, float(number))]
         going = tuple(dict.fromkeys(node for node in particles if not node.is_finished))
         if not going:  # only finished ones were drawn

@@ -20,8 +20,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.job import Finished, Here, Job, Opening, Workers
 from prism_prm.names import file_name, named_places
 from prism_prm.policies import Policy, open_policy
-from prism_prm.policies.load import check_policy
-from prism_prm.policies.spread import policy_for_workers
+from prism_prm.policies.base import check_policy, policy_for_workers
 from prism_prm.pools import Pool, PoolProblem, write_pool
 from prism_prm.protocol import TreeScores, notes_of, summary_of, tokens_of
 from prism_prm.records import StepTree, unique_names

@@ -23,8 +23,7 @@ from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import REMEMBERED, Family, listed
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
-from prism_prm.scorer.merging import merge_encoded, merge_trees, score_merged
-from prism_prm.scorer.prefix_cache import PrefixCache
+from prism_prm.scorer.prefix_cache import PrefixCache, merge_encoded, merge_trees, score_merged
 from prism_prm.scorer.prm import PRM
 from prism_prm.scorer.remote import SAMPLE
 from prism_prm.scorer.settings import OnTooLong

@@ -18,12 +18,12 @@ from prism_prm.data.draft import ReadOptions
 from prism_prm.data.formats import find_format
 from prism_prm.data.inputs import find_sources
 from prism_prm.errors import ConfigError
-from prism_prm.lm.place import check_model
+from prism_prm.lm.files import check_model
 from prism_prm.losses import Objective
 from prism_prm.pairs.rules import PairSettings
 from prism_prm.pairs.same_problem import Splits
 from prism_prm.prms import find_family
-from prism_prm.prms.place import check_prm
+from prism_prm.prms.card import check_prm
 from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check
 from prism_prm.tables import check_pairs_folder
 from prism_prm.training.settings import TrainSettings

@@ -23,8 +23,7 @@ from prism_prm.errors import ConfigError, PrismError
 from prism_prm.files import write_text
 from prism_prm.job import Job, refuse_changes, stoppable
 from prism_prm.pairs.examples import Examples, Split
-from prism_prm.prms.card import set_threshold
-from prism_prm.prms.place import RUN_FILE, is_whole, read_run
+from prism_prm.prms.card import RUN_FILE, is_whole, read_run, set_threshold
 from prism_prm.scorer import PRM, init_prm, load_prm
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.store import ScoreStore, Share
