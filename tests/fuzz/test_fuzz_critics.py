@@ -11,8 +11,7 @@ from cases import as_json, fuzz, mutated, survives
 from hypothesis import strategies as st
 
 from prism_prm.critics.format import FORMATS, read_format
-from prism_prm.critics.parse import Missing, MissingKind, Reading, read_reply
-from prism_prm.critics.replies import Reply, TokenChoice
+from prism_prm.critics.replies import Missing, MissingKind, Reading, Reply, TokenChoice, read_reply
 from prism_prm.critics.server import read_answer
 
 FOUND = {name: read_format(name) for name in FORMATS}

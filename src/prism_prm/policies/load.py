@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prism_prm.errors import ConfigError, ModelError
-from prism_prm.http import Patience, Server, server_address
+from prism_prm.http import RetryPolicy, Server, server_address
 from prism_prm.lm.place import check_model
 from prism_prm.places import no_connection
 from prism_prm.policies.base import Policy, PolicyError
@@ -36,7 +36,7 @@ class PolicySettings:
     """Hub id or folder of the tokenizer whose chat template is applied. By default that of the served model."""
     concurrency: Count = 16
     """The maximum number of requests in flight."""
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
     log_likelihood: bool = False
     """Ask for log-probabilities. A search sets this itself if it needs them."""
 

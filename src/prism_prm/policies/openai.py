@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prism_prm.http import Patience, Server
+from prism_prm.http import RetryPolicy, Server
 from prism_prm.policies.base import Ask, Ending, PolicyError, Sampling, Written, cut_at_stop
 from prism_prm.policies.prompts import Prompting, render
 from prism_prm.resume import content_key
@@ -59,10 +59,10 @@ class OpenAiPolicy:
         tokenizer: Any = None,
         prompting: Prompting | None = None,
         concurrency: int = 16,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         log_likelihood: bool = False,
     ) -> None:
-        self.server = Server(url, patience or Patience(), concurrency, key_variable=API_KEY)
+        self.server = Server(url, patience or RetryPolicy(), concurrency, key_variable=API_KEY)
         self.name = f"openai:{self.server.shown}"
         self.model = model
         self.tokenizer = tokenizer
