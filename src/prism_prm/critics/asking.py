@@ -137,8 +137,8 @@ class Tally:
         self._counted.add(hash(answer))
         self.redrawn += redrawn
         self.notes.update(notes)
-        if isinstance(reading, Missing):
-            self.missing[reading.kind] += 1
+        if isinstance(reading, str):
+            self.missing[reading] += 1
         else:
             self.notes.update(reading.notes)
             self.verdicts["log-probabilities" if reading.by_log_probability else "votes"] += 1

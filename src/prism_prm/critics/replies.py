@@ -20,9 +20,10 @@ from prism_prm.critics.format import CriticFormat, Labels
 
 Turn = tuple[str, str]
 """(role, content)."""
-MissingKind = Literal[
+Missing = Literal[
     "no-verdict", "two-verdicts", "bad-json", "wrong-length", "out-of-range", "refusal", "cut-off", "empty", "too-long"
 ]
+"""Why a reply has no usable verdict."""
 Rows = tuple[tuple[float, ...], ...]
 """One row per step, one probability per output."""
 _BOXED = re.compile(r"\\boxed(?![A-Za-z])\s*")
@@ -76,13 +77,6 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """A reply without a usable verdict."""
-
-    kind: MissingKind
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """What a reply says: one row per step, one value per output."""
 
@@ -95,21 +89,21 @@ class Reading:
 def read_reply(reply: Reply, format: CriticFormat, num_steps: int) -> Reading | Missing:
     """The verdict of a reply (of its last part); `num_steps` counts for formats that judge whole solutions."""
     if reply.has_no_text:
-        return Missing("too-long" if reply.reason == "too-long" else "refusal")
+        return "too-long" if reply.reason == "too-long" else "refusal"
     is_boxed = format.reads == "index" or (format.reads == "label" and format.label.at == "boxed")
     if reply.reason == "length" and is_boxed:
-        return Missing("cut-off")  # a box that it has is not its last word
+        return "cut-off"  # a box that it has is not its last word
     if format.reads == "label":
         found = _read_label(reply.text, format.label, reply.tokens)
     elif format.reads == "index":
         found = _read_index(reply.text, num_steps)
     else:
         found = _read_scores(reply.text, [format.scores[output] for output in format.outputs], num_steps)
-    if isinstance(found, Missing):
-        if reply.reason == "length" and found.kind in ("no-verdict", "bad-json", "empty"):
-            return Missing("cut-off")
+    if isinstance(found, str):
+        if reply.reason == "length" and found in ("no-verdict", "bad-json", "empty"):
+            return "cut-off"
         if not reply.text.strip():
-            return Missing("empty")
+            return "empty"
     return found
 
 
@@ -122,7 +116,7 @@ def _read_label(text: str, labels: Labels, tokens: Sequence[TokenChoice] | None)
     # A turn that was begun with `\boxed` continues with `{Yes}`.
     words = [_normal(box) for box in _boxes(f"\\boxed{text}" if text.lstrip().startswith("{") else text)]
     if not words or words[-1] not in _both(labels):
-        return Missing("no-verdict")
+        return "no-verdict"
     notes = (SEVERAL,) if set(words) >= _both(labels) else ()
     if tokens is not None:
         places = [choice for choice in tokens if _normal(choice.token) == words[-1]]
@@ -153,10 +147,10 @@ def _first_word(text: str, labels: Labels) -> Reading | Missing:
     word = re.match(r"\w+", rest)
     first = _normal(word[0]) if word else ""
     if first not in _both(labels):
-        return Missing("no-verdict")
+        return "no-verdict"
     others = {_normal(other) for other in re.findall(r"\w+", rest)} & _both(labels)
     if len(others) > 1:
-        return Missing("two-verdicts")
+        return "two-verdicts"
     return Reading(((float(first == _normal(labels.yes)),),))
 
 
@@ -165,18 +159,18 @@ def _from_choices(places: Sequence[TokenChoice], labels: Labels) -> Reading | Mi
     likely enough. A label that is not shown gets the smallest value shown.
     """
     if not places or not places[0].top:
-        return Missing("no-verdict")
+        return "no-verdict"
     top = places[0].top
     least = min(value for _, value in top)
     yes, no = _shown(labels.yes, top), _shown(labels.no, top)
     share = sum(math.exp(value) for value in (yes, no) if value is not None)
     if share == 0 or (share < LEAST_SHARE and _normal(places[0].token) not in _both(labels)):
-        return Missing("no-verdict")
+        return "no-verdict"
     for label, value, other in ((labels.yes, yes, no), (labels.no, no, yes)):
         # Beginnings of a label that are likely enough mean that it may be written in several tokens.
         begun = sum(math.exp(one) for token, one in top if is_part(token, label))
         if value is None and (other == least or begun >= LEAST_SHARE):
-            return Missing("no-verdict")
+            return "no-verdict"
     yes, no = least if yes is None else yes, least if no is None else no
     highest = max(yes, no)
     a, b = math.exp(yes - highest), math.exp(no - highest)
@@ -210,10 +204,10 @@ def _read_index(text: str, num_steps: int) -> Reading | Missing:
     """
     boxes = _boxes(text)
     if not boxes or not _INDEX.fullmatch(boxes[-1]):
-        return Missing("no-verdict")
+        return "no-verdict"
     index = int(boxes[-1].replace("\u2212", "-").replace("\u2013", "-"))
     if not -1 <= index < num_steps:
-        return Missing("out-of-range")
+        return "out-of-range"
     return Reading(rows_of_index(index, num_steps), notes=(SEVERAL,) if len(set(boxes)) > 1 else ())
 
 
@@ -231,17 +225,17 @@ def _read_scores(text: str, keys: Sequence[str], num_steps: int) -> Reading | Mi
     """
     found = next(_objects(text), None)
     if found is None or any(key not in found for key in keys):
-        return Missing("bad-json")
+        return "bad-json"
     columns = [found[key] for key in keys]
     if not all(isinstance(column, list) for column in columns):
-        return Missing("bad-json")
+        return "bad-json"
     if any(len(column) != num_steps for column in columns):
-        return Missing("wrong-length")
+        return "wrong-length"
     values = [value for column in columns for value in column]
     if not all(type(value) in (int, float) for value in values):
-        return Missing("bad-json")
+        return "bad-json"
     if not all(-1 <= value <= 1 for value in values):
-        return Missing("out-of-range")
+        return "out-of-range"
     return Reading(tuple(tuple((1 + value) / 2 for value in row) for row in zip(*columns, strict=True)))
 
 

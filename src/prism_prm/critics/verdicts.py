@@ -210,7 +210,7 @@ class Verdicts:
         redraws = self.asker.settings.redraws if self.drawing.temperature else 0
         by_words = ", read verdicts from words alone (--critic-logprobs off)" * self.drawing.by_log_probability
         return CriticError(
-            f"{self.asker.backend.name}: {where}: an answer has no verdict ({missing.kind}; drawn again {redraws} "
+            f"{self.asker.backend.name}: {where}: an answer has no verdict ({missing}; drawn again {redraws} "
             f"times). It ends with {shown(said[-60:])}. Count such answers as wrong (--on-missing wrong), leave them "
             f"out (--on-missing skip){by_words}, or choose another --critic or --critic-max-tokens. All replies are "
             "kept."

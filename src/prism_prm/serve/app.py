@@ -243,10 +243,10 @@ async def steps(body: schemas.StepsRequest, request: Request) -> Response:
     model = _model(request, body.model)
     items, found = await _score(request, model, lambda: _steps_items(model, body))
     about = {"model_hash": model.model_hash, "aggregator": model.aggregator, "threshold": model.threshold}
-    answers = [_steps_answer(model, item, scores) for item, scores in zip(items, found, strict=True)]
-    for answer, given, item in zip(answers, body.items, items, strict=True):
-        if isinstance(given, schemas.Text) and item.tree is not None:
-            answer["steps"] = item.tree.texts(item.tree.trunk)
+    answers = [
+        _steps_answer(model, item, scores, isinstance(given, schemas.Text))
+        for given, item, scores in zip(body.items, items, found, strict=True)
+    ]
     return _answer(request, model, "steps", items, found, about | {"items": answers})
 
 
@@ -471,9 +471,10 @@ def _sizes(item: Item) -> dict[str, Any]:
     }
 
 
-def _steps_answer(model: ServedModel, item: Item, scores: ItemScores) -> dict[str, Any]:
+def _steps_answer(model: ServedModel, item: Item, scores: ItemScores, is_text: bool) -> dict[str, Any]:
     """An item of the answer of /v1/steps; JSON has null for NaN."""
-    assert item.tree is not None, "steps come as trees"
+    tree = item.tree
+    assert tree is not None, "steps come as trees"
     probability_N = sigmoid(scores.log_odds_NO[:, 0])
     answer: dict[str, Any] = {
         "probabilities": probability_N.tolist(),
@@ -486,12 +487,12 @@ def _steps_answer(model: ServedModel, item: Item, scores: ItemScores) -> dict[st
         **_sizes(item),
         "tokens": scores.tokens,
     }
-    if item.tree.trunk or not item.tree.nodes:
-        return answer | _judged(model, probability_N)
-    answer["leaves"] = [
-        {"node": leaf} | _judged(model, probability_N, item.tree.path(leaf)) for leaf in _leaves(item.tree)
-    ]
-    return answer
+    if tree.trunk or not tree.nodes:
+        answer |= _judged(model, probability_N)
+    else:
+        paths = {leaf: tree.path(leaf) for leaf in _leaves(tree)}
+        answer["leaves"] = [{"node": leaf} | _judged(model, probability_N, path) for leaf, path in paths.items()]
+    return answer | ({"steps": tree.texts(tree.trunk)} if is_text else {})
 
 
 def _judged(model: ServedModel, probability_N: np.ndarray, path: Sequence[int] | None = None) -> dict[str, Any]:
