@@ -41,7 +41,7 @@ class Stage:
     code_output: str = ""
     """How the output is shown; `{output}` is replaced."""
     ends: str = ""
-    """For a part with code: the text with which the critic gives its judgement, and needs no further part."""
+    """For a part with code: the text with which the critic gives its judgment, and needs no further part."""
 
     def __post_init__(self) -> None:
         check(self)

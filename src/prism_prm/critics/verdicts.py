@@ -167,7 +167,7 @@ class Verdicts:
                 with_code, judged = await self._code_rounds(turns, text, stage, prime, send)
                 if judged is not None:
                     return with_code, judged, notes
-                # As published: what was written before the code leads to the judgement.
+                # As published: what was written before the code leads to the judgment.
                 notes.append("critiques whose code rounds gave no judgement")
         assert reply is not None, "a format has a stage without code"
         return text, reply, notes
@@ -175,7 +175,7 @@ class Verdicts:
     async def _code_rounds(
         self, turns: tuple[Turn, ...], text: str, stage: Stage, prime: str, send: Send
     ) -> tuple[str, Reply | None]:
-        """Rounds of code and its output, until the critic gives its judgement; None if it does not."""
+        """Rounds of code and its output, until the critic gives its judgment; None if it does not."""
         assert self.run_code is not None
         said = [content for role, content in turns if role == "assistant"]
         for number in range(stage.rounds):
