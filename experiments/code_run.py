@@ -26,7 +26,7 @@ from typing import Any
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
 from prism_prm.files import write_text
-from prism_prm.http import Patience
+from prism_prm.http import RetryPolicy
 from prism_prm.policies import PolicySettings, Sampling, open_policy
 from prism_prm.pools import Pool, PoolProblem, Solution
 from prism_prm.report import percent
@@ -99,7 +99,7 @@ def sample(given: argparse.Namespace, recipe: SearchRecipe) -> None:
         say(f"Serving {given.gguf.name} at {url}")
         settings = PolicySettings(
             f"openai:{url}", model=MODEL, tokenizer=str(folder), concurrency=given.samples, log_likelihood=True,
-            patience=Patience(timeout=900.0, retries=5),
+            patience=RetryPolicy(timeout=900.0, retries=5),
         )  # fmt: skip
         with contextlib.closing(open_policy(settings)) as policy:
             search_task(recipe, given.out / "search", policy=policy)

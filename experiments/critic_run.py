@@ -76,7 +76,7 @@ def ask(critic: Critic, format: str, given: argparse.Namespace, limit: int) -> N
         nonlocal done
         done += count
         if ledger.tokens > before:
-            missing = f", without a verdict: {dict(ledger.missing)}" if ledger.missing else ""
+            missing = f", without a verdict: {dict(ledger.tally.missing)}" if ledger.tally.missing else ""
             spent = f"{ledger.tokens - before:,} new tokens in {time.monotonic() - began:.0f} s"
             say(f"{format}: {done} of {given.items} items, {spent}{missing}")
 

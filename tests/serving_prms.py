@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
+from prometheus_client import generate_latest
 
 from prism_prm import example_folder
 from prism_prm.page.document import Results
-from prism_prm.serve.keys import KeyRing
 from prism_prm.serve.server import DrainingServer, make_server
-from prism_prm.serve.settings import ServeSettings
+from prism_prm.serve.settings import KeyRing, ServeSettings
 from prism_process import Process
 from waiting import until
 
@@ -38,7 +38,7 @@ class Running:
 
     def metric(self, line: str) -> float:
         """The value in a line of /metrics that begins so; 0 without one."""
-        lines = self.server.engine.metrics.page().decode().splitlines()
+        lines = generate_latest(self.server.engine.metrics.registry).decode().splitlines()
         return next((float(found.rpartition(" ")[2]) for found in lines if found.startswith(f"{line} ")), 0.0)
 
 

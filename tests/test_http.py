@@ -14,14 +14,14 @@ import pytest
 from loopback import Answer, serve
 from prism_prm import http
 from prism_prm.errors import ConfigError
-from prism_prm.http import Patience, Server, ServerError
+from prism_prm.http import RetryPolicy, Server, ServerError
 from waiting import until
 
-QUICK = Patience(timeout=300, retries=1, backoff=0.01)
+QUICK = RetryPolicy(timeout=300, retries=1, backoff=0.01)
 KEY = "SOME_KEY"
 
 
-def ask(url: str, patience: Patience = QUICK) -> Any:
+def ask(url: str, patience: RetryPolicy = QUICK) -> Any:
     server = Server(url, patience, 4, key_variable=KEY)
     try:
         return server.together([server.ask("POST", "/x", lambda answer: answer, {"a": 1})])[0]
@@ -39,7 +39,7 @@ def test_a_server_that_drips_is_not_waited_for() -> None:
 
     with serve(lambda _: (200, drip())) as (url, asked):
         with pytest.raises(ServerError, match=r"no answer within 0.4 seconds \(2 tries\)"):
-            ask(url, Patience(timeout=0.4, retries=1, backoff=0.01))
+            ask(url, RetryPolicy(timeout=0.4, retries=1, backoff=0.01))
         over.set()
         until(lambda: len(asked) == 2)
 
@@ -150,7 +150,7 @@ def test_what_is_no_address(url: str) -> None:
 )
 def test_wrong_patience(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Patience(**wrong)
+        RetryPolicy(**wrong)
     with pytest.raises(ConfigError, match="concurrency = 0 must be 1 or more"):
         Server("http://localhost", QUICK, 0, key_variable=KEY)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prism_prm.label.recipe import LabelRecipe as LabelRecipe
     from prism_prm.label.run import label_task as label_task
     from prism_prm.label.settings import LabelSettings as LabelSettings
-    from prism_prm.page.view import view_results as view_results
+    from prism_prm.page.html import view_results as view_results
     from prism_prm.pairs import PairSettings as PairSettings
     from prism_prm.pairs import annotated_pairs as annotated_pairs
     from prism_prm.pairs import lookahead_pairs as lookahead_pairs
@@ -157,7 +157,7 @@ _EXPORTS = {
     "steps_from_predictions": "prism_prm.evaluation.scores",
     "train_policy": "prism_prm.rl.pipeline",
     "train_prm": "prism_prm.training.run",
-    "view_results": "prism_prm.page.view",
+    "view_results": "prism_prm.page.html",
     "weighted_vote": "prism_prm.rerank",
 }
 """Public name → the module that owns it; type checkers read the imports above, which say the same."""

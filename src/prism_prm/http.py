@@ -31,7 +31,7 @@ SECONDS_TO_CLOSE = 60.0
 MOST_BYTES = 64 * 2**20
 """The size limit of one answer; a server that sends more is broken."""
 BUSY = (408, 425, 429)
-"""Statuses that ask for another try, as all from 500 on do."""
+"""Statuses that ask for a retry, as all from 500 on do."""
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|size|window)|maximum (model|input|sequence) length|(prompt|input) is too long"
     r"|too many (input )?tokens",
@@ -58,8 +58,8 @@ class TooLongError(TooMuchError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Trouble:
-    """Why a try failed, where another may not."""
+class _Failure:
+    """Why a request failed that may succeed if it is sent again."""
 
     problem: str
     status: int = 502
@@ -69,8 +69,8 @@ class _Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to put up with a server."""
+class RetryPolicy:
+    """How long to wait for a server, and how often to retry."""
 
     timeout: Positive = 300.0
     """Seconds to wait for one complete answer from the server."""
@@ -90,7 +90,7 @@ class Server:
     notebook), and a request that hangs delays neither an error nor the end of the program.
     """
 
-    def __init__(self, url: str, patience: Patience, concurrency: int, *, key_variable: str) -> None:
+    def __init__(self, url: str, patience: RetryPolicy, concurrency: int, *, key_variable: str) -> None:
         if concurrency < 1:
             raise ConfigError(f"concurrency = {concurrency} must be 1 or more")
         self.patience = patience
@@ -98,10 +98,12 @@ class Server:
         self.shown = _without_secrets(self.url)
         self.key_variable = key_variable
         self.num_retries = 0
-        """How many requests had to be sent again."""
+        """How many requests were retried."""
         self._last_problem = ""
         # Held here and by the client alone, so that no record of ours can hold it.
-        self._key = _key(key_variable)
+        self._key = os.environ.get(key_variable, "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise ServerError(f"the key in ${key_variable} contains a line break or another invalid character")
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(None, connect=min(SECONDS_TO_CONNECT, patience.timeout)),
@@ -113,7 +115,7 @@ class Server:
         threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
 
     def close(self) -> None:
-        """End all connections; says how many requests had to be sent again."""
+        """End all connections; logs how many requests were retried."""
         if self.num_retries:
             log.warning(
                 "%s: requests retried: %d, the last after: %s", self.shown, self.num_retries, self._last_problem
@@ -124,7 +126,16 @@ class Server:
 
     def together(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """The results of all, in order; the first error ends the others."""
-        future = asyncio.run_coroutine_threadsafe(_gather(work), self._loop)
+
+        async def gather() -> list[T]:
+            tasks = [asyncio.ensure_future(one) for one in work]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+        future = asyncio.run_coroutine_threadsafe(gather(), self._loop)
         try:
             return future.result()
         finally:
@@ -139,7 +150,7 @@ class Server:
         *,
         can_split: bool = False,
     ) -> T:
-        """What `read` makes of the JSON object that answers; it raises ValueError where the answer is nonsense.
+        """What `read` makes of the JSON object that answers; it raises ValueError if the answer makes no sense.
 
         With `can_split` a request that takes the server too long is a TooMuchError at once.
         """
@@ -147,21 +158,21 @@ class Server:
         wait = self.patience.backoff
         left = self.patience.retries
         tries = 0
-        polite_until: float | None = None
+        honored_until: float | None = None
         while True:
             async with self._turns:
                 answer = await self._once(method, path, body, where, can_split)
             tries += 1
-            if not isinstance(answer, _Trouble):
+            if not isinstance(answer, _Failure):
                 try:
                     return read(answer)
                 except ValueError as error:
-                    answer = _Trouble(self._without_key(str(error)))
-            # A server that is busy and says when to come back is well, so this does not use up retries, for a while.
+                    answer = _Failure(self._without_key(str(error)))
+            # A busy server that says when to come back is healthy, so for a while its waits use up no retries.
             now = asyncio.get_running_loop().time()
-            polite_until = now + self.patience.timeout if polite_until is None else polite_until
-            is_polite = answer.status == 503 and answer.wait > 0 and now < polite_until
-            if not left and not is_polite:
+            honored_until = now + self.patience.timeout if honored_until is None else honored_until
+            honors_retry_after = answer.status == 503 and answer.wait > 0 and now < honored_until
+            if not left and not honors_retry_after:
                 raise ServerError(
                     f"{where}: {answer.problem} ({tries} tries). Check the server and rerun the "
                     "same command to resume.",
@@ -169,15 +180,15 @@ class Server:
                 )
             self.num_retries += 1
             self._last_problem = answer.problem
-            # A little disorder, so that many requests do not all come back at once.
+            # With jitter, so that many requests do not all come back at once.
             await asyncio.sleep(min(LONGEST_WAIT, max(answer.wait, wait * random.uniform(0.75, 1.25))))
-            if not is_polite:
+            if not honors_retry_after:
                 left, wait = left - 1, 2 * wait
 
     async def _once(
         self, method: str, path: str, body: dict[str, Any] | None, where: str, can_split: bool
-    ) -> dict[str, Any] | _Trouble:
-        """The answer, or what was wrong with it; an error if trying again is idle."""
+    ) -> dict[str, Any] | _Failure:
+        """The answer, or why it failed; raises if a retry is pointless."""
         seconds = self.patience.timeout
         try:
             # One deadline for all of it: a server that sends a byte now and then must not hold us for good.
@@ -185,23 +196,29 @@ class Server:
                 asyncio.timeout(seconds),
                 self._client.stream(method, f"{self.url}{path}", json=body) as response,
             ):
-                data = await _read_body(response)
+                data = bytearray()
+                async for chunk in response.aiter_bytes():
+                    data += chunk
+                    if len(data) > MOST_BYTES:
+                        return _Failure(f"the answer is longer than {MOST_BYTES:,} bytes")
         except httpx.ConnectTimeout:
-            return _Trouble(f"no connection within {min(SECONDS_TO_CONNECT, seconds):g} seconds", 504)
+            return _Failure(f"no connection within {min(SECONDS_TO_CONNECT, seconds):g} seconds", 504)
         except TimeoutError:
-            return _Trouble(f"no answer within {seconds:g} seconds", 504)
+            return _Failure(f"no answer within {seconds:g} seconds", 504)
         except httpx.HTTPError as error:
-            return _Trouble(f"no connection ({type(error).__name__}: {self._without_key(str(error))})")
-        if data is None:
-            return _Trouble(f"the answer is longer than {MOST_BYTES:,} bytes")
+            return _Failure(f"no connection ({type(error).__name__}: {self._without_key(str(error))})")
         # Some gateways repeat the key that they were sent.
         status, said = response.status_code, self._without_key(data.decode("utf-8", "replace"))
-        text = _shorten(said)
+        text = said if len(said) <= SHOWN else said[:SHOWN] + "…"
         if status == 504 and can_split:
             raise TooMuchError(f"{where}: status {status}: {text}", status=504)
         if status in BUSY or status >= 500:
             is_busy = status in BUSY or status == 503
-            return _Trouble(f"status {status}: {text}", 503 if is_busy else 502, _retry_after(response))
+            try:
+                wait = max(0.0, float(response.headers.get("Retry-After", "0")))
+            except ValueError:
+                wait = 0.0
+            return _Failure(f"status {status}: {text}", 503 if is_busy else 502, wait)
         if status in (401, 403):
             raise ServerError(f"{where}: status {status}; is the key in ${self.key_variable} correct for this server?")
         if response.has_redirect_location:
@@ -214,10 +231,10 @@ class Server:
             raise ServerError(f"{where}: status {status}: {text}")
         try:
             answer = json.loads(data)
-        except (ValueError, RecursionError):  # no JSON, no text, or nested without end
+        except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deep
             answer = None
         if not isinstance(answer, dict):
-            return _Trouble(f"the answer is not a JSON object: {text!r}")
+            return _Failure(f"the answer is not a JSON object: {text!r}")
         return answer
 
     def _without_key(self, text: str) -> str:
@@ -237,40 +254,3 @@ def server_address(url: str) -> httpx.URL:
 
 def _without_secrets(url: httpx.URL) -> str:
     return str(url.copy_with(username=None, password=None, query=None))
-
-
-def _key(variable: str) -> str:
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise ServerError(f"the key in ${variable} contains a line break or another invalid character")
-    return key
-
-
-async def _read_body(response: httpx.Response) -> bytes | None:
-    """The whole body; None where it is too long to be an answer."""
-    data = bytearray()
-    async for chunk in response.aiter_bytes():
-        data += chunk
-        if len(data) > MOST_BYTES:
-            return None
-    return bytes(data)
-
-
-async def _gather(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        return max(0.0, float(response.headers.get("Retry-After", "0")))
-    except ValueError:
-        return 0.0

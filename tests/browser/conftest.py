@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from prism_prm import EvalSettings, evaluate_prm, example_folder, example_prm, init_prm, score_files
-from prism_prm.page.view import view_results
+from prism_prm.page.html import view_results
 from prism_prm.protocol import TreeScores
 from prism_prm.records import StepTree
 from screens import HOSTILE, SCHEMES, SCREENS

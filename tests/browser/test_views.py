@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shown_results
-from prism_prm.page.view import view_results
+from prism_prm.page.html import view_results
 from prism_prm.search.rounds import outline, read_rounds
 from screens import HOSTILE, SCREENS
 from serving_prms import running, until

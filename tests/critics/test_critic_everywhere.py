@@ -36,7 +36,7 @@ from prism_prm import (
     search_task,
 )
 from prism_prm.cli import app
-from prism_prm.critics.replies import Ask
+from prism_prm.critics.asking import Question
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.records import Step, StepTree
 from prism_prm.scorer.store import Request, ScoreStore
@@ -337,7 +337,7 @@ def test_a_local_critic_gives_the_scores_of_the_verdict_family(
 ) -> None:
     """The direct format asks what the family `verdict` lays out. Tiny models split words, so the labels are letters."""
     monkeypatch.setattr("prism_prm.critics.local.TOP", 10**6)  # unlikely labels are shown too
-    monkeypatch.setattr("prism_prm.critics.parse.LEAST_SHARE", 0.0)  # and read
+    monkeypatch.setattr("prism_prm.critics.replies.LEAST_SHARE", 0.0)  # and read
     lm = tmp_path / "lm"
     shutil.copytree(tiny_lm("qwen2"), lm)
     (lm / "chat_template.jinja").write_text(CHATML)
@@ -348,7 +348,7 @@ def test_a_local_critic_gives_the_scores_of_the_verdict_family(
     found = prm.score(PROBLEM, STEPS)
     assert found == pytest.approx(family.score(PROBLEM, STEPS), abs=1e-4)
     assert np.ptp(found) > 0.01
-    assert prm.asker.ledger.verdicts == {"log-probabilities": 3}
+    assert prm.asker.ledger.tally.verdicts == {"log-probabilities": 3}
     assert prm.asker.ledger.requests == 1 + 3
     prm.close()
 
@@ -391,15 +391,15 @@ def test_a_local_critic_has_the_log_probabilities_of_every_token(tmp_path: Path,
     (tmp_path / "sums.toml").write_text(SUMS)
     given = CriticSettings(format=str(tmp_path / "sums.toml"), replies=str(tmp_path / "replies"))
     prm = open_critic(f"critic:hf:{memorising_policy}", given)
-    ask = Ask((("user", "3+4-2"),), "3 +", "", 0.0, 1.0, 0, 6, ("7", "=="), True, "0.0")
-    (reply,) = prm.backend._write([ask])
+    question = Question((("user", "3+4-2"),), "3 +", "", 0.0, 1.0, 0, 6, ("7", "=="), True, "0.0")
+    (reply,) = prm.backend._write([question])
     assert (reply.text, reply.stopped_by) == (" 4 = ", "7")
     assert reply.tokens is not None
     assert "".join(choice.token for choice in reply.tokens) == " 4 = 7"
     # It writes what is likeliest, and knows it by heart.
     assert [choice.top[0][0] for choice in reply.tokens] == [choice.token for choice in reply.tokens]
     assert all(choice.top[0][1] > math.log(0.5) for choice in reply.tokens)
-    (other,) = prm.backend._write([replace(ask, stops=("==", " = "))])
+    (other,) = prm.backend._write([replace(question, stops=("==", " = "))])
     assert (other.text, other.stopped_by, other.completion_tokens < reply.completion_tokens) == (" 4", " = ", True)
     prm.close()
 

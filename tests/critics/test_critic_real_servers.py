@@ -150,7 +150,7 @@ def test_a_critique_is_begun_for_llama_cpp(
     problem, steps = solutions[0]
     found = critic.score(problem, steps[:1])
     assert 0 < found[0] < 1, "P(yes) from log-probabilities, whatever it wrote"
-    assert critic.asker.ledger.verdicts == {"log-probabilities": 1}
+    assert critic.asker.ledger.tally.verdicts == {"log-probabilities": 1}
     assert critic.asker.ledger.requests == 3, "the probe, the critique, the verdict"
     critic.close()
 
@@ -170,7 +170,7 @@ def test_transformers_serve_gives_votes(smollm2: Path, solutions: list[tuple[str
         assert not critic.backend.primes
         problem, steps = solutions[0]
         (found,) = critic.score(problem, steps[:1])
-        told = critic.asker.ledger
+        told = critic.asker.ledger.tally
         assert told.verdicts["votes"] + sum(told.missing.values()) == 3
         assert np.isnan(found) or found in (pytest.approx(0), pytest.approx(1 / 3), pytest.approx(2 / 3),
                                             pytest.approx(0.5), pytest.approx(1))  # fmt: skip

@@ -22,7 +22,7 @@ from prism_prm.critics.load import open_critic
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import CriticError
 from prism_prm.errors import PrismError
-from prism_prm.http import Patience, ServerError
+from prism_prm.http import RetryPolicy, ServerError
 from prism_prm.records import StepTree
 from waiting import until
 
@@ -73,13 +73,13 @@ def test_every_trouble_is_retried_and_counted(tmp_path: Path, format: str) -> No
         assert prm.score(PROBLEM, STEPS[:2]) == pytest.approx([1, 1], abs=1e-9)
         assert prm.backend.num_retries == len(TROUBLES)
         assert f"{len(TROUBLES)} requests had to be sent again" in prm.notes()[-1]
-        assert prm.asker.ledger.missing == {}
+        assert prm.asker.ledger.tally.missing == {}
 
 
 def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
     over = threading.Event()
     with critic(tmp_path, lambda _: (over.wait(300), chat("late"))[1], votes=1, concurrency=1) as (prm, asked):
-        prm.backend.server.patience = Patience(timeout=0.25, retries=1, backoff=0.0)
+        prm.backend.server.patience = RetryPolicy(timeout=0.25, retries=1, backoff=0.0)
         with pytest.raises(ServerError, match=r"no answer within 0.25 seconds \(2 tries\)"):
             prm.score(PROBLEM, STEPS[:1])
         over.set()
@@ -119,8 +119,8 @@ def test_a_question_that_is_too_long_is_a_missing_verdict(tmp_path: Path, status
         prm.score(PROBLEM, STEPS)
     with critic(tmp_path, answer, on_missing="skip", **how) as (prm, asked):
         np.testing.assert_allclose(prm.score(PROBLEM, STEPS), [1, math.nan, 1], atol=1e-9)
-        assert prm.asker.ledger.missing == {"too-long": 1}
-        assert prm.asker.ledger.redrawn == 0, "it would be as long again"
+        assert prm.asker.ledger.tally.missing == {"too-long": 1}
+        assert prm.asker.ledger.tally.redrawn == 0, "it would be as long again"
         assert len(asked) == 2, "the first step's reply is kept"
 
 
@@ -177,7 +177,7 @@ def test_a_missing_verdict_is_counted_by_kind_and_never_guessed(
         (found,) = prm.score_trees([StepTree.chain(PROBLEM, STEPS[:2])])
         assert all(map(math.isnan, found.probability))
         assert found.unjudged == (0, 1)
-        assert prm.asker.ledger.missing == {kind: 1 if prm.reads_whole_solutions else 2}
+        assert prm.asker.ledger.tally.missing == {kind: 1 if prm.reads_whole_solutions else 2}
         assert f"without a verdict after all redraws: {kind}: " in "\n".join(prm.notes())
     # The replies are kept, so that nothing is asked again.
     with critic(tmp_path, lambda _: answer, on_missing="wrong", **how) as (prm, asked):
@@ -210,8 +210,8 @@ def test_an_answer_without_a_verdict_is_drawn_again(tmp_path: Path) -> None:
     replies = iter(["Maybe", "Perhaps", "No", "Yes"])
     with critic(tmp_path, lambda _: chat(next(replies)), votes=2, concurrency=1) as (prm, asked):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.5])
-        assert prm.asker.ledger.redrawn == 2
-        assert prm.asker.ledger.missing == {}
+        assert prm.asker.ledger.tally.redrawn == 2
+        assert prm.asker.ledger.tally.missing == {}
     assert len({body["seed"] for body in asked}) == 4
 
 
@@ -232,7 +232,7 @@ def test_labels_that_are_not_among_the_log_probabilities_are_missing(tmp_path: P
     answer = chat("Well", top=[{"Well": 0.9, "So": 0.1}])
     with critic(tmp_path, lambda _: answer, top=True, on_missing="skip") as (prm, _):
         assert math.isnan(prm.score(PROBLEM, STEPS[:1])[0])
-        assert prm.asker.ledger.missing == {"no-verdict": 1}
+        assert prm.asker.ledger.tally.missing == {"no-verdict": 1}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_log_probabilities_are_read_only_where_a_verdict_is(
     with critic(tmp_path, lambda _: answer, top=True, on_missing="skip") as (prm, _):
         (found,) = prm.score(PROBLEM, STEPS[:1])
         assert math.isnan(found) if expected is None else found == pytest.approx(expected)
-        assert prm.asker.ledger.missing == ({"no-verdict": 1} if expected is None else {})
+        assert prm.asker.ledger.tally.missing == ({"no-verdict": 1} if expected is None else {})
 
 
 def test_labels_of_several_tokens_are_voted_on(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_labels_of_several_tokens_are_voted_on(tmp_path: Path) -> None:
         closing(open_critic(f"critic:openai:{url}", given)) as prm,
     ):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0], abs=1e-9)
-        assert prm.asker.ledger.verdicts == {"votes": 1}
+        assert prm.asker.ledger.tally.verdicts == {"votes": 1}
         assert "verdicts from what it writes" in prm.described()
     assert said(asked[0]) == "Answer with the word incorrect."
 
@@ -280,7 +280,7 @@ def test_a_critique_that_is_cut_off_goes_on_to_its_verdict_and_is_noted(tmp_path
 
     with critic(tmp_path, answer, models=VLLM, format="thinkprm", votes=1) as (prm, _):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([1], abs=1e-9)
-        assert prm.asker.ledger.notes == {"critiques cut off at the limit of tokens": 1}
+        assert prm.asker.ledger.tally.notes == {"critiques cut off at the limit of tokens": 1}
 
 
 # --- what it costs ---
@@ -451,7 +451,7 @@ def test_a_session_of_critiques_counts_each_answer_once(tmp_path: Path) -> None:
         (third,) = session.extend([(second, STEPS[2])])
         assert [step.num_tokens for step in (first, second, third)] == [30, 30, 30], "two requests each"
         assert len(asked) == 6
-        assert prm.asker.ledger.verdicts == {"votes": 3}
+        assert prm.asker.ledger.tally.verdicts == {"votes": 3}
         assert prm.count_tokens(StepTree.chain(PROBLEM, STEPS)) == 90
 
 

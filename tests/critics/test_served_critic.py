@@ -15,7 +15,7 @@ from scripted import OTHER, chat, is_probe, said
 
 from loopback import Answer, serve
 from prism_prm import CriticSettings
-from prism_prm.serve.server import _hurry_servers
+from prism_prm.serve.server import with_request_timeout
 from serving_prms import Running, command, running, until, wait_ready
 
 PROBLEM, STEPS = "What is 2 + 3 * 4?", ["3 * 4 = 12", "2 + 12 = 15, which is bad", "The answer is 15."]
@@ -116,11 +116,11 @@ def test_what_the_troubles_of_its_server_become(trouble: str, tmp_path: Path, mo
 
 def test_its_server_has_no_more_time_than_our_clients() -> None:
     """Or one that hangs would hold the model thread."""
-    assert _hurry_servers(None, 30.0) == {
+    assert with_request_timeout(None, 30.0) == {
         "prm_timeout": 10.0, "prm_retries": 2, "critic": CriticSettings(timeout=10.0, retries=2)
     }  # fmt: skip
     given = {"prm_timeout": 1.0, "prm_retries": 0, "critic": CriticSettings(timeout=2.0, retries=1), "dtype": "auto"}
-    assert _hurry_servers(given, 30.0) == given
+    assert with_request_timeout(given, 30.0) == given
 
 
 def test_a_spent_budget_is_no_error_of_ours(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_a_critic_has_to_do_counts_in_the_queue(tmp_path: Path) -> None:
         assert server.post("/v1/steps", {"items": [ITEM | {"problem": "p" * 2000}]}).status_code == 413
         first = threading.Thread(target=server.steps, args=(ITEM | {"problem": "p" * 200},))
         first.start()
-        until(lambda: server.server.engine.backlog.tokens > 50)
+        until(lambda: server.server.engine.admission.tokens > 50)
         refused = server.post("/v1/steps", {"items": [ITEM | {"problem": "q" * 200}]})
         go.set()
         first.join()

@@ -51,7 +51,7 @@ def server(tiny_prm: Any) -> Iterator[Running]:
         yield found
         (item,) = found.steps({"problem": "1+1+2-1", "steps": ["1+1=2"]}, model="base")["items"]
         assert item["probabilities"] == pytest.approx(example_prm("base").score("1+1+2-1", ["1+1=2"]), abs=1e-5)
-        assert not [line for line in found.server.engine.metrics.page().decode().splitlines() if 'status="5' in line]
+        assert 'status="5' not in found.client.get("/metrics").text
 
 
 @st.composite

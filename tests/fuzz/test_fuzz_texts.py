@@ -21,7 +21,7 @@ from prism_prm.cli.options import numbers, words
 from prism_prm.config import override
 from prism_prm.data.inputs import find_sources
 from prism_prm.data.plain_solutions import split_steps
-from prism_prm.http import Patience, Server
+from prism_prm.http import RetryPolicy, Server
 from prism_prm.names import file_name, named_places, split_name
 from prism_prm.pairs.same_problem import Splits
 from prism_prm.policies.base import Sampling, StepRequest
@@ -131,7 +131,7 @@ def served() -> Iterator[tuple[OpenAiPolicy, list[Said]]]:
         ((status, headers, data),) = said
         return httpx.Response(status, headers=headers, stream=httpx.ByteStream(data))
 
-    patience = Patience(timeout=30, retries=0, backoff=0)
+    patience = RetryPolicy(timeout=30, retries=0, backoff=0)
     policy = OpenAiPolicy("http://localhost:1/v1", model="m", patience=patience, log_likelihood=True)
     policy.server._client = httpx.AsyncClient(transport=httpx.MockTransport(respond))
     yield policy, said
@@ -182,7 +182,7 @@ def test_small_parsers(text: str, which: str) -> None:
 @fuzz(0.02, text=typed, scheme=st.sampled_from(("", "http://", "https://")))
 def test_addresses(text: str, scheme: str) -> None:
     def connect() -> None:
-        Server(scheme + text, Patience(), 1, key_variable="NO_KEY").close()
+        Server(scheme + text, RetryPolicy(), 1, key_variable="NO_KEY").close()
 
     survives("addresses", connect)
 

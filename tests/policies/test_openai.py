@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from loopback import Answer, serve
-from prism_prm.http import Patience, ServerError
+from prism_prm.http import RetryPolicy, ServerError
 from prism_prm.policies import PolicyError, PolicySettings, Prompting, Sampling, StepRequest, Written, open_policy
 from prism_prm.policies.openai import OpenAiPolicy
 from tiny import qwen_tokenizer
 
-QUICK = Patience(timeout=300, retries=3, backoff=0.01)
+QUICK = RetryPolicy(timeout=300, retries=3, backoff=0.01)
 
 
 def said(text: str, reason: Any = "stop", tokens: Any = 3, **more: Any) -> Answer:
@@ -232,7 +232,7 @@ def test_a_broken_server_gives_a_plain_error(answer: Answer, message: str) -> No
 
 
 def test_a_hanging_server_times_out() -> None:
-    over, patience = threading.Event(), Patience(timeout=0.4, retries=3, backoff=0.01)
+    over, patience = threading.Event(), RetryPolicy(timeout=0.4, retries=3, backoff=0.01)
     with serve(lambda _: (over.wait(300), said("a"))[1]) as (url, _):
         policy = OpenAiPolicy(url, model="m", patience=patience)
         with pytest.raises(ServerError, match=r"no answer within 0.4 seconds \(4 tries\)"):
@@ -248,7 +248,7 @@ def test_a_hanging_request_does_not_hold_up_an_error() -> None:
         return (422, "no") if body["prompt"] == "bad" else (over.wait(300), said("a"))[1]
 
     with serve(answer) as (url, _):
-        policy = OpenAiPolicy(url, model="m", patience=Patience(timeout=300))
+        policy = OpenAiPolicy(url, model="m", patience=RetryPolicy(timeout=300))
         with pytest.raises(ServerError, match="status 422"):
             policy.write([StepRequest("hangs", 0, 9), StepRequest("bad", 0, 9), StepRequest("hangs", 1, 9)], Sampling())
         policy.close()

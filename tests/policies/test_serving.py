@@ -13,7 +13,7 @@ from serving import Served
 from typer.testing import CliRunner
 
 from prism_prm.cli import app
-from prism_prm.http import Patience, ServerError
+from prism_prm.http import RetryPolicy, ServerError
 from prism_prm.policies import Policy, PolicySettings, Sampling, StepRequest, Written, open_policy, write_steps
 from prism_prm.pools import read_pool
 from prism_prm.search import Engine
@@ -46,7 +46,7 @@ def solve(policy: Policy) -> list[list[Written]]:
 
 
 def test_greedy_texts_equal_the_local_policy(served: Served) -> None:
-    settings = PolicySettings(f"openai:{served.url}", model=str(served.model), patience=Patience(timeout=300))
+    settings = PolicySettings(f"openai:{served.url}", model=str(served.model), patience=RetryPolicy(timeout=300))
     remote = open_policy(settings)
     local = open_policy(f"hf:{served.model}")
     assert [remote.prompt(p) for p in SOLVED] == [local.prompt(p) for p in SOLVED]

@@ -10,9 +10,8 @@ import pytest
 
 from gated_scorer import GatedScorer
 from prism_prm.errors import ConfigError
-from prism_prm.serve.keys import KeyRing, read_keys
 from prism_prm.serve.run import serve_prms
-from prism_prm.serve.settings import ServeSettings
+from prism_prm.serve.settings import KeyRing, ServeSettings, read_keys
 from serving_prms import running
 
 BODY = {"items": [{"problem": "a secret problem", "steps": ["s"]}]}
@@ -59,10 +58,10 @@ def test_digests_of_all_keys_are_compared(monkeypatch: pytest.MonkeyPatch) -> No
     compared: list[tuple[int, int]] = []
     real = hmac.compare_digest
     monkeypatch.setattr(
-        "prism_prm.serve.keys.hmac.compare_digest", lambda a, b: compared.append((len(a), len(b))) or real(a, b)
+        "prism_prm.serve.settings.hmac.compare_digest", lambda a, b: compared.append((len(a), len(b))) or real(a, b)
     )
     ring = KeyRing(["a", "bb", "ccc"])
-    found = [ring.owner(header) for header in ("Bearer a", "Bearer ccc", "Bearer no", None)]
+    found = [ring.owner(header) for header in ("Bearer a", "Bearer ccc", "Bearer no", "")]
     assert found == [0, 2, None, None]
     assert compared == [(32, 32)] * 12
 

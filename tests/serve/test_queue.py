@@ -117,8 +117,8 @@ def test_a_request_counts_before_it_is_read(pool: ThreadPoolExecutor) -> None:
         engine = server.server.engine
         engine._readers.submit(go.wait)
         accepted = [pool.submit(ask, server, "a" * 2400, "s"), pool.submit(server.post, "/v1/tokens", ITEM)]
-        until(lambda: engine.num_requests == 2)
-        assert 600 < engine.backlog.tokens < 650
+        until(lambda: engine.admission.num_requests == 2)
+        assert 600 < engine.admission.tokens < 650
         refused = ask(server, "b" * 2400, "s")
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert "tokens are waiting already" in refused.json()["error"]["message"]
@@ -126,7 +126,7 @@ def test_a_request_counts_before_it_is_read(pool: ThreadPoolExecutor) -> None:
         assert large.status_code == 429, "the gate sees that it does not fit now"
         go.set()
         assert [one.result().status_code for one in accepted] == [200, 200]
-        until(lambda: not engine.backlog.tokens)
+        until(lambda: not engine.admission.tokens)
         engine._readers.submit((stop := threading.Event()).wait)
         large = ask(server, "b" * 40_000, "s")
         stop.set()
@@ -157,10 +157,10 @@ def test_what_nobody_waits_for_counts_until_the_model_is_done_with_it() -> None:
         scorer.open.clear()
         with connected(server, b'{"items": [{"problem": "gone", "steps": ["' + b"s" * 396 + b'"]}]}'):
             until(lambda: scorer.calls)
-        until(lambda: engine.num_requests == 0)
-        assert engine.backlog.tokens == 101
+        until(lambda: engine.admission.num_requests == 0)
+        assert engine.admission.tokens == 101
         scorer.open.set()
-        until(lambda: engine.backlog.tokens == 0)
+        until(lambda: engine.admission.tokens == 0)
 
 
 def test_too_many_tokens(pool: ThreadPoolExecutor) -> None:
@@ -182,7 +182,7 @@ def test_what_would_not_be_answered_in_time_is_refused(pool: ThreadPoolExecutor)
     with running({"m": scorer}) as server:
         scorer.open.clear()
         accepted = waiting(server, pool, "a" * 80)
-        server.server.engine.backlog.rates["m"] = 0.1  # what waits takes more than the deadline
+        server.server.engine.admission.rates["m"] = 0.1  # what waits takes more than the deadline
         refused = ask(server, "b", "s")
         assert refused.status_code == 429
         assert "before its deadline" in refused.json()["error"]["message"]
@@ -227,8 +227,8 @@ def test_a_client_that_hangs_up_costs_nothing(pool: ThreadPoolExecutor) -> None:
         first = waiting(server, pool, "a")
         until(lambda: scorer.calls)  # or the model would take both in one batch
         with connected(server, b'{"items": [{"problem": "gone", "steps": ["s"]}]}'):
-            until(lambda: server.server.engine.num_requests == 2)
-        until(lambda: server.server.engine.num_requests == 1)
+            until(lambda: server.server.engine.admission.num_requests == 2)
+        until(lambda: server.server.engine.admission.num_requests == 1)
         scorer.open.set()
         assert first[0].result().status_code == 200
         assert [tree.problem for trees in scorer.calls for tree in trees] == ["a"]
@@ -287,7 +287,7 @@ def test_draining_finishes_what_was_accepted(pool: ThreadPoolExecutor, monkeypat
         loop = server.server._loop
         assert loop is not None
         loop.call_soon_threadsafe(server.server.stop)
-        until(lambda: server.server.engine.is_draining)
+        until(lambda: server.server.engine.admission.is_draining)
         refused = ask(server, "c", "s")
         assert refused.status_code == 503
         assert refused.headers["connection"] == "close"

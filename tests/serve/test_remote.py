@@ -15,7 +15,7 @@ import pytest
 import loopback
 from prism_prm import PRM, StepTree, example_folder, load_prm, score_files
 from prism_prm.errors import ConfigError, ModelError, PrismError
-from prism_prm.http import Patience, ServerError
+from prism_prm.http import RetryPolicy, ServerError
 from prism_prm.records import Step
 from prism_prm.scorer import remote
 from serving_prms import Running, running
@@ -240,13 +240,13 @@ def test_a_server_that_says_when_to_come_back_uses_up_no_retries() -> None:
     answers = iter([(429, {}, {"Retry-After": "0.01"})] * 6 + [(503, {}, {"Retry-After": "0.01"})])
     with loopback.serve(lambda body: next(answers, (200, scored(body))), {"data": [CARD]}) as (url, asked):
         prm = load_prm(f"prism:{url.removesuffix('/v1')}", prm_retries=0)
-        prm.server.patience = Patience(retries=0, backoff=0.0)
+        prm.server.patience = RetryPolicy(retries=0, backoff=0.0)
         assert prm.score("p", ["s"]) == pytest.approx([1 / (1 + math.exp(-1.0))])
         assert len(asked) == 8
     busy = (429, {}, {"Retry-After": "0.05"})
     with loopback.serve(lambda _: busy, {"data": [CARD]}) as (url, asked):
         prm = load_prm(f"prism:{url.removesuffix('/v1')}")
-        prm.server.patience = Patience(timeout=3.0, retries=1, backoff=0.0)
+        prm.server.patience = RetryPolicy(timeout=3.0, retries=1, backoff=0.0)
         with pytest.raises(ServerError, match=r"status 429.*tries\)") as caught:
             prm.score("p", ["s"])
         assert caught.value.status == 503

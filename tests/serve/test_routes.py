@@ -13,7 +13,7 @@ from prism_prm import PRM, StepTree, solution_score
 from prism_prm.errors import DataError
 from prism_prm.records import Step
 from prism_prm.rl.openrlhf import completion_in, problem_in
-from prism_prm.serve.routes import _without_end
+from prism_prm.serve.app import _without_end
 from prism_prm.steps import cut_steps
 from serving_prms import Running, running
 

@@ -7,10 +7,10 @@ import os
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import h11
 import httpx
 import pytest
 
@@ -81,21 +81,20 @@ def test_a_request_that_is_refused_before_it_is_read_is_answered_in_full() -> No
     """To close a connection with an unread body would cut off the answer."""
     with running({"m": GatedScorer()}, max_body=900_000) as server, connect(server) as first, connect(server) as second:
         first.sendall(HEAD % 1_000_000 + b"x" * 1_000_000)
-        assert received(first).endswith(b'"code": 413}}')
-        server.server.engine.is_draining = True
+        assert received(first).endswith(b'"code":413}}')
+        server.server.engine.admission.is_draining = True
         second.sendall(HEAD % 800_000 + b"x" * 800_000)
-        assert received(second).endswith(b'"code": 503}}')
+        assert received(second).endswith(b'"code":503}}')
 
 
 def test_a_refused_request_leaves_its_connection_usable() -> None:
-    """Its body comes after the answer; what counts against the client is only how long that takes."""
-    with running({"m": GatedScorer()}, ("key",)) as server, connect(server) as connection:
+    """Its body comes after the answer; once it is there, the connection may be idle longer than a client may take."""
+    with running({"m": GatedScorer()}, ("key",), client_seconds=2.0) as server, connect(server) as connection:
         for _ in range(2):
             connection.sendall(HEAD % len(BODY))
             assert received(connection, b"}}").startswith(b"HTTP/1.1 401")
-            [protocol] = server.server.server_state.connections
             connection.sendall(BODY)
-            until(lambda protocol=protocol: protocol.conn.their_state is h11.IDLE and protocol.head_timer is None)
+            time.sleep(4.5)
 
 
 def test_a_connection_that_has_not_asked_yet_is_not_cut() -> None:

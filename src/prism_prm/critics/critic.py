@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from prism_prm.chosen import DEFAULT_THRESHOLD, CardValues
 from prism_prm.console import Advance, bar_on_stderr, ignore
-from prism_prm.critics.asking import Asker, Backend, StopError, Work, gathered
-from prism_prm.critics.conversation import Conversation
+from prism_prm.critics.asking import Asker, Backend, StopError, Tally, Work, gathered
 from prism_prm.critics.format import CriticFormat
-from prism_prm.critics.ledger import Tally
-from prism_prm.critics.parse import Rows
-from prism_prm.critics.replies import Turn
-from prism_prm.critics.session import CriticSession
+from prism_prm.critics.replies import Rows, Turn
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import Verdicts
-from prism_prm.protocol import ScoresSolutions, TreeScores
+from prism_prm.protocol import ScoresSolutions, TreeScores, sigmoid
 from prism_prm.records import StepTree
 
 SURE = 30.0
 """The log-odds of a unanimous vote, whose probability is 0 or 1."""
 
-
-@dataclass(slots=True)
-class Judged:
-    """What the nodes of one tree got."""
-
-    log_odds_NO: np.ndarray
-    tally: Tally = field(default_factory=Tally)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all replies behind it, new and kept."""
-        return self.tally.tokens
-
-    def set(self, node: int, row: Sequence[float]) -> None:
-        """The probabilities of a node."""
-        self.log_odds_NO[node] = [_log_odds(value) for value in row]
+Judged = tuple[np.ndarray, Tally]
+"""The log-odds_NO of a tree's nodes, and what the replies behind them are."""
 
 
 class Critic(ScoresSolutions):
@@ -66,8 +48,7 @@ class Critic(ScoresSolutions):
         self.reads_whole_solutions = format.granularity == "solution"
         self.judges_every_step = format.judges_every_step
         self.asker = Asker(backend, format.identity(), settings)
-        kept = functools.partial(self.asker.run_code, run_code) if run_code else None
-        self.verdicts = Verdicts(self.asker, format, Conversation(format, backend.primes, kept))
+        self.verdicts = Verdicts(self.asker, format, run_code)
 
     # --- what it is, and what it has cost ---
 
@@ -78,7 +59,7 @@ class Critic(ScoresSolutions):
             "format": self.format.identity(), "model": self.asker.model, "votes": drawing.votes,
             "temperature": drawing.temperature, "top_p": drawing.top_p, "max_tokens": given.max_tokens,
             "on_missing": given.on_missing, "redraws": given.redraws, "primes": self.backend.primes,
-            "log_probabilities": drawing.by_log_probability, "code": self.verdicts.talk.run_code is not None,
+            "log_probabilities": drawing.by_log_probability, "code": self.verdicts.run_code is not None,
         }  # fmt: skip
         return f"critic:{json.dumps(facts, sort_keys=True)}"
 
@@ -133,9 +114,9 @@ class Critic(ScoresSolutions):
 
             judged = self.judge(trees, nodes, both)
         found = []
-        for one, own in zip(judged, nodes, strict=True):
-            unjudged = tuple(node for node in own if math.isnan(one.log_odds_NO[node, 0]))
-            found.append(TreeScores(self.outputs, one.log_odds_NO, unjudged=unjudged))
+        for (log_odds_NO, _), own in zip(judged, nodes, strict=True):
+            unjudged = tuple(node for node in own if math.isnan(log_odds_NO[node, 0]))
+            found.append(TreeScores(self.outputs, log_odds_NO, unjudged=unjudged))
         return found
 
     def session(self, problems: Sequence[str]) -> CriticSession:
@@ -161,37 +142,37 @@ class Critic(ScoresSolutions):
     ) -> list[Judged]:
         """What the critic says about nodes of trees, with the tokens that it took."""
         work, pairs = Work(), zip(trees, nodes, strict=True)
-        return self.asker.run(work, [self._tree(work, tree, own, advance) for tree, own in pairs])
+        return self.asker.run(work, [self._tree(work, tree, own, advance, Tally()) for tree, own in pairs])
 
     # --- one tree ---
 
-    async def _tree(
-        self, work: Work, tree: StepTree, wanted: Sequence[int], advance: Advance, tally: Tally | None = None
-    ) -> Judged:
-        found = Judged(np.full((len(tree.nodes), len(self.outputs)), np.nan), tally or Tally())
-        try:
-            if self.reads_whole_solutions:
-                await self._solutions(work, tree, wanted, found)
-            else:
-                await self._nodes(work, tree, wanted, found)
-        except StopError:
-            return found
-        advance(1)
-        return found
+    async def _tree(self, work: Work, tree: StepTree, wanted: Sequence[int], advance: Advance, tally: Tally) -> Judged:
+        log_odds_NO = np.full((len(tree.nodes), len(self.outputs)), np.nan)
+        judge = self._solutions if self.reads_whole_solutions else self._nodes
+        with contextlib.suppress(StopError):
+            for node, row in (await judge(work, tree, wanted, tally)).items():
+                log_odds_NO[node] = [_log_odds(value) for value in row]
+            advance(1)
+        return log_odds_NO, tally
 
-    async def _solutions(self, work: Work, tree: StepTree, wanted: Sequence[int], found: Judged) -> None:
+    async def _solutions(
+        self, work: Work, tree: StepTree, wanted: Sequence[int], tally: Tally
+    ) -> dict[int, tuple[float, ...]]:
         """Judge each solution (a path to a leaf) once; a step of several solutions takes the verdict of the first."""
         inner, needed = set(tree.parents), set(wanted)
         paths = [tree.path(node) for node in range(len(tree.nodes)) if node not in inner]
         paths = [path for path in paths if needed & set(path)]
-        verdicts = await gathered([self._prefix(work, tree, path, found.tally) for path in paths])
+        verdicts = await gathered([self._verdict(work, tree, path, tally) for path in paths])
+        found: dict[int, tuple[float, ...]] = {}
         for path, (rows, _) in zip(paths, verdicts, strict=True):
             for node, row in zip(path, rows, strict=True):
                 if node in needed:
-                    needed.remove(node)
-                    found.set(node, row)
+                    found.setdefault(node, row)
+        return found
 
-    async def _nodes(self, work: Work, tree: StepTree, wanted: Sequence[int], found: Judged) -> None:
+    async def _nodes(
+        self, work: Work, tree: StepTree, wanted: Sequence[int], tally: Tally
+    ) -> dict[int, tuple[float, ...]]:
         """Judge steps one by one; in a conversation, a step after what was written about those before it."""
         tasks: dict[int, asyncio.Task[tuple[Rows, str]]] = {}
         needed = set(wanted)
@@ -203,44 +184,31 @@ class Critic(ScoresSolutions):
 
         async def judge(node: int) -> tuple[Rows, str]:
             path = tree.path(node)
-            tally = found.tally if node in needed else Tally()
-            if self.format.granularity == "prefix":
-                return await self._prefix(work, tree, path, tally)
-            sees_replies = "{reply}" in self.format.history
+            sees_replies = self.format.granularity == "step" and "{reply}" in self.format.history
             replies = [(await task(one))[1] for one in path[:-1]] if sees_replies else [""] * (len(path) - 1)
-            return await self._step(work, tree, path, replies, tally)
+            return await self._verdict(work, tree, path, tally if node in needed else Tally(), replies)
 
-        for node, (rows, _) in zip(wanted, await gathered([task(node) for node in wanted]), strict=True):
-            found.set(node, rows[0])
+        verdicts = await gathered([task(node) for node in wanted])
+        return {node: rows[0] for node, (rows, _) in zip(wanted, verdicts, strict=True)}
 
-    async def _prefix(self, work: Work, tree: StepTree, path: Sequence[int], tally: Tally) -> tuple[Rows, str]:
-        """The verdict on all steps of a path at once."""
-        solution = self.format.solution(tree.texts(path))
-        user = self.format.filled(self.format.user, problem=tree.problem, solution=solution)
-        return await self._ask(work, tree, self._turns(tree, user), path, tally)
-
-    async def _step(
-        self, work: Work, tree: StepTree, path: Sequence[int], replies: Sequence[str], tally: Tally
+    async def _verdict(
+        self, work: Work, tree: StepTree, path: Sequence[int], tally: Tally, replies: Sequence[str] = ()
     ) -> tuple[Rows, str]:
-        """The verdict on the last step of a path, after the turns about the others."""
-        turns: tuple[Turn, ...] = ()
-        for at, node in enumerate(path):
-            text, step = self.format.later if at else self.format.first, tree.nodes[node].text
-            user = self.format.filled(text, problem=tree.problem, step=step, number=at + 1, index=at)
-            turns = (*turns, ("user", user)) if at else self._turns(tree, user)
-            if at < len(replies):
-                turns = (*turns, ("assistant", self.format.filled(self.format.history, reply=replies[at])))
-        return await self._ask(work, tree, turns, path, tally)
-
-    def _turns(self, tree: StepTree, user: str) -> tuple[Turn, ...]:
-        system = self.format.filled(self.format.system, problem=tree.problem)
-        return (*([("system", system)] if system else []), ("user", user))
-
-    async def _ask(
-        self, work: Work, tree: StepTree, turns: tuple[Turn, ...], path: Sequence[int], tally: Tally
-    ) -> tuple[Rows, str]:
+        """The verdict on all steps of a path at once, or on its last step after the turns about the others."""
+        format = self.format
+        system = format.filled(format.system, problem=tree.problem)
+        turns: list[Turn] = [("system", system)] if system else []
+        if format.granularity == "step":
+            for at, node in enumerate(path):
+                text, step = format.later if at else format.first, tree.nodes[node].text
+                turns.append(("user", format.filled(text, problem=tree.problem, step=step, number=at + 1, index=at)))
+                if at < len(replies):
+                    turns.append(("assistant", format.filled(format.history, reply=replies[at])))
+        else:
+            solution = format.solution(tree.texts(path))
+            turns.append(("user", format.filled(format.user, problem=tree.problem, solution=solution)))
         where = f"solution {tree.name or tree.tree_id}, step {len(path)}"
-        return await self.verdicts.ask(work, turns, len(path), where, tally)
+        return await self.verdicts.ask(work, tuple(turns), len(path), where, tally)
 
 
 def _log_odds(probability: float) -> float:
@@ -249,3 +217,52 @@ def _log_odds(probability: float) -> float:
     if not 0 < probability < 1:
         return SURE if probability >= 1 else -SURE
     return float(np.clip(math.log(probability) - math.log1p(-probability), -SURE, SURE))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CriticStep:
+    """A step that was judged, or a problem itself (a root)."""
+
+    path: tuple[str, ...]
+    """The problem and the steps up to here."""
+    log_odds: tuple[float, ...] = ()
+    num_tokens: int = 0
+    """Tokens read and written to judge it."""
+
+    @property
+    def depth(self) -> int:
+        """How many steps come before it; -1 for a root."""
+        return len(self.path) - 2
+
+    @property
+    def probability(self) -> float:
+        """P(the step is right); NaN if it was not judged."""
+        return float(sigmoid(np.asarray(self.log_odds[0])))
+
+
+class CriticSession:
+    """Growing trees of steps in a search. A step holds all that is known of it, so `keep` and `drop` do nothing."""
+
+    def __init__(self, critic: Critic, problems: Sequence[str]) -> None:
+        self.critic = critic
+        self.roots = [CriticStep((problem,)) for problem in problems]
+
+    def extend(self, steps: Iterable[tuple[CriticStep, str]]) -> list[CriticStep]:
+        """Judge one more step after each given one; equal steps after one share their node."""
+        asked = list(steps)
+        new = list(dict.fromkeys(asked))
+        trees = [
+            StepTree.chain(parent.path[0], [*parent.path[1:], text], tree_id=i) for i, (parent, text) in enumerate(new)
+        ]
+        judged = self.critic.judge(trees, [[len(tree.nodes) - 1] for tree in trees])
+        made = {
+            (parent, text): CriticStep((*parent.path, text), tuple(log_odds_NO[-1].tolist()), tally.tokens)
+            for (parent, text), (log_odds_NO, tally) in zip(new, judged, strict=True)
+        }
+        return [made[one] for one in asked]
+
+    def keep(self, nodes: Iterable[CriticStep]) -> None: ...
+
+    def drop(self, nodes: Iterable[CriticStep]) -> None: ...
+
+    def close(self) -> None: ...

@@ -21,11 +21,6 @@ FORMATS = ("direct", "thinkprm", "genprm", "processbench", "prmbench")
 _FIELD = re.compile(r"\{(problem|solution|step|number|index|next|instruction|question|reply|output)\}")
 
 
-def fill(text: str, **values: object) -> str:
-    """The text with known names in braces replaced; other braces, as in \\boxed{}, stay."""
-    return _FIELD.sub(lambda found: str(values.get(found[1], found[0])), text)
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One part of the critic's turn, and one request."""
@@ -46,7 +41,7 @@ class Stage:
     code_output: str = ""
     """How the output is shown; `{output}` is replaced."""
     ends: str = ""
-    """For a part with code: the text with which the critic gives its judgement, and needs no further part."""
+    """For a part with code: the text with which the critic gives its judgment, and needs no further part."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -151,12 +146,14 @@ class CriticFormat:
 
     def solution(self, steps: Sequence[str]) -> str:
         """Steps as the text of a solution."""
-        parts = [fill(self.step, step=text, number=i + 1, index=i) for i, text in enumerate(steps)]
-        return self.between.join(parts)
+        return self.between.join(
+            self.filled(self.step, step=text, number=i + 1, index=i) for i, text in enumerate(steps)
+        )
 
     def filled(self, text: str, **values: object) -> str:
-        """A turn of this format."""
-        return fill(text, instruction=self.instruction, question=self.question, **values)
+        """A text with known names in braces replaced; other braces, as in \\boxed{}, stay."""
+        values |= {"instruction": self.instruction, "question": self.question}
+        return _FIELD.sub(lambda found: str(values.get(found[1], found[0])), text)
 
 
 def read_format(name: str, prompt: str | None = None) -> CriticFormat:

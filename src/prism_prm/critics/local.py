@@ -6,14 +6,16 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import msgspec
 import torch
 
-from prism_prm.critics.replies import Ask, Reply, TokenChoice
+from prism_prm.critics.asking import Question
+from prism_prm.critics.replies import Reply, TokenChoice
 from prism_prm.critics.server import TOP
 from prism_prm.lm.files import render_chat
-from prism_prm.policies.base import Sampling, StepRequest, Written
+from prism_prm.policies.base import Sampling, StepRequest
 from prism_prm.policies.hf import HfPolicy, load_hf
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ class LocalCritic:
     def __init__(self, place: str, *, dtype: str | None = None, device: str | None = None) -> None:
         self.policy: HfPolicy = load_hf(place, dtype=dtype, device=device)
         self.name = self.model = place
-        self._waiting: list[tuple[Ask, asyncio.Future[Reply]]] = []
+        self._waiting: list[tuple[Question, asyncio.Future[Reply]]] = []
 
     def identity(self) -> str:
         """The weights, the config and the tokenizer."""
@@ -52,24 +54,24 @@ class LocalCritic:
     def close(self) -> None:
         """Nothing is held."""
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, question: Question) -> Reply:
         """One reply, made together with others that are asked at the same time."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
         if not self._waiting:
             loop.call_later(SECONDS_TO_GATHER, self._answer)
-        self._waiting.append((ask, future))
+        self._waiting.append((question, future))
         return await future
 
     def _answer(self) -> None:
         waiting, self._waiting = self._waiting, []
-        groups: dict[tuple[Any, ...], list[tuple[Ask, asyncio.Future[Reply]]]] = {}
-        for ask, future in waiting:
-            how = (ask.temperature, ask.top_p, ask.top_k, ask.stops, ask.log_probabilities)
-            groups.setdefault(how, []).append((ask, future))
+        groups: dict[tuple[Any, ...], list[tuple[Question, asyncio.Future[Reply]]]] = {}
+        for one, future in waiting:
+            how = (one.temperature, one.top_p, one.top_k, one.stops, one.log_probabilities)
+            groups.setdefault(how, []).append((one, future))
         for some in groups.values():
             try:
-                replies = self._write([ask for ask, _ in some])
+                replies = self._write([question for question, _ in some])
             except Exception as error:  # whatever it is, it is for those who asked; Ctrl-C ends the loop itself
                 for _, future in some:
                     if not future.done():
@@ -79,48 +81,41 @@ class LocalCritic:
                 if not future.done():
                     future.set_result(reply)
 
-    def _write(self, asks: Sequence[Ask]) -> list[Reply]:
-        start, one = time.monotonic(), asks[0]
-        texts = [self._text(ask) for ask in asks]
+    def _write(self, questions: Sequence[Question]) -> list[Reply]:
+        start, first = time.monotonic(), questions[0]
+        texts = list(map(self._text, questions))
         written = self.policy.write(
-            [StepRequest(text, ask.seed, ask.max_tokens, keep=False) for text, ask in zip(texts, asks, strict=True)],
-            Sampling(temperature=one.temperature, top_p=one.top_p),
-            stops=one.stops,
-            top_k=one.top_k,
+            [
+                StepRequest(text, one.seed, one.max_tokens, keep=False)
+                for text, one in zip(texts, questions, strict=True)
+            ],
+            Sampling(temperature=first.temperature, top_p=first.top_p),
+            stops=first.stops,
+            top_k=first.top_k,
         )
-        choices = [
-            self._choices(text, found.ids) if one.log_probabilities else None
-            for text, found in zip(texts, written, strict=True)
-        ]
-        seconds = round((time.monotonic() - start) / len(asks), 3)
-        return [
-            self._reply(ask, text, found, tokens, seconds)
-            for ask, text, found, tokens in zip(asks, texts, written, choices, strict=True)
-        ]
+        replies = []
+        for text, found in zip(texts, written, strict=True):
+            tokens = self._choices(text, found.ids) if first.log_probabilities else None
+            places = {stop: found.text.find(stop) for stop in first.stops if stop in found.text}
+            stop = min(places, key=places.__getitem__, default=None)
+            said = found.text if stop is None else found.text[: places[stop]]
+            num_read = len(self.policy.tokenizer(text)["input_ids"])
+            reason: Literal["length", "stop"] = "length" if found.ending == "cut" and stop is None else "stop"
+            replies.append(Reply(said, reason, num_read, found.num_tokens, stopped_by=stop, tokens=tokens))
+        seconds = round((time.monotonic() - start) / len(questions), 3)
+        return [msgspec.structs.replace(reply, seconds=seconds) for reply in replies]
 
-    def _reply(
-        self, ask: Ask, text: str, found: Written, tokens: tuple[TokenChoice, ...] | None, seconds: float
-    ) -> Reply:
-        places = {stop: found.text.find(stop) for stop in ask.stops if stop in found.text}
-        stop = min(places, key=lambda one: places[one]) if places else None
-        said = found.text if stop is None else found.text[: places[stop]]
-        reason = "length" if found.ending == "cut" and stop is None else "stop"
-        num_read = len(self.policy.tokenizer(text)["input_ids"])
-        return Reply(said, reason, num_read, found.num_tokens, stopped_by=stop, tokens=tokens, seconds=seconds)  # type: ignore[arg-type]
-
-    def _text(self, ask: Ask) -> str:
-        """The chat as text, up to where the critic goes on; without a beginning-of-sequence token written twice."""
-        tokenizer = self.policy.tokenizer
+    def _text(self, question: Question) -> str:
+        """The chat as text, up to where the critic continues; without a beginning-of-sequence token written twice."""
+        tokenizer, opening, begun = self.policy.tokenizer, question.opening, question.begun
         if not getattr(tokenizer, "chat_template", None):
-            begun = ask.opening + ask.begun if ask.begun else ""
-            return "\n\n".join([*(content for _, content in ask.turns), begun])
-        messages = [{"role": role, "content": content} for role, content in ask.turns]
+            return "\n\n".join([*(content for _, content in question.turns), opening + begun if begun else ""])
+        messages = [{"role": role, "content": content} for role, content in question.turns]
         text = render_chat(tokenizer, messages, add_generation_prompt=True)
         bos = tokenizer.bos_token
         if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
             text = text[len(bos) :]
-        lacks_opening = ask.begun and not text.endswith(ask.opening)
-        return text + (ask.opening if lacks_opening else "") + ask.begun
+        return text + (opening if begun and not text.endswith(opening) else "") + begun
 
     @torch.no_grad()
     def _choices(self, text: str, written: tuple[int, ...]) -> tuple[TokenChoice, ...] | None:

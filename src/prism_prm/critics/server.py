@@ -12,10 +12,13 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from prism_prm.critics.replies import Ask, Reply, TokenChoice
+import msgspec
+
+from prism_prm.critics.asking import Question
+from prism_prm.critics.replies import Reply, TokenChoice
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.errors import ConfigError
-from prism_prm.http import Patience, Server, ServerError, server_address
+from prism_prm.http import RetryPolicy, Server, ServerError, server_address
 
 T = TypeVar("T")
 
@@ -34,8 +37,8 @@ class ServedCritic:
     """A model behind a server."""
 
     def __init__(self, url: str, settings: CriticSettings) -> None:
-        patience = Patience(timeout=settings.timeout, retries=settings.retries)
-        self.server = Server(url, patience, settings.concurrency, key_variable=API_KEY)
+        policy = RetryPolicy(timeout=settings.timeout, retries=settings.retries)
+        self.server = Server(url, policy, settings.concurrency, key_variable=API_KEY)
         try:
             self.model, about = self._served(settings.model)
         except BaseException:  # Ctrl-C too: no connection stays open
@@ -44,7 +47,10 @@ class ServedCritic:
         self.name = f"{self.model} at {self.server.shown}"
         self.kind = str(about.get("owned_by") or "unknown")
         self.primes = self.kind in CONTINUES if settings.priming == "auto" else settings.priming == "on"
-        self._facts = {"kind": self.kind, "root": about.get("root"), "meta": _without_context(about.get("meta"))}
+        meta = about.get("meta")
+        if isinstance(meta, dict):  # what llama.cpp says of a model's file, and the context that it was started with
+            meta = {name: value for name, value in meta.items() if name != "n_ctx"}
+        self._facts = {"kind": self.kind, "root": about.get("root"), "meta": meta}
 
     def identity(self) -> str:
         """The model's name, the kind of server, and what it says of the weights, which cannot be seen from here."""
@@ -63,34 +69,37 @@ class ServedCritic:
         """Requests that had to be sent again."""
         return self.server.num_retries
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, question: Question) -> Reply:
         """One reply."""
-        messages = [{"role": role, "content": content} for role, content in ask.turns]
-        body: dict[str, Any] = {"model": self.model, "max_tokens": ask.max_tokens, "temperature": ask.temperature}
-        begun = ask.begun if not ask.begun or self.kind in OPENS else ask.opening + ask.begun
+        messages = [{"role": role, "content": content} for role, content in question.turns]
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": question.max_tokens,
+            "temperature": question.temperature,
+        }
+        begun = question.begun if not question.begun or self.kind in OPENS else question.opening + question.begun
         if begun:
             messages.append({"role": "assistant", "content": begun})
             if self.kind != "llamacpp":
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
         body["messages"] = messages
-        if ask.temperature:
-            body |= {"top_p": ask.top_p, "seed": ask.seed}
-            if ask.top_k and self.kind in CONTINUES:  # OpenAI's own API has no such field
-                body["top_k"] = ask.top_k
-        if ask.stops:
-            body["stop"] = list(ask.stops)
-        if ask.log_probabilities:
+        if question.temperature:
+            body |= {"top_p": question.top_p, "seed": question.seed}
+            if question.top_k and self.kind in CONTINUES:  # OpenAI's own API has no such field
+                body["top_k"] = question.top_k
+        if question.stops:
+            body["stop"] = list(question.stops)
+        if question.log_probabilities:
             body |= {"logprobs": True, "top_logprobs": TOP}
-        asked = sum(len(content) for _, content in ask.turns) + len(ask.begun)
+        asked = sum(len(content) for _, content in question.turns) + len(question.begun)
         start = time.monotonic()
         reply = await self.server.ask("POST", "/chat/completions", lambda answer: read_answer(answer, asked), body)
-        text = reply.text
-        if begun and text.startswith(begun):  # some servers give the whole turn
-            text = text[len(begun) :]
-        return Reply(
-            text, reply.reason, reply.prompt_tokens, reply.completion_tokens, reply.estimated, reply.refused,
-            reply.stopped_by, reply.tokens if ask.log_probabilities else None, round(time.monotonic() - start, 3),
-        )  # fmt: skip
+        return msgspec.structs.replace(
+            reply,
+            text=reply.text.removeprefix(begun),  # some servers give the whole turn
+            tokens=reply.tokens if question.log_probabilities else None,
+            seconds=round(time.monotonic() - start, 3),
+        )
 
     def _served(self, wanted: str | None) -> tuple[str, dict[str, Any]]:
         """The model to ask, and what the server says of it."""
@@ -123,20 +132,17 @@ def _models(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {entry["id"]: entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
 
 
-def _without_context(meta: Any) -> Any:
-    """What llama.cpp says of a model's file, without the length of texts that it was started for."""
-    return {name: value for name, value in meta.items() if name != "n_ctx"} if isinstance(meta, dict) else meta
-
-
 def read_answer(answer: dict[str, Any], asked: int) -> Reply:
-    """The first choice of an answer to a question of `asked` characters; a ValueError where it makes no sense."""
+    """The first choice of an answer to a question of `asked` characters; a ValueError if it makes no sense."""
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise ValueError(f"the answer has no choices[0].message; is this a chat API? Its fields: {sorted(answer)}")
     content, refusal = message.get("content"), message.get("refusal")
-    if not isinstance(content, str | None) or (content is None and not refusal and not _thought(message)):
+    # A model may use up its tokens in a separate field before it writes anything.
+    has_thought = any(isinstance(message.get(name), str) for name in ("reasoning_content", "reasoning"))
+    if not isinstance(content, str | None) or (content is None and not refusal and not has_thought):
         raise ValueError("the answer's message has no text")
     reason = choice.get("finish_reason")
     if not isinstance(reason, str) or reason not in _REASONS:
@@ -154,11 +160,6 @@ def read_answer(answer: dict[str, Any], asked: int) -> Reply:
         text, _REASONS[reason], prompt, completion, estimated, bool(refusal),  # type: ignore[arg-type]
         _whole(stopped) if isinstance(stopped, str) else None, _choices(choice.get("logprobs")),
     )  # fmt: skip
-
-
-def _thought(message: dict[str, Any]) -> bool:
-    """Whether a model has used up its tokens in a separate field before it wrote anything."""
-    return isinstance(message.get("reasoning_content"), str) or isinstance(message.get("reasoning"), str)
 
 
 def _choices(logged: Any) -> tuple[TokenChoice, ...] | None:

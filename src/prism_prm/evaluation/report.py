@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm import __version__
-from prism_prm.critics.ledger import verdicts_in_words
+from prism_prm.critics.asking import verdicts_in_words
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, as_json

@@ -1,6 +1,6 @@
 """The page on which people look at scores, errors, searches and runs: served at `/`, or one file that needs no server.
 
-A *document* is what a view shows: JSON that Python makes from results on disc (`documents.Document`). Its `kind` names
+A *document* is what a view shows: JSON that Python makes from results on disk (`document.Document`). Its `kind` names
 the view. There are three seams, and the rest of the page knows none of the kinds:
 
 - **Python makes documents.** `documents.SOURCES` maps a name to a function that looks at a place (a folder, a file) and

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from prism_prm import __version__
 from prism_prm.names import own_name, split_name
@@ -17,7 +17,7 @@ from prism_prm.report import plain_json
 T = TypeVar("T")
 
 FEW, MANY = 4, 256
-"""Files to keep in memory: whole ones, and the little of each that is needed at every look."""
+"""Files to keep in memory: whole ones, and the little of each that every listing needs."""
 
 _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 """What could end or change a block of JSON within HTML, as JSON may write it."""
@@ -25,7 +25,7 @@ _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Results on disc, and the name that they are shown under."""
+    """Results on disk, and the name that they are shown under."""
 
     name: str
     path: Path
@@ -85,13 +85,18 @@ class Document:
         return digest.hexdigest()[:32]
 
 
-def kept_until_changed(most: int) -> Callable[[Callable[[Path], T]], Callable[[Path], T]]:
-    """A function of a file, which reads it again only when it has changed; what `most` files hold is kept."""
+def kept_until_changed(most: int, missing: Any = None) -> Callable[[Callable[[Path], T]], Callable[[Path], T]]:
+    """A function of a file, which reads it again only when it has changed; what `most` files hold is kept.
+
+    With `missing`, that is the result for a file that does not exist.
+    """
 
     def keep(read: Callable[[Path], T]) -> Callable[[Path], T]:
         known = lru_cache(maxsize=most)(lambda path, *_state: read(path))
 
         def find(path: Path) -> T:
+            if missing is not None and not path.is_file():
+                return cast(T, missing)
             state = path.stat()
             return known(path, state.st_mtime_ns, state.st_size)
 

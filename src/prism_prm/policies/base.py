@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 
 from prism_prm.errors import ConfigError, ModelError, PrismError, SettingError
-from prism_prm.http import Patience, Server, server_address
+from prism_prm.http import RetryPolicy, Server, server_address
 from prism_prm.job import Opening
 from prism_prm.lm.files import check_model, load_tokenizer, render_chat
 from prism_prm.places import no_connection
@@ -220,7 +220,7 @@ class PolicySettings:
     """Hub id or folder of the tokenizer whose chat template is applied. By default that of the served model."""
     concurrency: Count = 16
     """The maximum number of requests in flight."""
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
     log_likelihood: bool = False
     """Ask for log-probabilities. A search sets this itself if it needs them."""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from prism_prm.http import Patience, Server
+from prism_prm.http import RetryPolicy, Server
 from prism_prm.job import content_key
 from prism_prm.lm.files import tokenizer_text
 from prism_prm.policies.base import (
@@ -70,10 +70,10 @@ class OpenAiPolicy:
         tokenizer: Any = None,
         prompting: Prompting | None = None,
         concurrency: int = 16,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         log_likelihood: bool = False,
     ) -> None:
-        self.server = Server(url, patience or Patience(), concurrency, key_variable=API_KEY)
+        self.server = Server(url, patience or RetryPolicy(), concurrency, key_variable=API_KEY)
         self.name = f"openai:{self.server.shown}"
         self.model = model
         self.tokenizer = tokenizer

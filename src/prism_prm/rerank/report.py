@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import solution_score
-from prism_prm.critics.ledger import verdicts_in_words
+from prism_prm.critics.asking import verdicts_in_words
 from prism_prm.graders import unguarded
 from prism_prm.programs.code_benchmarks import count_packages, count_quirks
 from prism_prm.report import (

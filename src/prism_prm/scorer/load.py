@@ -11,7 +11,7 @@ from torch import nn
 
 from prism_prm.critics.load import is_critic, open_critic
 from prism_prm.errors import ConfigError, ModelError
-from prism_prm.http import Patience, Server
+from prism_prm.http import RetryPolicy, Server
 from prism_prm.lm.attention import check_attention
 from prism_prm.lm.files import base_of, is_adapter, local_folder
 from prism_prm.lm.load import language_model, merge_adapter, pick_device, pick_dtype
@@ -94,7 +94,7 @@ def load_prm(
         prm_retries=prm_retries, prm_concurrency=prm_concurrency,
     )  # fmt: skip
     if (remote := remote_place(name)) is not None:
-        server = (Patience(prm_timeout, prm_retries), prm_concurrency)
+        server = (RetryPolicy(prm_timeout, prm_retries), prm_concurrency)
         copy = _named(local, name) if check else None
         opened = _open_remote(remote, server, on_too_long, local, family, settings, context)
         if copy is not None:
@@ -140,7 +140,7 @@ def _named(local: str | Path | None, name: str | Path) -> str | Path:
 
 def _open_remote(
     place: RemotePlace,
-    how: tuple[Patience, int],
+    how: tuple[RetryPolicy, int],
     on_too_long: OnTooLong,
     local: str | Path | None,
     family: str | None,

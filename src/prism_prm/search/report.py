@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from prism_prm.arrays import Ints
-from prism_prm.critics.ledger import verdicts_in_words
+from prism_prm.critics.asking import verdicts_in_words
 from prism_prm.graders import unguarded
 from prism_prm.report import Report, escaped, label, legend, looks, number, p_value, percent, signed_percent
 from prism_prm.rerank.grading import GradedPool

@@ -1,40 +1,98 @@
-"""The application: routes, errors in one shape, and a page of the API that needs no network."""
+"""The HTTP API: requests become items to score, their scores become answers, and errors have one shape."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import logging
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request
+import msgspec
+import numpy as np
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from prism_prm import __version__
+from prism_prm.aggregate import solution_score
 from prism_prm.critics.asking import BudgetError
 from prism_prm.critics.verdicts import CriticError
 from prism_prm.errors import DataError, PrismError
 from prism_prm.http import ServerError
-from prism_prm.serve.engine import Engine, RefusedError
-from prism_prm.serve.gate import HUNG_UP, UNEXPECTED, Gate, error_body, log_failure
-from prism_prm.serve.keys import KeyRing
-from prism_prm.serve.page import Shelf
-from prism_prm.serve.page import router as page_router
-from prism_prm.serve.routes import router
+from prism_prm.page.document import Document, Results, encode
+from prism_prm.page.documents import find_documents, listing
+from prism_prm.page.html import NAMES, own_file, served_page
+from prism_prm.protocol import sigmoid
+from prism_prm.records import ROOT, Step, StepTree
+from prism_prm.rl.openrlhf import completion_in, problem_in
+from prism_prm.scorer.settings import OnTooLong
+from prism_prm.serve import schemas
+from prism_prm.serve.admission import HUNG_UP, UNEXPECTED, Gate, RefusedError, error_response, log_failure
+from prism_prm.serve.engine import Engine
+from prism_prm.serve.models import Item, ItemScores, ServedModel
+from prism_prm.serve.settings import KeyRing
+from prism_prm.steps import cut_steps
 
 ABOUT = (
     "Process reward models behind HTTP. Every route but /health and the page at / needs a key, where the "
     "server has keys."
 )
+SEPARATOR = "<extra_0>"
+"""Ends a step in the assistant's turn."""
+_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
+"""What chat templates put after a completion."""
+PATHS = 500_000
+"""Steps on all paths of a request's trees: each path gets a score, and a deep tree with many leaves has far more of
+them than it has nodes."""
+LOGGED = 100
+"""Distinct warnings that are logged; clients could send texts that each give another one."""
+KEPT = 16
+"""Documents that are kept as they were last made."""
+OPEN_PATHS = frozenset({"/health", "/", *(f"/page/{name}" for name in NAMES)})
+"""Paths that need no key: the page's own files hold no data."""
+TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+SAFE = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+log = logging.getLogger(__name__)
+router = APIRouter()
+_answer_ids = itertools.count()
 
 
-def build_app(engine: Engine, keys: KeyRing, shelf: Shelf) -> Gate:
-    """The application that serves an engine's models, and the results on a shelf."""
+class DocumentCache:
+    """The documents of results, each made once for a state of its files."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+        self._bodies: dict[str, tuple[str, bytes]] = {}
+        self._lock = threading.Lock()
+
+    def documents(self) -> dict[str, Document]:
+        """What is there now; a place that has become unreadable says so, and the others are shown."""
+        return find_documents(self.results, show_broken=True)
+
+    def body(self, name: str, document: Document, stamp: str) -> bytes:
+        """The body for a state of the files; one at a time, since a large one takes memory."""
+        with self._lock:
+            kept = self._bodies.pop(name, None)
+            if kept is None or kept[0] != stamp:
+                kept = stamp, encode(document.body())
+            self._bodies[name] = kept
+            if len(self._bodies) > KEPT:
+                del self._bodies[next(iter(self._bodies))]
+            return kept[1]
+
+
+def build_app(engine: Engine, keys: KeyRing, results: Results) -> Gate:
+    """The application that serves an engine's models, and results to look at."""
 
     @asynccontextmanager
     async def running(_app: FastAPI) -> AsyncIterator[None]:
@@ -46,60 +104,47 @@ def build_app(engine: Engine, keys: KeyRing, shelf: Shelf) -> Gate:
         title="prism serve", version=__version__, description=ABOUT, lifespan=running, docs_url=None, redoc_url=None
     )
     app.state.engine = engine
-    app.state.shelf = shelf
+    app.state.cache = DocumentCache(results)
     app.state.started = int(time.time())
     app.state.logged = set()
     app.include_router(router)
-    app.include_router(page_router)
-    _add_errors(app, engine.settings.deadline)
+    kinds = RefusedError, RequestValidationError, HTTPException, PrismError, TimeoutError, ConnectionError, Exception
+    for kind in kinds:
+        app.add_exception_handler(kind, _answer_error)
     _add_docs(app)
-    return Gate(
-        app,
-        engine,
-        keys,
-        [route.path for route in (*router.routes, *page_router.routes) if isinstance(route, APIRoute)],
-    )
+    return Gate(app, engine, keys, {route.path for route in router.routes if isinstance(route, APIRoute)}, OPEN_PATHS)
 
 
-def _add_errors(app: FastAPI, deadline: float) -> None:
-    handlers: dict[Any, Any] = {
-        RefusedError: lambda error: _error(error.status, str(error), error.retry_after),
-        RequestValidationError: lambda error: _error(400, _invalid(error)),
-        HTTPException: lambda error: _error(error.status_code, str(error.detail)),
-        DataError: lambda error: _error(400, str(error)),
-        ServerError: lambda error: _error(error.status, str(error), 1 if error.status == 503 else None),
-        CriticError: lambda error: _error(502, str(error)),
-        BudgetError: lambda error: _error(503, str(error)),
-        PrismError: lambda error: _error(500, str(error)),
-        TimeoutError: lambda error: _error(504, f"Not answered within {deadline:g} seconds.", 1),  # noqa: ARG005
-        ConnectionError: lambda error: Response(status_code=HUNG_UP),  # noqa: ARG005
-        Exception: lambda error: _error(500, UNEXPECTED),  # noqa: ARG005
-    }
-    for kind, handle in handlers.items():
-
-        async def answer(request: Request, error: Exception, handle: Any = handle) -> Response:
-            found: Response = handle(error)
-            if found.status_code == 500 and isinstance(error, PrismError):  # the gate sees and logs all others
-                log_failure(request.url.path, error)
-            return found
-
-        app.add_exception_handler(kind, answer)
-
-
-def _error(status: int, message: str, retry_after: int | None = None) -> Response:
-    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return JSONResponse(error_body(status, message), status, headers)
-
-
-def _invalid(error: RequestValidationError) -> str:
-    """Where a body is not what it should be; what stands there is not repeated.
-
-    Of a body that may have several forms, that which fits best is the one whose mistake lies deepest.
-    """
-    found = max(error.errors(), key=lambda one: len(one["loc"]))
-    where = ".".join(str(part) for part in found["loc"] if part != "body")[:200]
-    message = str(found["msg"]).removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
+async def _answer_error(request: Request, error: Exception) -> Response:
+    match error:
+        case RefusedError():
+            return error_response(error.status, str(error), error.retry_after)
+        case RequestValidationError():
+            # Of a body that may have several forms, the one that fits best has its mistake deepest. What stands there
+            # is not repeated.
+            found = max(error.errors(), key=lambda one: len(one["loc"]))
+            where = ".".join(str(part) for part in found["loc"] if part != "body")[:200]
+            message = str(found["msg"]).removeprefix("Value error, ")
+            return error_response(400, f"{where}: {message}" if where else message)
+        case HTTPException():
+            return error_response(error.status_code, str(error.detail))
+        case DataError():
+            return error_response(400, str(error))
+        case ServerError():
+            return error_response(error.status, str(error), 1 if error.status == 503 else None)
+        case CriticError():
+            return error_response(502, str(error))
+        case BudgetError():
+            return error_response(503, str(error))
+        case PrismError():
+            log_failure(request.url.path, error)
+            return error_response(500, str(error))
+        case TimeoutError():
+            deadline = request.app.state.engine.settings.deadline
+            return error_response(504, f"Not answered within {deadline:g} seconds.", 1)
+        case ConnectionError():
+            return Response(status_code=HUNG_UP)
+    return error_response(500, UNEXPECTED)  # the gate sees and logs it
 
 
 def _add_docs(app: FastAPI) -> None:
@@ -118,13 +163,351 @@ def _add_docs(app: FastAPI) -> None:
             swagger_favicon_url="docs/files/favicon-32x32.png",
         )
 
-    made = app.openapi
+    for path in app.openapi()["paths"].values():
+        for route in path.values():
+            route["responses"].pop("422", None)  # such bodies are answered with 400
 
-    def openapi() -> dict[str, Any]:
-        schema = made()
-        for path in schema["paths"].values():
-            for route in path.values():
-                route.get("responses", {}).pop("422", None)  # such bodies are answered with 400
-        return schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+def _described(answer: type) -> dict[str, Any]:
+    """What OpenAPI says of a route's answers."""
+    errors = {
+        400: "not readable", 401: "no key", 404: "no such model", 413: "too large", 429: "busy: retry later",
+        502: "the server of a critic or remote PRM failed", 503: "not ready, or a server behind it is busy",
+        504: "too slow",
+    }  # fmt: skip
+    return {
+        "responses": {200: {"model": answer}}
+        | {status: {"model": schemas.ErrorAnswer, "description": text} for status, text in errors.items()}
+    }
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Whether the server runs; needs no key."""
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(request: Request) -> dict[str, str]:
+    """Whether it takes requests: models are loaded, and it is not shutting down."""
+    if not request.app.state.engine.is_ready:
+        raise RefusedError(503, "The server is loading or shutting down.", 5)
+    return {"status": "ready"}
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The version of prism-prm."""
+    return {"version": __version__}
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """What the server counts, in Prometheus' format."""
+    page = generate_latest(request.app.state.engine.metrics.registry)
+    return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/models", responses={200: {"model": schemas.ModelsAnswer}})
+async def models(request: Request) -> Response:
+    """The models, and what is special about each."""
+    served: Sequence[ServedModel] = list(request.app.state.engine.models.values())
+    found = [
+        {
+            "id": model.name, "object": "model", "created": request.app.state.started, "owned_by": "prism",
+            "max_model_len": model.scorer.context, "identity": model.identity, "model_hash": model.model_hash,
+            "outputs": list(model.scorer.outputs), "aggregator": model.aggregator, "threshold": model.threshold,
+        }
+        for model in served
+    ]  # fmt: skip
+    return _json({"object": "list", "data": found})
+
+
+@router.post("/pooling", **_described(schemas.PoolingAnswer))
+async def pooling(body: schemas.PoolingRequest, request: Request) -> Response:
+    """The steps of chats, texts or token ids, as vLLM scores them."""
+    model = _model(request, body.model)
+    items, found = await _score(request, model, lambda: _pooling_items(model, body))
+    data = []
+    for i, scores in enumerate(found):
+        log_odds_N = scores.log_odds_NO[:, 0]
+        # Each is computed by itself: neither is 1 minus the rounded other.
+        rows = np.stack([sigmoid(-log_odds_N), sigmoid(log_odds_N)], axis=1).tolist()
+        data.append({"index": i, "object": "pooling", "data": rows})
+    return _answer(request, model, "pooling", items, found, {"data": data})
+
+
+@router.post("/v1/steps", **_described(schemas.StepsAnswer))
+async def steps(body: schemas.StepsRequest, request: Request) -> Response:
+    """The steps of solutions and trees: probabilities, log-odds, first error, and the score of each solution."""
+    model = _model(request, body.model)
+    items, found = await _score(request, model, lambda: _steps_items(model, body))
+    about = {"model_hash": model.model_hash, "aggregator": model.aggregator, "threshold": model.threshold}
+    answers = [
+        _steps_answer(model, item, scores, isinstance(given, schemas.Text))
+        for given, item, scores in zip(body.items, items, found, strict=True)
+    ]
+    return _answer(request, model, "steps", items, found, about | {"items": answers})
+
+
+@router.post("/v1/tokens", **_described(schemas.TokensAnswer))
+async def tokens(body: schemas.StepsRequest, request: Request) -> Response:
+    """How many tokens solutions and trees are, without scoring them."""
+    model = _model(request, body.model)
+    engine: Engine = request.app.state.engine
+    items = await engine.encode(
+        lambda: list(map(model.counted, _steps_items(model, body, "skip"))),
+        request.scope["started"],
+        request.scope["size"],
+    )
+    return _json({"model": model.name, "items": list(map(_sizes, items))})
+
+
+@router.post("/get_reward", **_described(schemas.RewardAnswer))
+async def get_reward(
+    body: schemas.RewardRequest, request: Request, model: str | None = Query(None, description="Which model to use.")
+) -> Response:
+    """The reward of each completion, as OpenRLHF asks for it: the score of its steps as one solution."""
+    served = _model(request, model)
+    items, found = await _score(request, served, lambda: _reward_items(served, body))
+    scores = [_judged(served, sigmoid(one.log_odds_NO[:, 0])) for one in found]
+    rewards = [one["score"] or 0.0 for one in scores]
+    logs = {
+        "steps": [float(len(one.log_odds_NO)) for one in found],
+        "has_error": [float(one["first_error"] is not None) for one in scores],
+    }
+    return _json({"rewards": rewards, "scores": rewards, "extra_logs": logs} | _warnings(request, items))
+
+
+@router.get("/", include_in_schema=False)
+def page() -> Response:
+    """The page on which people look at scores and results."""
+    text, policy = served_page()
+    headers = SAFE | {"Content-Security-Policy": policy}
+    return Response(text, media_type="text/html; charset=utf-8", headers=headers)
+
+
+@router.get("/page/{name}", include_in_schema=False)
+def files(name: str) -> Response:
+    """A module or the style of the page."""
+    if name not in NAMES:
+        raise RefusedError(404, "The page has no such file.")
+    return Response(own_file(name), media_type=TYPES[name.rpartition(".")[2]], headers=SAFE)
+
+
+@router.get("/v1/documents")
+def documents(request: Request) -> Response:
+    """The results that the page shows."""
+    listed = encode({"object": "list", "data": listing(request.app.state.cache.documents())})
+    return Response(listed, media_type="application/json", headers=SAFE | {"Cache-Control": "no-store"})
+
+
+@router.get("/v1/documents/{name}")
+def document(name: str, request: Request) -> Response:
+    """One of them. With `If-None-Match`, 304 unless a file that it is made from has changed."""
+    cache: DocumentCache = request.app.state.cache
+    found = cache.documents().get(name)
+    if found is None:
+        raise RefusedError(404, f"There is no document {name[:100]!r}.")
+    stamp = found.stamp()
+    tag = {"ETag": f'"{stamp}"'}
+    if request.headers.get("if-none-match") == tag["ETag"]:
+        return Response(status_code=304, headers=tag)
+    headers = SAFE | {"Cache-Control": "no-store"} | tag
+    return Response(cache.body(name, found, stamp), media_type="application/json", headers=headers)
+
+
+def _model(request: Request, name: str | None) -> ServedModel:
+    served: dict[str, ServedModel] = request.app.state.engine.models
+    if name is None and len(served) == 1:
+        return next(iter(served.values()))
+    if name is None:
+        raise DataError(f"Several models are served: {', '.join(served)}; name one of them as model.")
+    if name not in served:
+        raise RefusedError(404, f"The model {name[:100]!r} does not exist. Models: {', '.join(served)}.")
+    return served[name]
+
+
+async def _score(
+    request: Request, model: ServedModel, make: Callable[[], Sequence[Item]]
+) -> tuple[Sequence[Item], list[ItemScores]]:
+    """Items and their scores; ends early when the client hangs up."""
+    engine: Engine = request.app.state.engine
+    scope = request.scope
+
+    async def hung_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work = asyncio.ensure_future(engine.score(model.name, scope["owner"], make, scope["started"], scope["size"]))
+    gone = asyncio.ensure_future(hung_up())
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ConnectionResetError
+        return work.result()
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+def _pooling_items(model: ServedModel, body: schemas.PoolingRequest) -> list[Item]:
+    if (body.messages is None) == (body.input is None):
+        raise DataError("give messages or input")
+    if body.messages is not None:
+        return [_chat_item(model, body.messages)]
+    given: Any = body.input
+    inputs = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    return [
+        model.text(one, add_special_tokens=body.add_special_tokens) if isinstance(one, str) else model.sequence(one)
+        for one in inputs
+    ]
+
+
+def _chat_item(model: ServedModel, messages: Sequence[schemas.Message]) -> Item:
+    """The problem is the user's turn, the steps are the assistant's, and the layout is that of the PRM's family."""
+    turns = {"system": "", "user": "", "assistant": ""}
+    roles = ["system" if message.role == "developer" else message.role for message in messages]
+    if roles not in (["user", "assistant"], ["system", "user", "assistant"]):
+        raise DataError(f"expected turns of user and assistant, perhaps after a system's; got {', '.join(roles)[:200]}")
+    turns |= {role: message.text for role, message in zip(roles, messages, strict=True)}
+    *steps, rest = turns["assistant"].split(SEPARATOR)
+    if rest.strip() and steps:
+        raise DataError(f"text behind the last {SEPARATOR}; each step ends with one")
+    if rest.strip():
+        raise DataError(f"the assistant's turn has no {SEPARATOR}; each step ends with one")
+    return model.item(StepTree.chain(turns["user"], steps), turns["system"] if "system" in roles else None)
+
+
+def _steps_items(model: ServedModel, body: schemas.StepsRequest, on_too_long: OnTooLong | None = None) -> list[Item]:
+    trees = [_tree(one, number) for number, one in enumerate(body.items)]
+    num_on_paths = 0
+    for tree in trees:
+        depths = tree.depths()
+        num_on_paths += sum(depths[leaf] + 1 for leaf in _leaves(tree))
+    if num_on_paths > PATHS:
+        raise RefusedError(
+            413, f"The paths of the trees have {num_on_paths:,} steps in all; the limit is {PATHS:,}. Send it in parts."
+        )
+    return [model.item(tree, on_too_long=on_too_long or body.on_too_long) for tree in trees]
+
+
+def _tree(given: schemas.Solution | schemas.Text | schemas.Tree, number: int) -> StepTree:
+    if isinstance(given, schemas.Text):
+        return StepTree.chain(given.problem, cut_steps(given.solution), tree_id=number)
+    if isinstance(given, schemas.Solution):
+        return StepTree.chain(given.problem, given.steps, tree_id=number)
+    if len(given.nodes) != len(given.parents):
+        raise DataError(f"item {number}: {len(given.nodes)} nodes, but {len(given.parents)} parents")
+    strange = next((i for i, parent in enumerate(given.parents) if not ROOT <= parent < i), None)
+    if strange is not None:
+        raise DataError(f"item {number}, node {strange}: its parent must be a node before it, or -1")
+    return StepTree(number, given.problem, tuple(map(Step, given.nodes)), tuple(given.parents), ())
+
+
+def _reward_items(model: ServedModel, body: schemas.RewardRequest) -> list[Item]:
+    if len(body.query) != len(body.prompts):
+        raise DataError(f"{len(body.query)} queries, but {len(body.prompts)} prompts")
+    items = []
+    for number, (query, prompt) in enumerate(zip(body.query, body.prompts, strict=True)):
+        steps = cut_steps(_without_end(completion_in(query, prompt, number)))
+        items.append(model.item(StepTree.chain(problem_in(prompt), steps)))
+    return items
+
+
+def _without_end(text: str) -> str:
+    """A completion without white space and marks at its end; no regular expression, which may take quadratic time."""
+    end = len(text)
+    while end:
+        if text[end - 1].isspace():
+            end -= 1
+        elif mark := next((mark for mark in _ENDS if text.endswith(mark, 0, end)), ""):
+            end -= len(mark)
+        else:
+            break
+    return text[:end]
+
+
+def _answer(
+    request: Request,
+    model: ServedModel,
+    kind: str,
+    items: Sequence[Item],
+    found: Sequence[ItemScores],
+    content: dict[str, Any],
+) -> Response:
+    """An answer with what all have: an id, the tokens, and what of the request was not scored."""
+    tokens, cached = sum(scores.tokens for scores in found), sum(scores.cached_tokens for scores in found)
+    head = {
+        "id": f"{kind}-{next(_answer_ids)}", "object": "list" if kind == "pooling" else kind,
+        "created": int(time.time()), "model": model.name,
+    }  # fmt: skip
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "cached_tokens": cached}
+    return _json(head | content | {"usage": usage} | _warnings(request, items))
+
+
+def _warnings(request: Request, items: Sequence[Item]) -> dict[str, list[str]]:
+    """What the answer says about parts of the request that were not scored; the log has each sentence once."""
+    found = list(dict.fromkeys(warning for item in items for warning in item.warnings))
+    logged: set[str] = request.app.state.logged
+    for warning in found:
+        if warning not in logged and len(logged) < LOGGED:
+            logged.add(warning)
+            log.warning("%s", warning)
+    return {"warnings": found} if found else {}
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _sizes(item: Item) -> dict[str, Any]:
+    """The tokens of an item."""
+    encoded = item.encoded
+    return {
+        "tokens": item.tokens,
+        "prompt_tokens": None if encoded is None else len(encoded.prompt),
+        "step_tokens": None if encoded is None else list(map(len, encoded.ids)),
+    }
+
+
+def _steps_answer(model: ServedModel, item: Item, scores: ItemScores, is_text: bool) -> dict[str, Any]:
+    """An item of the answer of /v1/steps; JSON has null for NaN."""
+    tree = item.tree
+    assert tree is not None, "steps come as trees"
+    probability_N = sigmoid(scores.log_odds_NO[:, 0])
+    answer: dict[str, Any] = {
+        "probabilities": probability_N.tolist(),
+        "log_odds": [dict(zip(model.scorer.outputs, values, strict=True)) for values in scores.log_odds_NO.tolist()],
+        "first_error": None,
+        "score": None,
+        "leaves": None,
+        "too_long": list(scores.too_long),
+        "cached_tokens": scores.cached_tokens,
+        **_sizes(item),
+        "tokens": scores.tokens,
+    }
+    if tree.trunk or not tree.nodes:
+        answer |= _judged(model, probability_N)
+    else:
+        paths = {leaf: tree.path(leaf) for leaf in _leaves(tree)}
+        answer["leaves"] = [{"node": leaf} | _judged(model, probability_N, path) for leaf, path in paths.items()]
+    return answer | ({"steps": tree.texts(tree.trunk)} if is_text else {})
+
+
+def _judged(model: ServedModel, probability_N: np.ndarray, path: Sequence[int] | None = None) -> dict[str, Any]:
+    """The first error and the score of a solution; null if a step has no score, or there is no step."""
+    nodes = range(len(probability_N)) if path is None else path
+    values_N = probability_N[list(nodes)]
+    wrong_N = np.flatnonzero(values_N <= model.threshold)
+    is_scored = len(values_N) and not np.isnan(values_N).any()
+    return {
+        "first_error": nodes[wrong_N[0]] if len(wrong_N) else None,
+        "score": solution_score(values_N, model.aggregator) if is_scored else None,
+    }
+
+
+def _leaves(tree: StepTree) -> list[int]:
+    """The nodes that nothing follows."""
+    inner = set(tree.parents)
+    return [node for node in range(len(tree.nodes)) if node not in inner]

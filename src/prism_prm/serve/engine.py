@@ -1,43 +1,52 @@
-"""The queue and the one model thread: requests wait in a bounded queue, and are scored in batches in their order.
+"""The queue and the one model thread: admitted requests wait in order and are scored in batches.
 
-A request is accepted or refused at once, and what is accepted is answered: refused is what exceeds the queue in
-requests or tokens, or would not be answered before its deadline at the present rate. A request that was cancelled, or
-whose deadline has passed, leaves the queue before it costs anything.
+A request that was cancelled, or whose deadline has passed, leaves the queue before it costs anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from prism_prm.serve.backlog import Backlog, Place
-from prism_prm.serve.metrics import Metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from prism_prm.serve.admission import Admission, Reservation
 from prism_prm.serve.models import Item, ItemScores, ServedModel
 from prism_prm.serve.settings import ServeSettings
 
 T = TypeVar("T")
-LONGEST_RETRY = 60
-SAFETY = 0.5
-"""The part of the deadline that a request may be expected to wait; the rest is for errors of the estimate."""
-UNKNOWN = 8
-"""Requests that may wait where nobody knows yet how fast their model is."""
-FAR = 8
-"""How many times too large a request must look by its bytes to be refused before it is read."""
 
 
-class RefusedError(Exception):
-    """A request that the server does not take now (429, 503) or never (413)."""
+class Metrics:
+    """What a server counts, for Prometheus."""
 
-    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.status, self.retry_after = status, retry_after
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "prism_requests_total", "Requests by route and status; 499: the client hung up.", ["route", "status"],
+            registry=registry,
+        )  # fmt: skip
+        self.seconds = Histogram(
+            "prism_request_seconds", "Seconds from a request's head to its answer.", ["route"], registry=registry,
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+        )  # fmt: skip
+        self.waiting_requests = Gauge(
+            "prism_waiting_requests", "Requests that wait or are being scored.", registry=registry
+        )
+        self.waiting_tokens = Gauge("prism_waiting_tokens", "Tokens of these requests.", registry=registry)
+        self.tokens = Counter("prism_tokens_total", "Tokens of scored items.", registry=registry)
+        self.cached_tokens = Counter("prism_cached_tokens_total", "Those found in the cache.", registry=registry)
+        self.batch_items = Histogram(
+            "prism_batch_items", "Solutions and trees scored together.", registry=registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+        )  # fmt: skip
+        self.model_seconds = Counter("prism_model_seconds_total", "Seconds that models worked.", registry=registry)
+        self.cache_bytes = Gauge("prism_cache_bytes", "Bytes of kept states.", ["model"], registry=registry)
 
 
 @dataclass(eq=False)
@@ -49,43 +58,39 @@ class _Job:
     items: Sequence[Item]
     deadline: float
     future: asyncio.Future[list[ItemScores]]
-    place: Place
+    reservation: Reservation
     next: int = 0
     """The first item that is not being scored yet."""
     found: dict[int, ItemScores] = field(default_factory=dict)
 
-    def is_over(self, now: float) -> bool:
+    def is_over(self) -> bool:
         """Whether nobody waits for it: it has its answer, or an error, or was cancelled, or its deadline has passed."""
-        return self.future.done() or self.deadline <= now
+        return self.future.done() or self.deadline <= time.monotonic()
 
 
 Part = tuple[_Job, int]
-"""An item of a job."""
-Result = tuple[_Job, int, ItemScores | Exception]
-"""What became of it."""
+"""A job and the number of one of its items."""
 
 
 class Engine:
     """Scores items of requests; all methods but those of the model thread are called in the event loop."""
 
-    def __init__(
-        self, load: Callable[[], Sequence[ServedModel]], settings: ServeSettings, metrics: Metrics | None = None
-    ) -> None:
+    def __init__(self, load: Callable[[], Sequence[ServedModel]], settings: ServeSettings) -> None:
         self.settings = settings
-        self.metrics = metrics or Metrics()
+        self.admission = Admission(settings)
+        self.metrics = Metrics()
+        self.metrics.waiting_requests.set_function(lambda: self.admission.num_requests)
+        self.metrics.waiting_tokens.set_function(lambda: self.admission.tokens)
         self.models: dict[str, ServedModel] = {}
         self.failure: BaseException | None = None
         """Why the models could not be loaded."""
-        self.is_draining = False
-        self._load = load
-        self._loaded = threading.Event()
-        self._queue: dict[int, _Job] = {}
-        """Jobs of which something waits, by their number."""
         self.num_queued = 0
         """How many jobs there have been."""
-        self.num_requests = 0
-        """How many requests are waiting or being worked on."""
-        self.backlog = Backlog()
+        self._load = load
+        self._loaded = threading.Event()
+        """Set once the models are loaded, or cannot be."""
+        self._queue: dict[int, _Job] = {}
+        """Jobs with items that wait, by their number."""
         self._busy_since: float | None = None
         """When the last batch ended, unless nothing waited then."""
         self._changed = threading.Condition()
@@ -106,16 +111,16 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        return self._loaded.is_set() and self.failure is None and not self.is_draining
+        return self.admission.is_loaded and not self.admission.is_draining
 
     async def drain(self) -> None:
         """Take nothing more, and wait for what was taken; every request has a deadline, so this ends."""
-        self.is_draining = True
-        while self.num_requests:
+        self.admission.is_draining = True
+        while self.admission.num_requests:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        """End the threads, after the batch that is being worked on; models that are being loaded are left to it."""
+        """End the threads after the batch that is being scored; does not wait for models that are being loaded."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -123,19 +128,9 @@ class Engine:
         if self._loaded.is_set():
             self._thread.join(self.settings.deadline)
 
-    def check_room(self, num_bytes: int = 0) -> None:
-        """Refuse what would be refused anyway, before a body of this size is read: reading it costs time, too."""
-        if not self._loaded.is_set() or self.failure is not None:
-            raise RefusedError(503, "The models are being loaded.", 5)
-        if self.is_draining:
-            raise RefusedError(503, "The server is shutting down.", 5)
-        if self.num_requests >= self.settings.max_requests:
-            raise RefusedError(429, f"{self.num_requests} requests are waiting already.", self._retry_after())
-        self._check_wait(self.backlog.guess(None, num_bytes))
-
     async def encode(self, make: Callable[[], T], since: float, num_bytes: int) -> T:
         """The result of work on the texts of a request of this size; TimeoutError at its deadline."""
-        async with self._accepted(None, since, num_bytes):
+        async with self.admission.admit(None, since, num_bytes):
             return await self._read(make)
 
     async def score(
@@ -150,93 +145,28 @@ class Engine:
             items = make()
             return items, sum(self.models[model].work(owner, item) for item in items)
 
-        async with self._accepted(model, since, num_bytes) as place:
+        async with self.admission.admit(model, since, num_bytes) as reservation:
             items, work = await self._read(read)
-            self.backlog.note_density(items, work, num_bytes)
-            self._count(place, sum(item.cost for item in items), work)
+            self.admission.note_density(sum(item.tokens for item in items), work, num_bytes)
+            self.admission.count(reservation, sum(item.cost for item in items), work)
             if not items:
                 return items, []
             future: asyncio.Future[list[ItemScores]] = asyncio.get_running_loop().create_future()
-            return items, await self._scored(_Job(model, owner, items, since + self.settings.deadline, future, place))
-
-    @contextlib.asynccontextmanager
-    async def _accepted(self, model: str | None, since: float, num_bytes: int) -> AsyncIterator[Place]:
-        """A place among the requests, held until the answer or the deadline."""
-        self.check_room()
-        place = self.backlog.guess(model, num_bytes)
-        self._check_size(place.tokens, FAR * self.settings.max_tokens, "About ")
-        self._check_wait(place)
-        self.backlog.add(place)
-        self.num_requests += 1
-        self._show()
-        try:
-            left = since + self.settings.deadline - time.monotonic()
-            async with asyncio.timeout(max(0.0, left)):
-                yield place
-        finally:
-            self.num_requests -= 1
-            place.is_left = True
-            self._leave(place)
+            with self._changed:
+                number = self.num_queued
+                self.num_queued += 1
+                deadline = since + self.settings.deadline
+                self._queue[number] = _Job(model, owner, items, deadline, future, reservation)
+                self._changed.notify()
+            try:
+                return items, await future
+            finally:
+                with self._changed:
+                    self._queue.pop(number, None)
 
     async def _read(self, make: Callable[[], T]) -> T:
         """In a thread of its own: a long text must not keep others waiting."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, make)
-
-    async def _scored(self, job: _Job) -> list[ItemScores]:
-        with self._changed:
-            number = self.num_queued
-            self.num_queued += 1
-            self._queue[number] = job
-            self._changed.notify()
-        try:
-            return await job.future
-        finally:
-            with self._changed:
-                self._queue.pop(number, None)
-
-    def _count(self, place: Place, tokens: int, work: int) -> None:
-        """Put what was counted in place of the guess, or refuse it."""
-        self._check_size(tokens, self.settings.max_tokens)
-        self.backlog.remove(place)
-        place.tokens = place.work = 0
-        self._check_wait(Place(place.model, tokens, work))
-        place.tokens, place.work = tokens, work
-        self.backlog.add(place)
-        self._show()
-
-    def _leave(self, place: Place) -> None:
-        """Give up a place, unless the model still works on it."""
-        if not place.num_running:
-            self.backlog.remove(place)
-        self._show()
-
-    def _check_size(self, tokens: int, limit: int, roughly: str = "") -> None:
-        if tokens > limit:
-            raise RefusedError(
-                413,
-                f"{roughly}{tokens:,} tokens in one request; the limit is {self.settings.max_tokens:,}. Send it in "
-                "parts, or with fewer steps beyond the context.",
-            )
-
-    def _check_wait(self, place: Place) -> None:
-        """Refuse what would have to wait too long; where nothing waits, anything may come."""
-        backlog = self.backlog
-        if not backlog.tokens:
-            return
-        if backlog.tokens + place.tokens > self.settings.max_tokens:
-            raise RefusedError(429, f"{backlog.tokens:,} tokens are waiting already.", self._retry_after())
-        if place.model is not None and place.model not in backlog.rates and self.num_requests > UNKNOWN:
-            raise RefusedError(429, "Too many requests are waiting for the model's first answer.", 1)
-        if backlog.seconds(place) > SAFETY * self.settings.deadline:
-            raise RefusedError(429, "This request would not be answered before its deadline.", self._retry_after())
-
-    def _retry_after(self) -> int:
-        """Seconds until half of what is waiting should be done."""
-        return min(LONGEST_RETRY, max(1, math.ceil(0.5 * self.backlog.seconds())))
-
-    def _show(self) -> None:
-        self.metrics.waiting_requests.set(self.num_requests)
-        self.metrics.waiting_tokens.set(self.backlog.tokens)
 
     # The model thread
 
@@ -244,8 +174,9 @@ class Engine:
         try:
             models = {model.name: model for model in self._load()}
             for name, model in models.items():
-                self.backlog.note_rate(name, *model.try_out(), is_full=True)
+                self.admission.note_rate(name, *model.try_out(), is_full=True)
             self.models = models
+            self.admission.is_loaded = True
         except BaseException as error:
             self.failure = error
         finally:
@@ -263,9 +194,8 @@ class Engine:
         """The next items: of one model, in their order, up to the limits of a batch; and whether these were met."""
         batch: list[Part] = []
         tokens = 0
-        now = time.monotonic()
         for number, job in list(self._queue.items()):
-            if job.is_over(now):
+            if job.is_over():
                 del self._queue[number]
                 continue
             if batch and job.model != batch[0][0].model:
@@ -276,7 +206,7 @@ class Engine:
                 if batch and (tokens + size > self.settings.batch_tokens or len(batch) >= most):
                     return batch, True
                 batch.append((job, job.next))
-                job.place.num_running += 1
+                job.reservation.num_running += 1
                 tokens += size
                 job.next += 1
             del self._queue[number]
@@ -287,51 +217,51 @@ class Engine:
         started = self._busy_since or time.monotonic()  # what happens between batches takes time, too
 
         def is_over() -> bool:
-            now = time.monotonic()
-            return all(job.is_over(now) for job, _ in batch)
+            return all(job.is_over() for job, _ in batch)
 
         try:
             found = model.score([(job.owner, job.items[i]) for job, i in batch], is_over)
         except Exception as error:
             self._busy_since = time.monotonic()
             if len(batch) == 1 or is_over():
-                self._hand_over([(*part, error) for part in batch])
+                self._deliver(batch, [error] * len(batch))
                 return
             for part in batch:  # one item's mistake must not be another's
-                if part[0].is_over(time.monotonic()):
-                    self._hand_over([(*part, TimeoutError())])
+                if part[0].is_over():
+                    self._deliver([part], [TimeoutError()])
                 else:
                     self._score([part], is_full=False)
             return
         self._busy_since = time.monotonic()
-        self._measure(batch, found, self._busy_since - started, is_full)
-        self._hand_over([(job, i, scores) for (job, i), scores in zip(batch, found, strict=True)])
-
-    def _measure(self, batch: Sequence[Part], found: Sequence[ItemScores], seconds: float, is_full: bool) -> None:
-        model = self.models[batch[0][0].model]
+        seconds = self._busy_since - started
         tokens, cached = sum(job.items[i].cost for job, i in batch), sum(scores.cached_tokens for scores in found)
-        # Of a batch that is mostly cached, what else it costs outweighs the rest.
-        self.backlog.note_rate(model.name, tokens - cached, seconds, is_full=is_full and 2 * cached < tokens)
-        self.metrics.batches(len(batch), tokens, cached, seconds)
+        # Of a batch that is mostly cached, fixed costs outweigh the rest.
+        self.admission.note_rate(model.name, tokens - cached, seconds, is_full=is_full and 2 * cached < tokens)
+        self.metrics.batch_items.observe(len(batch))
+        self.metrics.tokens.inc(tokens)
+        self.metrics.cached_tokens.inc(cached)
+        self.metrics.model_seconds.inc(seconds)
         if model.cache is not None:
             self.metrics.cache_bytes.labels(model.name).set(model.cache.num_bytes)
+        self._deliver(batch, found)
 
-    def _hand_over(self, results: Sequence[Result]) -> None:
+    def _deliver(self, batch: Sequence[Part], results: Sequence[ItemScores | Exception]) -> None:
+        """Hand out what was found, in the event loop."""
+
+        def deliver() -> None:
+            for (job, i), found in zip(batch, results, strict=True):
+                with self._changed:
+                    job.reservation.num_running -= 1
+                if job.reservation.is_left:
+                    self.admission.release(job.reservation)
+                if job.future.done():
+                    continue
+                if isinstance(found, Exception):
+                    job.future.set_exception(found)
+                    continue
+                job.found[i] = found
+                if len(job.found) == len(job.items):
+                    job.future.set_result([job.found[k] for k in range(len(job.items))])
+
         assert self._loop is not None, "the engine was started"
-        self._loop.call_soon_threadsafe(self._deliver, results)
-
-    def _deliver(self, results: Sequence[Result]) -> None:
-        """Hand out what was found; in the event loop."""
-        for job, i, found in results:
-            with self._changed:
-                job.place.num_running -= 1
-            if job.place.is_left:
-                self._leave(job.place)
-            if job.future.done():
-                continue
-            if isinstance(found, Exception):
-                job.future.set_exception(found)
-                continue
-            job.found[i] = found
-            if len(job.found) == len(job.items):
-                job.future.set_result([job.found[k] for k in range(len(job.items))])
+        self._loop.call_soon_threadsafe(deliver)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import socket
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,7 @@ from prism_prm.errors import ConfigError, MissingExtraError
 from prism_prm.page.document import Results
 from prism_prm.page.documents import find_documents
 from prism_prm.scorer.place import check_scorer, remote_place
-from prism_prm.serve.keys import read_keys
-from prism_prm.serve.settings import ServeSettings
+from prism_prm.serve.settings import ServeSettings, read_keys
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer
@@ -67,7 +65,14 @@ def serve_prms(
     for name, prm in prms.items():
         if isinstance(prm, str | Path):
             check_scorer(prm, loading, name)
-    with contextlib.closing(_listen(settings)) as listener:
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {settings.host} --port {settings.port}: cannot listen there ({error.strerror}); name another"
+        ) from None
+    with listener:
         from prism_prm.serve.server import make_server
 
         server = make_server(prms, settings, keys, loading=loading, results=shown)
@@ -78,13 +83,3 @@ def serve_prms(
     if server.engine.failure is not None:
         raise server.engine.failure
     return server.server_state.total_requests
-
-
-def _listen(settings: ServeSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {settings.host} --port {settings.port}: cannot listen there ({error.strerror}); name another"
-        ) from None

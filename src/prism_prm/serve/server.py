@@ -24,20 +24,19 @@ from prism_prm.scorer.load import open_prm
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.serve.app import build_app
 from prism_prm.serve.engine import Engine
-from prism_prm.serve.keys import KeyRing
-from prism_prm.serve.models import ServedModel
-from prism_prm.serve.page import Shelf
-from prism_prm.serve.settings import ServeSettings
+from prism_prm.serve.models import ServedModel, served_model
+from prism_prm.serve.settings import KeyRing, ServeSettings
 
 LINGER = 1.0
-"""Seconds in which a server that is done still answers with 503: clients and proxies learn that it goes. Then as long
-for connections that are open and have asked nothing yet."""
+"""Seconds in which a drained server still answers with 503, so that clients and proxies learn that it ends. Open
+connections that have asked nothing yet then get as long."""
 SWITCH = 0.001
 """Seconds that the model thread's Python code may keep the event loop from running; Python's own 5 ms add up."""
 TRIES = 3
-"""How often a critic or a remote PRM is asked before its request fails; all within the deadline."""
+"""How often a critic or a remote PRM is asked before its request fails, all within the deadline."""
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than proxies keep theirs."""
+NOTHING = object()
 
 
 def make_server(
@@ -52,28 +51,28 @@ def make_server(
 
     def load() -> Sequence[ServedModel]:
         size = int(settings.cache_mb * 1e6)
-        how = _hurry_servers(loading, settings.deadline)
-        return [ServedModel(name, open_prm(prm, how, name), size) for name, prm in prms.items()]
+        how = with_request_timeout(loading, settings.deadline)
+        return [served_model(name, open_prm(prm, how, name), size) for name, prm in prms.items()]
 
     sys.setswitchinterval(SWITCH)
     engine = Engine(load, settings)
     config = uvicorn.Config(
-        build_app(engine, keys, Shelf(results or Results(()))),
-        http=_hurried(settings.client_seconds),
+        build_app(engine, keys, results or Results(())),
+        http=with_client_timeout(settings.client_seconds),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=math.ceil(settings.deadline),  # whoever has not read an answer by then never will
+        timeout_graceful_shutdown=math.ceil(settings.deadline),  # who has not read an answer by then never will
         limit_concurrency=_most_connections(),
     )
     return DrainingServer(config, engine)
 
 
-def _hurry_servers(loading: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
-    """Options of `load_prm` so that no server behind ours holds the model thread much longer than our clients wait."""
+def with_request_timeout(loading: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
+    """Options of `load_prm` such that no server behind ours holds the model thread longer than our clients wait."""
     given = dict(loading or {})
     seconds, retries = deadline / TRIES, TRIES - 1
     known = LoadSettings()
@@ -86,7 +85,7 @@ def _hurry_servers(loading: Mapping[str, Any] | None, deadline: float) -> dict[s
 
 
 def _most_connections() -> int:
-    """How many connections there may be: as many as the system allows files, within reason, and some less."""
+    """As many connections as the system allows files, less some for other files."""
     least, most = 256, 8192
     try:
         import resource
@@ -142,75 +141,63 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _hurried(seconds: float) -> type[H11Protocol]:
-    """Uvicorn's protocol, which has no limits of its own: a client has this long for the head of a request, and to read
-    some of an answer.
+def with_client_timeout(seconds: float) -> type[H11Protocol]:
+    """Uvicorn's protocol, in which a client has this long for the head of a request, and to read some of an answer.
+
+    A subclass, since uvicorn has no limit of this kind, and no ASGI application sees a connection before its first
+    request or after an answer.
     """
 
-    class Hurried(H11Protocol):
-        head_timer: asyncio.TimerHandle | None = None
+    class TimedProtocol(H11Protocol):
+        timer: asyncio.TimerHandle | None = None
+        unread = 0
+        """Bytes that waited for the client at the last check."""
+        awaited: object = NOTHING
+        """The request that came before the head that was awaited at the last check."""
         is_last = False
         """Whether the server ends after the next answer."""
-        read_timer: asyncio.TimerHandle | None = None
-        unread = 0
-        """Bytes that waited for the client when it was last looked at."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._watch_head()
-            self._watch_reading()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch_head()
+            self.check_client()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_watching()
-            if self.read_timer is not None:
-                self.read_timer.cancel()
+            if self.timer is not None:
+                self.timer.cancel()
             super().connection_lost(exc)
 
+        def check_client(self) -> None:
+            """Cut a connection from which nothing was read, and close one whose head is awaited, since the last check.
+
+            A head is awaited from a connection's begin to its first request, and while a head, or the rest of a body
+            that was refused, is on its way.
+            """
+            unread = self.transport.get_write_buffer_size()
+            if unread and unread == self.unread:
+                self.transport.abort()  # closing would wait for the client
+                return
+            is_idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+            is_awaited = self.cycle is None or (self.cycle.response_complete and not is_idle)
+            if is_awaited and self.cycle is self.awaited:
+                self.transport.close()
+            self.unread, self.awaited = unread, self.cycle if is_awaited else NOTHING
+            self.timer = self.loop.call_later(seconds, self.check_client)
+
         def shutdown(self) -> None:
-            """To close a connection whose first request is on its way would cut it."""
-            if not self.cycle:
-                self.is_last = True
-                self._stop_watching()
-                self.head_timer = self.loop.call_later(LINGER, self._give_up)
-            else:
+            """Leave a connection whose first request may be on its way open for a while: closing would cut it."""
+            if self.cycle:
                 super().shutdown()
+            else:
+                self.is_last = True
+                self.loop.call_later(LINGER, self.close_unasked)
+
+        def close_unasked(self) -> None:
+            if not self.cycle:
+                self.transport.close()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self.is_last:
                 super().shutdown()
 
-        def _watch_head(self) -> None:
-            """A timer runs from a connection's begin to its first request, and while a head, or what is left of a
-            body that was refused, is on its way."""
-            is_answered = self.cycle is not None and self.cycle.response_complete
-            is_idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-            if self.cycle is not None and (not is_answered or is_idle):
-                self._stop_watching()
-            elif self.head_timer is None:
-                self.head_timer = self.loop.call_later(seconds, self._give_up)
-
-        def _watch_reading(self) -> None:
-            """Cut a connection on which exactly as much still waits as before: closing it would wait for the client."""
-            unread = self.transport.get_write_buffer_size()
-            if unread and unread == self.unread:
-                self.transport.abort()
-                return
-            self.unread = unread
-            self.read_timer = self.loop.call_later(seconds, self._watch_reading)
-
-        def _stop_watching(self) -> None:
-            if self.head_timer is not None:
-                self.head_timer.cancel()
-            self.head_timer = None
-
-        def _give_up(self) -> None:
-            self.head_timer = None
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
-
-    return Hurried
+    return TimedProtocol

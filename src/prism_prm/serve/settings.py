@@ -1,14 +1,19 @@
-"""Settings of a server."""
+"""Settings of a server, and its API keys: read from a file and the environment, held as digests."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from prism_prm.errors import ConfigError
 from prism_prm.ranges import Count, NotNegative, Positive, Range, check
 
+KEY_VARIABLE = "PRISM_API_KEY"
 Port = Annotated[int, Range(0, 65535)]
 
 
@@ -55,3 +60,60 @@ class ServeSettings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+class KeyRing:
+    """The keys that a server accepts."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self._digests = list(map(_digest, dict.fromkeys(keys)))
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def owner(self, header: str) -> int | None:
+        """The number of the key in an `Authorization` header; None without a known one. Takes the same time always."""
+        scheme, _, key = header.partition(" ")
+        given = _digest(key.strip())
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return matches.index(True) if any(matches) and scheme.lower() == "bearer" else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_keys(settings: ServeSettings, upstream: str = "") -> KeyRing:
+    """The keys in the file and the environment; an error if a server for other machines would have none.
+
+    If PRMs of another server of ours (`upstream`) are served, the key in the environment is for that one alone.
+    """
+    found: list[tuple[str, str]] = []
+    if settings.keys is not None:
+        try:
+            lines = settings.keys.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--keys {settings.keys}: cannot be read ({type(error).__name__}); name a text file of keys"
+            ) from None
+        stripped = [(line.strip(), f"{settings.keys}:{number}") for number, line in enumerate(lines, 1)]
+        found = [(key, where) for key, where in stripped if key and not key.startswith("#")]
+        if not found:
+            raise ConfigError(f"--keys {settings.keys}: has no key; write one per line")
+    own = os.environ.get(KEY_VARIABLE, "").strip()
+    if own and upstream and not found and not settings.allow_anyone:
+        raise ConfigError(
+            f"--prm {upstream}: ${KEY_VARIABLE} is sent to that server, so it is no key of this one. Name a file of "
+            "this server's own keys with --keys, or allow anyone with --allow-anyone."
+        )
+    if own and not upstream:
+        found.append((own, f"${KEY_VARIABLE}"))
+    for key, where in found:
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigError(f"{where}: a key has letters, digits and signs of ASCII, and no spaces")
+    if not found and not settings.is_local and not settings.allow_anyone:
+        raise ConfigError(
+            f"--host {settings.host}: others could use this server, and it has no keys. Set ${KEY_VARIABLE} or name a "
+            "file of keys with --keys; or allow anyone with --allow-anyone."
+        )
+    return KeyRing([key for key, _ in found])

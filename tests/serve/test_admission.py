@@ -8,21 +8,22 @@ import pytest
 
 from prism_prm import StepTree
 from prism_prm.scorer.whole_trees import fit
-from prism_prm.serve.backlog import Backlog, Place
-from prism_prm.serve.models import Item, ServedModel
+from prism_prm.serve.admission import Admission, Reservation
+from prism_prm.serve.models import served_model
+from prism_prm.serve.settings import ServeSettings
 from serving_prms import running
 
 
 def test_each_model_has_its_own_rate() -> None:
-    backlog = Backlog()
-    backlog.note_rate("fast", 1000, 1.0, is_full=False)
-    backlog.note_rate("slow", 1000, 10.0, is_full=False)
-    backlog.add(Place("fast", 2000, 1500))
-    backlog.add(Place("slow", 300, 300))
-    backlog.add(Place("new", 500, 500))
-    assert backlog.tokens == 2800
-    assert backlog.seconds() == pytest.approx(1.5 + 3.0)
-    assert backlog.seconds(Place("slow", 100, 100)) == pytest.approx(1.5 + 3.0 + 1.0)
+    admission = Admission(ServeSettings())
+    admission.note_rate("fast", 1000, 1.0, is_full=False)
+    admission.note_rate("slow", 1000, 10.0, is_full=False)
+    admission.resize(Reservation("fast"), 2000, 1500)
+    admission.resize(Reservation("slow"), 300, 300)
+    admission.resize(Reservation("new"), 500, 500)
+    assert admission.tokens == 2800
+    assert admission.seconds() == pytest.approx(1.5 + 3.0)
+    assert admission.seconds("slow", 100) == pytest.approx(1.5 + 3.0 + 1.0)
 
 
 @pytest.mark.parametrize(
@@ -37,35 +38,33 @@ def test_each_model_has_its_own_rate() -> None:
     ],
 )
 def test_what_a_batch_says_of_the_rate(tokens: int, seconds: float, is_full: bool, rate: float) -> None:
-    backlog = Backlog()
-    backlog.note_rate("m", 1000, 1.0, is_full=False)
-    backlog.note_rate("m", tokens, seconds, is_full=is_full)
-    assert backlog.rates["m"] == pytest.approx(rate)
+    admission = Admission(ServeSettings())
+    admission.note_rate("m", 1000, 1.0, is_full=False)
+    admission.note_rate("m", tokens, seconds, is_full=is_full)
+    assert admission.rates["m"] == pytest.approx(rate)
 
 
 def test_guesses_follow_what_requests_were() -> None:
-    backlog = Backlog()
-    guess = backlog.guess("m", 1000)
-    assert (guess.tokens, guess.work) == (250, 250)
+    admission = Admission(ServeSettings())
+    assert admission.guess("m", 1000) == (250, 250)
     for _ in range(100):
-        backlog.note_density([Item(None, None, 300), Item(None, None, 200, again=10_000)], 50, 1000)
-    guess = backlog.guess("m", 2000)
-    assert (guess.tokens, guess.work) == (pytest.approx(1000, abs=1), pytest.approx(100, abs=1))
-    assert backlog.guess(None, 2000).work == 0
+        admission.note_density(500, 50, 1000)
+    assert admission.guess("m", 2000) == (pytest.approx(1000, abs=1), pytest.approx(100, abs=1))
+    assert admission.guess(None, 2000)[1] == 0
 
 
 def test_a_prm_has_a_rate_before_the_first_request_and_the_cache_does_not_change_it(prms: dict[str, Any]) -> None:
     item = {"problem": "1+1+2-1", "steps": ["1+1=2", "2+2=4", "4-1=3"]}
     with running(prms) as server:
         engine = server.server.engine
-        assert set(engine.backlog.rates) == set(prms)
-        before = engine.backlog.rates["base"]
+        assert set(engine.admission.rates) == set(prms)
+        before = engine.admission.rates["base"]
         server.steps(item, model="base")
-        assert engine.backlog.rates["base"] >= before, "one small request does not lower it"
-        before = engine.backlog.rates["base"]
+        assert engine.admission.rates["base"] >= before, "one small request does not lower it"
+        before = engine.admission.rates["base"]
         for _ in range(5):
             assert server.steps(item, model="base")["usage"]["cached_tokens"] > 0
-        assert engine.backlog.rates["base"] == before
+        assert engine.admission.rates["base"] == before
         model = engine.models["base"]
         known = model.item(StepTree.chain(item["problem"], item["steps"]))  # type: ignore[arg-type]
         longer = model.item(StepTree.chain(item["problem"], [*item["steps"], "#### 3"]))  # type: ignore[list-item, arg-type]
@@ -77,7 +76,7 @@ def test_a_prm_has_a_rate_before_the_first_request_and_the_cache_does_not_change
 def test_steps_beyond_the_context_count_what_they_cost(prms: dict[str, Any]) -> None:
     prm = prms["owner/prism"]
     tree = StepTree.chain("1+1+2-1", ["1+1=2"] * 100)
-    model = ServedModel("m", prm)
+    model = served_model("m", prm)
     item = model.item(tree, on_too_long="drop-left-steps")
     items, long = fit(tree, 0, range(100), prm.family, prm.context, "drop-left-steps")
     shortened = sum(len(one.tree.prompt) + sum(map(len, one.tree.ids)) for one in items[1:])
@@ -98,7 +97,7 @@ def test_steps_beyond_the_context_count_what_they_cost(prms: dict[str, Any]) -> 
 def test_a_long_item_ends_when_nobody_waits(prms: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prm = prms["base"]
     monkeypatch.setattr(prm, "token_budget", 3 * prm.context)
-    model = ServedModel("m", prm)
+    model = served_model("m", prm)
     item = model.item(StepTree.chain("1+1+2-1", ["1+1=2"] * 60), on_too_long="drop-left-steps")
     looks: list[int] = []
     (found,) = model.score([("k", item)], lambda: bool(looks.append(1)))
