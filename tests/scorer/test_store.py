@@ -19,15 +19,13 @@ import pytest
 
 from prism_prm import StepTree, init_prm, load_prm
 from prism_prm.errors import DataError
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import Step
 from prism_prm.scorer.store import Request, ScoreStore, Share, keys_of
 
 
-class Counting:
+class Counting(Scorer):
     """A scorer whose score of a step is the length of all that it has read; it notes what it was asked."""
-
-    outputs = ("correct",)
 
     def __init__(self, name: str = "one", context: int = 10**6) -> None:
         self.name, self.context = name, context
@@ -35,6 +33,9 @@ class Counting:
 
     def identity(self) -> str:
         return f"{self.name} {self.context}"
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return len(tree.nodes)
 
     def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         found = []

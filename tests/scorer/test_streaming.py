@@ -16,7 +16,7 @@ import pytest
 
 from prism_prm import StepTree
 from prism_prm.errors import PrismError
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import Step
 from prism_prm.scorer import store
 from prism_prm.scorer.index import KEYS, KeyIndex
@@ -58,10 +58,8 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         KeyIndex(ROW, in_memory=1).add(np.array([b"a", b"b"], KEYS), np.zeros(2, ROW))
 
 
-class Rounding:
+class Rounding(Scorer):
     """A score is the length of what was read, with a rounding error of its own for each call and place in it."""
-
-    outputs, context, card = ("correct",), 10**6, None
 
     def __init__(self) -> None:
         self.calls: list[list[tuple[str, tuple[int, ...]]]] = []
@@ -69,6 +67,9 @@ class Rounding:
 
     def identity(self) -> str:
         return "rounding"
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return len(tree.nodes)
 
     def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         self.heard()
@@ -197,11 +198,11 @@ def test_input_is_not_held(tmp_path: Path) -> None:
         done += more
 
     scorer.heard = look
-    report = write_scores(scorer, Trees(), tmp_path / "streamed.parquet", portion=16, advance=advance)  # type: ignore[arg-type]
+    report = write_scores(scorer, Trees(), tmp_path / "streamed.parquet", portion=16, advance=advance)
     assert (report.trees, done, most_ahead) == (400, 400, 16)
     assert most_held <= 2 * 16
     scorer.heard = lambda: None
-    write_scores(scorer, list(trees(400)), tmp_path / "held.parquet", portion=16)  # type: ignore[arg-type]
+    write_scores(scorer, list(trees(400)), tmp_path / "held.parquet", portion=16)
     assert (tmp_path / "streamed.parquet").read_bytes() == (tmp_path / "held.parquet").read_bytes()
 
 
@@ -214,7 +215,7 @@ def test_a_late_portion_does_not_make_the_others_pile_up(
     monkeypatch.setattr(store, "AHEAD_EACH", 2)
     work = [Request.all_of(StepTree.chain(f"problem {i}", ["a"])) for i in range(60)]
     if filed_before:
-        ScoreStore(tmp_path, Rounding(), portion=64).fill(work[1:])  # type: ignore[arg-type]
+        ScoreStore(tmp_path, Rounding(), portion=64).fill(work[1:])
     scorer: Any = Rounding()
     scorer.workers = Scrambled(scorer)
     read = 0

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ from prism_prm import RerankSettings, evaluate_prm, init_prm, load_prm, measure_
 from prism_prm.console import Console, shown_on
 from prism_prm.errors import DataError
 from prism_prm.evaluation.evaluate import EvalSettings
-from prism_prm.protocol import tokens_of
 from prism_prm.records import Step, StepPair, StepTree
-from prism_prm.scorer.opened import SpreadPRM, _identity, _make, opened_prm
+from prism_prm.scorer.opened import RayScorer, _make, opened_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.tables import write_pairs, write_trees
 from prism_prm.workers import Opening, open_workers, pool
@@ -72,7 +72,7 @@ def _lines(path: Path, rows: list[dict[str, Any]]) -> None:
 class Spread:
     """A PRM that three workers hold, and what was said about them."""
 
-    prm: SpreadPRM
+    prm: RayScorer
     said: list[str]
 
     @property
@@ -84,7 +84,7 @@ class Spread:
         """Until every worker has started, also in the place of one that was lost."""
 
         def is_complete() -> bool:
-            self.prm.workers.ask(_identity)
+            self.prm.workers.ask(methodcaller("identity"))
             return all(slot.starting is None for slot in self.slots)
 
         until(is_complete)
@@ -144,7 +144,7 @@ def test_a_spread_prm_is_a_scorer(spread: Spread, place: Path) -> None:
     assert (spread.prm.outputs, spread.prm.context, spread.prm.card) == (own.outputs, own.context, own.card)
     assert spread.prm.score_many(trees) == own.score_many(trees)
     assert spread.prm.score("1 + 1?", ["2"]) == own.score("1 + 1?", ["2"])
-    assert tokens_of(spread.prm, trees) == tokens_of(own, trees)
+    assert spread.prm.count_all(trees) == own.count_all(trees)
     assert spread.prm.can_score("a", 0) == own.can_score("a", 0)
 
 
@@ -165,8 +165,8 @@ def test_a_node_without_the_folder_gets_one_copy(
 
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)
-    with open_workers(Opening(make, ("/elsewhere/prm",)), settings, alike=_identity) as workers:
-        assert workers.ask(_identity) == load_prm(place / "prm").identity()
+    with open_workers(Opening(make, ("/elsewhere/prm",)), settings, alike=methodcaller("identity")) as workers:
+        assert workers.ask(methodcaller("identity")) == load_prm(place / "prm").identity()
     assert sum("copying /elsewhere/prm" in line for line in said) == 1
 
 

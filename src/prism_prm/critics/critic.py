@@ -23,7 +23,7 @@ from prism_prm.critics.replies import Turn
 from prism_prm.critics.session import CriticSession
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import Verdicts
-from prism_prm.protocol import ScoresSolutions, TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 
 SURE = 30.0
@@ -47,10 +47,9 @@ class Judged:
         self.log_odds_NO[node] = [_log_odds(value) for value in row]
 
 
-class Critic(ScoresSolutions):
+class Critic(Scorer):
     """Scores steps by a critic's verdicts; usable wherever a PRM is."""
 
-    context = 2**31
     on_too_long = "skip"
 
     def __init__(
@@ -113,7 +112,7 @@ class Critic(ScoresSolutions):
         self.asker.replies.close()
         self.backend.close()
 
-    # --- the protocol of a scorer ---
+    # --- scores ---
 
     def score_trees(
         self,
@@ -141,10 +140,6 @@ class Critic(ScoresSolutions):
     def session(self, problems: Sequence[str]) -> CriticSession:
         """Growing trees of steps, one per problem."""
         return CriticSession(self, problems)
-
-    def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
-        """Anything but a blank text can be asked about."""
-        return bool(step.strip())
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens were read and written to judge a tree, by the kept replies."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_prm.protocol import sigmoid
+from prism_prm.protocol import StepSession, sigmoid
 from prism_prm.records import StepTree
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class CriticStep:
         return float(sigmoid(np.asarray(self.log_odds[0])))
 
 
-class CriticSession:
+class CriticSession(StepSession[CriticStep]):
     """Growing trees of steps; a step holds all that is known of it, so nothing is kept here."""
 
     def __init__(self, critic: Critic, problems: Sequence[str]) -> None:
@@ -56,12 +56,3 @@ class CriticSession:
             for (parent, text), one in zip(new, judged, strict=True)
         }
         return [made[one] for one in asked]
-
-    def keep(self, nodes: Iterable[CriticStep]) -> None:
-        """Nothing is held."""
-
-    def drop(self, nodes: Iterable[CriticStep]) -> None:
-        """Nothing is held."""
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -29,7 +29,6 @@ from prism_prm.label.recipe import LabelRecipe
 from prism_prm.label.report import LabelRun, make_report
 from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
-from prism_prm.protocol import notes_of, summary_of
 from prism_prm.records import StepTree, unique_names
 from prism_prm.resume import Journal, stoppable
 from prism_prm.scorer.place import check_scorer
@@ -165,9 +164,9 @@ def _confirmed(
             progress("second opinion", len(trees), unit="trees") as advance,
         ):
             others = scored_opinion(trees, scorer, threshold, store=store, advance=advance)
-        for note in notes_of(scorer):
+        for note in scorer.notes():
             say(note)
-        return keep_agreed(trees, others, counts), summary_of(scorer, trees)
+        return keep_agreed(trees, others, counts), scorer.summary(trees)
 
 
 def _numbered(found: Sequence[Labelled]) -> list[StepTree]:

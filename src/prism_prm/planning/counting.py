@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
+from prism_prm.console import Advance, ignore
 from prism_prm.costs import Batch, Kernel, forward_flops
 from prism_prm.lm.attention import FLEX_BLOCK
 from prism_prm.lm.tree_attention import BLOCK
-from prism_prm.packing import Row
+from prism_prm.packing import Row, encode_tree
 from prism_prm.planning.gpus import Cluster
 from prism_prm.planning.plan import Stage
 from prism_prm.prms.module import PrmModule
@@ -84,10 +84,8 @@ class Tally:
         self.largest = max(self.largest, batch, key=lambda one: (one.tokens, one.pairs))
 
 
-class CountingScorer:
+class CountingScorer(Scorer):
     """Stands in for a PRM where scores are filed: counts what it is asked for, and gives no real scores."""
-
-    outputs = ("correct",)
 
     def __init__(self, prm: Skeleton) -> None:
         self.prm = prm
@@ -99,7 +97,7 @@ class CountingScorer:
 
     def filed(self, folder: Path) -> ScoreStore:
         """A store that asks it only for what no one has asked before."""
-        return ScoreStore(folder, cast("Scorer", self))
+        return ScoreStore(folder, self)
 
     def stage(self, name: str, cluster: Cluster, size: int, times: int = 1) -> Stage:
         """What was counted as a stage of a plan; whole portions go to processes. `size`: bytes of an activation."""
@@ -110,14 +108,27 @@ class CountingScorer:
             times=times, efficiency=1 / (busiest * cluster.count),
         )  # fmt: skip
 
-    def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+    def count_tokens(self, tree: StepTree) -> int:
+        encoded = encode_tree(tree, self.prm.family)
+        return len(encoded.prompt) + sum(map(len, encoded.ids))
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,  # noqa: ARG002
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
         """Count the passes over these nodes."""
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         items, too_long = fit_all(self.prm, trees, wanted)  # type: ignore[arg-type]
         rows = rows_of(self.prm, items)  # type: ignore[arg-type]
         for batch in batches_of(self.prm.module, rows, self.prm.token_budget):
             self.tally.add(batch_of(self.prm.module, batch), sum(map(len, batch)))
         self.tally.separate += sum(item.tree.path_tokens(node) for item in items for (node,) in item.groups)
         self.portions += 1
+        advance(len(trees))
         return [
             TreeScores(self.outputs, np.zeros((len(tree.nodes), 1)), long)
             for tree, long in zip(trees, too_long, strict=True)

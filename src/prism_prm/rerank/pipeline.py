@@ -16,7 +16,6 @@ from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_si
 from prism_prm.errors import ConfigError
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
-from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.ranges import Count, Natural, Range, check
 from prism_prm.report import remove_report
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
@@ -271,7 +270,7 @@ def _collect_scores(
             with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
                 write_scores(scorer, pool.trees(), table, store=store, advance=advance)
             found[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
-            made.tokens[name] = tokens_of(scorer, pool.trees())
-            if (said := summary_of(scorer, pool.trees())) is not None:
+            made.tokens[name] = scorer.count_all(pool.trees())
+            if (said := scorer.summary(pool.trees())) is not None:
                 made.critics[name] = said
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ def load_prm(
     prm_timeout: float = 300.0,
     prm_retries: int = 5,
     prm_concurrency: int = 16,
-) -> PRM:
+) -> PRM | RemotePRM:
     """Load a PRM from a folder or a hub id, or open one behind a server, which scores but cannot be trained.
 
     Args:
@@ -102,7 +102,7 @@ def load_prm(
         opened = _open_remote(remote, server, on_too_long, local, family, settings, context)
         if copy is not None:
             compare_with(opened, load_prm(copy, family=family, settings=settings, device=device))
-        return cast(PRM, opened)  # it has all of a PRM's methods but those that need weights
+        return opened
     if device is not None and device_map is not None:
         raise ConfigError("give device or device_map, not both")
     name = prm_folder(name)
@@ -164,8 +164,10 @@ def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None,
 
     `loading["family"]` may map PRM names to families; `loading["critic"]` has the settings of critics.
     """
-    if not isinstance(prm, str | Path):
+    if isinstance(prm, Scorer):
         return prm
+    if not isinstance(prm, str | Path):
+        raise ConfigError(f"expected a PRM, its folder or hub id, or a subclass of Scorer; found {type(prm).__name__}")
     options = dict(loading or {})
     critic = options.pop("critic", None)
     if isinstance(prm, str) and is_critic(prm):

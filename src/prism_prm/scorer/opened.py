@@ -6,28 +6,25 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.lm.place import base_of, is_adapter
 from prism_prm.prms.place import prm_folder
-from prism_prm.protocol import Scorer, ScoresSolutions, StepSession, TreeScores, can_score_all
+from prism_prm.protocol import Scorer, ScorerFacts, StepSession, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.scorer.place import place_for_workers, remote_place
 from prism_prm.workers import Opening, Portion, Workers, open_workers
-
-if TYPE_CHECKING:
-    from prism_prm.prms.card import Card
 
 TREES_AT_ONCE = 64
 """Trees that a worker is sent together, by calls that do not say."""
 
 
 @contextlib.contextmanager
-def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Iterator[Any]:
+def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Iterator[Scorer]:
     """The scorer of `open_prm`; with `loading["ray"]`, one that the workers of a cluster hold until the block ends."""
     loading = dict(loading or {})
     ray = loading.pop("ray", None)
@@ -36,8 +33,8 @@ def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = Non
 
         yield open_prm(prm, loading, name)
         return
-    with open_workers(prm_for_workers(prm, loading, name), ray, alike=_identity) as workers:
-        yield SpreadPRM(workers)
+    with open_workers(prm_for_workers(prm, loading, name), ray, alike=methodcaller("identity")) as workers:
+        yield RayScorer(workers)
 
 
 def prm_for_workers(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str = "") -> Opening[Scorer]:
@@ -77,42 +74,19 @@ def _make(found: Mapping[str, str], *, place: str, options: Mapping[str, Any]) -
     return open_prm(found.get(place, place), own)
 
 
-def _identity(scorer: Scorer) -> str:
-    return scorer.identity()
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the driver must know of a PRM that it does not hold."""
-
-    outputs: tuple[str, ...]
-    context: int
-    card: Card | None
-    identity: str
-    model_hash: str
-
-    @classmethod
-    def of(cls, scorer: Any) -> _Facts:
-        return cls(
-            scorer.outputs, scorer.context, getattr(scorer, "card", None), scorer.identity(), scorer.model_hash()
-        )
-
-
-class SpreadPRM(ScoresSolutions):
-    """A PRM that workers hold: a `Scorer` whose work they share."""
+class RayScorer(Scorer):
+    """A PRM that the workers of a cluster hold and share the work of."""
 
     def __init__(self, workers: Workers[Scorer]) -> None:
-        self.workers = workers
-        self._facts = workers.ask(_Facts.of)
-        self.outputs, self.context, self.card = self._facts.outputs, self._facts.context, self._facts.card
+        self.workers: Workers[Scorer] = workers
+        self.facts = workers.ask(ScorerFacts.of)
+        self.outputs, self.context, self.card = self.facts.outputs, self.facts.context, self.facts.card
 
     def identity(self) -> str:
-        """That of the PRM which each worker holds."""
-        return self._facts.identity
+        return self.facts.name
 
     def model_hash(self) -> str:
-        """That of the PRM which each worker holds."""
-        return self._facts.model_hash
+        return str(self.workers.ask(methodcaller("model_hash")))
 
     def score_trees(
         self,
@@ -140,14 +114,14 @@ class SpreadPRM(ScoresSolutions):
         """How many tokens all of them are."""
         return sum(count for _, count in self.workers.run(_count, self._portions(trees)))
 
-    def can_score_all(self, trees: Sequence[StepTree]) -> list[bool]:
+    def can_score_all(self, solutions: Sequence[StepTree]) -> list[bool]:
         """Of each tree whether all its steps fit the family's layout."""
-        found = {portion.number: fits for portion, fits in self.workers.run(_can_score_all, self._portions(trees))}
+        found = {portion.number: fits for portion, fits in self.workers.run(_can_score_all, self._portions(solutions))}
         return [fits for number in sorted(found) for fits in found[number]]
 
     def can_score(self, step: str, depth: int) -> bool:
         """Whether a step after this many others fits the family's layout."""
-        return self.workers.ask(functools.partial(_can_score, step=step, depth=depth))
+        return bool(self.workers.ask(methodcaller("can_score", step, depth)))
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
         """Refused: a session lives in one process, so whoever needs one works there as a whole."""
@@ -167,12 +141,8 @@ def _score(scorer: Scorer, work: Sequence[tuple[StepTree, Sequence[int]]]) -> li
 
 
 def _count(scorer: Scorer, trees: Sequence[StepTree]) -> int:
-    return sum(map(scorer.count_tokens, trees))
-
-
-def _can_score(scorer: Scorer, *, step: str, depth: int) -> bool:
-    return scorer.can_score(step, depth)
+    return scorer.count_all(trees)
 
 
 def _can_score_all(scorer: Scorer, trees: Sequence[StepTree]) -> list[bool]:
-    return [can_score_all(scorer, tree) for tree in trees]
+    return scorer.can_score_all(trees)

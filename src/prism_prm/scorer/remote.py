@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.chosen import CardValues
 from prism_prm.console import Advance, bar_on_stderr, ignore
-from prism_prm.errors import ConfigError, DataError, ModelError
+from prism_prm.errors import ConfigError, ModelError
 from prism_prm.http import Server, TooMuchError
-from prism_prm.protocol import Scorer, ScoresSolutions, TreeScores, sigmoid
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.scorer.settings import OnTooLong
 
@@ -28,37 +26,9 @@ SAMPLE = ("1+1+2-1", ["1+1=2", "2+2=3", "3-1=2"])
 """A solution that every tokenizer can read."""
 
 
-@dataclass(eq=False, slots=True)
-class RemoteStep:
-    """A step of a session with a server, or a problem itself (a root)."""
+class RemotePRM(Scorer):
+    """A PRM behind a server, which keeps what it has computed for as long as it has room."""
 
-    problem: int
-    parent: RemoteStep | None
-    text: str
-    depth: int
-    num_tokens: int
-    log_odds: tuple[float, ...] = ()
-
-    @property
-    def probability(self) -> float:
-        """P(the step is right)."""
-        return float(sigmoid(np.asarray(self.log_odds[0])))
-
-    def steps(self) -> list[str]:
-        """The texts from the first step to here."""
-        texts: list[str] = []
-        node: RemoteStep | None = self
-        while node is not None and node.parent is not None:
-            texts.append(node.text)
-            node = node.parent
-        return texts[::-1]
-
-
-class RemotePRM(ScoresSolutions):
-    """A scorer whose model is elsewhere."""
-
-    outputs: tuple[str, ...] = ("correct",)
-    context: int
     card: CardValues
 
     def __init__(self, server: Server, on_too_long: OnTooLong) -> None:
@@ -66,36 +36,14 @@ class RemotePRM(ScoresSolutions):
         self.on_too_long: OnTooLong = on_too_long
 
     @abstractmethod
-    def identity(self) -> str:
-        """Equal for models that score alike."""
-
-    @abstractmethod
-    def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step after this many others fits the layout."""
-
-    @abstractmethod
-    def count_tokens(self, tree: StepTree) -> int:
-        """How many tokens the tree is: the problem, and every step once."""
-
-    @abstractmethod
     def _requests(
         self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores | None]
     ) -> Iterable[Coroutine[Any, Any, int]]:
         """Requests that fill in `found`; each gives how many trees it has completed."""
 
-    def model_hash(self) -> str:
-        """What tells models apart in tables."""
-        return self.identity()
-
     def close(self) -> None:
         """End all connections."""
         self.server.close()
-
-    def solution_score(self, problem: str, steps: Sequence[str], how: str | None = None) -> float:
-        """The score of a whole solution, by the PRM's own aggregator unless told otherwise."""
-        how = self.card.aggregator if how is None else how
-        check_aggregator(how)
-        return solution_score(self.score(problem, steps), how)
 
     def score_trees(
         self,
@@ -123,54 +71,6 @@ class RemotePRM(ScoresSolutions):
 
     def _nothing(self, tree: StepTree) -> np.ndarray:
         return np.full((len(tree.nodes), len(self.outputs)), np.nan)
-
-    def session(self, problems: Sequence[str]) -> RemoteSession:
-        """Growing trees of steps; the server keeps what it has computed, for as long as it has room."""
-        if isinstance(problems, str):
-            raise DataError("a session takes a list of problems; for one problem: session([problem])")
-        return RemoteSession(self, problems)
-
-
-class RemoteSession:
-    """Growing trees of steps, one per problem; nothing is held here but texts and scores."""
-
-    def __init__(self, prm: RemotePRM, problems: Sequence[str]) -> None:
-        self.prm = prm
-        self.problems = list(problems)
-        self.roots = [RemoteStep(i, None, "", -1, 0) for i in range(len(self.problems))]
-
-    def __enter__(self) -> RemoteSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def extend(self, steps: Iterable[tuple[RemoteStep, str]]) -> list[RemoteStep]:
-        """Score one more step after each given one; equal steps after one are scored once and share their node."""
-        new: dict[tuple[RemoteStep, str], RemoteStep] = {}
-        nodes = []
-        for parent, text in steps:
-            if (parent, text) not in new:
-                new[parent, text] = RemoteStep(parent.problem, parent, text, parent.depth + 1, 0)
-            nodes.append(new[parent, text])
-        chains = [StepTree.chain(self.problems[node.problem], node.steps()) for node in new.values()]
-        scores = self.prm.score_trees(chains, [[node.depth] for node in new.values()])
-        for node, chain, found in zip(new.values(), chains, scores, strict=True):
-            node.log_odds = tuple(found.log_odds_NO[-1].tolist())
-            before = self.prm.count_tokens(StepTree.chain(chain.problem, chain.nodes[:-1]))
-            node.num_tokens = self.prm.count_tokens(chain) - before
-            if not node.depth:
-                self.roots[node.problem].num_tokens = before
-        return nodes
-
-    def keep(self, nodes: Iterable[RemoteStep]) -> None:
-        """Nothing is held here."""
-
-    def drop(self, nodes: Iterable[RemoteStep]) -> None:
-        """Nothing is held here."""
-
-    def close(self) -> None:
-        """Nothing is held here."""
 
 
 async def by_halves(part: Sequence[int], ask: Callable[[Sequence[int], bool], Awaitable[int]]) -> int:

@@ -81,10 +81,6 @@ class PrismPRM(RemotePRM):
         """That of the served PRM; a step that is too long may be treated otherwise here."""
         return f"{self._identity}:{self.on_too_long}"
 
-    def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
-        """Only the server knows its tokens; a text that is more than spaces has some."""
-        return bool(step.strip())
-
     def count_tokens(self, tree: StepTree) -> int:
         """As earlier answers have told, or else the server."""
         known = self._sizes.of(tree)

@@ -26,12 +26,12 @@ import numpy as np
 
 from prism_prm.console import Advance, ignore, say
 from prism_prm.files import remove_parts
-from prism_prm.protocol import Scorer, TreeScores
+from prism_prm.protocol import Scorer, ScorerFacts, TreeScores
 from prism_prm.records import ROOT, StepTree
 from prism_prm.resume import stoppable
 from prism_prm.scorer.filed import read_filed, row_of, write_filed
 from prism_prm.scorer.index import KEY_BYTES, KEYS, KeyIndex
-from prism_prm.workers import Here, Portion, Workers
+from prism_prm.workers import Here, Portion
 
 PORTION = 64
 """Trees that are scored and filed together: what a stop can cost."""
@@ -114,18 +114,24 @@ def store_for(
 class ScoreStore:
     """The scores of one scorer in a folder, which those of others may share."""
 
-    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION) -> None:
-        self.scorer = scorer
+    def __init__(self, folder: str | Path, scorer: Scorer | ScorerFacts, *, portion: int = PORTION) -> None:
+        self._given = scorer
+        self.outputs = scorer.outputs
         self.portion = portion
         self.identity = scorer.identity()
-        self.whole = bool(getattr(scorer, "reads_whole_solutions", False))
+        self.whole = scorer.reads_whole_solutions
         """Whether a step's score depends on all of its solution."""
         self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
         self._files: set[str] = set()
-        self._filed = KeyIndex(row_of(scorer.outputs))
+        self._filed = KeyIndex(row_of(self.outputs))
         """Everything in the folder."""
         remove_parts(self.folder)
         self._look()
+
+    @property
+    def scorer(self) -> Scorer:
+        assert isinstance(self._given, Scorer), "facts score nothing"
+        return self._given
 
     def score(
         self,
@@ -199,17 +205,17 @@ class ScoreStore:
         """Take in the files that are new, ours and those of other processes; of equal keys the first stays."""
         for path in sorted(self.folder.glob("*.parquet")):
             if path.name not in self._files:
-                self._filed.add(*read_filed(path, self.scorer.outputs))
+                self._filed.add(*read_filed(path, self.outputs))
                 self._files.add(path.name)
 
     def file(self, portion: _Portion, scores: Sequence[TreeScores]) -> None:
         """File the scores of keys that are not filed yet."""
         rows = [(found, list(request.nodes)) for request, found in zip(portion.requests, scores, strict=True)]
-        rows_N = np.zeros(len(portion.keys_N), row_of(self.scorer.outputs))
+        rows_N = np.zeros(len(portion.keys_N), row_of(self.outputs))
         rows_N["log_odds"] = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
         rows_N["too_long"] = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows])
         rows_N["unjudged"] = np.concatenate([np.isin(nodes, found.unjudged) for found, nodes in rows])
-        write_filed(self.folder / portion.name, portion.keys_N, rows_N, self.scorer.outputs)
+        write_filed(self.folder / portion.name, portion.keys_N, rows_N, self.outputs)
         self._files.add(portion.name)
         self._filed.add_new(portion.keys_N, rows_N)
 
@@ -221,10 +227,10 @@ class ScoreStore:
         for request in portion.requests:
             nodes, here = np.array(request.nodes, np.int64), slice(start, start + len(request.nodes))
             start += len(nodes)
-            log_odds_NO = np.full((len(request.tree.nodes), len(self.scorer.outputs)), np.nan)
+            log_odds_NO = np.full((len(request.tree.nodes), len(self.outputs)), np.nan)
             log_odds_NO[nodes] = rows_N["log_odds"][here]
             too_long, unjudged = (tuple(nodes[rows_N[why][here]].tolist()) for why in ("too_long", "unjudged"))
-            yield TreeScores(self.scorer.outputs, log_odds_NO, too_long, unjudged)
+            yield TreeScores(self.outputs, log_odds_NO, too_long, unjudged)
 
 
 class _Filling:
@@ -232,7 +238,7 @@ class _Filling:
 
     def __init__(self, store: ScoreStore, share: Share, advance: Advance, each: Each | None) -> None:
         self.store, self.share, self.advance, self.each = store, share, advance, each
-        self.workers = workers_of(store.scorer)
+        self.workers = store.scorer.workers or Here(store.scorer)
         self.num_portions = self.num_found = self.num_steps = self.num_missing = 0
         self._waiting: dict[int, _Portion] = {}
         """What is read and not passed on, by number and in order."""
@@ -280,12 +286,6 @@ class _Filling:
                 self.each(one.requests, list(self.store.scores_of(one)))
             rates = self.workers.rates()
             self.advance(len(one.requests), rates) if rates else self.advance(len(one.requests))
-
-
-def workers_of(scorer: Scorer) -> Workers[Scorer]:
-    """Who holds the scorer: this process, unless it says otherwise."""
-    held: Workers[Scorer] | None = getattr(scorer, "workers", None)
-    return held or Here(scorer)
 
 
 def _score(scorer: Scorer, work: _Portion) -> list[TreeScores]:

@@ -22,10 +22,10 @@ from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
-from prism_prm.protocol import Scorer, TreeScores, notes_of, sigmoid
+from prism_prm.protocol import Scorer, TreeScores, sigmoid
 from prism_prm.records import StepTree
 from prism_prm.resume import KEY, is_made_for
-from prism_prm.scorer.opened import SpreadPRM, opened_prm
+from prism_prm.scorer.opened import opened_prm
 from prism_prm.scorer.store import PORTION, Filled, Request, ScoreStore, store_for
 from prism_prm.scorer.to_score import TreesToScore
 from prism_prm.tables import scores_schema
@@ -161,7 +161,7 @@ def write_scores(
             job = _Job(filed.identity)
             found = _write(out, filed, trees, job, inputs, advance).found
     about = pq.read_metadata(out)
-    for note in notes_of(scorer):
+    for note in scorer.notes():
         say(note)
     too_long, unjudged = (int(about.metadata.get(name, 0)) for name in (_TOO_LONG, _UNJUDGED))
     return ScoreReport(job.num_trees, about.num_rows, too_long, found, unjudged, job.num_steps)
@@ -199,7 +199,7 @@ def score_files(
     trees = TreesToScore(as_places(inputs), format, options)
     trees.check()
     with opened_prm(prm, loading) as scorer:
-        if not isinstance(scorer, SpreadPRM):
+        if scorer.workers is None:
             _say_size(scorer)
         with progress("scoring", trees.size(), unit="bytes") as bar:
             report = write_scores(
@@ -305,7 +305,7 @@ class _TableFile:
         about: dict[str | bytes, str | bytes] = {KEY: job, _TOO_LONG: str(self._too_long)}
         if self._unjudged:
             about[_UNJUDGED] = str(self._unjudged)
-        if not getattr(self.store.scorer, "judges_every_step", True):
+        if not self.store.scorer.judges_every_step:
             about[_STOPS] = "1"
         if inputs:
             about[_INPUTS] = json.dumps(list(map(str, inputs)))  # which may be no UTF-8

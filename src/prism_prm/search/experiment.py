@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from prism_prm.console import progress, say
 from prism_prm.files import write_text
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, PoolProblem, write_pool
-from prism_prm.protocol import TreeScores, tokens_of
+from prism_prm.protocol import ScorerFacts, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
@@ -32,7 +32,7 @@ from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search.engine import Watch, problem_keys
 from prism_prm.search.found import Done, Found
 from prism_prm.search.methods import METHODS, SearchSettings
-from prism_prm.search.portions import PrmFacts, Searcher, SearchWork, policy_identity, search_portion
+from prism_prm.search.portions import Searcher, SearchWork, policy_identity, prm_facts, search_portion
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.rounds import FOLDER, Rounds, ToldRound
 from prism_prm.statistics import Interval, mean_interval, number_clusters
@@ -139,7 +139,7 @@ class Experiment:
         pools: list[GradedPool] = []
         for name in list(prms) or [""]:
             with self._searchers(name, prms) as workers:
-                prm = workers.ask(PrmFacts.of)
+                prm = workers.ask(prm_facts)
                 for n in self.recipe.ns:
                     found, seconds = self._search(workers, prm, name, n)
                     graded = self._grade(self._pool(found, name, n), grader)
@@ -159,7 +159,7 @@ class Experiment:
         with prms[name]() if name else nullcontext() as prm:
             yield Here(Searcher(self.policy, prm))
 
-    def _search(self, workers: Workers[Searcher], prm: PrmFacts, name: str, n: int) -> tuple[list[Found], float]:
+    def _search(self, workers: Workers[Searcher], prm: ScorerFacts, name: str, n: int) -> tuple[list[Found], float]:
         """What the search of one size finds; portions done before are not done again."""
         how = self._aggregator(prm)
         settings = replace(self.recipe.search, n=n, aggregator=None if how is None else how.value)
@@ -188,19 +188,19 @@ class Experiment:
             self._file_scores(prm, found)
         return found, seconds
 
-    def _aggregator(self, prm: Scorer | PrmFacts) -> Choice[str] | None:
-        if isinstance(prm, PrmFacts) and not prm.name:
+    def _aggregator(self, prm: Scorer | ScorerFacts) -> Choice[str] | None:
+        if isinstance(prm, ScorerFacts) and not prm.name:
             return None
         return choose_aggregator(self.recipe.search.aggregator, card_values(prm))
 
-    def _file_scores(self, prm: PrmFacts, found: Sequence[Found]) -> None:
+    def _file_scores(self, prm: ScorerFacts, found: Sequence[Found]) -> None:
         """What the search has scored, for whoever scores the same solutions with the same PRM."""
         if prm.reads_whole_solutions:
             return  # a step was scored before its solution was whole
         solutions = [(entry.problem, one) for entry in found for one in entry.solutions if one.log_odds]
         trees = [StepTree.chain(self.problems[problem].text, one.steps) for problem, one in solutions]
         scores = [TreeScores(prm.outputs, np.array(one.log_odds)) for _, one in solutions]
-        ScoreStore(self.store, cast("Scorer", prm)).add([Request.all_of(tree) for tree in trees], scores)
+        ScoreStore(self.store, prm).add([Request.all_of(tree) for tree in trees], scores)
 
     def _search_rest(
         self, workers: Workers[Searcher], journal: Journal[Done], todo: Sequence[Portion[SearchWork]], label: str,
@@ -284,7 +284,7 @@ class Experiment:
         """Sample once; one pool tells the expected accuracy for every n, and every PRM scores the same solutions."""
         most = self.recipe.ns[-1]
         with self._searchers("", {}) as workers:
-            found, seconds = self._search(workers, PrmFacts(""), "", most)
+            found, seconds = self._search(workers, ScorerFacts(), "", most)
         pool = self._pool(found, "", most)
         graded = self._grade(pool, grader)
         scores: dict[str, StepScores] = {}
@@ -296,7 +296,7 @@ class Experiment:
                 scores[name] = self._score(prm, name, pool)
                 scored = self._pool(found, name, most, scores[name])
                 self._select(name, hows[name], most, GradedPool(scored, graded.grades))
-                read[name] = tokens_of(prm, scorable(prm, pool)) / len(self.problems)
+                read[name] = prm.count_all(scorable(prm, pool)) / len(self.problems)
         if not prms:
             self._select("", None, most, graded)
         used = list(dict.fromkeys(how.value for how in hows.values() if how))
@@ -331,7 +331,7 @@ def _label(prm: str, n: int) -> str:
     return f"{prm}-n{n}" if prm else f"n{n}"
 
 
-def _how_searched(prm: PrmFacts, name: str, settings: SearchSettings) -> dict[str, Any]:
+def _how_searched(prm: ScorerFacts, name: str, settings: SearchSettings) -> dict[str, Any]:
     """What the file of a search's rounds begins with."""
     threshold = choose_threshold(None, card_values(prm)).value
     named = ("method", "n", "expand", "lookahead", "prm_weight", "max_steps", "seed")

@@ -15,7 +15,6 @@ from prism_prm.errors import ConfigError
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
-from prism_prm.protocol import notes_of, summary_of
 from prism_prm.scorer.place import check_scorer
 from prism_prm.search.experiment import Experiment, Point
 from prism_prm.search.portions import Searcher, searchers_on_ray
@@ -101,10 +100,10 @@ def search_task(
         points, pools = experiment.run(
             {name: partial(_opened, prm, options, name, opened_prms) for name, prm in given.items()}, grader
         )
-    for note in [note for scorer in opened_prms.values() for note in notes_of(scorer)]:
+    for note in [note for scorer in opened_prms.values() for note in scorer.notes()]:
         say(note)
     trees = [tree for graded in pools for tree in graded.pool.trees()]
-    summaries = {name: summary_of(scorer, trees) for name, scorer in opened_prms.items()}
+    summaries = {name: scorer.summary(trees) for name, scorer in opened_prms.items()}
     critics = {name: said for name, said in summaries.items() if said is not None}
     experiment.write_settings()
     make_report(recipe, task.name, points, pools, experiment.clusters, critics).write(out)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism_prm.policies import Policy, PolicySettings
 from prism_prm.policies.spread import policy_for_workers
+from prism_prm.protocol import ScorerFacts
 from prism_prm.search.engine import Engine, Watch
 from prism_prm.search.found import Found
 from prism_prm.search.methods import SearchSettings
@@ -23,7 +24,6 @@ from prism_prm.workers import Opening, Portion, Workers, open_workers
 from prism_prm.workers.settings import RaySettings
 
 if TYPE_CHECKING:
-    from prism_prm.prms.card import Card
     from prism_prm.scorer import Scorer
 
 
@@ -92,27 +92,9 @@ def search_portion(
     return Searched(sorted(found, key=lambda one: one.problem), engine.state, rounds)
 
 
-@dataclass(frozen=True, slots=True)
-class PrmFacts:
-    """What must be known of a PRM without holding it."""
-
-    name: str
-    """What decides its scores: its identity; "" without a PRM."""
-    outputs: tuple[str, ...] = ()
-    card: Card | None = None
-    reads_whole_solutions: bool = False
-
-    @classmethod
-    def of(cls, searcher: Searcher) -> PrmFacts:
-        prm = searcher.prm
-        if prm is None:
-            return cls("")
-        whole = bool(getattr(prm, "reads_whole_solutions", False))
-        return cls(prm.identity(), prm.outputs, getattr(prm, "card", None), whole)
-
-    def identity(self) -> str:
-        """As that of the PRM."""
-        return self.name
+def prm_facts(searcher: Searcher) -> ScorerFacts:
+    """What must be known of the PRM without holding it."""
+    return ScorerFacts() if searcher.prm is None else ScorerFacts.of(searcher.prm)
 
 
 def policy_identity(searcher: Searcher) -> str:
@@ -151,4 +133,4 @@ def _make(
 
 
 def _alike(searcher: Searcher) -> str:
-    return f"{policy_identity(searcher)} {PrmFacts.of(searcher).name}"
+    return f"{policy_identity(searcher)} {searcher.prm.identity() if searcher.prm else ''}"

@@ -85,7 +85,7 @@ class ServedModel:
         self.aggregator = choose_aggregator(None, card).value
         self.threshold = choose_threshold(None, card).value
         self.identity = scorer.identity()
-        self.model_hash = scorer.model_hash() if isinstance(scorer, PRM) else self.identity
+        self.model_hash = scorer.model_hash()
         self.cache = _cache(scorer, cache_bytes)
         self.family = scorer.family.remembering(0) if isinstance(scorer, PRM) else None
         """Remembers no texts: they would add up, and the time that one takes would tell whether another key sent it."""
@@ -230,7 +230,7 @@ class ServedModel:
         for _, item in asked:
             assert item.tree is not None, "only PRMs take sequences"
             trees.append(item.tree)
-        reads_all = getattr(self.scorer, "reads_whole_solutions", False)
+        reads_all = self.scorer.reads_whole_solutions
         found = score_merged(
             trees,
             lambda i: i if reads_all else (asked[i][0], trees[i].problem),
