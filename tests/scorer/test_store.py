@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from prism_prm import StepTree, init_prm, load_prm
@@ -151,6 +152,25 @@ def test_scores_made_elsewhere_change_none_that_is_filed(tmp_path: Path) -> None
     assert values(found)[:2] == before
     assert values(found)[2:] == [[10.0, 13.0, 11.0], [10.0, 14.0, 11.0]]
     assert len(scorer.asked) == 2
+
+
+FILED_AS = ("5176bd30d050be4f", "e033ec207f19519bc4c618393679f952")
+KEYS = ["10dbac1e45926f62a15568584974636d", "7955817cc38fc0846b7c91445eff7b7d"]
+"""As version 0.2.0 wrote them."""
+
+
+def test_files_are_those_of_version_0_2_0(tmp_path: Path) -> None:
+    """Its stores are opened and extended: the same folder, file names, keys and columns."""
+    store = ScoreStore(tmp_path, Counting(context=11))
+    store.score(requests(3))
+    (path,) = store.folder.iterdir()
+    table = pq.read_table(path)
+    assert (store.folder.name, path.stem) == FILED_AS
+    assert [f"{name} {kind}" for name, kind in zip(table.schema.names, table.schema.types, strict=True)] == [
+        "key fixed_size_binary[16]", "correct double", "too_long bool"
+    ]  # fmt: skip
+    assert [key.hex() for key in table["key"].to_pylist()[:2]] == KEYS
+    assert table["too_long"].to_pylist() == [False, False, False, False, True, False]
 
 
 def test_what_is_too_long_is_remembered_as_such(tmp_path: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import gc
-import os
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,47 +12,32 @@ import numpy as np
 import pytest
 
 from prism_prm import StepTree
-from prism_prm.errors import PrismError
 from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import Step
 from prism_prm.scorer import store
-from prism_prm.scorer.index import KEYS, KeyIndex
-from prism_prm.scorer.store import Request, ScoreStore, keys_of
+from prism_prm.scorer.store import KEY, KeyIndex, Request, ScoreStore, keys_of
 from prism_prm.scorer.table import write_scores
 from prism_prm.workers import Portion
 
 ROW = np.dtype([("value", "<f8", (1,)), ("flag", "?")])
 
 
-def test_an_index_in_files_is_a_dict() -> None:
-    """Rows of many sizes, some of them there before: the first stays, in memory or in a run of any age."""
+def test_an_index_is_a_dict() -> None:
+    """Rows of many sizes, some of them there before: the first stays, be it old or recent."""
     rng = np.random.default_rng(0)
     pool = [rng.bytes(15) + last for last in (b"\0", b"x") for _ in range(3_000)] + [b"\0" * 16, b"\xff" * 16]
-    index, expected = KeyIndex(ROW, in_memory=100), {}
+    index, expected = KeyIndex(ROW, recent=100), {}
     for _ in range(400):
         chosen = [pool[i] for i in rng.integers(len(pool), size=rng.integers(1, 40))]
         rows_N = np.zeros(len(chosen), ROW)
         rows_N["value"][:, 0] = rng.random(len(chosen))
-        index.add(np.array(chosen, KEYS), rows_N)
+        index.add(np.array(chosen, KEY), rows_N)
         for key, row in zip(chosen, rows_N, strict=True):
             expected.setdefault(key, float(row["value"][0]))
-    is_there_N, rows_N = index.find(np.frombuffer(b"".join(pool), KEYS))
+    is_there_N, rows_N = index.find(np.frombuffer(b"".join(pool), KEY))
     assert is_there_N.tolist() == [key in expected for key in pool]
     assert [float(value) for value in rows_N["value"][is_there_N, 0]] == [expected[k] for k in pool if k in expected]
     assert len(index) == len(expected) > 4_000
-
-
-def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
-    said = (
-        rf"^{re.escape(str(tmp_path))}: temporary files of scores cannot be written \(No space left on device\)\. To re"
-    )
-    with pytest.raises(PrismError, match=said):
-        KeyIndex(ROW, in_memory=1).add(np.array([b"a", b"b"], KEYS), np.zeros(2, ROW))
 
 
 class Rounding(Scorer):

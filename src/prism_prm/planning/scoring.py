@@ -16,7 +16,7 @@ from prism_prm.prms.known_sizes import Stand
 from prism_prm.prms.skeleton import load_skeleton
 from prism_prm.scorer.settings import LoadSettings
 from prism_prm.scorer.store import Request
-from prism_prm.scorer.to_score import TreesToScore
+from prism_prm.scorer.table import TreesToScore
 
 
 def plan_scoring(prm: str, inputs: Sequence[str], cluster: Cluster, stand: Stand, loading: LoadSettings) -> Plan:

@@ -19,7 +19,7 @@ from prism_prm.data.inputs import as_places
 from prism_prm.protocol import Scorer
 from prism_prm.records import StepTree
 from prism_prm.scorer.load import open_prm
-from prism_prm.scorer.to_score import TreesToScore
+from prism_prm.scorer.table import TreesToScore
 
 
 @dataclass(frozen=True, slots=True)
