@@ -102,7 +102,7 @@ def score(
     model. Rerun the same command to resume. With --ray the work is spread over cores, GPUs and machines.
     """
     from prism_prm.data.inputs import find_sources
-    from prism_prm.scorer.place import check_scorer
+    from prism_prm.scorer.opened import check_scorer
 
     how = asdict(loading) | {"critic": critic, "ray": cluster.given}
     check_scorer(prm, how)

@@ -20,7 +20,7 @@ from prism_prm.evaluation.report import RunInfo, steps_file, write_run
 from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.names import check_name, own_name
 from prism_prm.prms.place import prm_folder
-from prism_prm.scorer.place import check_scorer, remote_place
+from prism_prm.scorer.opened import check_scorer, remote_place
 
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings

@@ -31,7 +31,7 @@ from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
 from prism_prm.records import StepTree, unique_names
 from prism_prm.resume import Journal, stoppable
-from prism_prm.scorer.place import check_scorer
+from prism_prm.scorer.opened import check_scorer
 from prism_prm.tables import write_trees
 from prism_prm.tasks import ProblemIndex, TaskGrader, TaskProblem, load_task
 from prism_prm.workers import Here, Workers

@@ -27,7 +27,7 @@ from prism_prm.rerank.selected import select_solutions, write_selected
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
 from prism_prm.resume import stoppable
-from prism_prm.scorer.place import check_scorer
+from prism_prm.scorer.opened import check_scorer
 from prism_prm.tasks import Errata, Level, TaskGrader, Window, load_task
 
 if TYPE_CHECKING:

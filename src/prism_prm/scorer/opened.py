@@ -1,4 +1,5 @@
-"""A PRM to score with, held by this process, or by the workers of a Ray cluster (`loading["ray"]`)."""
+"""Scorers by name: whether a name can be one (checked before anything heavy loads), and the opened scorer, held by this
+process or by the workers of a Ray cluster (`loading["ray"]`)."""
 
 from __future__ import annotations
 
@@ -6,21 +7,78 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.critics.load import check_critic, is_critic
 from prism_prm.errors import ConfigError
+from prism_prm.http import server_address
 from prism_prm.lm.place import base_of, is_adapter
-from prism_prm.prms.place import prm_folder
+from prism_prm.prms.place import check_prm, checkable, prm_folder
 from prism_prm.protocol import Scorer, ScorerFacts, StepSession, TreeScores
 from prism_prm.records import StepTree
-from prism_prm.scorer.place import place_for_workers, remote_place
 from prism_prm.workers import Opening, Portion, Workers, open_workers
 
 TREES_AT_ONCE = 64
 """Trees that a worker is sent together, by calls that do not say."""
+REMOTE = ("prism", "vllm")
+"""What stands before the address of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePlace:
+    """Where a remote PRM is."""
+
+    kind: str
+    """One of REMOTE."""
+    url: str
+    model: str
+    """Which of the server's models; "" if it has only one."""
+
+
+def remote_place(name: object) -> RemotePlace | None:
+    """The server and model of `prism:http://host:8000#model`; None for the name of a local PRM."""
+    kind, colon, rest = str(name).partition(":")
+    if not isinstance(name, str) or not colon or kind not in REMOTE:
+        return None
+    url, _, model = rest.partition("#")
+    return RemotePlace(kind, url, model)
+
+
+def place_for_workers(prm: Scorer | str | Path) -> str | Path:
+    """The place of a PRM that workers of a cluster can open; a critic, or a PRM that is open, is refused."""
+    if not isinstance(prm, str | Path):
+        raise ConfigError("workers of a Ray cluster load a PRM themselves: give its folder or hub id, not the PRM")
+    if is_critic(prm):
+        raise ConfigError(
+            f"--ray: {prm} is a critic, and critics do not run on Ray. Serve its model on the cluster, e.g. with vLLM, "
+            "and give critic:openai:URL with more --critic-concurrency"
+        )
+    return prm
+
+
+def check_scorer(place: Scorer | str | Path, loading: Mapping[str, Any] | None, name: str = "") -> None:
+    """Refuse at once what `opened_prm` would refuse later, given the same options."""
+    if (loading or {}).get("ray") is not None:
+        place_for_workers(place)
+    if not isinstance(place, str | Path):
+        return
+    if is_critic(place):
+        check_critic(str(place), (loading or {}).get("critic"))
+        return
+    remote = remote_place(place)
+    if remote is None:
+        check_prm(place, **checkable(loading, name))
+        return
+    server_address(remote.url)
+    local = (loading or {}).get("local")
+    if local is not None:
+        check_prm(local, **checkable(loading, name))
+    elif (loading or {}).get("check"):
+        raise ConfigError(f"{place}: to check it, name its local copy with --local")
 
 
 @contextlib.contextmanager
@@ -38,20 +96,14 @@ def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = Non
 
 
 def prm_for_workers(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str = "") -> Opening[Scorer]:
-    """What opens the PRM where its folders are found."""
-    place, options, folders = _for_workers(place_for_workers(prm), loading, name)
-    loads = remote_place(prm) is None or "local" in options
-    return Opening(functools.partial(_make, place=place, options=options), tuple(folders), loads)
-
-
-def _for_workers(prm: str | Path, loading: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any], list[str]]:
-    """What a worker loads, and with which options and folders: no path in it depends on where this process runs."""
+    """What opens the PRM where its folders are found: no path in it depends on where this process runs."""
+    given = place_for_workers(prm)
     options = {key: value for key, value in loading.items() if value is not None and key != "critic"}
     if isinstance(families := options.get("family"), Mapping):
         options["family"] = families.get(name)
-    place = str(prm)
-    if remote_place(prm) is None:
-        place = _absolute(prm_folder(prm))
+    is_local, place = remote_place(given) is None, str(given)
+    if is_local:
+        place = _absolute(prm_folder(given))
         if is_adapter(place) and "adapter" not in options:
             place, options["adapter"] = _absolute(base_of(Path(place))), place
     options |= {key: _absolute(options[key]) for key in ("adapter", "local", "cache") if key in options}
@@ -59,7 +111,8 @@ def _for_workers(prm: str | Path, loading: Mapping[str, Any], name: str) -> tupl
         file, colon, kind = str(family).rpartition(":")
         options["family"] = f"{_absolute(file)}{colon}{kind}"
     named = [place, options.get("adapter"), options.get("local")]
-    return place, options, [folder for folder in named if folder is not None and os.path.isdir(folder)]
+    folders = tuple(folder for folder in named if folder is not None and os.path.isdir(folder))
+    return Opening(functools.partial(_make, place=place, options=options), folders, is_local or "local" in options)
 
 
 def _absolute(place: str | Path) -> str:

@@ -15,7 +15,7 @@ from prism_prm.errors import ConfigError
 from prism_prm.names import named_places
 from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.load import check_policy
-from prism_prm.scorer.place import check_scorer
+from prism_prm.scorer.opened import check_scorer
 from prism_prm.search.experiment import Experiment, Point
 from prism_prm.search.portions import Searcher, searchers_on_ray
 from prism_prm.search.recipe import SearchRecipe
