@@ -80,7 +80,7 @@ class RemotePRM(Scorer):
 
     @abstractmethod
     def _requests(
-        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores | None]
+        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores]
     ) -> Iterable[Coroutine[Any, Any, int]]:
         """Requests that fill in `found`; each gives how many trees it has completed."""
 
@@ -98,7 +98,7 @@ class RemotePRM(Scorer):
     ) -> list[TreeScores]:
         """The scores of all nodes of each tree, or only of the wanted ones."""
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
-        found: list[TreeScores | None] = [None] * len(trees)
+        found = [TreeScores(self.outputs, self._nothing(tree)) for tree in trees]
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
 
             async def counted(request: Coroutine[Any, Any, int]) -> None:
@@ -107,10 +107,7 @@ class RemotePRM(Scorer):
                 advance(done)
 
             self.server.together([counted(one) for one in self._requests(trees, wanted, found)])
-        return [
-            TreeScores(self.outputs, self._nothing(tree)) if scores is None else scores
-            for scores, tree in zip(found, trees, strict=True)
-        ]
+        return found
 
     def _nothing(self, tree: StepTree) -> np.ndarray:
         return np.full((len(tree.nodes), len(self.outputs)), np.nan)
@@ -237,7 +234,7 @@ class PrismPRM(RemotePRM):
         return items
 
     def _requests(
-        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores | None]
+        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores]
     ) -> Iterable[Coroutine[Any, Any, int]]:
         cut = [_without_others(tree, nodes) for tree, nodes in zip(trees, wanted, strict=True)]
         asked = [i for i, nodes in enumerate(wanted) if len(nodes)]
@@ -246,7 +243,7 @@ class PrismPRM(RemotePRM):
 
     async def _ask(
         self, part: Sequence[int], can_split: bool, trees: Sequence[StepTree],
-        cut: Sequence[tuple[StepTree, list[int]]], wanted: Sequence[Sequence[int]], found: list[TreeScores | None],
+        cut: Sequence[tuple[StepTree, list[int]]], wanted: Sequence[Sequence[int]], found: list[TreeScores],
     ) -> int:  # fmt: skip
         some = [cut[i][0] for i in part]
         body = {"model": self.model, "items": list(map(_item, some)), "on_too_long": self.on_too_long}
@@ -359,7 +356,7 @@ class VllmPRM(RemotePRM):
         return len(encoded.prompt) + sum(map(len, encoded.ids))
 
     def _requests(
-        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores | None]
+        self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores]
     ) -> Iterable[Coroutine[Any, Any, int]]:
         paths: list[_Path] = []
         for i, (tree, nodes) in enumerate(zip(trees, wanted, strict=True)):
@@ -370,9 +367,7 @@ class VllmPRM(RemotePRM):
         for part in _batches(range(len(paths)), [4 * len(path.ids) for path in paths]):
             yield _by_halves(part, lambda some, can_split: self._ask([paths[i] for i in some], can_split, found, left))
 
-    async def _ask(
-        self, paths: Sequence[_Path], can_split: bool, found: list[TreeScores | None], left: Counter[int]
-    ) -> int:
+    async def _ask(self, paths: Sequence[_Path], can_split: bool, found: list[TreeScores], left: Counter[int]) -> int:
         body = {
             "model": self.model,
             "input": [path.ids for path in paths],
@@ -383,7 +378,6 @@ class VllmPRM(RemotePRM):
         done = 0
         for path, values in zip(paths, rows, strict=True):
             scores = found[path.tree]
-            assert scores is not None, "filled in before any request"
             for node, value in zip(path.nodes, values, strict=True):
                 if node is not None:
                     scores.log_odds_NO[node, 0] = self._sign * value
