@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from _real_trees import real_trees, small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from pair_training import make_round, real_examples
-from prism_prm import PRM, load_prm
+from prism_prm import PRM
 from prism_prm.pairs.examples import Examples
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.training.batches import batch_maker
@@ -54,7 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     trees = real_trees(arguments.trajectories)
     prm = (
-        load_prm(arguments.prm)
+        PRM.from_pretrained(arguments.prm)
         if arguments.prm
         else small_prm([step.text for tree in trees for step in tree.nodes], hidden=256, layers=12)
     )

@@ -21,7 +21,7 @@ from _side_by_side import conclude, median, options, print_ratios, side_by_side
 from prism_prm import Scorer, load_prm
 from prism_prm.records import StepTree
 from prism_prm.scorer.opened import opened_prm
-from prism_prm.scorer.store import PORTION, Request, ScoreStore
+from prism_prm.scorer.store import CHUNK, Request, ScoreStore
 from prism_prm.workers.settings import RaySettings
 
 
@@ -35,10 +35,10 @@ def solutions(count: int) -> list[StepTree]:
     ]
 
 
-def fill(prm: Scorer, trees: list[StepTree], portion: int) -> None:
+def fill(prm: Scorer, trees: list[StepTree], chunk: int) -> None:
     """Score all trees into a store of their own."""
     with tempfile.TemporaryDirectory() as folder:
-        ScoreStore(folder, prm, portion=portion).fill([Request.all_of(tree) for tree in trees])
+        ScoreStore(folder, prm, chunk=chunk).fill([Request.all_of(tree) for tree in trees])
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
     parser = options(__doc__, repeats=5)
     parser.add_argument("--solutions", type=int, default=1000)
-    parser.add_argument("--portion", type=int, default=PORTION)
+    parser.add_argument("--portion", type=int, default=CHUNK)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()

@@ -32,7 +32,7 @@ from prism_prm.report import percent
 
 AT_ONCE = 4
 """Questions that the server works on together."""
-PORTION = 12
+CHUNK = 12
 """Items between two tables."""
 COLUMNS = (
     "format", "verdicts by", "items", "with an error", "error found ↑", "no error seen ↑", "F1 ↑",
@@ -160,7 +160,7 @@ def main() -> None:
     if not (given.gguf or given.url):
         parser.error("name a model's file (--gguf) or a running server (--url)")
     with contextlib.nullcontext(given.url) if given.url else served(given.gguf, given.threads) as url:
-        for limit in [*range(PORTION, given.items, PORTION), given.items]:
+        for limit in [*range(CHUNK, given.items, CHUNK), given.items]:
             rows = [measure(url, format, given, limit) for format in given.formats]
             write_text(given.out / "results.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
             write_text(given.out / "table.md", table(rows))

@@ -35,7 +35,7 @@ from prism_prm.label import LabelSettings, label_trees
 from prism_prm.lm.load import quiet_transformers
 from prism_prm.policies import open_policy
 from prism_prm.records import StepTree
-from prism_prm.scorer import load_prm
+from prism_prm.scorer import PRM
 from prism_prm.tables import iter_trees, write_trees
 from prism_prm.training.recipe import Recipe
 from prism_prm.training.run import Run
@@ -101,7 +101,9 @@ class DemoWorld:
 
     def errors(self, name: str) -> dict[str, float]:
         """How the base PRM on these labels errs on the demo's test problems."""
-        return self.once(f"base-{name}", lambda: measure(load_prm(self._base(name), device="cpu"), self.test))
+        return self.once(
+            f"base-{name}", lambda: measure(PRM.from_pretrained(self._base(name), device="cpu"), self.test)
+        )
 
     def _base(self, name: str) -> Path:
         """The base PRM on these labels; that on injected noise is the demo's own."""
@@ -135,7 +137,7 @@ class DemoWorld:
             if not trees.exists():
                 write_trees(trees, self.pairs(name))
             recipe = ARMS["prism"].recipe(trees, self._base("any-8"), ARM_BUDGET, self.seed)
-            return measure(load_prm(self._train(f"pairs-{name}", recipe), device="cpu"), self.test)
+            return measure(PRM.from_pretrained(self._train(f"pairs-{name}", recipe), device="cpu"), self.test)
 
         return self.once(f"arm-{name}", make)
 

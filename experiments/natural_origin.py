@@ -35,7 +35,7 @@ from prism_prm.label.consensus import keep_agreed
 from prism_prm.lm.load import quiet_transformers
 from prism_prm.policies import Sampling, open_policy
 from prism_prm.records import StepTree
-from prism_prm.scorer import init_prm, load_prm
+from prism_prm.scorer import PRM, init_prm
 from prism_prm.tables import iter_trees, write_trees
 from prism_prm.tasks import TaskProblem
 from prism_prm.world.build import World, build_world
@@ -162,7 +162,7 @@ class Lab:
         """A PRM trained on from a base PRM."""
 
         def make() -> dict[str, float]:
-            prm = load_prm(self.folder / f"prm-{base}", device="cpu")
+            prm = PRM.from_pretrained(self.folder / f"prm-{base}", device="cpu")
             examples = examples_of(trees, every_step(trees), LOSSES[loss].on)
             train(prm, examples, LOSSES[loss], ARM, self.seed, self.folder)
             return {**measure(prm, self.test), "examples": len(examples)}

@@ -37,7 +37,7 @@ from prism_prm.metrics.counts import calibration_error, calibration_gaps, fnr, f
 from prism_prm.metrics.ranking import Ranking, threshold_for_tpr
 from prism_prm.pairs.examples import Examples, labelled_steps
 from prism_prm.records import StepTree
-from prism_prm.scorer import PRM, init_prm, load_prm
+from prism_prm.scorer import PRM, init_prm
 from prism_prm.scorer.whole_trees import pair_cost
 from prism_prm.tables import iter_trees
 from prism_prm.training.batches import RowLimits, batch_maker
@@ -114,7 +114,7 @@ class Lab:
             train(prm, examples, LOSSES["cross-entropy"], JUDGE, self.seed, self.out)
             say(f"judge of world {self.seed}: {json.dumps(measure(prm, self.test))}")
             prm.save(folder)
-        return load_prm(folder, device="cpu")
+        return PRM.from_pretrained(folder, device="cpu")
 
 
 def draw_stream(trees: Sequence[StepTree], share: float, count: int, seed: int) -> set[tuple[int, int]]:

@@ -10,16 +10,15 @@ import numpy as np
 
 from prism_prm.errors import DataError, ModelError
 from prism_prm.records import StepTree
-from prism_prm.scorer import TreeScores
+from prism_prm.scorer import Scorer, TreeScores
 
 
-class GatedScorer:
+class GatedScorer(Scorer):
     """Gives every step the log-odds of its text's length.
 
     A problem "bad" is an error, "broken" one of ours, "nan" one of the model.
     """
 
-    outputs = ("correct",)
     context = 1000
 
     def __init__(self) -> None:

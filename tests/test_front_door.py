@@ -211,11 +211,12 @@ from prism_prm import (
     load_recipe, open_policy, rerank_pool, score_files, search_problems, search_task, solution_score, split_steps,
     train_prm,
 )
+from prism_prm.scorer.remote import RemotePRM
 
 
 def use(folder: Path) -> float:
-    prm = load_prm(folder, dtype="float32")
-    assert_type(prm, PRM)
+    prm = PRM.from_pretrained(folder, dtype="float32")
+    assert_type(load_prm(folder, dtype="float32"), PRM | RemotePRM)
     assert_type(PRM.from_pretrained("my-prm"), PRM)
     assert_type(init_prm("my-lm", family="qwen"), Prm)
     assert_type(prm.score("1 + 2?", split_steps("Add. It is 3.")), list[float])
@@ -277,7 +278,7 @@ def test_outside_code_is_checked_against_real_types(tmp_path: Path, monkeypatch:
     assert err == ""
     first, second = [line for line in out.splitlines() if ": error: " in line]
     assert first.startswith('wrong.py:1: error: Module "prism_prm" has no attribute "rerank_pools"')
-    assert second.startswith('wrong.py:2: error: Argument 1 to "score" of "PRM" has incompatible type "int"')
+    assert second.startswith('wrong.py:2: error: Argument 1 to "score" of "Scorer" has incompatible type "int"')
 
 
 @pytest.mark.parametrize("code", ["import prism_prm", "import prism_prm; dir(prism_prm); prism_prm.PrismError"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from prism_prm.chosen import CardValues
 from prism_prm.policies import Sampling, StepRequest, Written
 from prism_prm.policies.base import rng
-from prism_prm.protocol import Solution, as_trees
 from prism_prm.records import StepTree
 from prism_prm.scorer import Scorer, TreeScores
 
@@ -72,7 +72,7 @@ class FakeNode:
 
 
 @dataclass
-class FakePrm:
+class FakePrm(Scorer):
     """A scorer by `right(steps up to it)`: 2 tokens per problem, 1 per step, no place for a tab."""
 
     right: Callable[[tuple[str, ...]], float]
@@ -92,12 +92,6 @@ class FakePrm:
 
     def count_tokens(self, tree: StepTree) -> int:
         return 2 + len(tree.nodes)
-
-    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
-        return self.score_many([(problem, steps)])[0]
-
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:  # noqa: ARG002
-        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions))]
 
     def session(self, problems: Sequence[str]) -> FakeSession:
         return FakeSession(self, problems)
@@ -155,24 +149,20 @@ class FakeSession:
         self.alive.clear()
 
 
-OPTIONAL = (
-    "can_score_all", "card", "count_all", "judges_every_step", "notes", "reads_whole_solutions", "summary", "workers",
-)  # fmt: skip
-"""What a scorer may lack."""
+class SmallScorer(Scorer):
+    """The scores of a `FakePrm` by a scorer that has only what it must have, and says what it cannot read."""
 
+    def __init__(self, prm: FakePrm) -> None:
+        self.prm = prm
 
-class OnlyScorer:
-    """A scorer that has what the protocol names and nothing else."""
+    def identity(self) -> str:
+        return self.prm.identity()
 
-    NAMES = frozenset(name for name in vars(Scorer) if not name.startswith("_"))
+    def score_trees(self, trees: Sequence[StepTree], wanted: Any = None, **_: Any) -> list[TreeScores]:
+        return self.prm.score_trees(trees, wanted)
 
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-        self.used: set[str] = set()
+    def count_tokens(self, tree: StepTree) -> int:
+        return self.prm.count_tokens(tree)
 
-    def __getattr__(self, name: str) -> object:
-        if name in OPTIONAL:
-            raise AttributeError(name)
-        assert name in self.NAMES, f"{name} is not of a Scorer"
-        self.used.add(name)
-        return getattr(self._scorer, name)
+    def can_score(self, step: str, depth: int) -> bool:
+        return self.prm.can_score(step, depth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
 
@@ -38,12 +38,27 @@ class CardValues:
     """Only critics' formats have one."""
 
 
-def card_values(scorer: object) -> CardValues | None:
-    """The card values of a scorer; None if it has no card, which scorers other than ours need not have."""
-    card = getattr(scorer, "card", None)
-    if card is None:
-        return None
-    return CardValues(card.aggregator, card.threshold, getattr(card, "redundancy_threshold", None))
+class CardLike(Protocol):
+    """What is read of a PRM's card."""
+
+    @property
+    def aggregator(self) -> str: ...
+
+    @property
+    def threshold(self) -> float: ...
+
+
+class HasCard(Protocol):
+    """A scorer, or what is known of one."""
+
+    @property
+    def card(self) -> CardLike | None: ...
+
+
+def card_values(scorer: HasCard | None) -> CardValues | None:
+    """The card values of a scorer; None if it has no card."""
+    card = None if scorer is None else scorer.card
+    return card if card is None or isinstance(card, CardValues) else CardValues(card.aggregator, card.threshold)
 
 
 def choose_aggregator(given: str | None, card: CardValues | None) -> Choice[str]:

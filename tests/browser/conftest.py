@@ -17,7 +17,7 @@ import pytest
 
 from prism_prm import EvalSettings, evaluate_prm, example_folder, example_prm, init_prm, score_files
 from prism_prm.page.html import view_results
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 from screens import HOSTILE, SCHEMES, SCREENS
 from serving_prms import command, running, wait_ready
@@ -110,11 +110,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, readers: dict[str, Path]) 
     return folder
 
 
-class Known:
+class Known(Scorer):
     """A scorer whose errors are known: of both kinds in the hostile solution, and every second step elsewhere."""
-
-    outputs = ("correct",)
-    context = 10**9
 
     def identity(self) -> str:
         return "known"

@@ -24,7 +24,7 @@ from prism_prm.job import Journal, is_made_for, once
 from prism_prm.lm.files import base_of
 from prism_prm.pools import read_pool
 from prism_prm.prms.card import read_card, read_run
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepPair, StepTree
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.scorer.table import read_scores, scores_of_trees, table_of_trees
@@ -33,14 +33,14 @@ from prism_prm.tables import check_split, iter_pairs, iter_trees, read_pairs, wr
 TREES = [StepTree.chain("p", ["a", "b"], tree_id=i, name=f"t{i}") for i in range(2)]
 
 
-class Lengths:
+class Lengths(Scorer):
     """A scorer whose score of a step is its length."""
-
-    outputs = ("correct",)
-    context = 10**6
 
     def identity(self) -> str:
         return "lengths"
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return len(tree.nodes)
 
     def score_trees(self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]]) -> list[TreeScores]:  # noqa: ARG002
         return [TreeScores(self.outputs, np.array([[float(len(s.text))] for s in tree.nodes])) for tree in trees]

@@ -19,7 +19,7 @@ from prism_prm.data.problem_records import problem_of
 from prism_prm.graders import TaskGrader
 from prism_prm.label import by_answer
 from prism_prm.pools import Pool, PoolProblem, Solution
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.rerank.run import RerankSettings, rerank_pool
 from prism_prm.rl.held_out import AnswerGold
 from prism_prm.rl.held_out import Written as Whole
@@ -103,13 +103,11 @@ def test_no_selector_sees_a_hidden_test(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-class ByText:
+class ByText(Scorer):
     """A PRM that gives every step the score 0.8 but those of the lucky program."""
 
-    outputs, context = ("correct",), 1000
-
-    def can_score(self, _step: str, _depth: int) -> bool:
-        return True
+    def identity(self) -> str:
+        return "by text"
 
     def count_tokens(self, tree: Any) -> int:
         return len(tree.nodes)

@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 
 from prism_prm.errors import DataError
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 
 
-class FakeScorer:
+class FakeScorer(Scorer):
     """Scores a step by `right`; a tab cannot be read, a token is a word, and more than `context` are an error."""
-
-    outputs = ("correct",)
 
     def __init__(self, right: Callable[[str], float], context: int = 10**9) -> None:
         self.right = right
         self.context = context
         self.seen: list[StepTree] = []
+
+    def identity(self) -> str:
+        return "fake"
 
     def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
         return "\t" not in step

@@ -54,8 +54,8 @@ def test_dicts_are_solutions(prm: PRM) -> None:
     [
         ([{"question": PROBLEM, "steps": STEPS}], r"solution 0: .*'question', 'steps'"),
         ([(PROBLEM, STEPS), (PROBLEM, STEPS, 1)], r"solution 1: .*tuple of 3"),
-        ([PROBLEM], r"solution 0: .*a text"),
-        ((PROBLEM, STEPS), r"solution 0: .*a text"),
+        ([PROBLEM], r"solution 0: .*a string"),
+        ((PROBLEM, STEPS), r"solution 0: .*a string"),
         ({"problem": PROBLEM, "steps": STEPS}, r"one solution.*a list"),
         ([(PROBLEM, ["x = 1", 2])], r"solution 0: .*step 1 .*int"),
         ([(1, STEPS)], r"solution 0: .*problem .*int"),

@@ -51,7 +51,7 @@ def run(*arguments: str | Path) -> Any:
 def test_the_table(folder: Path, tmp_path: Path) -> None:
     prm = load_prm(folder / "prm")
     trees = chains(3)
-    report = write_scores(prm, trees, tmp_path / "s.parquet", portion=2)
+    report = write_scores(prm, trees, tmp_path / "s.parquet", chunk=2)
     assert (report.trees, report.steps, report.too_long, report.resumed) == (3, 9, 0, 0)
     table = read_scores(tmp_path / "s.parquet")
     assert table.schema.equals(scores_schema(("validity", "redundancy")))
@@ -68,7 +68,7 @@ def test_the_table(folder: Path, tmp_path: Path) -> None:
 
 def test_stopped_work_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prm = load_prm(folder / "prm")
-    write_scores(prm, chains(), tmp_path / "whole.parquet", portion=2)
+    write_scores(prm, chains(), tmp_path / "whole.parquet", chunk=2)
     scored: list[int] = []
     score_trees = type(prm).score_trees
 
@@ -81,22 +81,22 @@ def test_stopped_work_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(type(prm), "score_trees", stops)
     stop_after = 2
     with pytest.raises(KeyboardInterrupt):
-        write_scores(prm, chains(), tmp_path / "s.parquet", portion=2)
+        write_scores(prm, chains(), tmp_path / "s.parquet", chunk=2)
     assert not (tmp_path / "s.parquet").exists()
     stop_after = 99
     scored.clear()
-    report = write_scores(prm, chains(), tmp_path / "s.parquet", portion=2)
+    report = write_scores(prm, chains(), tmp_path / "s.parquet", chunk=2)
     assert (scored, report.resumed) == ([2, 1], 2)
     assert pq.read_table(tmp_path / "s.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
 
     scored.clear()
-    assert write_scores(prm, chains(), tmp_path / "s.parquet", portion=2).steps == 21
+    assert write_scores(prm, chains(), tmp_path / "s.parquet", chunk=2).steps == 21
     assert scored == [], "a finished table is not made again"
-    write_scores(prm, chains(6), tmp_path / "s.parquet", portion=2)
+    write_scores(prm, chains(6), tmp_path / "s.parquet", chunk=2)
     assert sum(scored) == 6, "but other input is other work"
     prm.module.head.weight.data[0, 0] += 1.0
     scored.clear()
-    write_scores(prm, chains(6), tmp_path / "s.parquet", portion=2)
+    write_scores(prm, chains(6), tmp_path / "s.parquet", chunk=2)
     assert sum(scored) == 6, "and so is another model"
 
 

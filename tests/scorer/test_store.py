@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from prism_prm import StepTree, init_prm, load_prm
 from prism_prm.errors import DataError
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import Step
 from prism_prm.scorer.store import Request, ScoreStore, Share, keys_of
 
 
-class Counting:
+class Counting(Scorer):
     """A scorer whose score of a step is the length of all that it has read; it notes what it was asked."""
-
-    outputs = ("correct",)
 
     def __init__(self, name: str = "one", context: int = 10**6) -> None:
         self.name, self.context = name, context
@@ -35,6 +34,9 @@ class Counting:
 
     def identity(self) -> str:
         return f"{self.name} {self.context}"
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return len(tree.nodes)
 
     def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         found = []
@@ -69,23 +71,23 @@ def values(scores: Sequence[TreeScores]) -> list[list[float]]:
 
 def test_everything_is_scored_once(tmp_path: Path) -> None:
     scorer, heard = Counting(), []
-    store = ScoreStore(tmp_path, scorer, portion=2)
+    store = ScoreStore(tmp_path, scorer, chunk=2)
     found = store.score(requests(), advance=heard.append)
     assert values(found) == [[10.0, 10.0 + i, 11.0] for i in range(1, 5)]
     assert (len(scorer.asked), sum(heard)) == (4, 4)
-    again = ScoreStore(tmp_path, scorer, portion=2)
+    again = ScoreStore(tmp_path, scorer, chunk=2)
     assert values(again.score(requests())) == values(found)
     filled = again.fill(requests(6))
-    assert (filled.portions, filled.found) == (3, 2)
+    assert (filled.chunks, filled.found) == (3, 2)
     assert len(scorer.asked) == 5, "only the tree that was not there before"
 
 
 def test_scores_are_found_under_another_cut_of_the_work(tmp_path: Path) -> None:
     scorer = Counting()
-    whole = ScoreStore(tmp_path, scorer, portion=2).score(requests())
+    whole = ScoreStore(tmp_path, scorer, chunk=2).score(requests())
     scorer.asked.clear()
     some = [Request(replace(tree, tree_id=tree.tree_id + 50), (2,)) for tree in trees()]
-    found = ScoreStore(tmp_path, scorer, portion=3).score(some)
+    found = ScoreStore(tmp_path, scorer, chunk=3).score(some)
     assert scorer.asked == []
     assert [v[2] for v in values(found)] == [v[2] for v in values(whole)]
     assert np.isnan([v[:2] for v in values(found)]).all(), "what was not asked for has no score"
@@ -123,11 +125,11 @@ class Rounding(Counting):
 
 
 def test_equal_steps_have_one_score_and_are_scored_once(tmp_path: Path) -> None:
-    """In one portion, in several, beside what other work has filed, and in a repeated run."""
+    """In one chunk, in several, beside what other work has filed, and in a repeated run."""
     scorer = Rounding()
-    ScoreStore(tmp_path, scorer, portion=2).score([Request(trees()[2], (2, 1))])
+    ScoreStore(tmp_path, scorer, chunk=2).score([Request(trees()[2], (2, 1))])
     work = requests() + [Request(tree, (1, 0)) for tree in trees()] + requests() + [Request(trees()[0], (0, 0))]
-    store = ScoreStore(tmp_path, scorer, portion=3)
+    store = ScoreStore(tmp_path, scorer, chunk=3)
     first = store.score(work)
     assert sum(map(len, scorer.asked)) == 4 * 3, "four trees of three steps"
     value: dict[bytes, float] = {}
@@ -135,8 +137,8 @@ def test_equal_steps_have_one_score_and_are_scored_once(tmp_path: Path) -> None:
         for key, node in zip(keys_of("", request), request.nodes, strict=True):
             assert value.setdefault(key, scores.log_odds_NO[node, 0]) == scores.log_odds_NO[node, 0]
     assert len(value) == 12
-    for portion in (3, 5, 1):
-        again = ScoreStore(tmp_path, scorer, portion=portion).score(work)
+    for chunk in (3, 5, 1):
+        again = ScoreStore(tmp_path, scorer, chunk=chunk).score(work)
         np.testing.assert_array_equal(np.concatenate([s.log_odds_NO for s in again]),
                                       np.concatenate([s.log_odds_NO for s in first]))  # fmt: skip
     assert sum(map(len, scorer.asked)) == 4 * 3
@@ -150,6 +152,25 @@ def test_scores_made_elsewhere_change_none_that_is_filed(tmp_path: Path) -> None
     assert values(found)[:2] == before
     assert values(found)[2:] == [[10.0, 13.0, 11.0], [10.0, 14.0, 11.0]]
     assert len(scorer.asked) == 2
+
+
+FILED_AS = ("5176bd30d050be4f", "e033ec207f19519bc4c618393679f952")
+KEYS = ["10dbac1e45926f62a15568584974636d", "7955817cc38fc0846b7c91445eff7b7d"]
+"""As version 0.2.0 wrote them."""
+
+
+def test_files_are_those_of_version_0_2_0(tmp_path: Path) -> None:
+    """Its stores are opened and extended: the same folder, file names, keys and columns."""
+    store = ScoreStore(tmp_path, Counting(context=11))
+    store.score(requests(3))
+    (path,) = store.folder.iterdir()
+    table = pq.read_table(path)
+    assert (store.folder.name, path.stem) == FILED_AS
+    assert [f"{name} {kind}" for name, kind in zip(table.schema.names, table.schema.types, strict=True)] == [
+        "key fixed_size_binary[16]", "correct double", "too_long bool"
+    ]  # fmt: skip
+    assert [key.hex() for key in table["key"].to_pylist()[:2]] == KEYS
+    assert table["too_long"].to_pylist() == [False, False, False, False, True, False]
 
 
 def test_what_is_too_long_is_remembered_as_such(tmp_path: Path) -> None:
@@ -198,12 +219,12 @@ def test_settings_of_a_prm_are_part_of_its_identity(tiny_lm: Callable[..., Path]
 
 
 def test_two_at_once_agree_with_one(tmp_path: Path) -> None:
-    one = ScoreStore(tmp_path / "one", Counting(), portion=1).score(requests(9))
+    one = ScoreStore(tmp_path / "one", Counting(), chunk=1).score(requests(9))
     scorers = [Counting(), Counting()]
     barrier = threading.Barrier(2)
 
     def fill(rank: int) -> list[TreeScores]:
-        store = ScoreStore(tmp_path / "two", scorers[rank], portion=1)
+        store = ScoreStore(tmp_path / "two", scorers[rank], chunk=1)
         return store.score(requests(9), share=Share(rank, 2, lambda: barrier.wait(300) and None))
 
     with ThreadPoolExecutor(2) as pool:
@@ -224,7 +245,7 @@ def fill_and_die(folder: Path, files: int, step: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    ScoreStore(folder, Counting(), portion=2).fill(requests(200))
+    ScoreStore(folder, Counting(), chunk=2).fill(requests(200))
 
 
 def test_killed_anywhere_it_is_whole(tmp_path: Path) -> None:
@@ -239,6 +260,6 @@ def test_killed_anywhere_it_is_whole(tmp_path: Path) -> None:
         assert process.exitcode == -signal.SIGKILL, moment
         ScoreStore(folder, Counting())
     scorer = Counting()
-    killed = ScoreStore(folder, scorer, portion=2).score(requests(200))
+    killed = ScoreStore(folder, scorer, chunk=2).score(requests(200))
     assert 0 < len(scorer.asked) < 199
     assert values(killed) == values(ScoreStore(tmp_path / "whole", Counting()).score(requests(200)))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import gc
-import os
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,53 +12,36 @@ import numpy as np
 import pytest
 
 from prism_prm import StepTree
-from prism_prm.errors import PrismError
 from prism_prm.job import Chunk
-from prism_prm.protocol import TreeScores
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import Step
 from prism_prm.scorer import store
-from prism_prm.scorer.index import KEYS, KeyIndex
-from prism_prm.scorer.store import Request, ScoreStore, keys_of
+from prism_prm.scorer.store import KEY, KeyIndex, Request, ScoreStore, keys_of
 from prism_prm.scorer.table import write_scores
 
 ROW = np.dtype([("value", "<f8", (1,)), ("flag", "?")])
 
 
-def test_an_index_in_files_is_a_dict() -> None:
-    """Rows of many sizes, some of them there before: the first stays, in memory or in a run of any age."""
+def test_an_index_is_a_dict() -> None:
+    """Rows of many sizes, some of them there before: the first stays, be it old or recent."""
     rng = np.random.default_rng(0)
     pool = [rng.bytes(15) + last for last in (b"\0", b"x") for _ in range(3_000)] + [b"\0" * 16, b"\xff" * 16]
-    index, expected = KeyIndex(ROW, in_memory=100), {}
+    index, expected = KeyIndex(ROW, recent=100), {}
     for _ in range(400):
         chosen = [pool[i] for i in rng.integers(len(pool), size=rng.integers(1, 40))]
         rows_N = np.zeros(len(chosen), ROW)
         rows_N["value"][:, 0] = rng.random(len(chosen))
-        index.add(np.array(chosen, KEYS), rows_N)
+        index.add(np.array(chosen, KEY), rows_N)
         for key, row in zip(chosen, rows_N, strict=True):
             expected.setdefault(key, float(row["value"][0]))
-    is_there_N, rows_N = index.find(np.frombuffer(b"".join(pool), KEYS))
+    is_there_N, rows_N = index.find(np.frombuffer(b"".join(pool), KEY))
     assert is_there_N.tolist() == [key in expected for key in pool]
     assert [float(value) for value in rows_N["value"][is_there_N, 0]] == [expected[k] for k in pool if k in expected]
     assert len(index) == len(expected) > 4_000
 
 
-def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
-    said = (
-        rf"^{re.escape(str(tmp_path))}: temporary files of scores cannot be written \(No space left on device\)\. To re"
-    )
-    with pytest.raises(PrismError, match=said):
-        KeyIndex(ROW, in_memory=1).add(np.array([b"a", b"b"], KEYS), np.zeros(2, ROW))
-
-
-class Rounding:
+class Rounding(Scorer):
     """A score is the length of what was read, with a rounding error of its own for each call and place in it."""
-
-    outputs, context, card = ("correct",), 10**6, None
 
     def __init__(self) -> None:
         self.calls: list[list[tuple[str, tuple[int, ...]]]] = []
@@ -69,6 +49,9 @@ class Rounding:
 
     def identity(self) -> str:
         return "rounding"
+
+    def count_tokens(self, tree: StepTree) -> int:
+        return len(tree.nodes)
 
     def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
         self.heard()
@@ -91,14 +74,12 @@ def trees(count: int, seed: int = 0) -> Iterator[StepTree]:
         yield StepTree(i, f"problem {rng.randrange(count // 3)}", steps, (-1, 0, 0), (0, 1))
 
 
-def as_whole(
-    work: Sequence[Request], portion: int
-) -> tuple[list[list[tuple[str, tuple[int, ...]]]], list[list[float]]]:
+def as_whole(work: Sequence[Request], chunk: int) -> tuple[list[list[tuple[str, tuple[int, ...]]]], list[list[float]]]:
     """The rule, for work that is held whole: what is scored in which call, and the scores of all requests."""
     scorer, value = Rounding(), dict[bytes, float]()
-    for start in range(0, len(work), portion):
+    for start in range(0, len(work), chunk):
         some, seen = [], set[bytes]()
-        for request in work[start : start + portion]:
+        for request in work[start : start + chunk]:
             new = []
             for key, node in zip(keys_of("rounding", request), request.nodes, strict=True):
                 if key not in value and key not in seen:
@@ -114,7 +95,7 @@ def as_whole(
 
 
 class Scrambled:
-    """Workers that answer in any order; the first portion comes last, as after the loss of its worker."""
+    """Workers that answer in any order; the first chunk comes last, as after the loss of its worker."""
 
     num_workers = 3
 
@@ -122,21 +103,21 @@ class Scrambled:
         self.held, self.in_flight, self.rng = held, in_flight, random.Random(1)
 
     def run(
-        self, act: Any, portions: Iterable[Chunk[Any] | None], *, queued: bool = True
+        self, act: Any, chunks: Iterable[Chunk[Any] | None], *, queued: bool = True
     ) -> Iterator[tuple[Chunk[Any], Any]]:
         assert queued
         flying: list[Chunk[Any]] = []
-        left, more = iter(portions), True
+        left, more = iter(chunks), True
         while more or flying:
             while more and len(flying) < self.in_flight:
                 try:
-                    portion = next(left)
+                    chunk = next(left)
                 except StopIteration:
                     more = False
                     break
-                if portion is None:
+                if chunk is None:
                     break
-                flying.append(portion)
+                flying.append(chunk)
             if not flying:
                 continue
             first_last = flying[1:] if flying[0].number == 0 and len(flying) > 1 else flying
@@ -148,18 +129,16 @@ class Scrambled:
         return ""
 
 
-@pytest.mark.parametrize("portion", [4, 64])
+@pytest.mark.parametrize("chunk", [4, 64])
 @pytest.mark.parametrize("scrambled", [False, True])
-def test_a_stream_is_scored_as_if_held_whole(tmp_path: Path, portion: int, scrambled: bool) -> None:
+def test_a_stream_is_scored_as_if_held_whole(tmp_path: Path, chunk: int, scrambled: bool) -> None:
     work = [Request.all_of(tree) for tree in trees(120)]
-    calls, values = as_whole(work, portion)
+    calls, values = as_whole(work, chunk)
     scorer: Any = Rounding()
     if scrambled:
         scorer.workers = Scrambled(scorer)
     heard: list[tuple[Sequence[Request], list[TreeScores]]] = []
-    ScoreStore(tmp_path, scorer, portion=portion).fill(
-        iter(work), each=lambda some, scores: heard.append((some, scores))
-    )
+    ScoreStore(tmp_path, scorer, chunk=chunk).fill(iter(work), each=lambda some, scores: heard.append((some, scores)))
     assert sorted(scorer.calls) == sorted(calls)
     assert [request for some, _ in heard for request in some] == work, "passed on in order"
     assert [scores.log_odds_NO[:, 0].tolist() for _, some in heard for scores in some] == values
@@ -174,7 +153,7 @@ def trees_in_memory() -> int:
 
 
 def test_input_is_not_held(tmp_path: Path) -> None:
-    """At any time a few portions of 400 trees are in memory, and the table is the same as of a list."""
+    """At any time a few chunks of 400 trees are in memory, and the table is the same as of a list."""
     scorer = Rounding()
     read, done, most_ahead, most_held = 0, 0, 0, 0
     others = trees_in_memory()  # of other tests
@@ -197,11 +176,11 @@ def test_input_is_not_held(tmp_path: Path) -> None:
         done += more
 
     scorer.heard = look
-    report = write_scores(scorer, Trees(), tmp_path / "streamed.parquet", portion=16, advance=advance)  # type: ignore[arg-type]
+    report = write_scores(scorer, Trees(), tmp_path / "streamed.parquet", chunk=16, advance=advance)
     assert (report.trees, done, most_ahead) == (400, 400, 16)
     assert most_held <= 2 * 16
     scorer.heard = lambda: None
-    write_scores(scorer, list(trees(400)), tmp_path / "held.parquet", portion=16)  # type: ignore[arg-type]
+    write_scores(scorer, list(trees(400)), tmp_path / "held.parquet", chunk=16)
     assert (tmp_path / "streamed.parquet").read_bytes() == (tmp_path / "held.parquet").read_bytes()
 
 
@@ -214,7 +193,7 @@ def test_a_late_portion_does_not_make_the_others_pile_up(
     monkeypatch.setattr(store, "AHEAD_EACH", 2)
     work = [Request.all_of(StepTree.chain(f"problem {i}", ["a"])) for i in range(60)]
     if filed_before:
-        ScoreStore(tmp_path, Rounding(), portion=64).fill(work[1:])  # type: ignore[arg-type]
+        ScoreStore(tmp_path, Rounding(), chunk=64).fill(work[1:])
     scorer: Any = Rounding()
     scorer.workers = Scrambled(scorer)
     read = 0
@@ -231,14 +210,14 @@ def test_a_late_portion_does_not_make_the_others_pile_up(
         nonlocal passed_on
         passed_on += len(some)
 
-    ScoreStore(tmp_path, scorer, portion=1).fill(requests(), each=each)
+    ScoreStore(tmp_path, scorer, chunk=1).fill(requests(), each=each)
     assert passed_on == 60
     assert most_waiting <= 8 + scorer.workers.in_flight + 2
 
 
 @pytest.mark.parametrize(("is_heard", "expected"), [(True, 7 * 16), (False, 0)])
 def test_a_slow_worker_holds_up_few(tmp_path: Path, is_heard: bool, expected: int) -> None:
-    """How many portions are done before the first, and not passed on: more with more workers, none if nobody hears."""
+    """How many chunks are done before the first, and not passed on: more with more workers, none if nobody hears."""
     work = [Request.all_of(StepTree.chain(f"problem {i}", ["a"])) for i in range(200)]
     scorer: Any = Rounding()
     scorer.workers = Scrambled(scorer)
@@ -253,6 +232,6 @@ def test_a_slow_worker_holds_up_few(tmp_path: Path, is_heard: bool, expected: in
     def each(_some: Sequence[Request], _scores: list[TreeScores]) -> None:
         pass
 
-    ScoreStore(tmp_path, scorer, portion=1).fill(work, each=each if is_heard else None, advance=advance)
+    ScoreStore(tmp_path, scorer, chunk=1).fill(work, each=each if is_heard else None, advance=advance)
     assert passed_on == 200
     assert expected <= most_waiting <= expected + is_heard * scorer.workers.in_flight

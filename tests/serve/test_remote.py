@@ -283,7 +283,7 @@ def test_other_weights_are_an_error() -> None:
 
 
 def test_the_memory_for_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_prm.scorer.served.SIZES_KNOWN", 100)
+    monkeypatch.setattr("prism_prm.scorer.remote.SIZES_KNOWN", 100)
     with loopback.serve(lambda body: (200, scored(body)), {"data": [CARD]}) as (url, asked):
         prm: Any = load_prm(f"prism:{url.removesuffix('/v1')}")
         for i in range(100):

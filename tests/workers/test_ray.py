@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ from prism_prm.console import Console, shown_on
 from prism_prm.errors import DataError
 from prism_prm.evaluation.evaluate import EvalSettings
 from prism_prm.job import Opening
-from prism_prm.protocol import tokens_of
 from prism_prm.records import Step, StepPair, StepTree
-from prism_prm.scorer.opened import SpreadPRM, _identity, _make, opened_prm
+from prism_prm.scorer.opened import RayScorer, _make, opened_prm
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.tables import write_pairs, write_trees
 from prism_prm.workers import Ray, pool
@@ -73,7 +73,7 @@ def _lines(path: Path, rows: list[dict[str, Any]]) -> None:
 class Spread:
     """A PRM that three workers hold, and what was said about them."""
 
-    prm: SpreadPRM
+    prm: RayScorer
     said: list[str]
 
     @property
@@ -85,7 +85,7 @@ class Spread:
         """Until every worker has started, also in the place of one that was lost."""
 
         def is_complete() -> bool:
-            self.prm.workers.ask(_identity)
+            self.prm.workers.ask(methodcaller("identity"))
             return all(slot.starting is None for slot in self.slots)
 
         until(is_complete)
@@ -103,7 +103,7 @@ def spread(cluster: RayCluster, place: Path) -> Iterator[Spread]:
 
 
 def score(prm: Any, place: Path, out: Path) -> None:
-    score_files(prm, place / "solutions.jsonl", out / "table.parquet", portion=16)
+    score_files(prm, place / "solutions.jsonl", out / "table.parquet", chunk=16)
 
 
 def margins(prm: Any, place: Path, out: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_spread_prm_is_a_scorer(spread: Spread, place: Path) -> None:
     assert (spread.prm.outputs, spread.prm.context, spread.prm.card) == (own.outputs, own.context, own.card)
     assert spread.prm.score_many(trees) == own.score_many(trees)
     assert spread.prm.score("1 + 1?", ["2"]) == own.score("1 + 1?", ["2"])
-    assert tokens_of(spread.prm, trees) == tokens_of(own, trees)
+    assert spread.prm.count_all(trees) == own.count_all(trees)
     assert spread.prm.can_score("a", 0) == own.can_score("a", 0)
 
 
@@ -166,8 +166,8 @@ def test_a_node_without_the_folder_gets_one_copy(
 
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)
-    with Ray(settings).open(Opening(make, ("/elsewhere/prm",)), alike=_identity) as workers:
-        assert workers.ask(_identity) == load_prm(place / "prm").identity()
+    with Ray(settings).open(Opening(make, ("/elsewhere/prm",)), alike=methodcaller("identity")) as workers:
+        assert workers.ask(methodcaller("identity")) == load_prm(place / "prm").identity()
     assert sum("copying /elsewhere/prm" in line for line in said) == 1
 
 
@@ -196,12 +196,12 @@ def kill_while_scoring(
             kill(stopped[0])
 
     before = len(spread.said)
-    found = ScoreStore(folder, spread.prm, portion=3).score(requests, advance=advance)
+    found = ScoreStore(folder, spread.prm, chunk=3).score(requests, advance=advance)
     assert killed, "work was in flight"
     assert any(said in line for line in spread.said[before:]), spread.said
     assert sum(portions) == 300
     _check_filed(folder, requests)
-    expected = ScoreStore(folder.with_name("one"), load_prm(place / "prm"), portion=3).score(requests)
+    expected = ScoreStore(folder.with_name("one"), load_prm(place / "prm"), chunk=3).score(requests)
     assert all(
         np.array_equal(a.log_odds_NO, b.log_odds_NO, equal_nan=True) for a, b in zip(found, expected, strict=True)
     )
@@ -242,7 +242,7 @@ def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int, worke
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["trees"] == NUM_TREES, "and nothing else is on standard output"
     assert f"Reused {_rows(folder, filed)} of" in again.stderr
-    score_files(load_prm(place / "prm"), place / "solutions.jsonl", folder / "one.parquet", portion=1)
+    score_files(load_prm(place / "prm"), place / "solutions.jsonl", folder / "one.parquet", chunk=1)
     assert pq.read_table(folder / "table.parquet").equals(pq.read_table(folder / "one.parquet"))
     keys = [key for path in folder.rglob("store/**/*.parquet") for key in pq.read_table(path)["key"].to_pylist()]
     assert len(keys) == len(set(keys)), "nothing twice"

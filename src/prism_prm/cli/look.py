@@ -95,7 +95,7 @@ def look(
     side by side. Nothing is written to disk.
     """
     from prism_prm.data.inputs import find_sources
-    from prism_prm.scorer.place import check_scorer
+    from prism_prm.scorer.opened import check_scorer
 
     prms = named_places(prm)
     how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}

@@ -53,7 +53,7 @@ def margins(
     All candidates of a tree are scored in one packed pass. Rerun the same command to resume. With --ray the work is
     spread over cores, GPUs and machines. `prism train` does this as its second stage.
     """
-    from prism_prm.scorer.place import check_scorer
+    from prism_prm.scorer.opened import check_scorer
     from prism_prm.tables import check_pairs_folder
 
     how = asdict(loading) | {"ray": cluster.given}

@@ -102,7 +102,7 @@ def score(
     model. Rerun the same command to resume. With --ray the work is spread over cores, GPUs and machines.
     """
     from prism_prm.data.inputs import find_sources
-    from prism_prm.scorer.place import check_scorer
+    from prism_prm.scorer.opened import check_scorer
 
     how = asdict(loading) | {"critic": critic, "ray": cluster.given}
     check_scorer(prm, how)
@@ -111,7 +111,7 @@ def score(
 
     with locked_file(out):
         report = score_files(
-            prm, inputs, out, format=format, options=reading, store=store, portion=chunk, loading=how,
+            prm, inputs, out, format=format, options=reading, store=store, chunk=chunk, loading=how,
         )  # fmt: skip
     facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}
     facts |= {"unjudged": report.unjudged} if report.unjudged else {}

@@ -19,7 +19,7 @@ from prism_prm.critics.format import CriticFormat
 from prism_prm.critics.replies import Rows, Turn
 from prism_prm.critics.settings import CriticSettings
 from prism_prm.critics.verdicts import Verdicts
-from prism_prm.protocol import ScoresSolutions, TreeScores, sigmoid
+from prism_prm.protocol import Scorer, StepSession, TreeScores, sigmoid
 from prism_prm.records import StepTree
 
 SURE = 30.0
@@ -29,10 +29,9 @@ Judged = tuple[np.ndarray, Tally]
 """The log-odds_NO of a tree's nodes, and what the replies behind them are."""
 
 
-class Critic(ScoresSolutions):
+class Critic(Scorer):
     """Scores steps by a critic's verdicts; usable wherever a PRM is."""
 
-    context = 2**31
     on_too_long = "skip"
 
     def __init__(
@@ -94,7 +93,7 @@ class Critic(ScoresSolutions):
         self.asker.replies.close()
         self.backend.close()
 
-    # --- the protocol of a scorer ---
+    # --- scores ---
 
     def score_trees(
         self,
@@ -122,10 +121,6 @@ class Critic(ScoresSolutions):
     def session(self, problems: Sequence[str]) -> CriticSession:
         """Growing trees of steps, one per problem."""
         return CriticSession(self, problems)
-
-    def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
-        """Anything but a blank text can be asked about."""
-        return bool(step.strip())
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens were read and written to judge a tree, by the kept replies."""
@@ -240,7 +235,7 @@ class CriticStep:
         return float(sigmoid(np.asarray(self.log_odds[0])))
 
 
-class CriticSession:
+class CriticSession(StepSession[CriticStep]):
     """Growing trees of steps in a search. A step holds all that is known of it, so `keep` and `drop` do nothing."""
 
     def __init__(self, critic: Critic, problems: Sequence[str]) -> None:
@@ -260,9 +255,3 @@ class CriticSession:
             for (parent, text), (log_odds_NO, tally) in zip(new, judged, strict=True)
         }
         return [made[one] for one in asked]
-
-    def keep(self, nodes: Iterable[CriticStep]) -> None: ...
-
-    def drop(self, nodes: Iterable[CriticStep]) -> None: ...
-
-    def close(self) -> None: ...

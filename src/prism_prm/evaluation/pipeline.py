@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from prism_prm.chosen import CardValues, card_values
 from prism_prm.console import progress, say
@@ -20,8 +20,7 @@ from prism_prm.evaluation.report import RunInfo, steps_file, write_run
 from prism_prm.evaluation.scores import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.names import check_name, own_name
 from prism_prm.prms.card import prm_folder
-from prism_prm.protocol import summary_of, tokens_of
-from prism_prm.scorer.place import check_scorer, remote_place
+from prism_prm.scorer.opened import check_scorer, remote_place
 
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
@@ -94,7 +93,7 @@ def evaluate_prm(
             with progress(f"measuring {one}", settings.num_draws, unit="draws") as advance:
                 evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=attach.card)
                 advance(settings.num_draws)
-    run = RunInfo(called, source, attach.model_hash, attach.tokens, summary_of(attach.prm, attach.trees))
+    run = RunInfo(called, source, attach.model_hash, attach.tokens, attach.summary())
     write_run(out, run, list(evaluations.values()), settings.settled(attach.card))
     return evaluations
 
@@ -179,6 +178,7 @@ class _Scores:
             {**(loading or {}), "critic": _by_rule((loading or {}).get("critic"))} if is_critic(prm) else loading
         )
         self._opened = contextlib.ExitStack()
+        self._scorer: Scorer | None = None
         self.model_hash = ""
         self.card: CardValues | None = None
         """What the card of the PRM says, once its scores are here."""
@@ -186,6 +186,10 @@ class _Scores:
         """Tokens behind the scores of all benchmarks; None if they were not made here."""
         self.trees: list[StepTree] = []
         """What was scored."""
+
+    def summary(self) -> dict[str, Any] | None:
+        """What a critic says about itself and its verdicts."""
+        return None if self._scorer is None else self._scorer.summary(self.trees)
 
     def check(self) -> None:
         """Refuse places where there can be no scores, before anything is read."""
@@ -207,7 +211,7 @@ class _Scores:
 
         path = self.scores if self.scores is not None else self._scored(items)
         steps, about = steps_from_table(items, path)
-        self.card = card_of_scores(path) if self.scores is not None else card_values(self.prm)
+        self.card = card_of_scores(path) if self._scorer is None else card_values(self._scorer)
         self.model_hash = about["model_hash"]
         return steps, about["notes"]
 
@@ -215,13 +219,12 @@ class _Scores:
         from prism_prm.scorer.opened import opened_prm
 
         assert self.prm is not None, "one of the three is given"
-        scorer = self.prm
-        if isinstance(scorer, str | Path):
-            scorer = cast("Scorer", self._opened.enter_context(opened_prm(scorer, self.loading)))
-            self.prm = scorer
+        if self._scorer is None:
+            self._scorer = self._opened.enter_context(opened_prm(self.prm, self.loading))
+        scorer = self._scorer
         with progress(f"scoring {items.name}", len(items.items), unit="items") as advance:
             path = score_benchmark(scorer, items, self.out, store=self.store, advance=advance)
         trees = [item.tree for item in items.items]
         self.trees += trees
-        self.tokens = (self.tokens or 0) + tokens_of(scorer, trees)
+        self.tokens = (self.tokens or 0) + scorer.count_all(trees)
         return path

@@ -250,7 +250,7 @@ def score_benchmark(
 
     path = scores_file(folder, items.name)
     trees = [item.tree for item in items.items]
-    if not getattr(prm, "judges_every_step", True) and find_benchmark(items.name).needs_every_step:
+    if not prm.judges_every_step and find_benchmark(items.name).needs_every_step:
         raise ConfigError(
             f"{items.name} needs a verdict on every step, but this critic judges none after the first wrong one; "
             "choose another --critic"

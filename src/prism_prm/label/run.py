@@ -28,9 +28,8 @@ from prism_prm.policies import Policy, PolicySettings, open_policy
 from prism_prm.policies.base import check_policy, policy_for_workers
 from prism_prm.programs import Level
 from prism_prm.programs.problems import Packed
-from prism_prm.protocol import notes_of, summary_of
 from prism_prm.records import StepTree, unique_names
-from prism_prm.scorer.place import check_scorer
+from prism_prm.scorer.opened import check_scorer
 from prism_prm.search.engine import RoundStats, Speedometer
 from prism_prm.tables import write_trees
 from prism_prm.tasks import ProblemIndex, TaskGrader, TaskProblem, load_task
@@ -235,9 +234,9 @@ def _confirmed(
             progress("second opinion", len(trees), unit="trees") as advance,
         ):
             others = scored_opinion(trees, scorer, threshold, store=store, advance=advance)
-        for note in notes_of(scorer):
+        for note in scorer.notes():
             say(note)
-        return keep_agreed(trees, others, counts), summary_of(scorer, trees)
+        return keep_agreed(trees, others, counts), scorer.summary(trees)
 
 
 def _exact_trees(recipe: LabelRecipe, known: ProblemIndex) -> tuple[list[StepTree], Counter[str]]:

@@ -196,8 +196,7 @@ def _is_table(place: Place) -> bool:
 
 
 def _scored(tables: list[Place], results: Results) -> dict[str, Any]:
-    from prism_prm.scorer.table import card_of_scores, inputs_of_scores, read_scores, scores_of_trees
-    from prism_prm.scorer.to_score import TreesToScore
+    from prism_prm.scorer.table import TreesToScore, card_of_scores, inputs_of_scores, read_scores, scores_of_trees
 
     data = results.data or tuple(dict.fromkeys(name for table in tables for name in inputs_of_scores(table.path)))
     if not data:

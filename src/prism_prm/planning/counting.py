@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -72,40 +71,51 @@ class Tally:
         self.largest = max(self.largest, batch, key=Batch.order)
 
 
-class CountingScorer:
+class CountingScorer(Scorer):
     """Stands in for a PRM where scores are filed: counts what it is asked for, and gives no real scores."""
-
-    outputs = ("correct",)
 
     def __init__(self, prm: Skeleton) -> None:
         self.prm = prm
         self.tally = Tally()
-        self.portions = 0
+        self.chunks = 0
 
     def identity(self) -> str:
         return "a plan"
 
     def filed(self, folder: Path) -> ScoreStore:
         """A store that asks it only for what no one has asked before."""
-        return ScoreStore(folder, cast("Scorer", self))
+        return ScoreStore(folder, self)
 
     def stage(self, name: str, cluster: Cluster, size: int, times: int = 1) -> Stage:
         """What was counted as a stage of a plan; whole portions go to processes. `size`: bytes of an activation."""
         flops = forward_flops(self.prm.sizes, self.tally.total)
-        busiest = -(-self.portions // cluster.count) / max(1, self.portions)
+        busiest = -(-self.chunks // cluster.count) / max(1, self.chunks)
         return Stage(
             name, self.tally.total.tokens, self.tally.separate, flops, flops * busiest / cluster.speed(size) / 3600,
             times=times, efficiency=1 / (busiest * cluster.count),
         )  # fmt: skip
 
-    def score_trees(self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]]) -> list[TreeScores]:
+    def count_tokens(self, tree: StepTree) -> int:
+        encoded = encode_tree(tree, self.prm.family)
+        return len(encoded.prompt) + sum(map(len, encoded.ids))
+
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,  # noqa: ARG002
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
         """Count the passes over these nodes."""
+        wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         items, too_long = fit_all(self.prm, trees, wanted)  # type: ignore[arg-type]
         rows = rows_of(self.prm, items)  # type: ignore[arg-type]
         for batch in batches_of(self.prm.module, rows, self.prm.token_budget):
             self.tally.add(batch_of(self.prm.module, batch), sum(map(len, batch)))
         self.tally.separate += sum(item.tree.path_tokens(node) for item in items for (node,) in item.groups)
-        self.portions += 1
+        self.chunks += 1
+        advance(len(trees))
         return [
             TreeScores(self.outputs, np.zeros((len(tree.nodes), 1)), long)
             for tree, long in zip(trees, too_long, strict=True)

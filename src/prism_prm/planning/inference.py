@@ -15,7 +15,7 @@ from prism_prm.planning.gpus import BYTES, GIB, Cluster, Fit
 from prism_prm.planning.plan import SCORE_BYTES, Plan, ScoringJob, Stage
 from prism_prm.prms.skeleton import Stand, backbone_sizes, load_skeleton
 from prism_prm.scorer.store import Request
-from prism_prm.scorer.to_score import TreesToScore
+from prism_prm.scorer.table import TreesToScore
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.tasks import load_task
 

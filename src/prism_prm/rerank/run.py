@@ -18,7 +18,6 @@ from prism_prm.errors import ConfigError
 from prism_prm.job import Here, Job, stoppable
 from prism_prm.names import file_name
 from prism_prm.pools import Pool, read_pool
-from prism_prm.protocol import summary_of, tokens_of
 from prism_prm.ranges import Count, Natural, Range, check
 from prism_prm.report import remove_report
 from prism_prm.rerank.curves import Curve, check_ns, compute_curves, largest
@@ -29,7 +28,7 @@ from prism_prm.rerank.results import Results
 from prism_prm.rerank.selected import select_solutions, write_selected
 from prism_prm.rerank.solutions import grading_hash, read_grades, write_solutions
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
-from prism_prm.scorer.place import check_scorer
+from prism_prm.scorer.opened import check_scorer
 from prism_prm.tasks import Errata, Level, TaskGrader, Window, load_task
 
 if TYPE_CHECKING:
@@ -181,8 +180,8 @@ def rerank_pool(
                     with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
                         write_scores(scorer, pool.trees(), table, store=store, advance=advance)
                     step_scores[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
-                    tokens[name] = tokens_of(scorer, pool.trees())
-                    if (summary := summary_of(scorer, pool.trees())) is not None:
+                    tokens[name] = scorer.count_all(pool.trees())
+                    if (summary := scorer.summary(pool.trees())) is not None:
                         critics[name] = summary
         aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
         own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}

@@ -13,7 +13,6 @@ from prism_prm.arrays import Floats
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import DataError
 from prism_prm.pools import Pool
-from prism_prm.protocol import can_score_all
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer, TreeScores
@@ -62,9 +61,7 @@ def scores_by_prm(store: ScoreStore, pool: Pool, advance: Advance = ignore) -> S
 def scorable(scorer: Scorer, pool: Pool) -> list[StepTree]:
     """The solutions all of whose steps a scorer can read."""
     trees = pool.trees()
-    together = getattr(scorer, "can_score_all", None)  # where each question is a message to another process
-    fits = together(trees) if together else [can_score_all(scorer, tree) for tree in trees]
-    return list(itertools.compress(trees, fits))
+    return list(itertools.compress(trees, scorer.can_score_all(trees)))
 
 
 def _by_solution(pool: Pool, trees: Sequence[StepTree], scores: Sequence[TreeScores]) -> list[Floats | None]:

@@ -42,7 +42,7 @@ def score_solutions(scorer: Scorer, problems: Sequence[str], solutions: Sequence
     A step that cannot be read is left out, and those after it are read after the steps before it. A scorer that is
     `by_sample` may score equal solutions differently: each is a tree of its own.
     """
-    by_sample = getattr(scorer, "by_sample", False)
+    by_sample = scorer.by_sample
     owners = [(problem, i if by_sample else 0) for i, problem in enumerate(problems)]
     trees: dict[tuple[str, int], _Growing] = {}
     paths: list[list[int]] = []
@@ -69,7 +69,7 @@ def _readable(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
     for k, step in enumerate(steps):
         if scorer.can_score(step, len(numbers)):
             numbers.append(k)
-    if getattr(scorer, "on_too_long", None) == "skip":  # it says so itself, by NaN
+    if scorer.on_too_long == "skip":  # it says so itself, by NaN
         return numbers
 
     def size(count: int) -> int:
@@ -77,7 +77,7 @@ def _readable(scorer: Scorer, problem: str, steps: Sequence[str]) -> list[int]:
 
     if size(len(numbers)) <= scorer.context:
         return numbers
-    if getattr(scorer, "on_too_long", None) == "drop-left-steps":  # only what is too long by itself is lost
+    if scorer.on_too_long == "drop-left-steps":  # only what is too long by itself is lost
         return [k for k in numbers if scorer.count_tokens(StepTree.chain(problem, [steps[k]])) <= scorer.context]
     return numbers[: max(0, bisect_right(range(len(numbers) + 1), scorer.context, key=size) - 1)]
 

@@ -18,7 +18,6 @@ from prism_prm.lm.files import load_tokenizer, local_folder
 from prism_prm.names import file_name
 from prism_prm.pairs.same_problem import Exclusions
 from prism_prm.policies import PolicySettings, open_policy
-from prism_prm.protocol import notes_of, summary_of
 from prism_prm.rl.grpo import Curve, check_installed, grpo_config, train_with_reward
 from prism_prm.rl.held_out import AnswerGold, problem_rows
 from prism_prm.rl.recipe import GrpoRecipe, read_grpo_recipe
@@ -150,11 +149,11 @@ def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> Iterat
         # The card decides what the recipe leaves open. Its threshold changes what is logged, and no reward.
         yield reward, content_key(scorer.identity(), replace(recipe.reward, aggregator=reward.aggregator))
     finally:
-        said = summary_of(scorer)
+        said = scorer.summary()
         if said is not None and said["verdicts"] | said["missing"]:
             with contextlib.closing(JsonLines(out / COSTS.format(state.process_index))) as costs:
                 costs.append(said)
-            for note in notes_of(scorer):
+            for note in scorer.notes():
                 say(note)
         reward.close()
 

@@ -16,7 +16,7 @@ from prism_prm.policies import Prompting, Sampling
 from prism_prm.ranges import Count, Natural, NotNegative, Share, check
 from prism_prm.rl.credit import find_credit
 from prism_prm.rl.looks import MonitorSettings
-from prism_prm.scorer.place import check_scorer
+from prism_prm.scorer.opened import check_scorer
 from prism_prm.tasks import Level
 
 

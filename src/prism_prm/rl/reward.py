@@ -20,7 +20,6 @@ from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.arrays import Floats
 from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.critics.load import critic_settings, is_critic
-from prism_prm.critics.settings import CriticSettings
 from prism_prm.errors import ConfigError
 from prism_prm.protocol import Scorer
 from prism_prm.rl.completions import problem_text, reply_text
@@ -300,11 +299,12 @@ class PRMReward:
 
 def _refuse_gaps(prm: Scorer | str | Path, loading: Mapping[str, Any] | None) -> None:
     """A critic's missing verdict must be something: trainers have no reward for a step without a score."""
-    if is_critic(prm):
-        asked: object = critic_settings((loading or {}).get("critic"))
-    else:
-        asked = getattr(prm, "settings", None)
-    if isinstance(asked, CriticSettings) and asked.on_missing == "skip":
+    from prism_prm.critics.critic import Critic
+
+    asked = critic_settings((loading or {}).get("critic")) if is_critic(prm) else None
+    if isinstance(prm, Critic):
+        asked = prm.settings
+    if asked is not None and asked.on_missing == "skip":
         raise ConfigError(
             'on_missing = "skip": a trainer needs a reward for every completion, and a step without a verdict would '
             'get the worst one. Say so with on_missing = "wrong", or stop with "error".'

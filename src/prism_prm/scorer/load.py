@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,12 +23,10 @@ from prism_prm.prms.module import PrmModule
 from prism_prm.protocol import Scorer
 from prism_prm.scorer.check_packing import check_packing
 from prism_prm.scorer.lower_cache import CacheSettings
-from prism_prm.scorer.place import RemotePlace, remote_place
+from prism_prm.scorer.opened import remote_place
 from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.remote import RemotePRM, compare_with
-from prism_prm.scorer.served import PrismPRM
+from prism_prm.scorer.remote import PrismPRM, RemotePRM, VllmPRM, compare_with
 from prism_prm.scorer.settings import LoadSettings, OnTooLong
-from prism_prm.scorer.vllm import VllmPRM
 from prism_prm.scorer.whole_trees import check_choice
 
 
@@ -55,7 +53,7 @@ def load_prm(
     prm_timeout: float = 300.0,
     prm_retries: int = 5,
     prm_concurrency: int = 16,
-) -> PRM:
+) -> PRM | RemotePRM:
     """Load a PRM from a folder or a hub id, or open one behind a server, which scores but cannot be trained.
 
     Args:
@@ -94,12 +92,22 @@ def load_prm(
         prm_retries=prm_retries, prm_concurrency=prm_concurrency,
     )  # fmt: skip
     if (remote := remote_place(name)) is not None:
-        server = (RetryPolicy(prm_timeout, prm_retries), prm_concurrency)
-        copy = _named(local, name) if check else None
-        opened = _open_remote(remote, server, on_too_long, local, family, settings, context)
-        if copy is not None:
-            compare_with(opened, load_prm(copy, family=family, settings=settings, device=device))
-        return cast(PRM, opened)  # it has all of a PRM's methods but those that need weights
+        if check and local is None:
+            raise ConfigError(f"{name}: to check it, name its local copy (--local, local= in Python)")
+        check_choice(on_too_long)
+        key = "PRISM_API_KEY" if remote.kind == "prism" else "VLLM_API_KEY"
+        server = Server(remote.url, RetryPolicy(prm_timeout, prm_retries), prm_concurrency, key_variable=key)
+        served: RemotePRM
+        if remote.kind == "prism":
+            served = PrismPRM(server, remote.model, on_too_long)
+        else:
+            served = VllmPRM(
+                server, remote.model, on_too_long,
+                local=None if local is None else str(local), family=family, settings=settings, context=context,
+            )  # fmt: skip
+        if check and local is not None:
+            compare_with(served, load_prm(local, family=family, settings=settings, device=device))
+        return served
     if device is not None and device_map is not None:
         raise ConfigError("give device or device_map, not both")
     name = prm_folder(name)
@@ -128,32 +136,14 @@ def load_prm(
         files.check_loaded()
     module.eval()
     check_packing(module)
-    kept = cache if cache is None or isinstance(cache, CacheSettings) else _cache_of(str(name), card, cache, cache_gb)
-    return PRM(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=kept)
-
-
-def _named(local: str | Path | None, name: str | Path) -> str | Path:
-    if local is None:
-        raise ConfigError(f"{name}: to check it, name its local copy (--local, local= in Python)")
-    return local
-
-
-def _open_remote(
-    place: RemotePlace,
-    how: tuple[RetryPolicy, int],
-    on_too_long: OnTooLong,
-    local: str | Path | None,
-    family: str | None,
-    settings: Mapping[str, str] | None,
-    context: int | None,
-) -> RemotePRM:
-    check_choice(on_too_long)
-    if place.kind == "prism":
-        return PrismPRM(Server(place.url, *how, key_variable="PRISM_API_KEY"), place.model, on_too_long)
-    return VllmPRM(
-        Server(place.url, *how, key_variable="VLLM_API_KEY"), place.model, on_too_long,
-        local=None if local is None else str(local), family=family, settings=settings, context=context,
-    )  # fmt: skip
+    if cache is not None and not isinstance(cache, CacheSettings):
+        if not card.frozen_layers:
+            raise ConfigError(
+                f"{name}: its {CARD_FILE} names no frozen_layers, so there are no activations to cache; leave out the "
+                f"cache, or train with hardware.frozen_layers"
+            )
+        cache = CacheSettings(cache, card.frozen_layers, cache_gb)
+    return PRM(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=cache)
 
 
 def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Scorer:
@@ -161,8 +151,10 @@ def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None,
 
     `loading["family"]` may map PRM names to families; `loading["critic"]` has the settings of critics.
     """
-    if not isinstance(prm, str | Path):
+    if isinstance(prm, Scorer):
         return prm
+    if not isinstance(prm, str | Path):
+        raise ConfigError(f"expected a PRM, its folder or hub id, or a subclass of Scorer; found {type(prm).__name__}")
     options = dict(loading or {})
     critic = options.pop("critic", None)
     if isinstance(prm, str) and is_critic(prm):
@@ -170,15 +162,6 @@ def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None,
     if isinstance(families := options.get("family"), Mapping):
         options["family"] = families.get(name)
     return load_prm(prm, **options)
-
-
-def _cache_of(name: str, card: Card, folder: str | Path, gigabytes: float) -> CacheSettings:
-    if not card.frozen_layers:
-        raise ConfigError(
-            f"{name}: its {CARD_FILE} names no frozen_layers, so there are no activations to cache; leave out the "
-            f"cache, or train with hardware.frozen_layers"
-        )
-    return CacheSettings(folder, card.frozen_layers, gigabytes)
 
 
 def init_prm(

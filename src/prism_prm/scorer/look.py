@@ -16,10 +16,10 @@ from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
 from prism_prm.console import progress, say
 from prism_prm.data import ReadOptions
 from prism_prm.data.inputs import as_places
-from prism_prm.protocol import Scorer, notes_of
+from prism_prm.protocol import Scorer
 from prism_prm.records import StepTree
 from prism_prm.scorer.load import open_prm
-from prism_prm.scorer.to_score import TreesToScore
+from prism_prm.scorer.table import TreesToScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def look_at(
         how, limit_of_right = choose_aggregator(None, card).value, choose_threshold(threshold, card).value
         scores = zip(trees, found, strict=True)
         columns.append([_judged(name, tree, one.probability, limit_of_right, how) for tree, one in scores])
-        for note in notes_of(scorer):
+        for note in scorer.notes():
             say(note)
     return [LookedAt(tree, tuple(column[i] for column in columns)) for i, tree in enumerate(trees)]
 

@@ -1,4 +1,5 @@
-"""A PRM to score with, held by this process, or by the workers of a Ray cluster (`loading["ray"]`)."""
+"""Scorers by name: whether a name can be one (checked before anything heavy loads), and the opened scorer, held by this
+process or by the workers of a Ray cluster (`loading["ray"]`)."""
 
 from __future__ import annotations
 
@@ -7,28 +8,82 @@ import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prism_prm.console import Advance, bar_on_stderr, ignore
+from prism_prm.critics.load import check_critic, is_critic
 from prism_prm.errors import ConfigError
+from prism_prm.http import server_address
 from prism_prm.job import Chunk, Opening, Workers
 from prism_prm.lm.files import base_of, is_adapter
-from prism_prm.prms.card import prm_folder
-from prism_prm.protocol import Scorer, ScoresSolutions, StepSession, TreeScores, can_score_all
+from prism_prm.prms.card import check_prm, checkable, prm_folder
+from prism_prm.protocol import Scorer, ScorerFacts, StepSession, TreeScores
 from prism_prm.records import StepTree
-from prism_prm.scorer.place import place_for_workers, remote_place
 from prism_prm.workers import Ray
-
-if TYPE_CHECKING:
-    from prism_prm.prms.card import Card
 
 TREES_AT_ONCE = 64
 """Trees that a worker is sent together, by calls that do not say."""
+REMOTE = ("prism", "vllm")
+"""What stands before the address of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePlace:
+    """Where a remote PRM is."""
+
+    kind: str
+    """One of REMOTE."""
+    url: str
+    model: str
+    """Which of the server's models; "" if it has only one."""
+
+
+def remote_place(name: object) -> RemotePlace | None:
+    """The server and model of `prism:http://host:8000#model`; None for the name of a local PRM."""
+    kind, colon, rest = str(name).partition(":")
+    if not isinstance(name, str) or not colon or kind not in REMOTE:
+        return None
+    url, _, model = rest.partition("#")
+    return RemotePlace(kind, url, model)
+
+
+def place_for_workers(prm: Scorer | str | Path) -> str | Path:
+    """The place of a PRM that workers of a cluster can open; a critic, or a PRM that is open, is refused."""
+    if not isinstance(prm, str | Path):
+        raise ConfigError("workers of a Ray cluster load a PRM themselves: give its folder or hub id, not the PRM")
+    if is_critic(prm):
+        raise ConfigError(
+            f"--ray: {prm} is a critic, and critics do not run on Ray. Serve its model on the cluster, e.g. with vLLM, "
+            "and give critic:openai:URL with more --critic-concurrency"
+        )
+    return prm
+
+
+def check_scorer(place: Scorer | str | Path, loading: Mapping[str, Any] | None, name: str = "") -> None:
+    """Refuse at once what `opened_prm` would refuse later, given the same options."""
+    if (loading or {}).get("ray") is not None:
+        place_for_workers(place)
+    if not isinstance(place, str | Path):
+        return
+    if is_critic(place):
+        check_critic(str(place), (loading or {}).get("critic"))
+        return
+    remote = remote_place(place)
+    if remote is None:
+        check_prm(place, **checkable(loading, name))
+        return
+    server_address(remote.url)
+    local = (loading or {}).get("local")
+    if local is not None:
+        check_prm(local, **checkable(loading, name))
+    elif (loading or {}).get("check"):
+        raise ConfigError(f"{place}: to check it, name its local copy with --local")
 
 
 @contextlib.contextmanager
-def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Iterator[Any]:
+def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Iterator[Scorer]:
     """The scorer of `open_prm`; with `loading["ray"]`, one that the workers of a cluster hold until the block ends."""
     loading = dict(loading or {})
     ray = loading.pop("ray", None)
@@ -37,25 +92,19 @@ def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = Non
 
         yield open_prm(prm, loading, name)
         return
-    with Ray(ray).open(prm_for_workers(prm, loading, name), alike=_identity) as workers:
-        yield SpreadPRM(workers)
+    with Ray(ray).open(prm_for_workers(prm, loading, name), alike=methodcaller("identity")) as workers:
+        yield RayScorer(workers)
 
 
 def prm_for_workers(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str = "") -> Opening[Scorer]:
-    """What opens the PRM where its folders are found."""
-    place, options, folders = _for_workers(place_for_workers(prm), loading, name)
-    loads = remote_place(prm) is None or "local" in options
-    return Opening(functools.partial(_make, place=place, options=options), tuple(folders), loads)
-
-
-def _for_workers(prm: str | Path, loading: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any], list[str]]:
-    """What a worker loads, and with which options and folders: no path in it depends on where this process runs."""
+    """What opens the PRM where its folders are found: no path in it depends on where this process runs."""
+    given = place_for_workers(prm)
     options = {key: value for key, value in loading.items() if value is not None and key != "critic"}
     if isinstance(families := options.get("family"), Mapping):
         options["family"] = families.get(name)
-    place = str(prm)
-    if remote_place(prm) is None:
-        place = _absolute(prm_folder(prm))
+    is_local, place = remote_place(given) is None, str(given)
+    if is_local:
+        place = _absolute(prm_folder(given))
         if is_adapter(place) and "adapter" not in options:
             place, options["adapter"] = _absolute(base_of(Path(place))), place
     options |= {key: _absolute(options[key]) for key in ("adapter", "local", "cache") if key in options}
@@ -63,7 +112,8 @@ def _for_workers(prm: str | Path, loading: Mapping[str, Any], name: str) -> tupl
         file, colon, kind = str(family).rpartition(":")
         options["family"] = f"{_absolute(file)}{colon}{kind}"
     named = [place, options.get("adapter"), options.get("local")]
-    return place, options, [folder for folder in named if folder is not None and os.path.isdir(folder)]
+    folders = tuple(folder for folder in named if folder is not None and os.path.isdir(folder))
+    return Opening(functools.partial(_make, place=place, options=options), folders, is_local or "local" in options)
 
 
 def _absolute(place: str | Path) -> str:
@@ -78,42 +128,19 @@ def _make(found: Mapping[str, str], *, place: str, options: Mapping[str, Any]) -
     return open_prm(found.get(place, place), own)
 
 
-def _identity(scorer: Scorer) -> str:
-    return scorer.identity()
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the driver must know of a PRM that it does not hold."""
-
-    outputs: tuple[str, ...]
-    context: int
-    card: Card | None
-    identity: str
-    model_hash: str
-
-    @classmethod
-    def of(cls, scorer: Any) -> _Facts:
-        return cls(
-            scorer.outputs, scorer.context, getattr(scorer, "card", None), scorer.identity(), scorer.model_hash()
-        )
-
-
-class SpreadPRM(ScoresSolutions):
-    """A PRM that workers hold: a `Scorer` whose work they share."""
+class RayScorer(Scorer):
+    """A PRM that the workers of a cluster hold and share the work of."""
 
     def __init__(self, workers: Workers[Scorer]) -> None:
-        self.workers = workers
-        self._facts = workers.ask(_Facts.of)
-        self.outputs, self.context, self.card = self._facts.outputs, self._facts.context, self._facts.card
+        self.workers: Workers[Scorer] = workers
+        self.facts = workers.ask(ScorerFacts.of)
+        self.outputs, self.context, self.card = self.facts.outputs, self.facts.context, self.facts.card
 
     def identity(self) -> str:
-        """That of the PRM which each worker holds."""
-        return self._facts.identity
+        return self.facts.name
 
     def model_hash(self) -> str:
-        """That of the PRM which each worker holds."""
-        return self._facts.model_hash
+        return str(self.workers.ask(methodcaller("model_hash")))
 
     def score_trees(
         self,
@@ -141,14 +168,14 @@ class SpreadPRM(ScoresSolutions):
         """How many tokens all of them are."""
         return sum(count for _, count in self.workers.run(_count, self._portions(trees)))
 
-    def can_score_all(self, trees: Sequence[StepTree]) -> list[bool]:
+    def can_score_all(self, solutions: Sequence[StepTree]) -> list[bool]:
         """Of each tree whether all its steps fit the family's layout."""
-        found = {portion.number: fits for portion, fits in self.workers.run(_can_score_all, self._portions(trees))}
+        found = {portion.number: fits for portion, fits in self.workers.run(_can_score_all, self._portions(solutions))}
         return [fits for number in sorted(found) for fits in found[number]]
 
     def can_score(self, step: str, depth: int) -> bool:
         """Whether a step after this many others fits the family's layout."""
-        return self.workers.ask(functools.partial(_can_score, step=step, depth=depth))
+        return bool(self.workers.ask(methodcaller("can_score", step, depth)))
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
         """Refused: a session lives in one process, so whoever needs one works there as a whole."""
@@ -168,12 +195,8 @@ def _score(scorer: Scorer, work: Sequence[tuple[StepTree, Sequence[int]]]) -> li
 
 
 def _count(scorer: Scorer, trees: Sequence[StepTree]) -> int:
-    return sum(map(scorer.count_tokens, trees))
-
-
-def _can_score(scorer: Scorer, *, step: str, depth: int) -> bool:
-    return scorer.can_score(step, depth)
+    return scorer.count_all(trees)
 
 
 def _can_score_all(scorer: Scorer, trees: Sequence[StepTree]) -> list[bool]:
-    return [can_score_all(scorer, tree) for tree in trees]
+    return scorer.can_score_all(trees)

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.console import Advance, bar_on_stderr, ignore
-from prism_prm.errors import DataError
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.packing import EncodedTree, encode_tree
 from prism_prm.prms.base import Family
 from prism_prm.prms.card import Card, model_card
 from prism_prm.prms.folder import push_folder, save_folder
 from prism_prm.prms.module import PrmModule, hash_model
-from prism_prm.protocol import Solution, TreeScores, as_trees
+from prism_prm.protocol import Scorer, TreeScores
 from prism_prm.records import StepTree
 from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
 from prism_prm.scorer.settings import OnTooLong
@@ -32,7 +31,7 @@ TREES_AT_ONCE = 512
 """Trees are laid out and sorted by length within chunks of this many, so that memory stays bounded."""
 
 
-class PRM:
+class PRM(Scorer):
     """A PRM: its differentiable module, its family's layout, and how to score with them.
 
     `load_prm` and `PRM.from_pretrained` read one, `init_prm` makes one.
@@ -54,7 +53,8 @@ class PRM:
         self.cache = LowerCache(module, cache) if cache else None
         """The cache of frozen-layer activations, or None."""
         self.family = family
-        self.card = card
+        self.outputs = family.outputs
+        self.card: Card = card
         self.token_budget = token_budget or (8192 if module.device.type == "cpu" else 16384)
         """Tokens of one forward pass, padding included."""
         self.context: int = context or module.config.max_position_embeddings
@@ -76,12 +76,10 @@ class PRM:
         """
         from prism_prm.scorer.load import load_prm
 
-        return load_prm(name, **options)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the log-odds; the first is that the step is right."""
-        return self.family.outputs
+        prm = load_prm(name, **options)
+        if not isinstance(prm, PRM):
+            raise ConfigError(f"{name}: a PRM behind a server has no weights here; open it with load_prm")
+        return prm
 
     @property
     def tokenizer(self) -> Any:
@@ -90,54 +88,6 @@ class PRM:
     def encode_tree(self, tree: StepTree) -> EncodedTree:
         """The tree's token ids; cheap, and independent of the weights."""
         return encode_tree(tree, self.family)
-
-    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """P(the step is right) for each step of one solution.
-
-        Args:
-            problem: the problem's text.
-            steps: the texts of the steps, in order; `split_steps` cuts a whole solution into them.
-
-        Example:
-            >>> prm = load_prm("my-prm")
-            >>> [0 <= score <= 1 for score in prm.score("What is 2 + 3 * 4?", ["3 * 4 = 12.", "2 + 12 = 15."])]
-            [True, True]
-        """
-        return self.score_many([(problem, steps)])[0]
-
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
-        """P(right) for each step of each solution, in the order given; batched by length.
-
-        Args:
-            solutions: each (problem, steps), {"problem": …, "steps": […]} or a `StepTree`.
-            progress: show a progress bar on standard error.
-
-        Example:
-            >>> prm = load_prm("my-prm")
-            >>> found = prm.score_many([("1 + 2?", ["1 + 2 = 3"]), {"problem": "2?", "steps": ["It is", "2"]}])
-            >>> [len(scores) for scores in found]
-            [1, 2]
-        """
-        return [scores.probability.tolist() for scores in self.score_trees(as_trees(solutions), progress=progress)]
-
-    def solution_score(self, problem: str, steps: Sequence[str], how: str | None = None) -> float:
-        """The score of a whole solution: its step scores, combined by the card's aggregator (`card.aggregator`).
-
-        Args:
-            problem: the problem's text.
-            steps: the texts of the steps, in order.
-            how: an aggregator other than the card's: last, min, product, mean or soft-min.
-
-        Example:
-            >>> prm = load_prm("my-prm")
-            >>> prm.card.aggregator
-            'product'
-            >>> 0 < prm.solution_score("1 + 2?", ["Add.", "3"]) < min(prm.score("1 + 2?", ["Add.", "3"]))
-            True
-        """
-        how = self.card.aggregator if how is None else how
-        check_aggregator(how)
-        return solution_score(self.score(problem, steps), how)
 
     def score_trees(
         self,

@@ -7,9 +7,11 @@ another model or other settings have other keys, so an old score is never mistak
 A key is scored once and has one value: equal steps of one piece of work are scored where they come first, and what
 other work has filed is not scored again.
 
-Work is done in portions of trees. What a portion adds becomes one file, named by its keys: it is complete or absent,
-and a killed run repeats at most the portions in flight, bit for bit. The workers that hold the scorer may be many (see
-`workers`); this process alone writes. In training, several processes fill one store, each its `Share`.
+Work is done in chunks of trees. What a chunk adds becomes one Parquet file, named by its keys and renamed into
+place: it is complete or absent, and a killed run repeats at most the chunks in flight, bit for bit. Files never
+change, so many processes and threads may extend a store. All keys and records of a scorer are in memory, sorted by key.
+The workers that hold the scorer may be many (see `workers`); this process alone writes. In training, several processes
+fill one store, each its `Share`.
 """
 
 from __future__ import annotations
@@ -23,21 +25,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from prism_prm.console import Advance, ignore, say
-from prism_prm.files import remove_parts
-from prism_prm.job import Chunk, Here, Workers, stoppable
-from prism_prm.protocol import Scorer, TreeScores
+from prism_prm.errors import DataError
+from prism_prm.file_types import fitted, reading_parquet
+from prism_prm.files import remove_parts, whole_file
+from prism_prm.job import Chunk, Here, stoppable
+from prism_prm.protocol import Scorer, ScorerFacts, TreeScores
 from prism_prm.records import ROOT, StepTree
-from prism_prm.scorer.filed import read_filed, row_of, write_filed
-from prism_prm.scorer.index import KEY_BYTES, KEYS, KeyIndex
 
-PORTION = 64
+KEY = np.dtype("S16")
+RECENT = 2**16
+"""Records that are added to a small index before it is merged into the large one."""
+_REMEDY = "not a file of the score store; remove it to score it again"
+CHUNK = 64
 """Trees that are scored and filed together: what a stop can cost."""
 AHEAD = 64
-"""Finished portions that wait for an earlier one; then no more is read. With many workers, AHEAD_EACH for each."""
+"""Finished chunks that may wait for an earlier one before reading pauses; with many workers, AHEAD_EACH for each."""
 AHEAD_EACH = 16
-"""A worker with two portions that takes eight times as long as the others does not hold them up."""
+"""A worker with two chunks that takes eight times as long as the others does not hold them up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +70,19 @@ class Request:
 
 
 Each = Callable[[Sequence[Request], list[TreeScores]], None]
-"""Hears requests and their scores."""
+"""A callback for requests and their scores."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Filled:
     """How much of the work there was, and how much of it was there before."""
 
-    portions: int
-    found: int
-    """Portions that did not have to be scored."""
+    chunks: int = 0
+    found: int = 0
+    """Chunks that did not have to be scored."""
+    steps: int = 0
+    missing: int = 0
+    """Steps that had to be scored."""
 
 
 def keys_of(identity: str, request: Request, *, whole: bool = False) -> list[bytes]:
@@ -89,7 +100,7 @@ def keys_of(identity: str, request: Request, *, whole: bool = False) -> list[byt
 
 
 def _digest(before: bytes, text: str) -> bytes:
-    return hashlib.blake2b(before + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+    return hashlib.blake2b(before + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=KEY.itemsize).digest()
 
 
 @contextlib.contextmanager
@@ -98,7 +109,7 @@ def store_for(
     scorer: Scorer,
     folder: str | Path | None,
     *,
-    portion: int = PORTION,
+    chunk: int = CHUNK,
 ) -> Iterator[ScoreStore]:
     """The store in `folder`; without one, a store beside the file `out`, removed when the block has written that.
 
@@ -106,25 +117,29 @@ def store_for(
     """
     out = Path(out)
     own = out.with_name(f".{out.name}.scores")
-    yield ScoreStore(folder or own, scorer, portion=portion)
+    yield ScoreStore(folder or own, scorer, chunk=chunk)
     shutil.rmtree(own, ignore_errors=True)
 
 
 class ScoreStore:
-    """The scores of one scorer in a folder, which those of others may share."""
+    """The scores of one scorer in a folder, which those of others may share; with `ScorerFacts`, to read and add."""
 
-    def __init__(self, folder: str | Path, scorer: Scorer, *, portion: int = PORTION) -> None:
-        self.scorer = scorer
-        self.portion = portion
+    def __init__(self, folder: str | Path, scorer: Scorer | ScorerFacts, *, chunk: int = CHUNK) -> None:
+        self._given = scorer
+        self.outputs = scorer.outputs
+        self.chunk = chunk
         self.identity = scorer.identity()
-        self.whole = bool(getattr(scorer, "reads_whole_solutions", False))
-        """Whether a step's score depends on all of its solution."""
         self.folder = Path(folder) / hashlib.blake2b(self.identity.encode(), digest_size=8).hexdigest()
         self._files: set[str] = set()
-        self._filed = KeyIndex(row_of(scorer.outputs))
-        """Everything in the folder."""
+        """Names of the files that are in the index."""
+        self._index = KeyIndex(_record(self.outputs))
         remove_parts(self.folder)
         self._look()
+
+    @property
+    def scorer(self) -> Scorer:
+        assert isinstance(self._given, Scorer), "facts score nothing"
+        return self._given
 
     def score(
         self,
@@ -134,195 +149,237 @@ class ScoreStore:
         advance: Advance = ignore,
     ) -> list[TreeScores]:
         """The scores of all requests, in order; see `fill`."""
-        self.fill(requests, share=share, advance=advance)
-        return list(self.read(requests))
+        chunks = list(self._chunks(requests))
+        self._fill(chunks, share or Share(), advance)
+        return [scores for one in chunks for scores in self._scores_of(one)]
 
-    def fill(
-        self,
-        requests: Iterable[Request],
-        *,
-        share: Share | None = None,
-        advance: Advance = ignore,
-        each: Each | None = None,
-    ) -> Filled:
-        """Score and file what is missing. Requests are read as they are scored, a portion at a time, and not held.
+    def fill(self, requests: Iterable[Request], *, advance: Advance = ignore, each: Each | None = None) -> Filled:
+        """Score and file what is missing. Requests are read as they are scored, a chunk at a time, and not held.
 
-        Every process of a `Share` calls this with the same requests, scores its share, and returns when all is there.
-
-        Args:
-            requests: what is wanted, read once.
-            share: this process's share of the work.
-            advance: called with finished requests.
-            each: called with every portion's requests and their scores, in order; for one process only.
+        `advance` is called with finished requests, `each` with every chunk's requests and their scores, in order.
         """
-        share = share or Share()
-        assert each is None or share.world == 1, "one process does not know the scores that others make"
-        self._look()
-        share.wait()  # or a fast process's new portions would look like an earlier run's to a slow one
-        filling = _Filling(self, share, advance, each)
-        with stoppable(lambda: f"with {len(self._filed):,} scores done" if len(self._filed) else ""):
-            filling.run(requests)
-        if filling.num_steps > filling.num_missing:
-            say(f"Reused {filling.num_steps - filling.num_missing:,} of {filling.num_steps:,} scores")
-        share.wait()
-        self._look()
-        return Filled(filling.num_portions, filling.num_found)
-
-    def read(self, requests: Sequence[Request]) -> Iterator[TreeScores]:
-        """The scores of requests that were filled."""
-        for one in self._portions(requests):
-            yield from self.scores_of(one)
+        return self._fill(self._chunks(requests), Share(), advance, each)
 
     def add(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> None:
         """File scores that were made elsewhere, e.g. in a session; existing ones are kept."""
         self._look()
-        rest = self.missing(_Portion.of(self.identity, requests, self.whole), ())
-        if len(rest.keys_N):
-            self.file(rest, scores)
+        keys_N = self._with_keys(requests).keys_N
+        is_new_N = self._is_missing(keys_N)
+        if is_new_N.any():
+            self.file(keys_N[is_new_N], self._records(requests, scores)[is_new_N])
 
-    def _portions(self, requests: Iterable[Request]) -> Iterator[_Portion]:
+    def _fill(self, chunks: Iterable[_Keyed], share: Share, advance: Advance, each: Each | None = None) -> Filled:
+        """As `fill`; every process of a `Share` calls it with the same chunks and scores its own."""
+        self._look()
+        share.wait()  # or a fast process's new chunks would look like an earlier run's to a slow one
+        workers = self.scorer.workers or Here(self.scorer)
+        filled = Filled()
+        waiting: dict[int, _Keyed] = {}  # read and not passed on, in order
+        in_work: set[int] = set()  # those of them that are not scored yet
+        taken: set[bytes] = set()  # keys in work here or in another process
+
+        def to_score() -> Iterator[Chunk[_Keyed] | None]:
+            for number, one in enumerate(chunks):
+                while len(waiting) - len(in_work) > max(AHEAD, AHEAD_EACH * workers.num_workers) and in_work:
+                    yield None
+                rest = one.only(self._is_missing(one.keys_N, taken))
+                filled.chunks += 1
+                filled.found += not rest.requests
+                filled.steps += len(one.keys_N)
+                filled.missing += len(rest.keys_N)
+                waiting[number] = one
+                taken.update(rest.keys_N.tolist())
+                if rest.requests and number % share.world == share.rank:
+                    in_work.add(number)
+                    yield Chunk(number, rest.name, rest, len(rest.requests))
+                else:
+                    pass_on()
+
+        def pass_on() -> None:
+            """Hand over what is done: up to the first chunk in work, if `each` gets them in order."""
+            for number in list(waiting):
+                if number in in_work:
+                    if each is not None:
+                        return
+                    continue
+                one = waiting.pop(number)
+                if each is not None:
+                    each(one.requests, self._scores_of(one))
+                rates = workers.rates()
+                advance(len(one.requests), rates) if rates else advance(len(one.requests))
+
+        with stoppable(lambda: f"with {len(self._index):,} scores done" if len(self._index) else ""):
+            for chunk, found in workers.run(_score, to_score()):
+                self.file(chunk.work.keys_N, self._records(chunk.work.requests, found))
+                in_work.remove(chunk.number)
+                taken.difference_update(chunk.work.keys_N.tolist())
+                pass_on()
+        assert not waiting, "all that is read is passed on"
+        if filled.steps > filled.missing:
+            say(f"Reused {filled.steps - filled.missing:,} of {filled.steps:,} scores")
+        share.wait()
+        self._look()
+        return filled
+
+    def _chunks(self, requests: Iterable[Request]) -> Iterator[_Keyed]:
         left = iter(requests)
-        while some := list(itertools.islice(left, self.portion)):
-            yield _Portion.of(self.identity, some, self.whole)
+        while some := list(itertools.islice(left, self.chunk)):
+            yield self._with_keys(some)
 
-    def missing(self, portion: _Portion, others: Collection[bytes]) -> _Portion:
-        """What a portion adds: its keys that are neither filed nor among `others`, each where it comes first."""
-        wanted_N = np.zeros(len(portion.keys_N), bool)
-        wanted_N[np.unique(portion.keys_N, return_index=True)[1]] = True
-        wanted_N &= ~self._filed.find(portion.keys_N)[0]
+    def _with_keys(self, requests: Sequence[Request]) -> _Keyed:
+        whole = self._given.reads_whole_solutions
+        keys = b"".join(key for request in requests for key in keys_of(self.identity, request, whole=whole))
+        return _Keyed(requests, np.frombuffer(keys, KEY))
+
+    def _is_missing(self, keys_N: np.ndarray, others: Collection[bytes] = ()) -> np.ndarray:
+        """Which keys are neither filed nor among `others`, each where it comes first."""
+        is_missing_N = np.zeros(len(keys_N), bool)
+        is_missing_N[np.unique(keys_N, return_index=True)[1]] = True
+        is_missing_N &= ~self._index.find(keys_N)[0]
         if others:
-            wanted_N &= [key not in others for key in portion.keys_N.tolist()]
-        return portion.only(wanted_N)
+            is_missing_N &= [key not in others for key in keys_N.tolist()]
+        return is_missing_N
+
+    def _records(self, requests: Sequence[Request], scores: Sequence[TreeScores]) -> np.ndarray:
+        """One record for each node of the requests."""
+        rows = [(found, list(request.nodes)) for request, found in zip(requests, scores, strict=True)]
+        records_N = np.zeros(sum(len(nodes) for _, nodes in rows), _record(self.outputs))
+        records_N["log_odds"] = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
+        records_N["too_long"] = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows])
+        records_N["unjudged"] = np.concatenate([np.isin(nodes, found.unjudged) for found, nodes in rows])
+        return records_N
+
+    def _scores_of(self, chunk: _Keyed) -> list[TreeScores]:
+        """The scores of a chunk all of whose keys are filed."""
+        is_there_N, records_N = self._index.find(chunk.keys_N)
+        assert is_there_N.all(), "requests are filled before they are read"
+        found, start = [], 0
+        for request in chunk.requests:
+            nodes, own = np.array(request.nodes, np.int64), records_N[start : start + len(request.nodes)]
+            start += len(nodes)
+            log_odds_NO = np.full((len(request.tree.nodes), len(self.outputs)), np.nan)
+            log_odds_NO[nodes] = own["log_odds"]
+            too_long, unjudged = (tuple(nodes[own[why]].tolist()) for why in ("too_long", "unjudged"))
+            found.append(TreeScores(self.outputs, log_odds_NO, too_long, unjudged))
+        return found
+
+    # --- files ---
 
     def _look(self) -> None:
-        """Take in the files that are new, ours and those of other processes; of equal keys the first stays."""
-        for path in sorted(self.folder.glob("*.parquet")):
-            if path.name not in self._files:
-                self._filed.add(*read_filed(path, self.scorer.outputs))
-                self._files.add(path.name)
+        """Read the files that are new, ours and those of other processes; of equal keys the first stays."""
+        new = [path for path in sorted(self.folder.glob("*.parquet")) if path.name not in self._files]
+        if new:
+            keys, records = zip(*map(self._read, new), strict=True)
+            self._index.add(np.concatenate(keys), np.concatenate(records))
+            self._files.update(path.name for path in new)
 
-    def file(self, portion: _Portion, scores: Sequence[TreeScores]) -> None:
-        """File the scores of keys that are not filed yet."""
-        rows = [(found, list(request.nodes)) for request, found in zip(portion.requests, scores, strict=True)]
-        rows_N = np.zeros(len(portion.keys_N), row_of(self.scorer.outputs))
-        rows_N["log_odds"] = np.concatenate([found.log_odds_NO[nodes] for found, nodes in rows])
-        rows_N["too_long"] = np.concatenate([np.isin(nodes, found.too_long) for found, nodes in rows])
-        rows_N["unjudged"] = np.concatenate([np.isin(nodes, found.unjudged) for found, nodes in rows])
-        write_filed(self.folder / portion.name, portion.keys_N, rows_N, self.scorer.outputs)
-        self._files.add(portion.name)
-        self._filed.add_new(portion.keys_N, rows_N)
+    def file(self, keys_N: np.ndarray, records_N: np.ndarray) -> None:
+        """Write records under keys that are not filed yet; the column `unjudged` is there only if a step is."""
+        assert _is_finite(records_N), "a score is a number, unless its record says why not"
+        keys = pa.py_buffer(keys_N.tobytes())
+        columns = {"key": pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY.itemsize), len(keys_N), [None, keys])}
+        for i, name in enumerate(self.outputs):
+            columns[name] = pa.array(np.ascontiguousarray(records_N["log_odds"][:, i]))
+        columns["too_long"] = pa.array(np.ascontiguousarray(records_N["too_long"]))
+        if records_N["unjudged"].any():
+            columns["unjudged"] = pa.array(np.ascontiguousarray(records_N["unjudged"]))
+        name = f"{hashlib.blake2b(keys_N.tobytes(), digest_size=16).hexdigest()}.parquet"
+        with whole_file(self.folder / name) as aside:
+            pq.write_table(pa.table(columns), aside)
+        self._files.add(name)
+        self._index.add(keys_N, records_N)
 
-    def scores_of(self, portion: _Portion) -> Iterator[TreeScores]:
-        """The scores of a portion all of whose keys are filed."""
-        is_there_N, rows_N = self._filed.find(portion.keys_N)
-        assert is_there_N.all(), "requests are filled before they are read"
-        start = 0
-        for request in portion.requests:
-            nodes, here = np.array(request.nodes, np.int64), slice(start, start + len(request.nodes))
-            start += len(nodes)
-            log_odds_NO = np.full((len(request.tree.nodes), len(self.scorer.outputs)), np.nan)
-            log_odds_NO[nodes] = rows_N["log_odds"][here]
-            too_long, unjudged = (tuple(nodes[rows_N[why][here]].tolist()) for why in ("too_long", "unjudged"))
-            yield TreeScores(self.scorer.outputs, log_odds_NO, too_long, unjudged)
-
-
-class _Filling:
-    """Work that is being filled: portions are read, scored in any order, and passed on in their own."""
-
-    def __init__(self, store: ScoreStore, share: Share, advance: Advance, each: Each | None) -> None:
-        self.store, self.share, self.advance, self.each = store, share, advance, each
-        self.workers = workers_of(store.scorer)
-        self.num_portions = self.num_found = self.num_steps = self.num_missing = 0
-        self._waiting: dict[int, _Portion] = {}
-        """What is read and not passed on, by number and in order."""
-        self._in_work: set[int] = set()
-        """The numbers of those that are not scored yet."""
-        self._taken: set[bytes] = set()
-        """Keys that are in work, or another process's."""
-
-    def run(self, requests: Iterable[Request]) -> None:
-        for portion, found in self.workers.run(_score, self._to_score(requests)):
-            self.store.file(portion.work, found)
-            self._in_work.remove(portion.number)
-            self._taken.difference_update(portion.work.keys_N.tolist())
-            self._pass_on()
-        assert not self._waiting, "all that is read is passed on"
-
-    def _to_score(self, requests: Iterable[Request]) -> Iterator[Chunk[_Portion] | None]:
-        for one in self.store._portions(requests):
-            most = max(AHEAD, AHEAD_EACH * self.workers.num_workers)
-            while len(self._waiting) - len(self._in_work) > most and self._in_work:
-                yield None
-            number = self.num_portions
-            rest = self.store.missing(one, self._taken)
-            self.num_portions += 1
-            self.num_steps += len(one.keys_N)
-            self.num_missing += len(rest.keys_N)
-            self.num_found += not len(rest.keys_N)
-            self._waiting[number] = one
-            self._taken.update(rest.keys_N.tolist())
-            if len(rest.keys_N) and number % self.share.world == self.share.rank:
-                self._in_work.add(number)
-                yield rest.as_work(number)
-            else:
-                self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Hand over what is done: up to the first portion in work, if somebody hears them in order."""
-        for number in list(self._waiting):
-            if number in self._in_work:
-                if self.each is not None:
-                    return
-                continue
-            one = self._waiting.pop(number)
-            if self.each is not None:
-                self.each(one.requests, list(self.store.scores_of(one)))
-            rates = self.workers.rates()
-            self.advance(len(one.requests), rates) if rates else self.advance(len(one.requests))
+    def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        """The keys of a file, and their records."""
+        fields = [("key", pa.binary(KEY.itemsize)), *((name, pa.float64()) for name in self.outputs)]
+        try:
+            with reading_parquet(path, _REMEDY):
+                found = pq.read_table(path)
+                flags = ["too_long", *(["unjudged"] if "unjudged" in found.column_names else [])]
+                fields += [(name, pa.bool_()) for name in flags]
+                table = fitted(path, found, pa.schema([pa.field(*field, nullable=False) for field in fields]))
+        except DataError as error:
+            raise error if _REMEDY in str(error) else DataError(f"{error}; {_REMEDY}", reason=error.reason) from None
+        records_N = np.zeros(table.num_rows, _record(self.outputs))
+        for i, name in enumerate(self.outputs):
+            records_N["log_odds"][:, i] = table[name].to_numpy()
+        for name in flags:
+            records_N[name] = table[name].to_numpy()
+        if not _is_finite(records_N):
+            raise DataError(f"{path}: a score is not a finite number; {_REMEDY}", reason="out-of-range")
+        return np.frombuffer(b"".join(table["key"].to_pylist()), KEY), records_N
 
 
-def workers_of(scorer: Scorer) -> Workers[Scorer]:
-    """Who holds the scorer: this process, unless it says otherwise."""
-    held: Workers[Scorer] | None = getattr(scorer, "workers", None)
-    return held or Here(scorer)
+def _record(outputs: Sequence[str]) -> np.dtype:
+    """What is known of a step: its log-odds, and whether there are none because it is too long, or not judged."""
+    return np.dtype([("log_odds", "<f8", (len(outputs),)), ("too_long", "?"), ("unjudged", "?")])
 
 
-def _score(scorer: Scorer, work: _Portion) -> list[TreeScores]:
+def _is_finite(records_N: np.ndarray) -> bool:
+    return bool(np.isfinite(records_N["log_odds"][~records_N["too_long"] & ~records_N["unjudged"]]).all())
+
+
+def _score(scorer: Scorer, work: _Keyed) -> list[TreeScores]:
     return scorer.score_trees([one.tree for one in work.requests], [one.nodes for one in work.requests])
 
 
 @dataclass(frozen=True, slots=True)
-class _Portion:
+class _Keyed:
     """Requests that are scored together, with the keys of their nodes."""
 
     requests: Sequence[Request]
     keys_N: np.ndarray
 
-    @classmethod
-    def of(cls, identity: str, requests: Sequence[Request], whole: bool = False) -> _Portion:
-        keys = b"".join(key for request in requests for key in keys_of(identity, request, whole=whole))
-        return cls(requests, np.frombuffer(keys, KEYS))
-
-    def only(self, wanted_N: np.ndarray) -> _Portion:
-        """The same requests for some of their nodes, perhaps for none."""
-        parts = _parts(wanted_N, [len(request.nodes) for request in self.requests])
-        requests = [
-            Request(request.tree, tuple(itertools.compress(request.nodes, part_N)))
-            for request, part_N in zip(self.requests, parts, strict=True)
-        ]
-        return _Portion(requests, self.keys_N[wanted_N])
-
-    def as_work(self, number: int) -> Chunk[_Portion]:
-        """What is to be scored, for a worker: requests for nothing are left out."""
-        some = [request for request in self.requests if request.nodes]
-        first, last = (f"{tree.where or tree.name or tree.tree_id}" for tree in (some[0].tree, some[-1].tree))
-        return Chunk(number, f"{len(some)} trees from {first} to {last}", _Portion(some, self.keys_N), len(some))
+    def only(self, wanted_N: np.ndarray) -> _Keyed:
+        """The requests for some of their nodes, without those that ask for none."""
+        requests, start = [], 0
+        for request in self.requests:
+            nodes = tuple(itertools.compress(request.nodes, wanted_N[start:]))
+            start += len(request.nodes)
+            if nodes:
+                requests.append(Request(request.tree, nodes))
+        return _Keyed(requests, self.keys_N[wanted_N])
 
     @property
     def name(self) -> str:
-        return f"{hashlib.blake2b(self.keys_N.tobytes(), digest_size=16).hexdigest()}.parquet"
+        first, last = (
+            one.tree.where or one.tree.name or one.tree.tree_id for one in (self.requests[0], self.requests[-1])
+        )
+        return f"{len(self.requests)} trees from {first} to {last}"
 
 
-def _parts(values_N: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """The values cut into parts of these sizes."""
-    return [values_N[start:end] for start, end in itertools.pairwise(itertools.accumulate(sizes, initial=0))]
+class KeyIndex:
+    """Records by key, sorted by it; of equal keys the first stays."""
+
+    def __init__(self, record: np.dtype, *, recent: int = RECENT) -> None:
+        self.recent = recent
+        self._empty = np.empty(0, KEY), np.empty(0, record)
+        self._large = self._small = self._empty
+        """Adding is a copy, so new records are collected in a small index first."""
+
+    def __len__(self) -> int:
+        return len(self._large[0]) + len(self._small[0])
+
+    def add(self, keys_N: np.ndarray, records_N: np.ndarray) -> None:
+        """Put records under their keys, where there are none yet."""
+        keys_N, first_N = np.unique(keys_N, return_index=True)
+        is_new_N = ~self.find(keys_N)[0]
+        self._small = _merged(self._small, (keys_N[is_new_N], records_N[first_N[is_new_N]]))
+        if len(self._small[0]) > self.recent:
+            self._large, self._small = _merged(self._large, self._small), self._empty
+
+    def find(self, keys_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the keys are there, and their records; the records of the others mean nothing."""
+        is_there_N, found_N = np.zeros(len(keys_N), bool), np.zeros(len(keys_N), self._empty[1].dtype)
+        for sorted_M, records_M in (self._large, self._small):
+            if len(sorted_M):
+                at_N = np.minimum(np.searchsorted(sorted_M, keys_N), len(sorted_M) - 1)
+                is_here_N = sorted_M[at_N] == keys_N
+                found_N[is_here_N] = records_M[at_N[is_here_N]]
+                is_there_N |= is_here_N
+        return is_there_N, found_N
+
+
+def _merged(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    at_N = np.searchsorted(one[0], other[0])
+    return np.insert(one[0], at_N, other[0]), np.insert(one[1], at_N, other[1])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -17,18 +17,18 @@ import pyarrow.parquet as pq
 
 from prism_prm.chosen import CardValues, card_values
 from prism_prm.console import Advance, ignore, progress, say
-from prism_prm.data import ReadOptions
-from prism_prm.data.inputs import as_places, keep_inputs
-from prism_prm.errors import DataError
+from prism_prm.data import Reader, ReadOptions, ReadReport
+from prism_prm.data.inputs import TREE_TABLE, as_places, find_sources, keep_inputs, total_size
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
 from prism_prm.job import KEY, is_made_for
-from prism_prm.protocol import Scorer, TreeScores, notes_of, sigmoid
+from prism_prm.pools import holds_pool, iter_pool, trees_of
+from prism_prm.protocol import Scorer, TreeScores, sigmoid
 from prism_prm.records import StepTree
-from prism_prm.scorer.opened import SpreadPRM, opened_prm
-from prism_prm.scorer.store import PORTION, Filled, Request, ScoreStore, store_for
-from prism_prm.scorer.to_score import TreesToScore
-from prism_prm.tables import scores_schema
+from prism_prm.scorer.opened import opened_prm
+from prism_prm.scorer.store import CHUNK, Request, store_for
+from prism_prm.tables import iter_trees, scores_schema
 
 _TOO_LONG = b"prism_prm.too_long"
 _UNJUDGED = b"prism_prm.unjudged"
@@ -55,39 +55,29 @@ class ScoreReport:
     """Steps in the input."""
 
 
-def scores_table(
-    log_odds_NO: np.ndarray, outputs: Sequence[str], model_hash: str, **columns: Sequence[Any] | np.ndarray
-) -> pa.Table:
-    """Rows of the scores table; `columns` are tree_id, name, parent, node_tree, node_id and content_hash."""
-    schema = scores_schema(outputs)
-    fields = list(schema.field("log_odds").type)
-    assert np.isfinite(log_odds_NO).all(), "only real scores are written"
-    given = {name: pa.array(values, schema.field(name).type) for name, values in columns.items()}
-    values = [pa.array(np.ascontiguousarray(log_odds_NO[:, i])) for i in range(len(outputs))]
-    given["log_odds"] = pa.StructArray.from_arrays(values, fields=fields)
-    given["probability"] = pa.array(sigmoid(log_odds_NO[:, 0]))
-    given["model_hash"] = pa.array([model_hash] * len(log_odds_NO), pa.string()).dictionary_encode()
-    return pa.Table.from_arrays([given[name] for name in schema.names], schema=schema)
-
-
 def table_of_trees(
     trees: Sequence[StepTree], scores: Sequence[TreeScores], outputs: Sequence[str], model_hash: str
 ) -> pa.Table:
     """Rows for the scored nodes of trees, each under its own parent."""
-    owner = [(tree, node) for tree, found in zip(trees, scores, strict=True) for node in found.scored]
-    found = [found.log_odds_NO[found.scored] for found in scores]
+    schema = scores_schema(outputs)
+    rows = [(tree, node) for tree, found in zip(trees, scores, strict=True) for node in found.scored]
+    log_odds_NO = np.concatenate([*(found.log_odds_NO[found.scored] for found in scores), np.empty((0, len(outputs)))])
+    assert np.isfinite(log_odds_NO).all(), "only real scores are written"
+    values = [pa.array(np.ascontiguousarray(log_odds_NO[:, i])) for i in range(len(outputs))]
     hashes = {tree.tree_id: tree.content_hash() for tree in trees}
-    return scores_table(
-        np.concatenate([*found, np.empty((0, len(outputs)))]),
-        outputs,
-        model_hash,
-        tree_id=[tree.tree_id for tree, _ in owner],
-        name=[tree.name for tree, _ in owner],
-        parent=[tree.parents[node] for tree, node in owner],
-        node_tree=[tree.tree_id for tree, _ in owner],
-        node_id=[node for _, node in owner],
-        content_hash=[hashes[tree.tree_id] for tree, _ in owner],
-    )
+    ids = pa.array([tree.tree_id for tree, _ in rows], pa.int32())
+    columns = {
+        "tree_id": ids,
+        "name": pa.array([tree.name for tree, _ in rows], pa.string()),
+        "parent": pa.array([tree.parents[node] for tree, node in rows], pa.int32()),
+        "node_tree": ids,
+        "node_id": pa.array([node for _, node in rows], pa.int32()),
+        "log_odds": pa.StructArray.from_arrays(values, fields=list(schema.field("log_odds").type)),
+        "probability": pa.array(sigmoid(log_odds_NO[:, 0])),
+        "content_hash": pa.array([hashes[tree.tree_id] for tree, _ in rows], pa.string()),
+        "model_hash": pa.array([model_hash] * len(rows), pa.string()).dictionary_encode(),
+    }
+    return pa.table(columns, schema)
 
 
 def read_scores(path: str | Path) -> pa.Table:
@@ -136,11 +126,11 @@ def write_scores(
     out: str | Path,
     *,
     store: str | Path | None = None,
-    portion: int = PORTION,
+    chunk: int = CHUNK,
     inputs: Sequence[str | Path] = (),
     advance: Advance = ignore,
 ) -> ScoreReport:
-    """Score trees into one table, a portion at a time; work that was stopped is resumed.
+    """Score trees into one table, a chunk at a time; work that was stopped is resumed.
 
     Scores are filed in the score store `store`, which other work may share; by default one beside `out`, which is
     removed when the table is written. `trees` are not held; they are read once, or twice where `out` exists. `inputs`
@@ -148,23 +138,103 @@ def write_scores(
     """
     assert iter(trees) is not trees, "trees may be read twice, so they are not a generator"
     out = Path(out)
-    with store_for(out, scorer, store, portion=portion) as filed:
-        job = _Job(filed.identity)
+    num_trees = num_steps = 0
+    digest = hashlib.blake2b()
+
+    def requests() -> Iterator[Request]:
+        """All steps of the trees; what decides the table's content is taken in as it streams by."""
+        nonlocal num_trees, num_steps, digest
+        num_trees = num_steps = 0
+        digest = hashlib.blake2b(filed.identity.encode(), digest_size=16)
+        for tree in trees:
+            digest.update(repr((tree.tree_id, tree.name, tree.content_hash())).encode())
+            num_trees += 1
+            num_steps += len(tree.nodes)
+            yield Request.all_of(tree)
+
+    with store_for(out, scorer, store, chunk=chunk) as filed:
         if out.exists():
-            job.read(trees)
-        if is_made_for(out, job.key()):
+            deque(requests(), maxlen=0)
+        if is_made_for(out, digest.hexdigest()):
             say(f"Reusing all scores: {out} is complete")
             _update_card(out, card_values(scorer))
-            advance(job.num_trees)
-            found = -(-job.num_trees // portion)
+            advance(num_trees)
+            found = -(-num_trees // chunk)
         else:
-            job = _Job(filed.identity)
-            found = _write(out, filed, trees, job, inputs, advance).found
-    about = pq.read_metadata(out)
-    for note in notes_of(scorer):
+            rows: list[pa.Table] = []
+            counts = {_TOO_LONG: 0, _UNJUDGED: 0}
+            with whole_file(out) as aside, pq.ParquetWriter(aside, scores_schema(scorer.outputs)) as writer:
+
+                def write() -> None:
+                    if rows:
+                        writer.write_table(pa.concat_tables(rows))
+                        rows.clear()
+
+                def add(some: Sequence[Request], scores: Sequence[TreeScores]) -> None:
+                    trees = [request.tree for request in some]
+                    rows.append(table_of_trees(trees, scores, scorer.outputs, filed.identity))
+                    counts[_TOO_LONG] += sum(len(one.too_long) for one in scores)
+                    counts[_UNJUDGED] += sum(len(one.unjudged) for one in scores)
+                    if sum(table.num_rows for table in rows) >= _ROWS:
+                        write()
+
+                found = filed.fill(requests(), advance=advance, each=add).found
+                write()
+                about: dict[str | bytes, str | bytes] = {KEY: digest.hexdigest(), _TOO_LONG: str(counts[_TOO_LONG])}
+                if counts[_UNJUDGED]:
+                    about[_UNJUDGED] = str(counts[_UNJUDGED])
+                if not scorer.judges_every_step:
+                    about[_STOPS] = "1"
+                if inputs:
+                    about[_INPUTS] = json.dumps(list(map(str, inputs)))  # which may be no UTF-8
+                if (card := card_values(scorer)) is not None:
+                    about[_CARD] = msgspec.json.encode(card)
+                writer.add_key_value_metadata(about)
+    about_table = pq.read_metadata(out)
+    for note in scorer.notes():
         say(note)
-    too_long, unjudged = (int(about.metadata.get(name, 0)) for name in (_TOO_LONG, _UNJUDGED))
-    return ScoreReport(job.num_trees, about.num_rows, too_long, found, unjudged, job.num_steps)
+    too_long, unjudged = (int(about_table.metadata.get(name, 0)) for name in (_TOO_LONG, _UNJUDGED))
+    return ScoreReport(num_trees, about_table.num_rows, too_long, found, unjudged, num_steps)
+
+
+class TreesToScore:
+    """The trees of some inputs, read anew whenever they are iterated. A table of ours keeps its ids."""
+
+    def __init__(self, inputs: Sequence[str | Path], format: str = "auto", options: ReadOptions | None = None) -> None:
+        self.inputs, self.format, self.options = inputs, format, options or ReadOptions()
+        self.bytes_read = 0
+        self._report: ReadReport | None = None
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """Records that were not read so far, by reason."""
+        return self._report.dropped + self._report.bad if self._report else Counter()
+
+    def __iter__(self) -> Iterator[StepTree]:
+        self.bytes_read = 0
+        found = False
+        for tree in self._read():
+            found = True
+            yield tree
+        if not found:
+            raise ConfigError(f"{', '.join(map(str, self.inputs))}: there is nothing to score")
+
+    def _read(self) -> Iterator[StepTree]:
+        path = Path(self.inputs[0])
+        if len(self.inputs) == 1 and (path.name == TREE_TABLE or (path / TREE_TABLE).is_file()):
+            yield from iter_trees(path, advance=self._advance)
+        elif self.format == "pool" or (self.format == "auto" and holds_pool(self.inputs)):
+            yield from trees_of(iter_pool(self.inputs, self._advance))
+        else:
+            reader = Reader(self.inputs, format=self.format, options=self.options, unlabelled=True)
+            self._report = reader.report
+            for number, (_, draft) in enumerate(reader.drafts()):
+                self.bytes_read = reader.report.bytes
+                yield draft.tree(number)
+            self.bytes_read = reader.report.bytes
+
+    def _advance(self, size: int, _more: str = "", /) -> None:
+        self.bytes_read += size
 
 
 def score_files(
@@ -175,7 +245,7 @@ def score_files(
     format: str = "auto",
     options: ReadOptions | None = None,
     store: str | Path | None = None,
-    portion: int = PORTION,
+    chunk: int = CHUNK,
     loading: Mapping[str, Any] | None = None,
 ) -> ScoreReport:
     """Score every step of solutions or trees in files, and write one table. Repeat a stopped call to resume it.
@@ -187,7 +257,7 @@ def score_files(
         format: the format of the input; by default its records decide.
         options: how records are read, and what is done with bad ones.
         store: a folder of scores to reuse and extend; default: a temporary one beside `out`.
-        portion: how many trees are scored and saved together; a stopped call loses at most this many.
+        chunk: how many trees are scored and saved together; a stopped call loses at most this many.
         loading: options of `load_prm`, for a PRM given as a folder or hub id.
 
     Example:
@@ -197,15 +267,24 @@ def score_files(
     """
     keep_inputs(as_places(inputs), [out])
     trees = TreesToScore(as_places(inputs), format, options)
-    trees.check()
+    next(iter(trees))  # refuses inputs without a tree, or whose first cannot be read, before a model is loaded
+    bytes_shown = trees_done = 0
     with opened_prm(prm, loading) as scorer:
-        if not isinstance(scorer, SpreadPRM):
-            _say_size(scorer)
-        with progress("scoring", trees.size(), unit="bytes") as bar:
-            report = write_scores(
-                scorer, trees, out, store=store, portion=portion, inputs=as_places(inputs),
-                advance=lambda done, rates="": bar(trees.newly_read(done), trees.described(rates)),
-            )  # fmt: skip
+        if scorer.workers is None:  # the driver of a cluster does without the heavy imports
+            from prism_prm.scorer.prm import PRM
+            from prism_prm.scorer.whole_trees import memory_estimate
+
+            if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
+                say(f"needs about {size / 1e9:.1f} GB of memory (an estimate)")
+        with progress("scoring", total_size(find_sources(trees.inputs)), unit="bytes") as bar:
+
+            def advance(done: int, rates: str = "", /) -> None:
+                nonlocal bytes_shown, trees_done
+                trees_done += done
+                new, bytes_shown = trees.bytes_read - bytes_shown, trees.bytes_read
+                bar(new, f"{trees_done:,} trees" + (f", {rates}" if rates else ""))
+
+            report = write_scores(scorer, trees, out, store=store, chunk=chunk, inputs=trees.inputs, advance=advance)
     if trees.left_out:
         say(f"left out: {', '.join(f'{n} {reason}' for reason, n in trees.left_out.items())}")
     if report.unjudged:
@@ -214,48 +293,6 @@ def score_files(
         done = "scored without their earliest steps" if report.steps == report.given else "left out"
         say(f"{report.too_long} steps exceeded the context of {scorer.context} tokens and were {done}")
     return report
-
-
-def _say_size(scorer: Scorer) -> None:
-    from prism_prm.scorer.prm import PRM  # heavy, and the driver of a cluster does without
-    from prism_prm.scorer.whole_trees import memory_estimate
-
-    if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
-        say(f"needs about {size / 1e9:.1f} GB of memory (an estimate)")
-
-
-class _Job:
-    """What decides the table's content, taken in as it streams by."""
-
-    def __init__(self, identity: str) -> None:
-        self.num_trees = self.num_steps = 0
-        self._digest = hashlib.blake2b(identity.encode(), digest_size=16)
-
-    def requests(self, trees: Iterable[StepTree]) -> Iterator[Request]:
-        """All steps of the trees."""
-        for tree in trees:
-            self._digest.update(repr((tree.tree_id, tree.name, tree.content_hash())).encode())
-            self.num_trees += 1
-            self.num_steps += len(tree.nodes)
-            yield Request.all_of(tree)
-
-    def read(self, trees: Iterable[StepTree]) -> None:
-        """Take in all of them at once."""
-        for _ in self.requests(trees):
-            pass
-
-    def key(self) -> str:
-        """A hash of what was taken in."""
-        return self._digest.hexdigest()
-
-
-def _write(
-    out: Path, store: ScoreStore, trees: Iterable[StepTree], job: _Job, inputs: Sequence[str | Path], advance: Advance
-) -> Filled:
-    with whole_file(out) as aside, _TableFile(aside, store) as file:
-        filled = store.fill(job.requests(trees), advance=advance, each=file.add)
-        file.finish(job.key(), inputs)
-    return filled
 
 
 def _update_card(path: Path, card: CardValues | None) -> None:
@@ -270,53 +307,6 @@ def _update_card(path: Path, card: CardValues | None) -> None:
             for group in range(old.num_row_groups):
                 new.write_table(old.read_row_group(group))
             new.add_key_value_metadata(about)
-
-
-class _TableFile:
-    """A scores table that is being written, many rows at a time."""
-
-    def __init__(self, path: Path, store: ScoreStore) -> None:
-        self.store = store
-        self.outputs = store.scorer.outputs
-        self._writer = pq.ParquetWriter(path, scores_schema(self.outputs))
-        self._rows: list[pa.Table] = []
-        self._too_long = self._unjudged = 0
-
-    def __enter__(self) -> _TableFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()
-
-    def add(self, some: Sequence[Request], scores: Sequence[TreeScores]) -> None:
-        """Add the rows of some trees."""
-        self._rows.append(table_of_trees([request.tree for request in some], scores, self.outputs, self.store.identity))
-        self._too_long += sum(len(found.too_long) for found in scores)
-        self._unjudged += sum(len(found.unjudged) for found in scores)
-        if sum(table.num_rows for table in self._rows) >= _ROWS:
-            self._write()
-
-    def finish(self, job: str, inputs: Sequence[str | Path]) -> None:
-        """Write the last rows, and what the table says about itself."""
-        self._write()
-        card = card_values(self.store.scorer)
-        about: dict[str | bytes, str | bytes] = {KEY: job, _TOO_LONG: str(self._too_long)}
-        if self._unjudged:
-            about[_UNJUDGED] = str(self._unjudged)
-        if not getattr(self.store.scorer, "judges_every_step", True):
-            about[_STOPS] = "1"
-        if inputs:
-            about[_INPUTS] = json.dumps(list(map(str, inputs)))  # which may be no UTF-8
-        if card is not None:
-            about[_CARD] = msgspec.json.encode(card)
-        self._writer.add_key_value_metadata(about)
-
-    def _write(self) -> None:
-        if self._rows:
-            self._writer.write_table(pa.concat_tables(self._rows))
-            self._rows = []
 
 
 def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:

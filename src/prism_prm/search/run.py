@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from prism_prm.names import file_name, named_places
 from prism_prm.policies import Policy, open_policy
 from prism_prm.policies.base import check_policy, policy_for_workers
 from prism_prm.pools import Pool, PoolProblem, write_pool
-from prism_prm.protocol import TreeScores, notes_of, summary_of, tokens_of
+from prism_prm.protocol import ScorerFacts, TreeScores
 from prism_prm.records import StepTree, unique_names
 from prism_prm.rerank.curves import compute_curves
 from prism_prm.rerank.grading import GradedPool, grade_pool
@@ -30,7 +30,7 @@ from prism_prm.rerank.report import without_solution
 from prism_prm.rerank.select import SELECTORS, Candidates
 from prism_prm.rerank.solutions import write_solutions
 from prism_prm.rerank.step_scores import StepScores, scorable, scores_by_prm
-from prism_prm.scorer.place import check_scorer
+from prism_prm.scorer.opened import check_scorer
 from prism_prm.scorer.store import Request, ScoreStore
 from prism_prm.search.engine import Engine, RoundStats, Speedometer
 from prism_prm.search.found import Found
@@ -42,7 +42,6 @@ from prism_prm.tasks import TaskGrader, TaskProblem, load_task
 from prism_prm.workers import executor_of
 
 if TYPE_CHECKING:
-    from prism_prm.prms.card import Card
     from prism_prm.scorer import Scorer
 
 CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted", "public-tests": "public-tests"}
@@ -151,10 +150,10 @@ def search_task(
         searchers = Searchers(job, asked, policy, given, options)
         run = _Run(recipe, task.problems[: recipe.limit], job, searchers, grader, Path(store or out / "scores"))
         points, pools = run.independent() if METHODS[recipe.search.method].independent else run.guided()
-        for note in [note for scorer in searchers.opened.values() for note in notes_of(scorer)]:
+        for note in [note for scorer in searchers.opened.values() for note in scorer.notes()]:
             say(note)
         trees = [tree for graded in pools for tree in graded.pool.trees()]
-        summaries = {name: summary_of(scorer, trees) for name, scorer in searchers.opened.items()}
+        summaries = {name: scorer.summary(trees) for name, scorer in searchers.opened.items()}
         critics = {name: summary for name, summary in summaries.items() if summary is not None}
         job.write_settings(recipe)
         make_report(recipe, task.name, points, pools, run.clusters, critics).write(out)
@@ -183,27 +182,9 @@ def search_chunk(searcher: Searcher, problems: Mapping[str, str], settings: Sear
                 yield event
 
 
-@dataclass(frozen=True, slots=True)
-class PrmFacts:
-    """What must be known of a PRM without holding it."""
-
-    name: str
-    """What decides its scores: its identity; "" without a PRM."""
-    outputs: tuple[str, ...] = ()
-    card: Card | None = None
-    reads_whole_solutions: bool = False
-
-    @classmethod
-    def of(cls, searcher: Searcher) -> PrmFacts:
-        prm = searcher.prm
-        if prm is None:
-            return cls("")
-        whole = bool(getattr(prm, "reads_whole_solutions", False))
-        return cls(prm.identity(), prm.outputs, getattr(prm, "card", None), whole)
-
-    def identity(self) -> str:
-        """As that of the PRM."""
-        return self.name
+def prm_facts(searcher: Searcher) -> ScorerFacts:
+    """What must be known of the PRM without holding it."""
+    return ScorerFacts() if searcher.prm is None else ScorerFacts.of(searcher.prm)
 
 
 @dataclass(slots=True)
@@ -263,7 +244,7 @@ def _policy_identity(searcher: Searcher) -> str:
 
 
 def _identities(searcher: Searcher) -> str:
-    return f"{searcher.policy.identity()} {PrmFacts.of(searcher).name}"
+    return f"{searcher.policy.identity()} {searcher.prm.identity() if searcher.prm else ''}"
 
 
 @dataclass(slots=True)
@@ -289,7 +270,7 @@ class _Run:
         pools: list[GradedPool] = []
         for name in list(self.searchers.prms) or [""]:
             with self.searchers.open(name) as workers:
-                prm = workers.ask(PrmFacts.of)
+                prm = workers.ask(prm_facts)
                 for n in self.recipe.ns:
                     found, seconds = self._search(workers, prm, name, n)
                     graded = self._grade(self._pool(found, name, n))
@@ -314,7 +295,7 @@ class _Run:
         """Sample once; one pool tells the expected accuracy for every n, and every PRM scores the same solutions."""
         most, prms = self.recipe.ns[-1], self.searchers.prms
         with self.searchers.open("") as workers:
-            found, seconds = self._search(workers, PrmFacts(""), "", most)
+            found, seconds = self._search(workers, ScorerFacts(), "", most)
         pool = self._pool(found, "", most)
         graded = self._grade(pool)
         scores: dict[str, StepScores] = {}
@@ -327,7 +308,7 @@ class _Run:
                     scores[name] = scores_by_prm(ScoreStore(self.store, prm), pool, advance)
                 scored = self._pool(found, name, most, scores[name])
                 self._select(name, hows[name], most, GradedPool(scored, graded.grades))
-                read[name] = tokens_of(prm, scorable(prm, pool)) / len(self.problems)
+                read[name] = prm.count_all(scorable(prm, pool)) / len(self.problems)
         if not prms:
             self._select("", None, most, graded)
         used = list(dict.fromkeys(how.value for how in hows.values() if how))
@@ -351,7 +332,7 @@ class _Run:
                 )  # fmt: skip
         return points, [graded]
 
-    def _search(self, workers: Workers[Searcher], prm: PrmFacts, name: str, n: int) -> tuple[list[Found], float]:
+    def _search(self, workers: Workers[Searcher], prm: ScorerFacts, name: str, n: int) -> tuple[list[Found], float]:
         """What the search of one size finds, and the seconds it took."""
         how = self._aggregator(prm)
         settings = replace(self.recipe.search, n=n, aggregator=None if how is None else how.value)
@@ -391,11 +372,11 @@ class _Run:
             solutions = [(entry.problem, one) for entry in found for one in entry.solutions if one.log_odds]
             trees = [StepTree.chain(self.problems[problem].text, one.steps) for problem, one in solutions]
             scores = [TreeScores(prm.outputs, np.array(one.log_odds)) for _, one in solutions]
-            ScoreStore(self.store, cast("Scorer", prm)).add([Request.all_of(tree) for tree in trees], scores)
+            ScoreStore(self.store, prm).add([Request.all_of(tree) for tree in trees], scores)
         return found, mapped.seconds
 
-    def _aggregator(self, prm: Scorer | PrmFacts) -> Choice[str] | None:
-        if isinstance(prm, PrmFacts) and not prm.name:
+    def _aggregator(self, prm: Scorer | ScorerFacts) -> Choice[str] | None:
+        if isinstance(prm, ScorerFacts) and not prm.name:
             return None
         return choose_aggregator(self.recipe.search.aggregator, card_values(prm))
 

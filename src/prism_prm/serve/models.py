@@ -128,7 +128,7 @@ class ServedModel:
         for _, item in asked:
             assert item.tree is not None, "only PRMs take sequences"
             trees.append(item.tree)
-        reads_all = getattr(self.scorer, "reads_whole_solutions", False)
+        reads_all = self.scorer.reads_whole_solutions
 
         def score(merged: Sequence[StepTree]) -> list[np.ndarray]:
             """Log-odds of each node, and whether it is too long, as one more column."""

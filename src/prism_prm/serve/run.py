@@ -13,7 +13,7 @@ from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, MissingExtraError
 from prism_prm.page.document import Results
 from prism_prm.page.documents import find_documents
-from prism_prm.scorer.place import check_scorer, remote_place
+from prism_prm.scorer.opened import check_scorer, remote_place
 from prism_prm.serve.settings import ServeSettings, read_keys
 
 if TYPE_CHECKING:

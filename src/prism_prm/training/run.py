@@ -24,7 +24,7 @@ from prism_prm.files import write_text
 from prism_prm.job import Job, refuse_changes, stoppable
 from prism_prm.pairs.examples import Examples, Split
 from prism_prm.prms.card import RUN_FILE, is_whole, read_run, set_threshold
-from prism_prm.scorer import PRM, init_prm, load_prm
+from prism_prm.scorer import PRM, init_prm
 from prism_prm.scorer.lower_cache import CacheSettings
 from prism_prm.scorer.store import ScoreStore, Share
 from prism_prm.scorer.whole_trees import pair_cost
@@ -371,7 +371,7 @@ class Run:
     def _load(self, place: Path | str, device: str | None = None) -> PRM:
         hardware = self.recipe.hardware
         kept = CacheSettings(hardware.cache, hardware.frozen_layers, hardware.cache_gb) if hardware.cache else None
-        return load_prm(
+        return PRM.from_pretrained(
             place, family=self.recipe.base.family, dtype=hardware.dtype, device=device or self.accelerator.device,
             attn=hardware.attn, token_budget=hardware.score_tokens, cache=kept,
         )  # fmt: skip

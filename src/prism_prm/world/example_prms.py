@@ -44,6 +44,6 @@ def example_prm(name: str = "prism") -> PRM:
         >>> [round(p, 2) for p in example_prm("prism").score("1+1+2-1", steps)]
         [1.0, 0.0, 0.99, 0.98]
     """
-    from prism_prm.scorer import load_prm
+    from prism_prm.scorer import PRM
 
-    return load_prm(example_folder(name))
+    return PRM.from_pretrained(example_folder(name))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from prism_prm.protocol import Solution, TreeScores, as_trees, sigmoid
+from prism_prm.console import Advance, ignore
+from prism_prm.protocol import Scorer, StepSession, TreeScores, sigmoid
 from prism_prm.records import ROOT, StepTree
 from prism_prm.world.oracle import State
 from prism_prm.world.oracle import advance as after
@@ -54,11 +55,9 @@ class OracleStep:
         return min(1, len(self.path) - 1)
 
 
-class OracleScorer:
+class OracleScorer(Scorer):
     """Scores every step by the truth, or by what `says` makes of it."""
 
-    outputs = ("correct",)
-    context = 2**31
     on_too_long = "skip"
 
     def __init__(self, modulus: int) -> None:
@@ -83,21 +82,13 @@ class OracleScorer:
         called_right = self.says(path, parent.sample, verdict == "right")
         return OracleStep(path, state, parent.sample, (SURE if called_right else -SURE,))
 
-    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """P(right) of each step of one solution."""
-        return self.score_many([(problem, steps)])[0]
-
-    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:  # noqa: ARG002
-        """P(right) of each step of each solution."""
-        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions))]
-
     def score_trees(
         self,
         trees: Sequence[StepTree],
         wanted: Sequence[Sequence[int]] | None = None,  # noqa: ARG002
         *,
         progress: bool = False,  # noqa: ARG002
-        advance: Callable[[int], None] | None = None,
+        advance: Advance = ignore,
     ) -> list[TreeScores]:
         """The scores of all nodes of each tree, whichever are wanted."""
         found = []
@@ -107,8 +98,7 @@ class OracleScorer:
                 judged[node] = self.extend(judged[parent], step.text)
             log_odds = [judged[node].log_odds for node in range(len(tree.nodes))]
             found.append(TreeScores(self.outputs, np.array(log_odds).reshape(-1, 1)))
-            if advance is not None:
-                advance(1)
+            advance(1)
         return found
 
     def session(self, problems: Sequence[str]) -> OracleSession:
@@ -124,7 +114,7 @@ class OracleScorer:
         return len(tree.nodes)
 
 
-class OracleSession:
+class OracleSession(StepSession[OracleStep]):
     """Growing trees of steps; a step holds all that is known of it, so nothing is kept here."""
 
     def __init__(self, scorer: OracleScorer, problems: Sequence[str]) -> None:
@@ -136,15 +126,6 @@ class OracleSession:
         asked = list(steps)
         judged = {(parent, text): self.scorer.extend(parent, text) for parent, text in dict.fromkeys(asked)}
         return [judged[one] for one in asked]
-
-    def keep(self, nodes: Iterable[OracleStep]) -> None:
-        """Nothing is held."""
-
-    def drop(self, nodes: Iterable[OracleStep]) -> None:
-        """Nothing is held."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class CorruptedOracle(OracleScorer):
