@@ -68,6 +68,9 @@ def serve_prms(
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+        # Or the second half of an answer waits for the client's acknowledgment of the first: 40 ms. asyncio sets it
+        # only on sockets that name TCP as their protocol; connections inherit it from the listener.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise ConfigError(
             f"--host {settings.host} --port {settings.port}: cannot listen there ({error.strerror}); name another"
