@@ -12,7 +12,7 @@ import numpy as np
 from prism_prm.files import write_text
 from prism_prm.report import looks, percent_axes
 from prism_prm.report.figures import drawing
-from prism_prm.statistics import over_seeds
+from prism_prm.stats import over_seeds
 
 ON_PAIRS = "cross-entropy on pairs"
 SHOWN = {"fpr": "FPR at 0.5", "fpr_at_tpr_90": "FPR at TPR 90", "ece": "calibration error"}

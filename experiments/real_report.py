@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from prism_prm.evaluation.display import draw_error_curves
 from prism_prm.report import LOOKS, NO_DATA, Report, looks, percent, signed_percent
-from prism_prm.statistics import over_seeds
+from prism_prm.stats import over_seeds
 
 Metrics = dict[str, Any]
 Cell = Callable[[Metrics], Metrics]

@@ -26,7 +26,7 @@ from prism_prm.files import write_text
 from prism_prm.report import percent
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import ScoreStore
-from prism_prm.statistics import over_seeds
+from prism_prm.stats import over_seeds
 from prism_prm.world.build import World, build_world
 from prism_prm.world.tokens import PRM_SETTINGS
 

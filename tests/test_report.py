@@ -27,7 +27,7 @@ from prism_prm.report import (
     signed_percent,
     telling,
 )
-from prism_prm.statistics import Interval
+from prism_prm.stats import Interval
 
 
 def small_report() -> Report:

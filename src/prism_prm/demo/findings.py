@@ -24,7 +24,7 @@ from prism_prm.report import NO_DATA, percent
 from prism_prm.rerank.curves import Curve
 from prism_prm.rerank.grading import GradedPool
 from prism_prm.rl.looks import PROXY
-from prism_prm.statistics import Interval, over_seeds
+from prism_prm.stats import Interval, over_seeds
 
 
 @dataclass(frozen=True)

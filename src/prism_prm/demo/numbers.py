@@ -18,7 +18,7 @@ from prism_prm.rerank.curves import Curve, compute_curves
 from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, grade_pool
 from prism_prm.rerank.step_scores import StepScores
-from prism_prm.statistics import Interval, over_seeds
+from prism_prm.stats import Interval, over_seeds
 from prism_prm.tasks import MathGrader
 from prism_prm.theory.selection import best_of_n
 from prism_prm.world.perturb import PERTURBATIONS

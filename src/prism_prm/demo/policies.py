@@ -22,7 +22,7 @@ from prism_prm.report import (
     signed_percent,
 )
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look
-from prism_prm.statistics import Interval, over_seeds
+from prism_prm.stats import Interval, over_seeds
 from prism_prm.theory.selection import divergence
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from prism_prm.report import (
     telling,
 )
 from prism_prm.rerank.curves import Curve
-from prism_prm.statistics import over_seeds
+from prism_prm.stats import over_seeds
 from prism_prm.tables import iter_trees
 from prism_prm.world.oracle import VERDICTS
 from prism_prm.world.perturb import PERTURBATIONS

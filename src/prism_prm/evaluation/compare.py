@@ -33,7 +33,7 @@ from prism_prm.evaluation.report import steps_file
 from prism_prm.foreign import read_json
 from prism_prm.names import split_name
 from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent, telling
-from prism_prm.statistics import NUM_DRAWS, SEED
+from prism_prm.stats import NUM_DRAWS, SEED
 
 SHOWN = 3
 """Names shown in a message about many."""

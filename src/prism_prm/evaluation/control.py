@@ -20,7 +20,7 @@ from prism_prm.evaluation.benchmarks import Benchmark
 from prism_prm.evaluation.measure import Measured, Measurer, Table, all_rates, intervals
 from prism_prm.metrics.shift import MATCHES, Shifts
 from prism_prm.report import NO_DATA, Report, escaped, percent, signed_percent
-from prism_prm.statistics import Comparison, cluster_sums, resampled_sums
+from prism_prm.stats import Comparison, cluster_sums, resampled_sums
 
 RATES = ("fpr", "fnr", "precision", "prm_score")
 """What the control's table shows."""

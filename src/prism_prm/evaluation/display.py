@@ -9,7 +9,7 @@ import numpy as np
 
 from prism_prm.evaluation.measure import Measured, Table
 from prism_prm.report import NO_DATA, Look, label, legend, percent, percent_axes
-from prism_prm.statistics import Interval
+from prism_prm.stats import Interval
 
 RATES = {
     "fpr": "FPR ↓",

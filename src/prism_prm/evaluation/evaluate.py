@@ -20,7 +20,7 @@ from prism_prm.evaluation.example import WrongStep, find_wrong_step
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, PairTable, SubsetResult, intervals, measure_pairs
 from prism_prm.ranges import Natural, Range, Share, check
-from prism_prm.statistics import NUM_DRAWS, SEED
+from prism_prm.stats import NUM_DRAWS, SEED
 
 GRID = np.linspace(0.0, 1.0, 201)
 """Thresholds of the FPR–FNR curve."""

@@ -20,7 +20,7 @@ from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.foreign import fitted, reading_parquet
-from prism_prm.statistics import number_clusters
+from prism_prm.stats import number_clusters
 
 NOT_JUDGED = -1
 

@@ -13,7 +13,7 @@ from prism_prm import metrics
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.metrics.counts import ratio
-from prism_prm.statistics import (
+from prism_prm.stats import (
     NUM_DRAWS,
     SEED,
     ClusterDraws,

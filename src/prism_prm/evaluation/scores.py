@@ -16,7 +16,7 @@ from prism_prm.data.reader import decode
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import Item, ItemSet, find_benchmark
 from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps
-from prism_prm.statistics import number_clusters
+from prism_prm.stats import number_clusters
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer, TreeScores

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.arrays import Bools, Floats, Ints
-from prism_prm.statistics import ClusterDraws
+from prism_prm.stats import ClusterDraws
 
 
 def _product_sum(a: Floats, b: Floats) -> float:

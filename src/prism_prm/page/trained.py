@@ -10,7 +10,7 @@ from prism_prm.foreign import reading_parquet
 from prism_prm.page.document import Document, Place, Results
 from prism_prm.rl.looks import GREEDY, LOOKS, PROXY, VOTE, first_alarm, gold_of, read_looks
 from prism_prm.rl.samples import SAMPLES, read_samples
-from prism_prm.statistics import Interval
+from prism_prm.stats import Interval
 
 
 def run_documents(place: Place, _results: Results) -> list[Document] | None:

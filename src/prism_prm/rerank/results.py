@@ -13,7 +13,7 @@ from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.selected import Selection
 from prism_prm.rerank.solutions import write_table
 from prism_prm.rerank.step_scores import StepScores
-from prism_prm.statistics import Comparison
+from prism_prm.stats import Comparison
 
 
 @dataclass(frozen=True, slots=True)

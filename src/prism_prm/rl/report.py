@@ -13,7 +13,7 @@ from prism_prm.report import Report, legend, looks, number, percent, percent_axe
 from prism_prm.rl.grpo import Curve
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE
 from prism_prm.rl.recipe import GrpoRecipe
-from prism_prm.statistics import compare_means
+from prism_prm.stats import compare_means
 
 if TYPE_CHECKING:
     from prism_prm.search.experiment import Point

@@ -35,7 +35,7 @@ from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.portions import PrmFacts, Searcher, SearchWork, policy_identity, search_portion
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.rounds import FOLDER, Rounds, ToldRound
-from prism_prm.statistics import Interval, mean_interval, number_clusters
+from prism_prm.stats import Interval, mean_interval, number_clusters
 from prism_prm.tasks import Grader, TaskProblem
 from prism_prm.workers import Here, Portion, Workers
 from prism_prm.workers.watching import AllWatched, not_done, run_evenly

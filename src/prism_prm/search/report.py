@@ -17,7 +17,7 @@ from prism_prm.rerank.report import unlike_the_benchmark
 from prism_prm.search.experiment import Point, plain_settings
 from prism_prm.search.methods import METHODS
 from prism_prm.search.recipe import SearchRecipe
-from prism_prm.statistics import Comparison, compare_means
+from prism_prm.stats import Comparison, compare_means
 
 
 def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str, int, Comparison]]:

@@ -19,7 +19,7 @@ from prism_prm.rerank.curves import default_ns
 from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, check_measured, grade_pool
 from prism_prm.rerank.step_scores import StepScores, scores_in_pool, scores_in_table
-from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
+from prism_prm.stats import Interval, cluster_draws, interval, mean_interval, resampled_sums
 from prism_prm.tasks import TaskGrader
 from prism_prm.theory import selection
 

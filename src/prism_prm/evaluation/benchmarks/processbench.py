@@ -23,7 +23,7 @@ from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Table, Tables
 from prism_prm.report import Report
-from prism_prm.statistics import cluster_sums
+from prism_prm.stats import cluster_sums
 
 SPLITS = {"gsm8k": 400, "math": 1000, "olympiadbench": 1000, "omnimath": 1000}
 """Split → how many items it has."""
