@@ -32,8 +32,7 @@ from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
 from prism_prm.demo.stages import quietly
 from prism_prm.losses import Objective
-from prism_prm.metrics.counts import calibration_error, calibration_gaps, fnr, fpr, sum_counts
-from prism_prm.metrics.ranking import Ranking, threshold_for_tpr
+from prism_prm.metrics import Ranking, calibration_error, calibration_gaps, fnr, fpr, sum_counts, threshold_for_tpr
 from prism_prm.pairs.examples import Examples, labelled_steps
 from prism_prm.records import StepTree
 from prism_prm.resume import content_key, once

@@ -12,7 +12,7 @@ from prism_prm.aggregate import log_score
 from prism_prm.demo.stages import NATURAL, SeedResult
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer
-from prism_prm.metrics.ranking import threshold_for_tpr
+from prism_prm.metrics import threshold_for_tpr
 from prism_prm.pools import read_pool
 from prism_prm.rerank.curves import Curve, compute_curves
 from prism_prm.rerank.expectation import best_of

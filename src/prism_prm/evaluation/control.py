@@ -18,7 +18,7 @@ from prism_prm.arrays import Floats
 from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import Benchmark
 from prism_prm.evaluation.measure import Measured, Measurer, Table, all_rates, intervals
-from prism_prm.metrics.shift import MATCHES, Shifts
+from prism_prm.metrics import MATCHES, Shifts
 from prism_prm.report import NO_DATA, Report, escaped, percent, signed_percent
 from prism_prm.stats import Comparison, cluster_sums, resampled_sums
 

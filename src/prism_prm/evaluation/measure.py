@@ -12,7 +12,7 @@ import numpy as np
 from prism_prm import metrics
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.evaluation.judged_steps import Steps
-from prism_prm.metrics.counts import ratio
+from prism_prm.metrics import ratio
 from prism_prm.stats import (
     NUM_DRAWS,
     SEED,

@@ -12,7 +12,7 @@ from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.arrays import Bools, Floats
 from prism_prm.chosen import CardValues, Choice, choose_aggregator, choose_threshold
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.metrics.counts import ratio
+from prism_prm.metrics import ratio
 from prism_prm.pools import Pool, read_pool
 from prism_prm.report import LOOKS, Report, count_axis, legend, percent, percent_axes
 from prism_prm.rerank.curves import default_ns

@@ -26,7 +26,7 @@ from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import Measurer, SubsetResult, Tables, all_rates
-from prism_prm.metrics.counts import ratio
+from prism_prm.metrics import ratio
 from prism_prm.report import Report, looks, number
 
 TWINS = "correct"
