@@ -80,7 +80,7 @@ class FamilyRun(SeedRun):
 def cell(values: Sequence[float]) -> str:
     """The mean over worlds in %, with Student's 95 % interval, and every world's value."""
     found = over_seeds(values)
-    return f"{percent(found.value, found.low, found.high)} ({', '.join(percent(value) for value in values)})"
+    return f"{percent(found)} ({', '.join(percent(value) for value in values)})"
 
 
 def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:

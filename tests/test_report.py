@@ -16,7 +16,6 @@ from prism_prm.report import (
     ScoredStep,
     escaped,
     legend,
-    looks,
     most_telling,
     name_lines,
     nested,
@@ -25,9 +24,10 @@ from prism_prm.report import (
     percent,
     plain_json,
     signed_percent,
+    styles,
     telling,
 )
-from prism_prm.stats import Interval
+from prism_prm.stats import Comparison, Interval
 
 
 def small_report() -> Report:
@@ -35,7 +35,7 @@ def small_report() -> Report:
     report.text("## Section\nSome *words* with <script>alert(1)</script>.")
     report.table(["class", "FPR | x"], [["circular", percent(0.305)], ["<b>", percent(math.nan)]], caption="Rates")
     with report.figure("curve", caption="Falls.", alt="A falling line > 0") as axes:
-        axes.plot([0, 1], [1, 0], color=looks(["a"])["a"].colour, label="a")
+        axes.plot([0, 1], [1, 0], color=styles(["a"])["a"].color, label="a")
         axes.set_xlabel("FPR (%)")
         legend(axes)
     with report.figure("two", caption="Two.", alt="Two panels", panels=2) as panels:
@@ -106,14 +106,14 @@ def test_rows_must_fit_headers_and_names_must_be_new() -> None:
 
 def test_numbers_for_people() -> None:
     assert percent(0.6113) == "61.1"
-    assert percent(0.6113, 0.59, 0.63) == "61.1 [59.0, 63.0]"
-    assert percent(0.6113, math.nan, math.nan) == "61.1"
-    assert percent(0.001, -0.0001, 0.002) == "0.1 [0.0, 0.2]"
-    assert percent(0.01, -0.02, 0.04) == "1.0 [−2.0, 4.0]"
+    assert percent(Interval(0.6113, 0.59, 0.63, 9)) == "61.1 [59.0, 63.0]"
+    assert percent(Interval(0.6113, math.nan, math.nan, 1)) == "61.1"
+    assert percent(Interval(0.001, -0.0001, 0.002, 9)) == "0.1 [0.0, 0.2]"
+    assert percent(Interval(0.01, -0.02, 0.04, 9)) == "1.0 [−2.0, 4.0]"
     assert percent(None) == percent(math.nan) == number(None) == p_value(math.nan) == "–"
-    assert signed_percent(-0.082, -0.091, -0.073) == "−8.2 [−9.1, −7.3]"
+    assert signed_percent(Comparison(-0.082, -0.091, -0.073, 0.01, 9)) == "−8.2 [−9.1, −7.3]"
     assert signed_percent(0.01) == "+1.0"
-    assert signed_percent(-0.0001, -0.0502, 0.0) == "0.0 [−5.0, 0.0]"
+    assert signed_percent(Comparison(-0.0001, -0.0502, 0.0, 0.4, 9)) == "0.0 [−5.0, 0.0]"
     assert number(1234567) == "1,234,567"
     assert number(0.12345) == "0.123"
     assert (p_value(0.002), p_value(0.25)) == ("< 0.01", "0.25")
@@ -123,10 +123,10 @@ def test_plain_json_knows_numpy_and_nan() -> None:
     assert plain_json({"a": np.array([1.0, math.nan]), 2: (np.int64(3),)}) == {"a": [1.0, None], "2": [3]}
 
 
-def test_looks_stay_with_their_names() -> None:
-    found = looks([f"prm-{i}" for i in range(9)])
+def test_styles_stay_with_their_names() -> None:
+    found = styles([f"prm-{i}" for i in range(9)])
     assert found["prm-0"] == found["prm-7"]
-    assert len({look.colour for look in found.values()}) == 7
+    assert len({style.color for style in found.values()}) == 7
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_lines_that_meet_are_all_seen_and_named_apart() -> None:
     report = Report("r")
     names = ["base", "pointwise", "prism", "paper"]
     with report.figure("lines", caption="c", alt="a") as axes:
-        for style in nested(looks(names)).values():
+        for style in nested(styles(names)).values():
             axes.plot([1, 2], [0.5, 0.9], **style)
         axes.set_ylim(0, 1)
         name_lines(axes)

@@ -95,11 +95,6 @@ def title_of(prm: str) -> str:
     return {BASE: "base PRM", ORACLE: "oracle"}.get(prm) or ARMS[prm].title
 
 
-def cell(found: Interval, show: Callable[..., str] = percent) -> str:
-    """A mean over seeds, with its interval where there are several."""
-    return show(found.value, found.low, found.high)
-
-
 SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
     "AUROC ↑": lambda s: s.auroc,
     "FPR at 0.5 ↓": lambda s: s.fpr,
@@ -111,7 +106,7 @@ SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
 
 
 def summary(
-    found: Findings, *, far: bool = False, show: Callable[[Interval], str] = cell
+    found: Findings, *, far: bool = False, show: Callable[[Interval], str] = percent
 ) -> tuple[list[str], list[list[str]]]:
     """The closing table: headers and rows."""
     n_few, n_many = reference_ns(found)

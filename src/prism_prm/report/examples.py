@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.arrays import Floats
-from prism_prm.report.numbers import NO_DATA, percent
-from prism_prm.report.tables import Table
+from prism_prm.report.tables import NO_DATA, Table, percent
 
 MAX_LETTERS = 1500
 """The size limit of the solution that is shown: nobody reads longer ones."""
@@ -28,7 +27,7 @@ class ScoredStep:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A solution whose steps are coloured by each PRM's score."""
+    """A solution whose steps are colored by each PRM's score."""
 
     problem: str
     steps: tuple[ScoredStep, ...]

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import numpy as np
 
-from prism_prm.evaluation.display import draw_pair_accuracy
 from prism_prm.ranges import Count, Natural, Range, Share, check
-from prism_prm.report import LOOKS, Report, count_axis, legend, looks, number, percent, percent_axes
+from prism_prm.report import STYLES, Report, draw_curve, finish, number, percent, styles
 from prism_prm.theory import centre_margin, selection, simulation
 
 NUM_TRIALS = 50_000
@@ -83,17 +82,13 @@ def _draw_asymmetry(report: Report, p: float) -> None:
     ) as axes:
         for i, rate in enumerate((0.1, 0.3, 0.6)):
             style = {"linestyle": ("-", "--", ":")[i]}
-            axes.plot(FIGURE_N, selection.best_of_n(p, rate, 0, FIGURE_N), color=LOOKS[1].colour, **style,
+            axes.plot(FIGURE_N, selection.best_of_n(p, rate, 0, FIGURE_N), color=STYLES[1].color, **style,
                       label=f"FPR {percent(rate, digits=0)} %")  # fmt: skip
-            axes.axhline(float(selection.ceiling(p, rate)), color=LOOKS[1].colour, linewidth=0.6, **style)
+            axes.axhline(float(selection.ceiling(p, rate)), color=STYLES[1].color, linewidth=0.6, **style)
         for i, rate in enumerate((0.1, 0.3, 0.6)):
-            axes.plot(FIGURE_N, selection.best_of_n(p, 0, rate, FIGURE_N), color=LOOKS[0].colour,
+            axes.plot(FIGURE_N, selection.best_of_n(p, 0, rate, FIGURE_N), color=STYLES[0].color,
                       linestyle=("-", "--", ":")[i], label=f"FNR {percent(rate, digits=0)} %")  # fmt: skip
-        count_axis(axes)
-        axes.set_xlabel("N")
-        axes.set_ylabel("right solution picked (%)")
-        percent_axes(axes.yaxis)
-        legend(axes)
+        finish(axes, "N", "right solution picked (%)", ns=FIGURE_N.tolist())
 
 
 def add_compounding(report: Report) -> None:
@@ -177,27 +172,27 @@ difference between the two figures is what pairwise training gains from labels t
 """)
     for one in settings:
         result = simulation.simulate(one)
-        look = looks(simulation.OBJECTIVES)
+        edges = result.edges
         with report.figure(
             f"simulation-{one.labels}",
             caption=f"{one.labels.capitalize()} labels: pairs ranked rightly by true margin; {len(one.seeds)} seeds, "
             f"{one.num_pairs:,} training pairs, {one.num_test_pairs:,} test pairs each, 95 % bands.",
             alt=f"Pairwise accuracy by true margin with {one.labels} labels, pointwise and pairwise training",
         ) as axes:
-            draw_pair_accuracy(axes, result.edges.tolist(), result.accuracy, look)
-            axes.set_xlabel("true margin |s(a) − s(b)|")
+            for name, style in styles(simulation.OBJECTIVES).items():
+                draw_curve(axes, (edges[:-1] + edges[1:]) / 2, result.accuracy[name], name, style)
+            finish(axes, "true margin |s(a) − s(b)|", "pairs ranked rightly (%)")
         rows = [
-            [name, percent(low.value, low.low, low.high), percent(all_.value, all_.low, all_.high)]
-            for name, low, all_ in ((n, result.accuracy[n][0], result.overall[n]) for n in simulation.OBJECTIVES)
+            [name, percent(result.accuracy[name][0]), percent(result.overall[name])] for name in simulation.OBJECTIVES
         ]
         report.table(
-            ["training", f"margin below {result.edges[1]:g}", "all pairs"],
+            ["training", f"margin below {edges[1]:g}", "all pairs"],
             rows,
             caption=f"Pairs ranked rightly with {one.labels} labels (%) ↑",
             best="columns",
         )
         report.metrics[f"simulation_{one.labels}"] = {
-            "settings": asdict(one), "edges": result.edges, "accuracy": result.accuracy, "seeds": result.seeds
+            "settings": asdict(one), "edges": edges, "accuracy": result.accuracy, "seeds": result.seeds
         }  # fmt: skip
 
 

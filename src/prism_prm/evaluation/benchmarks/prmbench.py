@@ -22,12 +22,11 @@ from prism_prm.data.inputs import find_sources, rows
 from prism_prm.data.read_options import ReadOptions
 from prism_prm.data.reader import decode
 from prism_prm.errors import DataError
-from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.judged_steps import Steps
-from prism_prm.evaluation.measure import Measurer, SubsetResult, Tables, all_rates
+from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Tables, all_rates, metric_rows, shown
 from prism_prm.metrics import ratio
-from prism_prm.report import Report, looks, number
+from prism_prm.report import Report, draw_groups, finish, number, percent
 
 TWINS = "correct"
 """The group of the items without errors."""
@@ -171,8 +170,9 @@ def measure_prmbench(measurer: Measurer) -> Tables:
 
 def _cells(tables: Tables) -> list[str]:
     """PRMScore overall, by class and by group."""
-    overall = display.shown(tables["overall"]["prm_score"], with_interval=False)
-    return [overall, *(display.shown(tables[table].get(key), with_interval=False) for _, table, key in COLUMNS)]
+    found: list[Measured | None] = [tables["overall"]["prm_score"]]
+    found += [tables[table].get(key) for _, table, key in COLUMNS]
+    return [percent(None if one is None else one.value) for one in found]
 
 
 def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
@@ -186,8 +186,8 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
     rows = [
         [
             f"{name} ({SHORT[name]})",
-            display.shown(whole.tables["classes"][name]),
-            *(display.shown(whole.groups[name].get(metric)) for metric in ("fpr", "fnr", "auroc")),
+            shown(whole.tables["classes"][name]),
+            *(shown(whole.groups[name].get(metric)) for metric in ("fpr", "fnr", "auroc")),
             number(sum(whole.group_counts[name].values())),
         ]
         for name in whole.tables["classes"]
@@ -196,7 +196,7 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
         ["class", "PRMScore ↑", "FPR ↓", "FNR ↓", "AUROC ↑", "steps"], rows, caption="Classes with intervals (%)"
     )
     side = [subset.tables["side"] for subset in subsets.values()]
-    report.table(["side metric", *subsets], display.metric_rows(SIDE, side), caption="Side metrics (%)")
+    report.table(["side metric", *subsets], metric_rows(SIDE, side), caption="Side metrics (%)")
 
 
 def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
@@ -206,12 +206,10 @@ def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
     report.table(headers, rows, caption="PRMScore by class and group (%) ↑", best="columns")
     series = {name: [one.interval() for one in own["classes"].values()] for name, own in tables.items()}
     classes = next(iter(tables.values()))["classes"]
-    with report.figure(
-        "prmbench-classes",
-        caption="PRMScore by class with 95 % intervals.",
-        alt="PRMScore of every PRM by class",
-    ) as axes:
-        display.draw_bars(axes, [SHORT[name] for name in classes], series, looks(list(tables)), ylabel="PRMScore (%)")
+    caption = "PRMScore by class with 95 % intervals."
+    with report.figure("prmbench-classes", caption=caption, alt="PRMScore of every PRM by class") as axes:
+        draw_groups(axes, [SHORT[name] for name in classes], series)
+        finish(axes, "", "PRMScore (%)")
 
 
 PRMBENCH = Benchmark(
