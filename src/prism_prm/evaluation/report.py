@@ -19,7 +19,6 @@ from prism_prm.evaluation.measure import (
     RANKINGS,
     RATES,
     PairTable,
-    SubsetResult,
     intervals,
     metric_rows,
     shown,
@@ -173,7 +172,15 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
         report.table(headers_here, rows, caption="Steps by group (%)")
     if evaluation.pairs is not None:
         _add_pairs(report, run, evaluation.bench, evaluation.pairs)
-    report.table(["count", *headers[1:]], _count_rows(subsets), caption="Judged steps, counted")
+    outcomes = {
+        "tp": "right, judged good (TP)",
+        "fn": "right, judged bad (FN)",
+        "tn": "wrong, judged bad (TN)",
+        "fp": "wrong, judged good (FP)",
+    }
+    counts = [[label, *(number(one.counts[name]) for one in subsets.values())] for name, label in outcomes.items()]
+    counts.append(["problems", *(number(one.num_problems) for one in subsets.values())])
+    report.table(["count", *headers[1:]], counts, caption="Judged steps, counted")
     report.notes(_what_was_measured(evaluation))
 
 
@@ -200,17 +207,6 @@ def _what_was_measured(evaluation: Evaluation) -> list[str]:
     else:
         lines.append("Whether the PRM was trained on these problems was not checked (`--trained-on`).")
     return lines + [f"{count:,} {reason}." for reason, count in evaluation.notes.items() if count]
-
-
-def _count_rows(subsets: dict[str, SubsetResult]) -> list[list[str]]:
-    names = {
-        "tp": "right, judged good (TP)",
-        "fn": "right, judged bad (FN)",
-        "tn": "wrong, judged bad (TN)",
-        "fp": "wrong, judged good (FP)",
-    }
-    rows = [[label, *(number(s.counts[name]) for s in subsets.values())] for name, label in names.items()]
-    return [*rows, ["problems", *(number(s.num_problems) for s in subsets.values())]]
 
 
 def _add_curves(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
@@ -269,7 +265,7 @@ def draw_distribution(
     for name, sign, style in (("right", 1, STYLES[0]), ("wrong", -1, STYLES[1])):
         if name in histogram:
             heights = sign * np.array(histogram[name])
-            axes.bar(middle, heights, width=width * 0.92, color=style.color, label=f"{name} steps")
+            axes.bar(middle, heights, width=width * 0.92, color=style.color, label=name)
     axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
     axes.axvline(threshold, color=axes.xaxis.label.get_color(), linewidth=1, linestyle=":")
     axes.set_xlim(0, 1)

@@ -88,7 +88,7 @@ def _draw_asymmetry(report: Report, p: float) -> None:
         for i, rate in enumerate((0.1, 0.3, 0.6)):
             axes.plot(FIGURE_N, selection.best_of_n(p, 0, rate, FIGURE_N), color=STYLES[0].color,
                       linestyle=("-", "--", ":")[i], label=f"FNR {percent(rate, digits=0)} %")  # fmt: skip
-        finish(axes, "N", "right solution picked (%)", ns=FIGURE_N.tolist())
+        finish(axes, "N", "right solution picked (%)", ns=FIGURE_N[::2].tolist())
 
 
 def add_compounding(report: Report) -> None:
