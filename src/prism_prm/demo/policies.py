@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from prism_prm.demo.numbers import best_scores, differences, find_curve
+from prism_prm.demo.findings import Findings, best_scores, differences, find_curve, title_of
 from prism_prm.demo.reinforcement import ANSWER, ORACLE, STEPS, Run
 from prism_prm.report import (
     NO_DATA,
@@ -23,32 +23,13 @@ from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look
 from prism_prm.stats import over_seeds
 from prism_prm.theory.selection import divergence
 
-if TYPE_CHECKING:
-    from prism_prm.demo.findings import Findings
-
 SKIPPED = "Reinforcement learning was skipped: it needs TRL. Install it with: pip install 'prism-prm[rl]'"
 MEASURES = {PROXY: "mean reward", ANSWER: "answer right", STEPS: "every step right", f"{GREEDY}/{ANSWER}": "greedy"}
 """Shares of a look and how they are called."""
 BEST_OF_N = "Best-of-n"
 
 
-def plain_runs(found: Findings) -> list[Run]:
-    """The runs that the figure and the summary show: GRPO as it is, without a bond to the untrained policy."""
-    return [run for run in found.runs if run == Run(run.prm)]
-
-
-def of_policy(found: Findings, run: Run, measure: str, at: int = -1) -> list[float]:
-    """One value per seed: of the last look, or another one."""
-    return [result.policies[run].looks[at].mean(measure) for result in found.results]
-
-
-def change(found: Findings, run: Run, measure: str) -> str:
-    """From the untrained to the trained policy, in percent: `47 → 15`."""
-    then, now = (over_seeds(of_policy(found, run, measure, at)).value for at in (0, -1))
-    return f"{percent(then, digits=0)} → {percent(now, digits=0)}"
-
-
-def report_policies(found: Findings, report: Report, title_of: Any) -> None:
+def report_policies(found: Findings, report: Report) -> None:
     """The last section of the demo's report."""
     if not found.runs:
         report.text(f"## Reinforcement learning\n{SKIPPED}")
@@ -62,17 +43,17 @@ The same policy was trained by TRL's GRPO, each time with another PRM as its rew
 if it was cut or states no answer. *oracle* is the reward without errors. True accuracy is measured on
 {settings.held_out} problems that no model has seen.
 """)
-    _figure(found, report, title_of)
-    _over_optimisation(found, report, title_of)
-    _ends(found, report, title_of)
-    _differences(found, report, title_of)
-    _alarms(found, report, title_of)
-    if len(found.runs) > len(plain_runs(found)):
-        _credits(found, report, title_of)
+    _figure(found, report)
+    _over_optimisation(found, report)
+    _ends(found, report)
+    _differences(found, report)
+    _alarms(found, report)
+    if len(found.runs) > len(found.plain_runs):
+        _credits(found, report)
 
 
-def _figure(found: Findings, report: Report, title_of: Any) -> None:
-    runs = plain_runs(found)
+def _figure(found: Findings, report: Report) -> None:
+    runs = found.plain_runs
     style = nested(styles([title_of(run.prm) for run in runs]))
     caption = "True accuracy, and the reward. A reward that rises while accuracy falls is being hacked."
     alt = "Share of problems solved, and mean reward, against updates, for policies rewarded by each PRM and the oracle"
@@ -88,9 +69,9 @@ def _figure(found: Findings, report: Report, title_of: Any) -> None:
             finish(axes, "updates", title=title, names_at_ends=True)
 
 
-def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
+def _over_optimisation(found: Findings, report: Report) -> None:
     """Truth and reward against the distance from the untrained policy, for two ways to use a PRM."""
-    prms = [run.prm for run in plain_runs(found) if run.prm != ORACLE]
+    prms = [run.prm for run in found.plain_runs if run.prm != ORACLE]
     lines = over_optimisation(found)
     ways = styles(list(next(iter(lines.values()))))
     caption = (
@@ -116,7 +97,7 @@ def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
 def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[float]]]]:
     """PRM → way to use it → points (√KL, gold, proxy), means over seeds. Both ways score by the lowest step."""
     lines = {}
-    for run in plain_runs(found):
+    for run in found.plain_runs:
         if run.prm == ORACLE:
             continue
         gold = [[p.value for p in find_curve(curves, "best-of-n", run.prm, "min").points] for curves in found.curves]
@@ -144,13 +125,13 @@ def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[flo
     return lines
 
 
-def _ends(found: Findings, report: Report, title_of: Any) -> None:
-    runs = plain_runs(found)
-    start = [percent(over_seeds(of_policy(found, runs[0], measure, 0))) for measure in MEASURES if measure != PROXY]
+def _ends(found: Findings, report: Report) -> None:
+    runs = found.plain_runs
+    start = [percent(over_seeds(found.of_policy(runs[0], measure, 0))) for measure in MEASURES if measure != PROXY]
     rows = [["untrained", NO_DATA, NO_DATA, *start, number(0.0, 2)]]
     for run in runs:
-        then = over_seeds(of_policy(found, run, PROXY, 0))
-        cells = [percent(over_seeds(of_policy(found, run, measure))) for measure in MEASURES]
+        then = over_seeds(found.of_policy(run, PROXY, 0))
+        cells = [percent(over_seeds(found.of_policy(run, measure))) for measure in MEASURES]
         kl = float(np.mean([result.policies[run].looks[-1].numbers["kl"] for result in found.results]))
         rows.append([title_of(run.prm), percent(then), *cells, number(kl, 2)])
     headers = ["reward from", "mean reward before", *MEASURES.values(), "divergence (nats)"]
@@ -159,13 +140,13 @@ def _ends(found: Findings, report: Report, title_of: Any) -> None:
     )
 
 
-def _differences(found: Findings, report: Report, title_of: Any) -> None:
+def _differences(found: Findings, report: Report) -> None:
     """Paired by seed; the targets are stated in docs/rl.md."""
-    after = {run.prm: of_policy(found, run, ANSWER) for run in plain_runs(found)}
+    after = {run.prm: found.of_policy(run, ANSWER) for run in found.plain_runs}
     rows = []
-    for run in plain_runs(found):
+    for run in found.plain_runs:
         cells = [
-            signed_percent(differences(of_policy(found, run, measure), of_policy(found, run, measure, 0)))
+            signed_percent(differences(found.of_policy(run, measure), found.of_policy(run, measure, 0)))
             for measure in (PROXY, ANSWER, STEPS)
         ]
         rows.append([f"{title_of(run.prm)} − untrained", *cells])
@@ -178,9 +159,9 @@ def _differences(found: Findings, report: Report, title_of: Any) -> None:
     report.table(headers, rows, caption="Differences in percentage points, paired by seed")
 
 
-def _alarms(found: Findings, report: Report, title_of: Any) -> None:
+def _alarms(found: Findings, report: Report) -> None:
     rows = []
-    for run in plain_runs(found):
+    for run in found.plain_runs:
         cells = []
         for gold in (ANSWER, VOTE):
             said = [_heard(result.policies[run].looks, result.policies[run].alarms[gold]) for result in found.results]
@@ -203,12 +184,12 @@ def _heard(curve: Sequence[Look], alarm: Alarm | None) -> str:
     return f"{alarm.update} ({signed_percent(now.mean(ANSWER) - best)})"
 
 
-def _credits(found: Findings, report: Report, title_of: Any) -> None:
+def _credits(found: Findings, report: Report) -> None:
     """Every credit with and without a bond to the untrained policy."""
     ways = list(dict.fromkeys((run.credit, run.beta) for run in found.runs))
     rows = []
     for prm in dict.fromkeys(run.prm for run in found.runs):
-        cells = [percent(over_seeds(of_policy(found, Run(prm, *way), ANSWER))) for way in ways]
+        cells = [percent(over_seeds(found.of_policy(Run(prm, *way), ANSWER))) for way in ways]
         rows.append([title_of(prm), *cells])
     headers = ["reward from", *(f"{credit}, β = {beta:g}" for credit, beta in ways)]
     report.table(headers, rows, caption="Answer right after training (%), by credit and weight of the divergence")

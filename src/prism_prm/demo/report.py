@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 
 from prism_prm.demo.arms import ARMS
-from prism_prm.demo.findings import SUMMARY, Findings, reference_ns, summary, title_of
-from prism_prm.demo.numbers import at_n, differences, find_curve, plain, predicted_best_of_n
+from prism_prm.demo.findings import (
+    SUMMARY,
+    Findings,
+    at_n,
+    differences,
+    find_curve,
+    plain,
+    predicted_best_of_n,
+    summary,
+    title_of,
+)
 from prism_prm.demo.policies import (
-    of_policy,
     over_optimisation,
-    plain_runs,
     policy_metrics,
     report_policies,
 )
@@ -76,7 +83,7 @@ def make_report(found: Findings, command: str, *, quick: bool = False) -> Report
         _draw_best_of_n(found, report, far=True)
         _summarise(found, report, far=True)
         _tabulate_best_of_n(found, report, far=True)
-    report_policies(found, report, title_of)
+    report_policies(found, report)
     report.metrics = _metrics(found)
     return report
 
@@ -98,7 +105,7 @@ def _summarise(found: Findings, report: Report, *, far: bool) -> None:
 
 def _finding(found: Findings) -> str:
     """What PRISM does to false positives, Best-of-N and RL, beside the base PRM and the usual training."""
-    n = reference_ns(found)[1]
+    n = found.reference_ns[1]
 
     def reached(prm: str) -> list[str]:
         values = (found.of_class(prm, NATURAL), found.of_pool("best-of-n", prm, n))
@@ -113,11 +120,11 @@ def _finding(found: Findings) -> str:
     if "pointwise" in found.prms:
         text += "; pointwise training reaches {} and {}".format(*reached("pointwise"))
     text += "."
-    runs = {run.prm: run for run in plain_runs(found)}
+    runs = {run.prm: run for run in found.plain_runs}
     named = [prm for prm in (BASE, "pointwise", ours) if prm in runs]
     if named:
-        start = percent(over_seeds(of_policy(found, runs[named[0]], ANSWER, 0)).value)
-        after = {prm: percent(over_seeds(of_policy(found, runs[prm], ANSWER)).value) for prm in named}
+        start = percent(over_seeds(found.of_policy(runs[named[0]], ANSWER, 0)).value)
+        after = {prm: percent(over_seeds(found.of_policy(runs[prm], ANSWER)).value) for prm in named}
         ends = ", ".join(f"{share} % with {title_of(prm)}" for prm, share in after.items())
         text += f" Reinforcement learning with the PRM as reward takes the policy from {start} % solved to {ends}."
     return text
@@ -157,7 +164,7 @@ threshold that keeps 90 % of the right steps. {several if len(found.results) > 1
 
 def _compare(found: Findings, report: Report) -> None:
     """Each arm against the base, and against the arm before it, paired."""
-    n_few, n_many = reference_ns(found)
+    n_few, n_many = found.reference_ns
     compared = ("FPR at TPR 90 ↓", "injected errors: FPR at TPR 90 ↓", "FNR at 0.5 ↓")
     rows = []
     pairs = [(prm, BASE) for prm in found.prms[1:]]
