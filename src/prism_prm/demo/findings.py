@@ -100,7 +100,7 @@ def at_n(curve: Curve, n: int) -> float:
 
 
 def best_scores(graded: GradedPool, pool: StepScores, aggregator: str, ns: Sequence[int]) -> list[float]:
-    """The expected score of the best of n solutions, over all problems: what Best-of-N maximises."""
+    """The expected score of the best of n solutions, over all problems: what Best-of-N maximizes."""
     rest = iter(pool)
     by_problem = []
     for entry in graded.pool.problems:

@@ -189,19 +189,19 @@ def evaluate_prm(
                 from prism_prm.scorer.opened import opened_prm
                 from prism_prm.scorer.table import card_of_scores
 
-                if prm is None:
-                    assert scores is not None, "one of the three is given"
+                if scores is not None:
                     table = Path(scores)
-                    card = card_of_scores(table)
                 else:
+                    assert prm is not None, "one of the three is given"
                     if isinstance(prm, str | Path):
                         prm = cast("Scorer", opened.enter_context(opened_prm(prm, loading)))
                     with progress(f"scoring {one}", len(items.items), unit="items") as advance:
                         table = score_benchmark(prm, items, out, store=store, advance=advance)
-                    card, trees = card_values(prm), [item.tree for item in items.items]
+                    trees = [item.tree for item in items.items]
                     tokens = (tokens or 0) + tokens_of(prm, trees)
                     scored += trees
                 steps, about = steps_from_table(items, table)
+                card = card_of_scores(table) if scores is not None else card_values(prm)
                 model_hash, notes = about["model_hash"], about["notes"]
             with progress(f"measuring {one}", settings.num_draws, unit="draws") as advance:
                 evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=card)
@@ -243,8 +243,7 @@ def evaluate_steps(
     if not (total.right | total.wrong).any():
         raise DataError(f"{items.name}: no step has a label, so there is nothing to measure", reason="empty-split")
     subsets = {"all": _measure(benchmark, rest, threshold.value, settings)}
-    checked = rest.item_contaminated >= 0
-    if checked.all():
+    if (rest.item_contaminated >= 0).all():
         for name, value in (("clean", 0), ("contaminated", 1)):
             keep = rest.item_contaminated == value
             if keep.any():
@@ -260,7 +259,7 @@ def evaluate_steps(
 
 
 def _choose_threshold(
-    benchmark: Benchmark, steps: Steps, settings: EvalSettings, card: CardValues | None = None
+    benchmark: Benchmark, steps: Steps, settings: EvalSettings, card: CardValues | None
 ) -> tuple[Threshold, Steps]:
     """The threshold that is given, or the benchmark's rule, or the card's, or one chosen on held-out problems; and the
     steps left to measure."""

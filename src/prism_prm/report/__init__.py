@@ -23,7 +23,7 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -154,7 +154,7 @@ class Report:
             assert len(row) == len(headers), f"a row of {len(row)} cells under {len(headers)} headers: {row}"
         table = Table(tuple(headers), tuple(tuple(row) for row in rows), caption)
         marked = frozenset() if best is None else best_cells(table, by_row=best == "rows", apart=apart)
-        self.blocks.append(Table(table.headers, table.rows, caption, marked))
+        self.blocks.append(replace(table, best=marked))
 
     def differences(
         self, headers: Sequence[str], rows: Iterable[tuple[Sequence[str], Comparison | None]], *, caption: str
