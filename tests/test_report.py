@@ -13,7 +13,6 @@ from prism_prm import __version__
 from prism_prm.report import (
     Figure,
     Report,
-    ScoredStep,
     escaped,
     legend,
     most_telling,
@@ -186,11 +185,8 @@ def test_the_best_of_each_row_and_ties() -> None:
 
 def test_an_example_shows_every_score() -> None:
     report = Report("t")
-    steps = [
-        ScoredStep("1+1=2", {"base": 0.999, "mine": 0.5}, "right"),
-        ScoredStep("2<3", {"base": 0.9, "mine": 0.0}, "wrong"),
-    ]
-    report.example("1+1+\n1", steps, caption="Where they differ")
+    scores = {"base": [0.999, 0.9], "mine": [0.5, 0.0]}
+    report.example("1+1+\n1", ["1+1=2", "2<3"], scores, truths=["right", "wrong"], caption="Where they differ")
     page = report.html()
     assert '<span class="chip" style="--right: 100%">base 99.9</span>' in page
     assert '<span class="chip" style="--right: 0%">mine 0.0</span>' in page

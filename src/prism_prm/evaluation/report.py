@@ -27,7 +27,6 @@ from prism_prm.records import ROOT, StepTree
 from prism_prm.report import (
     STYLES,
     Report,
-    ScoredStep,
     draw_curve,
     escaped,
     finish,
@@ -273,9 +272,6 @@ def draw_distribution(
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(100 * value):.4g}")
 
 
-TRUTH = {1: "right", 0: "wrong"}
-
-
 @dataclass(frozen=True, slots=True)
 class WrongStep:
     """A wrong step and those before it, with their texts, which judged steps lack."""
@@ -320,13 +316,9 @@ def add_wrong_step(report: Report, found: WrongStep, steps: Mapping[str, Steps],
     """What every PRM says of it."""
     first = next(iter(steps.values()))
     at = first.starts[first.items.index(found.item)] + np.array(found.nodes)
-    scored = [
-        ScoredStep(
-            text, {prm: float(own.probability[i]) for prm, own in steps.items()}, TRUTH.get(int(first.label[i]), "")
-        )
-        for text, i in zip(found.texts, at, strict=True)
-    ]
-    report.example(found.problem, scored, caption=caption)
+    scores = {prm: own.probability[at].tolist() for prm, own in steps.items()}
+    truths = [{1: "right", 0: "wrong"}.get(label, "") for label in first.label[at].tolist()]
+    report.example(found.problem, found.texts, scores, truths=truths, caption=caption)
 
 
 def read_wrong_step(kept: Any) -> WrongStep | None:

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from prism_prm import __version__
 from prism_prm.files import write_text, writing
-from prism_prm.report.examples import Example, ScoredStep, most_telling, telling
+from prism_prm.report.examples import Example, most_telling, telling
 from prism_prm.report.figures import (
     STYLES,
     Style,
@@ -63,7 +63,6 @@ __all__ = [
     "PAGE",
     "STYLES",
     "Report",
-    "ScoredStep",
     "Style",
     "draw_curve",
     "draw_groups",
@@ -88,13 +87,6 @@ PAGE = "report.html"
 METRICS = "metrics.json"
 REM_PER_INCH = 6.4
 """How large a figure's inch is shown: its text is then about as large as the page's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Markdown."""
-
-    markdown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +117,12 @@ class Report:
     finding: str = ""
     """What was found, in one sentence of Markdown; the page opens with it."""
     metrics: dict[str, Any] = field(default_factory=dict)
-    blocks: list[Text | Table | Figure | Example] = field(default_factory=list)
+    blocks: list[str | Table | Figure | Example] = field(default_factory=list)
+    """What is shown; a string is Markdown."""
 
     def text(self, markdown: str) -> None:
         """Add Markdown; headings start at ##."""
-        self.blocks.append(Text(markdown.strip()))
+        self.blocks.append(markdown.strip())
 
     def notes(self, lines: Iterable[str]) -> None:
         """Add a list of remarks, such as what was left out; nothing where there are none."""
@@ -189,17 +182,25 @@ class Report:
             yield picture.axes if panels else picture.axes[0]
         self.blocks.append(Figure(name, tuple(picture.svgs), size[0], caption, alt))
 
-    def example(self, problem: str, steps: Sequence[ScoredStep], *, caption: str) -> None:
-        """Add a solution whose steps are colored by each PRM's score."""
-        self.blocks.append(Example(problem, tuple(steps), caption))
+    def example(
+        self,
+        problem: str,
+        steps: Sequence[str],
+        scores: Mapping[str, Sequence[float]],
+        *,
+        caption: str,
+        truths: Sequence[str] = (),
+    ) -> None:
+        """Add a solution whose steps are colored by each PRM's score; `truths` are "right", "wrong" or ""."""
+        self.blocks.append(Example(problem, steps, scores, truths or [""] * len(steps), caption))
 
     def markdown(self, made: str = "") -> str:
         """The report as Markdown, with figures as files beside it; `made` says by what."""
         parts = [f"# {self.title}", self.subtitle, self.finding and f"> {self.finding}"]
         for block in self.blocks:
             match block:
-                case Text():
-                    parts.append(block.markdown)
+                case str():
+                    parts.append(block)
                 case Table():
                     parts.append(markdown_table(block))
                 case Figure():

@@ -15,7 +15,6 @@ from prism_prm.programs.quirks import count_packages, count_quirks
 from prism_prm.report import (
     NO_DATA,
     Report,
-    ScoredStep,
     draw_curve,
     escaped,
     finish,
@@ -192,13 +191,10 @@ def _add_example(results: Results, report: Report) -> None:
         scores[prm] = np.array([np.nan if (s := own[i]) is None else solution_score(s, how) for i in wrong])
     found = most_telling(scores, [sum(map(len, entries[i][1].steps)) for i in wrong])
     if found is not None:
-        problem, solution = entries[wrong[found]]
-        said = {prm: own[wrong[found]] for prm, own in results.scores.items()}
-        steps = [
-            ScoredStep(text, {prm: float(own[k]) for prm, own in said.items() if own is not None})
-            for k, text in enumerate(solution.steps)
-        ]
-        report.example(problem, steps, caption=telling("wrong solution", list(scores)))
+        at = wrong[found]
+        problem, solution = entries[at]
+        said = {prm: one.tolist() for prm, own in results.scores.items() if (one := own[at]) is not None}
+        report.example(problem, solution.steps, said, caption=telling("wrong solution", list(scores)))
 
 
 def _compare_aggregators(results: Results, report: Report) -> None:
