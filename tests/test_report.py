@@ -14,9 +14,8 @@ from prism_prm.report import (
     Figure,
     Report,
     escaped,
-    legend,
+    finish,
     most_telling,
-    name_lines,
     nested,
     number,
     p_value,
@@ -35,8 +34,7 @@ def small_report() -> Report:
     report.table(["class", "FPR | x"], [["circular", percent(0.305)], ["<b>", percent(math.nan)]], caption="Rates")
     with report.figure("curve", caption="Falls.", alt="A falling line > 0") as axes:
         axes.plot([0, 1], [1, 0], color=styles(["a"])["a"].color, label="a")
-        axes.set_xlabel("FPR (%)")
-        legend(axes)
+        finish(axes, "FPR (%)")
     with report.figure("two", caption="Two.", alt="Two panels", panels=2) as panels:
         for axes in panels:
             axes.hist([0.1, 0.2, 0.2])
@@ -221,7 +219,7 @@ def test_lines_that_meet_are_all_seen_and_named_apart() -> None:
         for style in nested(styles(names)).values():
             axes.plot([1, 2], [0.5, 0.9], **style)
         axes.set_ylim(0, 1)
-        name_lines(axes)
+        finish(axes, "x", names_at_ends=True)
         widths = [line.get_linewidth() for line in axes.get_lines()]
         assert widths == sorted(set(widths), reverse=True), "each is wider than those on top of it"
         places = [text.get_position()[1] for text in axes.texts]
@@ -237,6 +235,6 @@ def test_legends_are_placed_and_not_searched_for() -> None:
     with report.figure("a", caption="", alt="", panels=2) as (with_ours, with_theirs):
         for axes in (with_ours, with_theirs):
             axes.plot([0, 1], label="a")
-        legend(with_ours)
+        finish(with_ours, "x")
         assert with_ours.get_legend() is None, "it is the figure's, outside the axes"
         assert with_theirs.legend()._loc != searched

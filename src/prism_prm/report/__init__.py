@@ -38,8 +38,6 @@ from prism_prm.report.figures import (
     draw_groups,
     drawing,
     finish,
-    legend,
-    name_lines,
     nested,
     styles,
 )
@@ -68,9 +66,7 @@ __all__ = [
     "draw_groups",
     "escaped",
     "finish",
-    "legend",
     "most_telling",
-    "name_lines",
     "nested",
     "number",
     "p_value",

@@ -184,10 +184,10 @@ def finish(
         crowded = {n for n, after in itertools.pairwise(ns) if after < 1.5 * n}
         axes.set_xticks(ns, ["" if n in crowded else f"{n:,.0f}" for n in ns])
         axes.minorticks_off()
-    (name_lines if names_at_ends else legend)(axes)
+    (_name_lines if names_at_ends else _legend)(axes)
 
 
-def name_lines(axes: Any) -> None:
+def _name_lines(axes: Any) -> None:
     """Each line's name at its right end instead of a legend, apart from each other where the ends are not.
 
     Call it when the axes' limits are set.
@@ -212,7 +212,7 @@ def name_lines(axes: Any) -> None:
         )  # fmt: skip
 
 
-def legend(axes: Any) -> None:
+def _legend(axes: Any) -> None:
     """What the lines are, below the axes, in as many columns as there is room for.
 
     Inside the axes it would lie on curves.
