@@ -16,7 +16,7 @@ from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import metrics
-from prism_prm.statistics import cluster_draws, resampled_sums
+from prism_prm.stats import cluster_draws, resampled_sums
 
 CLASSES = {  # steps, of these negative; PRMBench after de-duplication
     "circular": (7813, 2135), "redundency": (11613, 1537), "counterfactual": (10477, 2074),

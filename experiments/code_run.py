@@ -132,7 +132,7 @@ def table(results: Results, tokens: int) -> str:
     for name, method, scored in ROWS:
         curve = results.curve(method, "pool" if scored else "", "min" if scored else "")
         *others, last = curve.points
-        cells = [*(percent(point.value) for point in others), percent(last.value, last.low, last.high)]
+        cells = [*(percent(point.value) for point in others), percent(last)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     statuses = ", ".join(f"{count} {status}" for status, count in results.graded.count("status").most_common())
     graded = [grade for grades in results.graded.grades for grade in grades]

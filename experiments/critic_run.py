@@ -25,8 +25,8 @@ from prism_prm.console import say, shown_on
 from prism_prm.critics.critic import Critic
 from prism_prm.errors import DataError
 from prism_prm.evaluation.benchmarks.base import Item
-from prism_prm.evaluation.display import shown
 from prism_prm.evaluation.evaluate import Evaluation
+from prism_prm.evaluation.measure import shown
 from prism_prm.files import write_text
 from prism_prm.report import percent
 

@@ -33,8 +33,7 @@ from prism_prm.console import say, shown_on
 from prism_prm.job import content_key, once
 from prism_prm.lm.load import quiet_transformers
 from prism_prm.losses import Objective
-from prism_prm.metrics.counts import calibration_error, calibration_gaps, fnr, fpr, sum_counts
-from prism_prm.metrics.ranking import Ranking, threshold_for_tpr
+from prism_prm.metrics import Ranking, calibration_error, calibration_gaps, fnr, fpr, sum_counts, threshold_for_tpr
 from prism_prm.pairs.examples import Examples, labelled_steps
 from prism_prm.records import StepTree
 from prism_prm.scorer import PRM, init_prm

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from prism_prm.files import write_text
-from prism_prm.report import looks, percent_axes
+from prism_prm.report import styles
 from prism_prm.report.figures import drawing
-from prism_prm.statistics import over_seeds
+from prism_prm.stats import over_seeds
 
 ON_PAIRS = "cross-entropy on pairs"
 SHOWN = {"fpr": "FPR at 0.5", "fpr_at_tpr_90": "FPR at TPR 90", "ece": "calibration error"}
@@ -94,18 +94,16 @@ def draw(cells: Cells, path: Path) -> None:
         panels = figure.subplots(len(SHOWN), len(noises), sharex=True, sharey="row", squeeze=False)
         for (i, metric), (j, noise) in itertools.product(enumerate(SHOWN), enumerate(noises)):
             axes = panels[i, j]
-            for loss, look in looks(losses).items():
+            for loss, style in styles(losses).items():
                 found = [values_of(cells, metric, noise=noise, loss=loss, share=share) for share in shares]
                 at = range(len(shares))
-                axes.plot(
-                    at, list(map(np.mean, found)), color=look.colour, ls=look.line, marker=look.marker, label=loss
-                )
-                axes.fill_between(at, list(map(min, found)), list(map(max, found)), color=look.colour, alpha=0.15, lw=0)
+                axes.plot(at, list(map(np.mean, found)), **style.line_kwargs, label=loss)
+                axes.fill_between(at, list(map(min, found)), list(map(max, found)), color=style.color, alpha=0.15, lw=0)
             axes.set_xticks(range(len(shares)), [f"{100 * share:.0f}" for share in shares])
             top = 1.05 * max(cell[metric] for cell in cells)
             axes.set_ylim(0, top)
             axes.set_yticks(np.arange(0, top, 0.2 if top > 0.6 else 0.1))
-            percent_axes(axes.yaxis)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
             if i == 0:
                 axes.set_title(f"noise: {noise}")
             if j == 0:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from prism_prm.evaluation.display import draw_error_curves
-from prism_prm.report import LOOKS, NO_DATA, Report, looks, percent, signed_percent
-from prism_prm.statistics import over_seeds
+from prism_prm.evaluation.report import draw_error_curves
+from prism_prm.report import NO_DATA, STYLES, Report, finish, percent, signed_percent
+from prism_prm.stats import Interval, over_seeds
 
 Metrics = dict[str, Any]
 Cell = Callable[[Metrics], Metrics]
@@ -121,7 +121,7 @@ def add_seeds(report: Report, out: Path, names: Sequence[str]) -> None:
 
 def _over_seeds(values: np.ndarray, show: Callable[..., str]) -> list[str]:
     found = [over_seeds(column) for column in values.T]
-    return [show(one.value, one.low, one.high) for one in found]
+    return [show(one) for one in found]
 
 
 def add_reranking(report: Report, out: Path) -> None:
@@ -152,12 +152,10 @@ def add_margins(report: Report, run: Path) -> None:
         caption="The base PRM's margin r⁺ − r⁻ on the training pairs; the paper drops what is below 0.1.",
         alt="Histogram of the base PRM's margins for annotated and lookahead pairs",
     ) as axes:
-        for look, (kind, values) in zip(LOOKS, counts.items(), strict=False):
-            axes.stairs(values, edges, color=look.colour, linestyle=look.line, label=kind)
-        axes.axvline(0.1, color=LOOKS[-1].colour, linestyle=":")
-        axes.set_xlabel("margin")
-        axes.set_ylabel("pairs")
-        axes.legend()
+        for style, (kind, values) in zip(STYLES, counts.items(), strict=False):
+            axes.stairs(values, edges, color=style.color, linestyle=style.line, label=kind)
+        axes.axvline(0.1, color=STYLES[-1].color, linestyle=":")
+        finish(axes, "margin", "pairs", percent="")
 
 
 def add_distributions(report: Report, out: Path, names: Sequence[str]) -> None:
@@ -171,8 +169,9 @@ def add_distributions(report: Report, out: Path, names: Sequence[str]) -> None:
         caption="Held-out steps: every threshold trades false positives for false negatives; the markers are at 0.5.",
         alt="FPR against FNR on held-out PRM800K steps for the base PRM and three arms",
     ) as axes:
-        draw_error_curves(axes, curves, looks(list(curves)), dict.fromkeys(curves, 0.5))
+        draw_error_curves(axes, curves, dict.fromkeys(curves, 0.5))
 
 
 def _shown(interval: Metrics) -> str:
-    return percent(*(interval.get(key) for key in ("value", "low", "high")))
+    value, low, high = (np.nan if interval.get(key) is None else interval[key] for key in ("value", "low", "high"))
+    return percent(Interval(value, low, high, 0))

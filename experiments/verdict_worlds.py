@@ -27,7 +27,7 @@ from prism_prm.lm.load import quiet_transformers
 from prism_prm.report import percent
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.scorer.store import ScoreStore
-from prism_prm.statistics import over_seeds
+from prism_prm.stats import over_seeds
 from prism_prm.world.build import World, build_world
 from prism_prm.world.tokens import PRM_SETTINGS
 
@@ -81,7 +81,7 @@ class FamilyRun(SeedRun):
 def cell(values: Sequence[float]) -> str:
     """The mean over worlds in %, with Student's 95 % interval, and every world's value."""
     found = over_seeds(values)
-    return f"{percent(found.value, found.low, found.high)} ({', '.join(percent(value) for value in values)})"
+    return f"{percent(found)} ({', '.join(percent(value) for value in values)})"
 
 
 def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from prism_prm import metrics, statistics
+from prism_prm import metrics, stats
 
 RIGHT = np.array([1, 1, 1, 1, 0, 0, 0], dtype=bool)
 GOOD = np.array([1, 1, 1, 0, 1, 0, 0], dtype=bool)
@@ -128,7 +128,7 @@ def test_rankings_equal_scikit_learn_with_ties(rows: list[tuple[bool, int]]) -> 
 def test_resampled_rankings_equal_a_loop_over_repeated_steps(rows: list[tuple[bool, int]], seed: int) -> None:
     right, scores = np.array([r for r, _ in rows]), np.array([s / 8 for _, s in rows])
     clusters = np.random.default_rng(seed).integers(5, size=len(rows))
-    draws = statistics.cluster_draws(5, 6, seed)
+    draws = stats.cluster_draws(5, 6, seed)
     fast = metrics.Ranking.of(right, scores).resampled(clusters, draws)
     for i, draw in enumerate(draws):
         repeated = np.repeat(np.arange(len(rows)), draw[clusters])

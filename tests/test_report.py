@@ -13,21 +13,19 @@ from prism_prm import __version__
 from prism_prm.report import (
     Figure,
     Report,
-    ScoredStep,
     escaped,
-    legend,
-    looks,
+    finish,
     most_telling,
-    name_lines,
     nested,
     number,
     p_value,
     percent,
     plain_json,
     signed_percent,
+    styles,
     telling,
 )
-from prism_prm.statistics import Interval
+from prism_prm.stats import Comparison, Interval
 
 
 def small_report() -> Report:
@@ -35,9 +33,8 @@ def small_report() -> Report:
     report.text("## Section\nSome *words* with <script>alert(1)</script>.")
     report.table(["class", "FPR | x"], [["circular", percent(0.305)], ["<b>", percent(math.nan)]], caption="Rates")
     with report.figure("curve", caption="Falls.", alt="A falling line > 0") as axes:
-        axes.plot([0, 1], [1, 0], color=looks(["a"])["a"].colour, label="a")
-        axes.set_xlabel("FPR (%)")
-        legend(axes)
+        axes.plot([0, 1], [1, 0], color=styles(["a"])["a"].color, label="a")
+        finish(axes, "FPR (%)")
     with report.figure("two", caption="Two.", alt="Two panels", panels=2) as panels:
         for axes in panels:
             axes.hist([0.1, 0.2, 0.2])
@@ -106,14 +103,14 @@ def test_rows_must_fit_headers_and_names_must_be_new() -> None:
 
 def test_numbers_for_people() -> None:
     assert percent(0.6113) == "61.1"
-    assert percent(0.6113, 0.59, 0.63) == "61.1 [59.0, 63.0]"
-    assert percent(0.6113, math.nan, math.nan) == "61.1"
-    assert percent(0.001, -0.0001, 0.002) == "0.1 [0.0, 0.2]"
-    assert percent(0.01, -0.02, 0.04) == "1.0 [−2.0, 4.0]"
+    assert percent(Interval(0.6113, 0.59, 0.63, 9)) == "61.1 [59.0, 63.0]"
+    assert percent(Interval(0.6113, math.nan, math.nan, 1)) == "61.1"
+    assert percent(Interval(0.001, -0.0001, 0.002, 9)) == "0.1 [0.0, 0.2]"
+    assert percent(Interval(0.01, -0.02, 0.04, 9)) == "1.0 [−2.0, 4.0]"
     assert percent(None) == percent(math.nan) == number(None) == p_value(math.nan) == "–"
-    assert signed_percent(-0.082, -0.091, -0.073) == "−8.2 [−9.1, −7.3]"
+    assert signed_percent(Comparison(-0.082, -0.091, -0.073, 0.01, 9)) == "−8.2 [−9.1, −7.3]"
     assert signed_percent(0.01) == "+1.0"
-    assert signed_percent(-0.0001, -0.0502, 0.0) == "0.0 [−5.0, 0.0]"
+    assert signed_percent(Comparison(-0.0001, -0.0502, 0.0, 0.4, 9)) == "0.0 [−5.0, 0.0]"
     assert number(1234567) == "1,234,567"
     assert number(0.12345) == "0.123"
     assert (p_value(0.002), p_value(0.25)) == ("< 0.01", "0.25")
@@ -123,10 +120,10 @@ def test_plain_json_knows_numpy_and_nan() -> None:
     assert plain_json({"a": np.array([1.0, math.nan]), 2: (np.int64(3),)}) == {"a": [1.0, None], "2": [3]}
 
 
-def test_looks_stay_with_their_names() -> None:
-    found = looks([f"prm-{i}" for i in range(9)])
+def test_styles_stay_with_their_names() -> None:
+    found = styles([f"prm-{i}" for i in range(9)])
     assert found["prm-0"] == found["prm-7"]
-    assert len({look.colour for look in found.values()}) == 7
+    assert len({style.color for style in found.values()}) == 7
 
 
 @pytest.mark.parametrize(
@@ -186,11 +183,8 @@ def test_the_best_of_each_row_and_ties() -> None:
 
 def test_an_example_shows_every_score() -> None:
     report = Report("t")
-    steps = [
-        ScoredStep("1+1=2", {"base": 0.999, "mine": 0.5}, "right"),
-        ScoredStep("2<3", {"base": 0.9, "mine": 0.0}, "wrong"),
-    ]
-    report.example("1+1+\n1", steps, caption="Where they differ")
+    scores = {"base": [0.999, 0.9], "mine": [0.5, 0.0]}
+    report.example("1+1+\n1", ["1+1=2", "2<3"], scores, truths=["right", "wrong"], caption="Where they differ")
     page = report.html()
     assert '<span class="chip" style="--right: 100%">base 99.9</span>' in page
     assert '<span class="chip" style="--right: 0%">mine 0.0</span>' in page
@@ -222,10 +216,10 @@ def test_lines_that_meet_are_all_seen_and_named_apart() -> None:
     report = Report("r")
     names = ["base", "pointwise", "prism", "paper"]
     with report.figure("lines", caption="c", alt="a") as axes:
-        for style in nested(looks(names)).values():
+        for style in nested(styles(names)).values():
             axes.plot([1, 2], [0.5, 0.9], **style)
         axes.set_ylim(0, 1)
-        name_lines(axes)
+        finish(axes, "x", names_at_ends=True)
         widths = [line.get_linewidth() for line in axes.get_lines()]
         assert widths == sorted(set(widths), reverse=True), "each is wider than those on top of it"
         places = [text.get_position()[1] for text in axes.texts]
@@ -241,6 +235,6 @@ def test_legends_are_placed_and_not_searched_for() -> None:
     with report.figure("a", caption="", alt="", panels=2) as (with_ours, with_theirs):
         for axes in (with_ours, with_theirs):
             axes.plot([0, 1], label="a")
-        legend(with_ours)
+        finish(with_ours, "x")
         assert with_ours.get_legend() is None, "it is the figure's, outside the axes"
         assert with_theirs.legend()._loc != searched

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prism_prm.arrays import Bools, Floats
-from prism_prm.metrics.shift import Shifts, log_odds
+from prism_prm.metrics import Shifts, log_odds
 
 
 def moved(scores: Floats, shift: float) -> Floats:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from prism_prm.evaluation.benchmarks import read_benchmark as read_benchmark
     from prism_prm.evaluation.compare import compare_runs as compare_runs
     from prism_prm.evaluation.evaluate import EvalSettings as EvalSettings
+    from prism_prm.evaluation.evaluate import evaluate_prm as evaluate_prm
     from prism_prm.evaluation.evaluate import evaluate_steps as evaluate_steps
-    from prism_prm.evaluation.pipeline import evaluate_prm as evaluate_prm
     from prism_prm.evaluation.scores import steps_from_predictions as steps_from_predictions
     from prism_prm.export import export_pairs as export_pairs
     from prism_prm.label.recipe import LabelRecipe as LabelRecipe
@@ -124,7 +124,7 @@ _EXPORTS = {
     "best_of_n": "prism_prm.rerank",
     "build_pairs": "prism_prm.pairs.build",
     "compare_runs": "prism_prm.evaluation.compare",
-    "evaluate_prm": "prism_prm.evaluation.pipeline",
+    "evaluate_prm": "prism_prm.evaluation.evaluate",
     "evaluate_steps": "prism_prm.evaluation.evaluate",
     "example_folder": "prism_prm.world.example_prms",
     "example_prm": "prism_prm.world.example_prms",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from prism_prm import init_prm
 from prism_prm.cli import app, ui
-from prism_prm.report import Report, label
+from prism_prm.report import STYLES, Report, draw_curve, finish
 
 HOSTILE = ["../../x", "[/b]", "$\\frac$", ".", "_hidden", ":smile: [red]*a*|b"]
 
@@ -130,10 +130,9 @@ def test_tables_and_bars_show_brackets(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_figures_show_dollars_and_underscores() -> None:
     report = Report("$t$")
     with report.figure("f", caption="c", alt="a [link](x) \\") as axes:
-        axes.plot([1, 2], label=label("_$\\frac$"))
-        axes.set_title("$\\frac$")
+        draw_curve(axes, [0, 1], [1, 2], "_$\\frac$", STYLES[0])
         axes.set_xticks([0, 1], ["$a$", "$\\b$"])
-        axes.legend()
+        finish(axes, "$x$", title="$\\frac$")
     (figure,) = report.blocks
     texts = "".join(ElementTree.fromstring(figure.svgs[0]).itertext())  # type: ignore[union-attr]
     assert all(text in texts for text in ("_$\\frac$", "$a$", "$\\b$"))

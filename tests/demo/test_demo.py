@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from docs_code import run_tutorial
 from prism_prm.cli import app
 from prism_prm.demo.arms import ARMS, Budget
-from prism_prm.demo.findings import find, summary
-from prism_prm.demo.numbers import differences, measure_steps
+from prism_prm.demo.findings import differences, find, measure_steps, summary
 from prism_prm.demo.pipeline import run_demo
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.reinforcement import rl_problems

@@ -25,7 +25,7 @@ from prism_prm.evaluation.compare import (
     load_steps,
     shared_benches,
 )
-from prism_prm.evaluation.pipeline import evaluate_prm
+from prism_prm.evaluation.evaluate import evaluate_prm
 from prism_prm.evaluation.report import RunInfo, write_run
 from prism_prm.report import Report
 from prism_prm.theory.dominance import VERDICTS

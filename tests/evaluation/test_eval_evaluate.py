@@ -14,10 +14,9 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import Item, ItemSet, read_benchmark
 from prism_prm.evaluation.benchmarks.labelled import read_labelled
 from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, evaluate_steps
-from prism_prm.evaluation.example import WrongStep, find_wrong_step, read_wrong_step
 from prism_prm.evaluation.judged_steps import Steps
 from prism_prm.evaluation.measure import measure_pairs, sibling_pairs
-from prism_prm.evaluation.report import RunInfo, write_run
+from prism_prm.evaluation.report import RunInfo, WrongStep, find_wrong_step, read_wrong_step, write_run
 from prism_prm.evaluation.scores import collect_steps
 from prism_prm.records import Step, StepTree
 from prism_prm.report import percent

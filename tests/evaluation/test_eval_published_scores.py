@@ -11,11 +11,10 @@ import pytest
 
 from prism_prm import metrics
 from prism_prm.evaluation.control import finding, make_controls
-from prism_prm.evaluation.display import draw_error_curves
-from prism_prm.evaluation.evaluate import error_curve
 from prism_prm.evaluation.judged_steps import Steps
-from prism_prm.evaluation.measure import Measurer
-from prism_prm.report import Report, looks
+from prism_prm.evaluation.measure import Measurer, error_curve
+from prism_prm.evaluation.report import draw_error_curves
+from prism_prm.report import Report
 from prism_prm.theory import dominance
 from prism_prm.theory_report.roc_dominance import add_dominance
 
@@ -49,7 +48,7 @@ def test_error_curves_are_drawn_from_them(real_data: Path, split: str) -> None:
             assert curves[model]["fnr"][at] == pytest.approx(float(metrics.RATES["fnr"](counts)))
     report = Report("FPR and FNR")
     with report.figure("curves", caption="", alt="") as axes:
-        draw_error_curves(axes, curves, looks(MODELS), dict.fromkeys(MODELS, 0.5))
+        draw_error_curves(axes, curves, dict.fromkeys(MODELS, 0.5))
         drawn = [line.get_xydata() for line in axes.lines if len(line.get_xydata()) > 1]
     assert np.allclose(drawn[0][:, 1], curves[MODELS[0]]["fpr"])
     assert np.allclose(drawn[1][:, 0], curves[MODELS[1]]["fnr"])

@@ -11,7 +11,7 @@ from prism_prm.errors import SettingError
 from prism_prm.label.rules import Tally, find_rule
 from prism_prm.label.settings import LabelSettings
 from prism_prm.label.stopping import expected, first_error_chances, is_certain, is_decided
-from prism_prm.statistics import wilson
+from prism_prm.stats import wilson
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from prism_prm.label.noise import measure_noise
 from prism_prm.label.stopping import expected, first_error_chances
 from prism_prm.policies import Sampling
 from prism_prm.records import Estimate, Step, StepTree
-from prism_prm.statistics import wilson
+from prism_prm.stats import wilson
 from prism_prm.tasks import ProblemIndex, TaskProblem
 
 SETTINGS = LabelSettings(rollouts=6, alternatives=4, sampling=Sampling(max_step_tokens=8, max_tokens=40))

@@ -14,7 +14,7 @@ from some_pairs import random_examples
 
 from prism_prm.console import ignore
 from prism_prm.errors import DataError
-from prism_prm.metrics.ranking import threshold_for_tpr
+from prism_prm.metrics import threshold_for_tpr
 from prism_prm.pairs.examples import Split, as_one_tree, labelled_steps
 from prism_prm.protocol import sigmoid
 from prism_prm.records import Estimate

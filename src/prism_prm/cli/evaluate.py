@@ -146,7 +146,7 @@ def evaluate(
     Scores come from a PRM (--prm), a scores table (--scores) or elsewhere (--predictions). The output folder keeps the
     scores: to try another threshold without scoring again, rerun with the same --out.
     """
-    from prism_prm.evaluation.pipeline import evaluate_prm
+    from prism_prm.evaluation.evaluate import evaluate_prm
     from prism_prm.report import PAGE
 
     settings = settings if threshold is None else _with_threshold(settings, threshold)
@@ -187,12 +187,12 @@ def _threshold(text: str) -> dict[str, Any]:
 
 
 def _print(evaluation: Evaluation) -> None:
-    from prism_prm.evaluation import display
     from prism_prm.evaluation.benchmarks import find_benchmark
+    from prism_prm.evaluation.measure import RATES, metric_rows
 
     tables = evaluation.subsets["all"].tables
-    rows = display.metric_rows({**display.RATES, "auroc": "AUROC ↑"}, [tables["steps"]])
     own = find_benchmark(evaluation.bench).headlines(tables)
-    rows += [[label, display.shown(measured)] for label, measured in own.items()]
+    rows = metric_rows({**RATES, "auroc": "AUROC ↑"}, [tables["steps"]])
+    rows += metric_rows({label: label for label in own}, [own])
     print_table(evaluation.described, ["metric (%)", "value [95 % interval]"], rows)
     say(f"Threshold: {evaluation.threshold.value:.4g}, {evaluation.threshold.origin}")

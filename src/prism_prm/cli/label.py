@@ -134,11 +134,11 @@ def label(
 
 
 def _show(metrics: dict[str, Any]) -> None:
-    from prism_prm.label.report import NOISE_HEADERS, left_out_rows, noise_note, noise_rows, summary_rows
+    from prism_prm.label.report import NOISE_HEADERS, noise_note, noise_rows, summary_rows
 
     print_table("Labels", ["", "count"], summary_rows(metrics))
-    if left_out := left_out_rows(metrics):
-        print_table("Left out", ["reason", "count"], left_out)
+    if left_out := metrics["left_out"]:
+        print_table("Left out", ["reason", "count"], [[reason, f"{count:,}"] for reason, count in left_out.items()])
     if noise := metrics.get("label_noise"):
         print_table("Labels against exact ones", NOISE_HEADERS, noise_rows(noise))
         say(noise_note(noise))

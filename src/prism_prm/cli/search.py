@@ -144,7 +144,7 @@ def _show(points: Sequence[Point]) -> None:
 
     rows = [
         [
-            point.prm or "–", str(point.n), percent(point.accuracy.value, point.accuracy.low, point.accuracy.high),
+            point.prm or "–", str(point.n), percent(point.accuracy),
             percent(point.oracle.value), number(round(point.policy_tokens)), number(round(point.prm_tokens)),
         ]
         for point in points

@@ -239,7 +239,7 @@ def _draw(report: Report, kind: Kind, about: str, cells: dict[Cell, dict[str, fl
         methods.values()
     )
     with report.figure(f"asymmetry-{kind}", caption=caption, alt=alt, size=(2.5, 2.6), panels=len(methods)) as panels:
-        for axes, (method, title) in zip(panels if len(methods) > 1 else [panels], methods.items(), strict=True):
+        for axes, (method, title) in zip(panels, methods.items(), strict=True):
             have = {(cell.alpha, cell.beta): numbers[method] for cell, numbers in cells.items() if method in numbers}
             wanted = have or {(cell.alpha, cell.beta): np.nan for cell in cells}
             alphas, betas = (sorted({pair[i] for pair in wanted}) for i in (0, 1))
@@ -249,13 +249,13 @@ def _draw(report: Report, kind: Kind, about: str, cells: dict[Cell, dict[str, fl
 
 
 def _heat(axes: Any, values: Floats, across: Sequence[str], up: Sequence[str]) -> None:
-    """Cells in colour, with their numbers: α to the right, β upwards."""
+    """Cells in color, with their numbers: α to the right, β upwards."""
     axes.grid(False)
     axes.pcolormesh(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
     for (i, j), value in np.ndenumerate(values):
-        colour = {} if np.isnan(value) else {"color": "white" if value < 0.6 else "black"}
+        color = {} if np.isnan(value) else {"color": "white" if value < 0.6 else "black"}
         text = NO_DATA if np.isnan(value) else percent(value, digits=0)
-        axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", **colour)
+        axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", **color)
     axes.set_xticks(np.arange(len(across)) + 0.5, across)
     axes.set_yticks(np.arange(len(up)) + 0.5, up)
     axes.set_xlabel("false positives α (%)")

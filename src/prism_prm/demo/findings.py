@@ -1,30 +1,140 @@
-"""The results over all seeds, and the closing table."""
+"""The numbers of the report: what was measured per seed, PRM and test set, over all seeds, and what theory predicts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from prism_prm.aggregate import log_score
 from prism_prm.chosen import Choice
 from prism_prm.demo.arms import ARMS
-from prism_prm.demo.numbers import (
-    StepNumbers,
-    at_n,
-    find_curve,
-    grade,
-    measure_pool,
-    measure_steps,
-)
-from prism_prm.demo.policies import change, plain_runs
 from prism_prm.demo.reinforcement import ANSWER, ORACLE, Run
-from prism_prm.demo.stages import BASE, GUIDED_NS, SeedResult
+from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL, SeedResult
+from prism_prm.evaluation.judged_steps import Steps
+from prism_prm.evaluation.measure import Measurer
+from prism_prm.metrics import threshold_for_tpr
+from prism_prm.pools import read_pool
 from prism_prm.report import NO_DATA, percent
-from prism_prm.rerank.curves import Curve
-from prism_prm.rerank.grading import GradedPool
+from prism_prm.rerank.curves import Curve, compute_curves
+from prism_prm.rerank.expectation import best_of
+from prism_prm.rerank.grading import GradedPool, grade_pool
+from prism_prm.rerank.step_scores import StepScores
 from prism_prm.rl.looks import PROXY
-from prism_prm.statistics import Interval, over_seeds
+from prism_prm.stats import Interval, over_seeds
+from prism_prm.tasks import TaskGrader
+from prism_prm.theory.closed_forms import best_of_n
+from prism_prm.world.trees import PERTURBATIONS
+
+TPR = 0.9
+AGGREGATORS = ("min", "product")
+"""Measured for all PRMs, beside each one's own."""
+NUM_DRAWS = 200
+"""Draws per problem for the votes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What one PRM does on one set of test trees."""
+
+    auroc: float
+    fpr: float
+    fnr: float
+    """Both on natural errors at threshold 0.5."""
+    fpr_at_tpr: dict[str, float]
+    """By test set: the share of wrong steps above the threshold that keeps 90 % of the right ones."""
+
+    @property
+    def natural(self) -> float:
+        return self.fpr_at_tpr[NATURAL]
+
+    @property
+    def perturbed(self) -> float:
+        """The mean over the classes of perturbed errors."""
+        return float(np.mean([self.fpr_at_tpr[kind] for kind in PERTURBATIONS]))
+
+
+def measure_steps(steps: Steps) -> StepNumbers:
+    """All numbers of one PRM; the threshold for the matched TPR is that of the natural test set's right steps."""
+    natural = steps.only_groups([NATURAL])
+    ranked = Measurer(natural, 0.5, num_draws=1).rankings(names=("auroc",))
+    rates = Measurer(natural, 0.5, num_draws=1).rates()
+    threshold = threshold_for_tpr(natural.right, natural.probability, TPR)
+    by_group = Measurer(steps, threshold, num_draws=1).by_group()
+    return StepNumbers(
+        ranked["auroc"].value,
+        rates["fpr"].value,
+        rates["fnr"].value,
+        {group: table["fpr"].value for group, table in by_group.items()},
+    )
+
+
+def measure_pool(result: SeedResult, graded: GradedPool, *, far: bool = False) -> list[Curve]:
+    """Best-of-N and votes of every PRM, on the same draws."""
+    scores = {name: (scored.far_pool if far else scored.pool) or () for name, scored in result.scored.items()}
+    hows = dict.fromkeys([*AGGREGATORS, *(scored.aggregator.value for scored in result.scored.values())])
+    return compute_curves(graded, scores, aggregators=list(hows), num_draws=NUM_DRAWS, seed=result.seed)
+
+
+def grade(result: SeedResult, *, far: bool = False) -> GradedPool:
+    """The pool's answers, found and judged as in any task."""
+    with TaskGrader(methods=("####", "last number")) as grader:
+        return grade_pool(read_pool(result.world.pool(far=far)), grader)
+
+
+def differences(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """A minus B, paired by seed."""
+    return over_seeds([x - y for x, y in zip(a, b, strict=True)])
+
+
+def find_curve(curves: Sequence[Curve], method: str, prm: str = "", aggregator: str = "") -> Curve:
+    """One of the curves of a pool."""
+    return next(c for c in curves if (c.method, c.prm, c.aggregator) == (method, prm, aggregator))
+
+
+def at_n(curve: Curve, n: int) -> float:
+    """The accuracy at one n."""
+    return curve.points[curve.ns.index(n)].value
+
+
+def best_scores(graded: GradedPool, pool: StepScores, aggregator: str, ns: Sequence[int]) -> list[float]:
+    """The expected score of the best of n solutions, over all problems: what Best-of-N maximizes."""
+    rest = iter(pool)
+    by_problem = []
+    for entry in graded.pool.problems:
+        some = [next(rest) for _ in entry.solutions]
+        scores = np.array([0.0 if steps is None else np.exp(log_score(steps, aggregator)) for steps in some])
+        by_problem.append(best_of(scores, scores, ns))
+    return [float(value) for value in np.mean(by_problem, axis=0)]
+
+
+def plain(numbers: Mapping[str, StepNumbers]) -> dict[str, Any]:
+    """For metrics.json."""
+    return {
+        name: {"auroc": x.auroc, "fpr": x.fpr, "fnr": x.fnr, "fpr_at_tpr_90": x.fpr_at_tpr}
+        for name, x in numbers.items()
+    }
+
+
+def predicted_best_of_n(
+    graded: GradedPool, pool: StepScores, aggregator: str, ns: Sequence[int]
+) -> tuple[float, float, float, list[float]]:
+    """Best-of-N as the paper's closed form predicts it from a PRM's errors on whole solutions.
+
+    Gives (p, α, β, P(n) for each n), with p of every problem, and α and β of the pool at its 90 % threshold.
+    """
+    right = [graded.correct(i) for i in range(len(graded.grades))]
+    correct = np.concatenate(right)
+    scores = np.array([-np.inf if steps is None else log_score(steps, aggregator) for steps in pool])
+    finite = np.where(np.isfinite(scores), scores, -1e9)
+    threshold = threshold_for_tpr(correct, finite, TPR)
+    accepted = finite > threshold
+    alpha = float(accepted[~correct].mean()) if (~correct).any() else 0.0
+    beta = float((~accepted)[correct].mean()) if correct.any() else 0.0
+    shares = np.array([of_problem.mean() for of_problem in right])
+    return float(shares.mean()), alpha, beta, [float(best_of_n(shares, alpha, beta, n).mean()) for n in ns]
 
 
 @dataclass(frozen=True)
@@ -72,8 +182,23 @@ class Findings:
         return [run for run in self.results[0].policies if all(run in result.policies for result in self.results)]
 
     @property
+    def plain_runs(self) -> list[Run]:
+        """The runs that the figure and the summary show: GRPO as it is, without a bond to the untrained policy."""
+        return [run for run in self.runs if run == Run(run.prm)]
+
+    def of_policy(self, run: Run, measure: str, at: int = -1) -> list[float]:
+        """One value per seed: of the last look, or another one."""
+        return [result.policies[run].looks[at].mean(measure) for result in self.results]
+
+    @property
     def ns(self) -> tuple[int, ...]:
         return self.curves[0][0].ns
+
+    @property
+    def reference_ns(self) -> tuple[int, int]:
+        """The two n that are compared: 4 and 16, or what the pool has."""
+        many = max(n for n in self.ns if n <= 16)
+        return max(n for n in self.ns if n <= max(1, many // 4)), many
 
 
 def find(results: Sequence[SeedResult]) -> Findings:
@@ -95,11 +220,6 @@ def title_of(prm: str) -> str:
     return {BASE: "base PRM", ORACLE: "oracle"}.get(prm) or ARMS[prm].title
 
 
-def cell(found: Interval, show: Callable[..., str] = percent) -> str:
-    """A mean over seeds, with its interval where there are several."""
-    return show(found.value, found.low, found.high)
-
-
 SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
     "AUROC ↑": lambda s: s.auroc,
     "FPR at 0.5 ↓": lambda s: s.fpr,
@@ -111,13 +231,13 @@ SUMMARY: dict[str, Callable[[StepNumbers], float]] = {
 
 
 def summary(
-    found: Findings, *, far: bool = False, show: Callable[[Interval], str] = cell
+    found: Findings, *, far: bool = False, show: Callable[[Interval], str] = percent
 ) -> tuple[list[str], list[list[str]]]:
     """The closing table: headers and rows."""
-    n_few, n_many = reference_ns(found)
+    n_few, n_many = found.reference_ns
     headers = ["PRM", *SUMMARY, f"Best-of-{n_few} ↑", f"Best-of-{n_many} ↑", f"weighted vote {n_many} ↑"]
     headers += [f"beam search {n} ↑" for n in GUIDED_NS]
-    policies = {} if far else {run.prm: run for run in plain_runs(found)}
+    policies = {} if far else {run.prm: run for run in found.plain_runs}
     if policies:
         headers += ["RL: solved", "RL: reward"]
 
@@ -125,7 +245,11 @@ def summary(
         """True accuracy and reward of the policy that the PRM rewarded."""
         if prm not in policies:
             return [NO_DATA] * 2 if policies else []
-        return [change(found, policies[prm], measure) for measure in (ANSWER, PROXY)]
+        cells = []
+        for measure in (ANSWER, PROXY):
+            then, now = (over_seeds(found.of_policy(policies[prm], measure, at)).value for at in (0, -1))
+            cells.append(f"{percent(then, digits=0)} → {percent(now, digits=0)}")
+        return cells
 
     rows = []
     for prm in found.prms:
@@ -138,9 +262,3 @@ def summary(
     if ORACLE in policies:  # which has nothing else to show
         rows.append([title_of(ORACLE), *[NO_DATA] * (len(headers) - 3), *ends(ORACLE)])
     return headers, rows
-
-
-def reference_ns(found: Findings) -> tuple[int, int]:
-    """The two n that are compared: 4 and 16, or what the pool has."""
-    many = max(n for n in found.ns if n <= 16)
-    return max(n for n in found.ns if n <= max(1, many // 4)), many

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from prism_prm.demo.numbers import best_scores, differences, find_curve
+from prism_prm.demo.findings import Findings, best_scores, differences, find_curve, title_of
 from prism_prm.demo.reinforcement import ANSWER, ORACLE, STEPS, Run
 from prism_prm.report import (
     NO_DATA,
     Report,
-    legend,
-    looks,
-    name_lines,
+    finish,
     nested,
     number,
     percent,
-    percent_axes,
     signed_percent,
+    styles,
 )
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Alarm, Look
-from prism_prm.statistics import Interval, over_seeds
+from prism_prm.stats import over_seeds
 from prism_prm.theory.closed_forms import divergence
-
-if TYPE_CHECKING:
-    from prism_prm.demo.findings import Findings
 
 SKIPPED = "Reinforcement learning was skipped: it needs TRL. Install it with: pip install 'prism-prm[rl]'"
 MEASURES = {PROXY: "mean reward", ANSWER: "answer right", STEPS: "every step right", f"{GREEDY}/{ANSWER}": "greedy"}
@@ -34,23 +29,7 @@ MEASURES = {PROXY: "mean reward", ANSWER: "answer right", STEPS: "every step rig
 BEST_OF_N = "Best-of-n"
 
 
-def plain_runs(found: Findings) -> list[Run]:
-    """The runs that the figure and the summary show: GRPO as it is, without a bond to the untrained policy."""
-    return [run for run in found.runs if run == Run(run.prm)]
-
-
-def of_policy(found: Findings, run: Run, measure: str, at: int = -1) -> list[float]:
-    """One value per seed: of the last look, or another one."""
-    return [result.policies[run].looks[at].mean(measure) for result in found.results]
-
-
-def change(found: Findings, run: Run, measure: str) -> str:
-    """From the untrained to the trained policy, in percent: `47 → 15`."""
-    then, now = (over_seeds(of_policy(found, run, measure, at)).value for at in (0, -1))
-    return f"{percent(then, digits=0)} → {percent(now, digits=0)}"
-
-
-def report_policies(found: Findings, report: Report, title_of: Any) -> None:
+def report_policies(found: Findings, report: Report) -> None:
     """The last section of the demo's report."""
     if not found.runs:
         report.text(f"## Reinforcement learning\n{SKIPPED}")
@@ -64,18 +43,18 @@ The same policy was trained by TRL's GRPO, each time with another PRM as its rew
 if it was cut or states no answer. *oracle* is the reward without errors. True accuracy is measured on
 {settings.held_out} problems that no model has seen.
 """)
-    _figure(found, report, title_of)
-    _over_optimisation(found, report, title_of)
-    _ends(found, report, title_of)
-    _differences(found, report, title_of)
-    _alarms(found, report, title_of)
-    if len(found.runs) > len(plain_runs(found)):
-        _credits(found, report, title_of)
+    _figure(found, report)
+    _over_optimisation(found, report)
+    _ends(found, report)
+    _differences(found, report)
+    _alarms(found, report)
+    if len(found.runs) > len(found.plain_runs):
+        _credits(found, report)
 
 
-def _figure(found: Findings, report: Report, title_of: Any) -> None:
-    runs = plain_runs(found)
-    style = nested(looks([title_of(run.prm) for run in runs]))
+def _figure(found: Findings, report: Report) -> None:
+    runs = found.plain_runs
+    style = nested(styles([title_of(run.prm) for run in runs]))
     caption = "True accuracy, and the reward. A reward that rises while accuracy falls is being hacked."
     alt = "Share of problems solved, and mean reward, against updates, for policies rewarded by each PRM and the oracle"
     panel_of = {ANSWER: "True accuracy: problems solved (%)", PROXY: "Mean reward (%)"}
@@ -86,18 +65,15 @@ def _figure(found: Findings, report: Report, title_of: Any) -> None:
                 updates = [one.update for one in curves[0]]
                 means = np.mean([[one.mean(measure) for one in curve] for curve in curves], axis=0)
                 axes.plot(updates, means, markevery=4, **style[title_of(run.prm)])
-            axes.set_title(title)
-            axes.set_xlabel("updates")
             axes.set_ylim(0, 1)
-            percent_axes(axes.yaxis)
-            name_lines(axes)
+            finish(axes, "updates", title=title, names_at_ends=True)
 
 
-def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
+def _over_optimisation(found: Findings, report: Report) -> None:
     """Truth and reward against the distance from the untrained policy, for two ways to use a PRM."""
-    prms = [run.prm for run in plain_runs(found) if run.prm != ORACLE]
+    prms = [run.prm for run in found.plain_runs if run.prm != ORACLE]
     lines = over_optimisation(found)
-    look = looks(list(next(iter(lines.values()))))
+    ways = styles(list(next(iter(lines.values()))))
     caption = (
         "True accuracy (filled) and mean reward (hollow) against √KL from the untrained policy, by PRM. The divergence "
         "of Best-of-n is log n − (n−1)/n; that of GRPO is measured, and may fall again, so its looks are points "
@@ -105,27 +81,23 @@ def _over_optimisation(found: Findings, report: Report, title_of: Any) -> None:
     )
     alt = "Accuracy and reward against the square root of the divergence, for Best-of-n and GRPO, a panel per PRM"
     with report.figure("over-optimisation", caption=caption, alt=alt, size=(4.3, 3.6), panels=len(prms)) as drawn:
-        for axes, prm in zip(drawn if len(prms) > 1 else [drawn], prms, strict=True):
+        for axes, prm in zip(drawn, prms, strict=True):
             for way, line in lines[prm].items():
                 for measure, style in (("gold", "-"), ("proxy", "--")):
                     label = f"{way}, {'problems solved' if measure == 'gold' else 'reward'}"
                     axes.plot(
-                        line["sqrt_kl"], line[measure], color=look[way].colour, marker=look[way].marker, label=label,
+                        line["sqrt_kl"], line[measure], color=ways[way].color, marker=ways[way].marker, label=label,
                         linestyle=style if way == BEST_OF_N else "none",
-                        markerfacecolor=look[way].colour if measure == "gold" else "none",
+                        markerfacecolor=ways[way].color if measure == "gold" else "none",
                     )  # fmt: skip
-            axes.set_title(title_of(prm))
-            axes.set_xlabel("√KL from the untrained policy (√nats)")
-            axes.set_ylabel("solved, reward (%)")
             axes.set_ylim(0, 1)
-            percent_axes(axes.yaxis)
-            legend(axes)
+            finish(axes, "√KL from the untrained policy (√nats)", "solved, reward (%)", title=title_of(prm))
 
 
 def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[float]]]]:
     """PRM → way to use it → points (√KL, gold, proxy), means over seeds. Both ways score by the lowest step."""
     lines = {}
-    for run in plain_runs(found):
+    for run in found.plain_runs:
         if run.prm == ORACLE:
             continue
         gold = [[p.value for p in find_curve(curves, "best-of-n", run.prm, "min").points] for curves in found.curves]
@@ -153,41 +125,43 @@ def over_optimisation(found: Findings) -> dict[str, dict[str, dict[str, list[flo
     return lines
 
 
-def _ends(found: Findings, report: Report, title_of: Any) -> None:
-    runs = plain_runs(found)
-    start = [_cell(over_seeds(of_policy(found, runs[0], measure, 0))) for measure in MEASURES if measure != PROXY]
+def _ends(found: Findings, report: Report) -> None:
+    runs = found.plain_runs
+    start = [percent(over_seeds(found.of_policy(runs[0], measure, 0))) for measure in MEASURES if measure != PROXY]
     rows = [["untrained", NO_DATA, NO_DATA, *start, number(0.0, 2)]]
     for run in runs:
-        then = over_seeds(of_policy(found, run, PROXY, 0))
-        cells = [_cell(over_seeds(of_policy(found, run, measure))) for measure in MEASURES]
+        then = over_seeds(found.of_policy(run, PROXY, 0))
+        cells = [percent(over_seeds(found.of_policy(run, measure))) for measure in MEASURES]
         kl = float(np.mean([result.policies[run].looks[-1].numbers["kl"] for result in found.results]))
-        rows.append([title_of(run.prm), _cell(then), *cells, number(kl, 2)])
+        rows.append([title_of(run.prm), percent(then), *cells, number(kl, 2)])
     headers = ["reward from", "mean reward before", *MEASURES.values(), "divergence (nats)"]
     report.table(
         headers, rows, caption="The policy before and after training, sampled solutions of held-out problems (%)"
     )
 
 
-def _differences(found: Findings, report: Report, title_of: Any) -> None:
+def _differences(found: Findings, report: Report) -> None:
     """Paired by seed; the targets are stated in docs/rl.md."""
-    after = {run.prm: of_policy(found, run, ANSWER) for run in plain_runs(found)}
+    after = {run.prm: found.of_policy(run, ANSWER) for run in found.plain_runs}
     rows = []
-    for run in plain_runs(found):
+    for run in found.plain_runs:
         cells = [
-            _signed(differences(of_policy(found, run, measure), of_policy(found, run, measure, 0)))
+            signed_percent(differences(found.of_policy(run, measure), found.of_policy(run, measure, 0)))
             for measure in (PROXY, ANSWER, STEPS)
         ]
         rows.append([f"{title_of(run.prm)} − untrained", *cells])
     for a, b in (("prism", "base"), ("prism", "pointwise"), ("prism", "paper"), (ORACLE, "prism")):
         if a in after and b in after:
-            rows.append([f"{title_of(a)} − {title_of(b)}", NO_DATA, _signed(differences(after[a], after[b])), NO_DATA])
+            rows.append(
+                [f"{title_of(a)} − {title_of(b)}", NO_DATA, signed_percent(differences(after[a], after[b])), NO_DATA]
+            )
     headers = ["difference", "mean reward", "answer right", "every step right"]
     report.table(headers, rows, caption="Differences in percentage points, paired by seed")
 
 
-def _alarms(found: Findings, report: Report, title_of: Any) -> None:
+def _alarms(found: Findings, report: Report) -> None:
     rows = []
-    for run in plain_runs(found):
+    for run in found.plain_runs:
         cells = []
         for gold in (ANSWER, VOTE):
             said = [_heard(result.policies[run].looks, result.policies[run].alarms[gold]) for result in found.results]
@@ -210,12 +184,12 @@ def _heard(curve: Sequence[Look], alarm: Alarm | None) -> str:
     return f"{alarm.update} ({signed_percent(now.mean(ANSWER) - best)})"
 
 
-def _credits(found: Findings, report: Report, title_of: Any) -> None:
+def _credits(found: Findings, report: Report) -> None:
     """Every credit with and without a bond to the untrained policy."""
     ways = list(dict.fromkeys((run.credit, run.beta) for run in found.runs))
     rows = []
     for prm in dict.fromkeys(run.prm for run in found.runs):
-        cells = [_cell(over_seeds(of_policy(found, Run(prm, *way), ANSWER))) for way in ways]
+        cells = [percent(over_seeds(found.of_policy(Run(prm, *way), ANSWER))) for way in ways]
         rows.append([title_of(prm), *cells])
     headers = ["reward from", *(f"{credit}, β = {beta:g}" for credit, beta in ways)]
     report.table(headers, rows, caption="Answer right after training (%), by credit and weight of the divergence")
@@ -233,11 +207,3 @@ def policy_metrics(found: Findings) -> list[dict[str, Any]]:
         }
         for result in found.results
     ]
-
-
-def _cell(found: Interval) -> str:
-    return percent(found.value, found.low, found.high)
-
-
-def _signed(found: Interval) -> str:
-    return signed_percent(found.value, found.low, found.high)

@@ -9,33 +9,39 @@ from typing import Any
 import numpy as np
 
 from prism_prm.demo.arms import ARMS
-from prism_prm.demo.findings import SUMMARY, Findings, cell, reference_ns, summary, title_of
-from prism_prm.demo.numbers import at_n, differences, find_curve, plain, predicted_best_of_n
+from prism_prm.demo.findings import (
+    SUMMARY,
+    Findings,
+    at_n,
+    differences,
+    find_curve,
+    plain,
+    predicted_best_of_n,
+    summary,
+    title_of,
+)
 from prism_prm.demo.policies import (
-    of_policy,
     over_optimisation,
-    plain_runs,
     policy_metrics,
     report_policies,
 )
 from prism_prm.demo.reinforcement import ANSWER
 from prism_prm.demo.stages import BASE, GUIDED_NS, NATURAL
-from prism_prm.evaluation.example import add_wrong_step, find_wrong_step
+from prism_prm.evaluation.measure import histogram
+from prism_prm.evaluation.report import add_wrong_step, draw_distribution, find_wrong_step
 from prism_prm.report import (
     NO_DATA,
     Report,
-    legend,
-    looks,
-    name_lines,
+    finish,
     nested,
     number,
     percent,
-    percent_axes,
     signed_percent,
+    styles,
     telling,
 )
 from prism_prm.rerank.curves import Curve
-from prism_prm.statistics import over_seeds
+from prism_prm.stats import over_seeds
 from prism_prm.tables import iter_trees
 from prism_prm.world.oracle import VERDICTS
 from prism_prm.world.trees import PERTURBATIONS
@@ -57,7 +63,10 @@ def make_report(found: Findings, command: str, *, quick: bool = False) -> Report
         "The *embedded world* is a small synthetic task that ships with the package: arithmetic modulo "
         f"{found.results[0].world.settings.modulus}, one operation per step, where the truth about every step is known."
     )
-    _failures(found, report)
+    failed = [(arm, one.seed, reason) for one in found.results for arm, reason in one.failed.items()]
+    if failed:
+        report.text("**Not trained, so in no table:**")
+        report.notes(f"{ARMS[arm].title}, seed {seed}: {reason}" for arm, seed, reason in failed)
     _draw_best_of_n(found, report, far=False)
     _summarise(found, report, far=False)
     _add_example(found, report)
@@ -74,7 +83,7 @@ def make_report(found: Findings, command: str, *, quick: bool = False) -> Report
         _draw_best_of_n(found, report, far=True)
         _summarise(found, report, far=True)
         _tabulate_best_of_n(found, report, far=True)
-    report_policies(found, report, title_of)
+    report_policies(found, report)
     report.metrics = _metrics(found)
     return report
 
@@ -96,7 +105,7 @@ def _summarise(found: Findings, report: Report, *, far: bool) -> None:
 
 def _finding(found: Findings) -> str:
     """What PRISM does to false positives, Best-of-N and RL, beside the base PRM and the usual training."""
-    n = reference_ns(found)[1]
+    n = found.reference_ns[1]
 
     def reached(prm: str) -> list[str]:
         values = (found.of_class(prm, NATURAL), found.of_pool("best-of-n", prm, n))
@@ -111,11 +120,11 @@ def _finding(found: Findings) -> str:
     if "pointwise" in found.prms:
         text += "; pointwise training reaches {} and {}".format(*reached("pointwise"))
     text += "."
-    runs = {run.prm: run for run in plain_runs(found)}
+    runs = {run.prm: run for run in found.plain_runs}
     named = [prm for prm in (BASE, "pointwise", ours) if prm in runs]
     if named:
-        start = percent(over_seeds(of_policy(found, runs[named[0]], ANSWER, 0)).value)
-        after = {prm: percent(over_seeds(of_policy(found, runs[prm], ANSWER)).value) for prm in named}
+        start = percent(over_seeds(found.of_policy(runs[named[0]], ANSWER, 0)).value)
+        after = {prm: percent(over_seeds(found.of_policy(runs[prm], ANSWER)).value) for prm in named}
         ends = ", ".join(f"{share} % with {title_of(prm)}" for prm, share in after.items())
         text += f" Reinforcement learning with the PRM as reward takes the policy from {start} % solved to {ends}."
     return text
@@ -153,40 +162,28 @@ threshold that keeps 90 % of the right steps. {several if len(found.results) > 1
 """)
 
 
-def _failures(found: Findings, report: Report) -> None:
-    """Arms that some seed could not train: they are in no table."""
-    lines = [
-        f"- {ARMS[name].title}, seed {result.seed}: {reason}"
-        for result in found.results
-        for name, reason in result.failed.items()
-    ]
-    if lines:
-        report.text("**Not trained, so in no table:**\n\n" + "\n".join(lines))
-
-
 def _compare(found: Findings, report: Report) -> None:
     """Each arm against the base, and against the arm before it, paired."""
-    n_few, n_many = reference_ns(found)
+    n_few, n_many = found.reference_ns
     compared = ("FPR at TPR 90 ↓", "injected errors: FPR at TPR 90 ↓", "FNR at 0.5 ↓")
     rows = []
     pairs = [(prm, BASE) for prm in found.prms[1:]]
     pairs += [(prm, "pointwise") for prm in found.prms[1:] if prm != "pointwise" and "pointwise" in found.prms]
     for a, b in pairs:
         cells = [
-            cell(differences(found.of_steps(a, SUMMARY[name]), found.of_steps(b, SUMMARY[name])), signed_percent)
+            signed_percent(differences(found.of_steps(a, SUMMARY[name]), found.of_steps(b, SUMMARY[name])))
             for name in compared
         ]
         best = differences(found.of_pool("best-of-n", a, n_many), found.of_pool("best-of-n", b, n_many))
         beam = differences(found.of_guided(a, GUIDED_NS[-1]), found.of_guided(b, GUIDED_NS[-1]))
-        rows.append([f"{title_of(a)} − {title_of(b)}", *cells, *(cell(x, signed_percent) for x in (best, beam))])
+        rows.append([f"{title_of(a)} − {title_of(b)}", *cells, signed_percent(best), signed_percent(beam)])
     headers = ["difference", *compared, f"Best-of-{n_many}", f"beam search {GUIDED_NS[-1]}"]
     report.table(headers, rows, caption="Differences in percentage points, paired by seed")
     growth = []
     for prm in found.prms:
         more, fewer = (found.of_pool("best-of-n", prm, n) for n in (n_many, n_few))
         wide, narrow = (found.of_guided(prm, n) for n in reversed(GUIDED_NS))
-        cells = [cell(differences(a, b), signed_percent) for a, b in ((more, fewer), (wide, narrow))]
-        growth.append([title_of(prm), *cells])
+        growth.append([title_of(prm), *map(signed_percent, (differences(more, fewer), differences(wide, narrow)))])
     caption = "Do more samples help? More minus fewer, percentage points"
     beams = " − ".join(f"beam search {n}" for n in reversed(GUIDED_NS))
     report.table(["PRM", f"Best-of-{n_many} − Best-of-{n_few}", beams], growth, caption=caption)
@@ -211,44 +208,32 @@ def _distributions(found: Findings, report: Report) -> None:
     """Scores of right and wrong steps, first seed."""
     report.text("## Over-credit\nHow each PRM scores the natural test set's right and wrong steps.")
     names = found.prms[:NUM_DRAWN]
-    caption = "P(right) given to right and to wrong steps (first seed)."
+    caption = "P(right) given to right steps (up) and to wrong steps (down), first seed; the dotted line is 0.5."
     alt = f"Histograms of scores of right and wrong steps for {', '.join(map(title_of, names))}"
     with report.figure("scores", caption=caption, alt=alt, size=(2.35, 2.5), panels=len(names)) as panels:
         for axes, name in zip(panels, names, strict=True):
             steps = found.results[0].scored[name].steps.only_groups([NATURAL])
-            edges = np.linspace(0, 1, 21)
-            for keep, label, look in zip(
-                (steps.right, steps.wrong), ("right", "wrong"), looks("ab").values(), strict=True
-            ):
-                weights = np.full(int(keep.sum()), 1 / max(1, int(keep.sum())))
-                axes.hist(steps.probability[keep], edges, weights=weights, alpha=0.55, color=look.colour, label=label)
-            axes.set_title(title_of(name))
-            axes.set_xlabel("P(right) (%)")
-            axes.set_ylabel("share of steps (%)")
-            percent_axes(axes.xaxis, axes.yaxis)
-            legend(axes)
+            draw_distribution(axes, histogram(steps), 0.5, title_of(name))
 
 
 def _classes(found: Findings, report: Report) -> None:
     """FPR at matched TPR, class by class."""
     groups = (NATURAL, *PERTURBATIONS)
     values = {prm: [over_seeds(found.of_class(prm, group)) for group in groups] for prm in found.prms}
-    rows = [[title_of(prm), *map(cell, values[prm])] for prm in found.prms]
+    rows = [[title_of(prm), *map(percent, values[prm])] for prm in found.prms]
     report.text("## Which errors are credited")
     shown = [group.replace("_", " ") for group in groups]
     caption = "FPR at TPR 90 by class of error; all classes but natural are injected errors."
     alt = "Bars of FPR at TPR 90 by error class for each PRM"
-    drawn = looks(found.prms[:NUM_DRAWN])
+    drawn = styles(found.prms[:NUM_DRAWN])
     with report.figure("classes", caption=caption, alt=alt, size=(4.4, 0.55 * len(groups) + 1)) as axes:
         width = 0.8 / len(drawn)
-        for i, (prm, look) in enumerate(drawn.items()):
-            lengths = [found_here.value for found_here in values[prm]]
-            axes.barh(np.arange(len(groups)) + i * width, lengths, width, color=look.colour, label=title_of(prm))
+        for i, (prm, style) in enumerate(drawn.items()):
+            lengths = [mean.value for mean in values[prm]]
+            axes.barh(np.arange(len(groups)) + i * width, lengths, width, color=style.color, label=title_of(prm))
         axes.set_yticks(np.arange(len(groups)) + 0.4 - width / 2, shown)
         axes.invert_yaxis()
-        axes.set_xlabel("FPR (%)")
-        percent_axes(axes.xaxis)
-        legend(axes)
+        finish(axes, "FPR (%)", percent="x")
     caption = "FPR (%) ↓ at the threshold that keeps 90 % of the right steps"
     report.table(["PRM", *shown], rows, caption=caption, best="columns")
 
@@ -271,7 +256,7 @@ def _draw_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
     lines = [("best-of-n", prm, found.aggregator(prm).value) for prm in drawn]
     lines += [("majority", "", ""), ("oracle", "", ""), ("mean", "", "")]
     names = [*map(title_of, drawn), "majority vote", "oracle", "one solution"]
-    style = nested(looks(names))
+    style = nested(styles(names))
     caption = "Accuracy against the number of solutions" + (", out of distribution." if far else ".")
     alt = "Accuracy against n for Best-of-N and the weighted vote of every PRM, majority vote and oracle"
     with report.figure(f"{'far-' * far}best-of-n", caption=caption, alt=alt, size=(4.4, 3.7), panels=2) as panels:
@@ -280,13 +265,9 @@ def _draw_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
                 chosen = [find_curve(seed, method if prm else kind, prm, how) for seed in curves]
                 values = np.mean([[point.value for point in curve.points] for curve in chosen], axis=0)
                 axes.plot(chosen[0].ns, values, **style[name])
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(chosen[0].ns, [str(n) for n in chosen[0].ns])
-            axes.set_title("Best-of-n" if method == "best-of-n" else "weighted vote")
-            axes.set_xlabel("solutions drawn, n")
-            axes.set_ylabel("accuracy (%)")
-            percent_axes(axes.yaxis)
-            name_lines(axes)
+            title = "Best-of-n" if method == "best-of-n" else "weighted vote"
+            ns = chosen[0].ns
+            finish(axes, "solutions drawn, n", "accuracy (%)", title=title, ns=ns, names_at_ends=True)
 
 
 def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
@@ -306,7 +287,7 @@ def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
 
 
 def _cells(found: Findings, method: str, prm: str, ns: Sequence[int], far: bool) -> list[str]:
-    return [cell(over_seeds(found.of_pool(method, prm, n, far=far))) for n in ns]
+    return [percent(over_seeds(found.of_pool(method, prm, n, far=far))) for n in ns]
 
 
 def _theory(found: Findings, report: Report) -> None:

@@ -14,7 +14,6 @@ from prism_prm import __version__
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
 from prism_prm.evaluation.control import (
     Control,
@@ -25,15 +24,32 @@ from prism_prm.evaluation.control import (
     make_controls,
     movable_scores,
 )
-from prism_prm.evaluation.evaluate import error_curve, histogram
-from prism_prm.evaluation.example import WrongStep, add_wrong_step, read_wrong_step
 from prism_prm.evaluation.judged_steps import Steps, read_steps
-from prism_prm.evaluation.measure import Measured, Tables, intervals
-from prism_prm.evaluation.report import steps_file
+from prism_prm.evaluation.measure import (
+    RANKINGS,
+    RATES,
+    Measured,
+    Tables,
+    error_curve,
+    histogram,
+    intervals,
+    metric_rows,
+    shown,
+)
+from prism_prm.evaluation.report import (
+    SCORES,
+    TRADE,
+    WrongStep,
+    add_wrong_step,
+    draw_distribution,
+    draw_error_curves,
+    read_wrong_step,
+    steps_file,
+)
 from prism_prm.file_types import read_json
 from prism_prm.names import split_name
-from prism_prm.report import LOOKS, NO_DATA, Report, escaped, looks, p_value, percent, signed_percent, telling
-from prism_prm.statistics import NUM_DRAWS, SEED
+from prism_prm.report import STYLES, Report, draw_curve, escaped, finish, percent, telling
+from prism_prm.stats import NUM_DRAWS, SEED
 
 SHOWN = 3
 """Names shown in a message about many."""
@@ -255,28 +271,34 @@ def build_comparison(
     names = [run.name for run in runs]
     report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
     report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
-    report.finding = " ".join(escaped(line) for one in compared for line in _headlines(one))
+    findings = [
+        line
+        for one in compared
+        for line in [f"On {one.bench}, {headline(control)}" for control in one.controls.values()] or _findings(one)
+    ]
+    report.finding = " ".join(map(escaped, findings))
     for one in compared:
         if len(compared) > 1:
             report.text(f"## {one.bench}")
         _add_bench(report, one, rounds=rounds)
-    _add_tokens(report, runs)
-    report.text(_introduction(names, left_out))
+    tokens = {run.name: run.metrics["run"].get("tokens") for run in runs}
+    if any(tokens.values()):
+        caption = "Tokens behind the scores: read by a PRM, read and written by a critic ↓"
+        report.counts("PRM", tokens, caption=caption, unit="tokens")
+    without = f" Left out because not in all runs: {', '.join(left_out)}." if left_out else ""
+    report.text(f"""
+## How to read this
+
+All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so problems that are
+hard for all PRMs cancel out. p is two-sided and not corrected for the number of comparisons.{without}
+""")
     report.metrics |= {
         "prism_prm": __version__,
         "runs": {run.name: {"folder": run.folder.name, **run.metrics["run"]} for run in runs},
         "benchmarks": {one.bench: _as_json(one) for one in compared},
     }
     return report
-
-
-def _add_tokens(report: Report, runs: Sequence[EvalRun]) -> None:
-    """What the scores took, where the runs know it."""
-    tokens = {run.name: run.metrics["run"].get("tokens") for run in runs}
-    if any(tokens.values()):
-        rows = [[name, NO_DATA if count is None else f"{count:,}"] for name, count in tokens.items()]
-        caption = "Tokens behind the scores: read by a PRM, read and written by a critic ↓"
-        report.table(["PRM", "tokens"], rows, caption=caption)
 
 
 def _findings(one: Compared) -> list[str]:
@@ -287,22 +309,6 @@ def _findings(one: Compared) -> list[str]:
             f"control."
         ]
     return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
-
-
-def _headlines(one: Compared) -> list[str]:
-    """The findings in one sentence per PRM."""
-    return [f"On {one.bench}, {headline(control)}" for control in one.controls.values()] or _findings(one)
-
-
-def _introduction(names: Sequence[str], left_out: Sequence[str]) -> str:
-    without = f" Left out because not in all runs: {', '.join(left_out)}." if left_out else ""
-    return f"""
-## How to read this
-
-All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
-**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so problems that are
-hard for all PRMs cancel out. p is two-sided and not corrected for the number of comparisons.{without}
-"""
 
 
 def _as_json(one: Compared) -> dict[str, Any]:
@@ -331,7 +337,13 @@ def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
         add_control(report, control, one.tables[control.first]["steps"])
     if one.example is not None and one.example.item in one.steps[one.runs[0]].items:
         add_wrong_step(report, one.example, one.steps, caption=telling("wrong step", one.runs[:1]))
-    _add_differences(report, one)
+    first, *others = (_tested(one, name) for name in one.runs)
+    for name, own in zip(one.runs[1:], others, strict=True):
+        rows = [
+            ([label], own[label].minus(first[label]) if label in own and label in first else None)
+            for label in {**own, **first}
+        ]
+        report.differences(["metric"], rows, caption=f"{name} minus {one.runs[0]} (percentage points)")
     find_benchmark(one.bench).add_to_comparison(report, one.tables)
     parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
     report.text(f"Thresholds: {parts}.")
@@ -344,64 +356,45 @@ def _add_rates(report: Report, one: Compared) -> None:
     for name in one.runs:
         table = one.tables[name]["steps"]
         gone = 1 - table["fpr"].value / base if base else float("nan")
-        rows.append([name, *(display.shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
-    headers = ["PRM", *(display.RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
+        rows.append([name, *(shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
+    headers = ["PRM", *(RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
     report.table(headers, rows, caption="Rates, steps pooled (%)", best="columns")
     tables = [one.tables[name]["steps"] for name in one.runs]
-    if ranking_rows := display.metric_rows(display.RANKINGS, tables):
+    if ranking_rows := metric_rows(RANKINGS, tables):
         report.table(["metric", *one.runs], ranking_rows, caption="Without a threshold (%)", best="rows")
 
 
-def _difference(a: Measured | None, b: Measured | None) -> list[str]:
-    if a is None or b is None:
-        return [NO_DATA, NO_DATA]
-    found = a.minus(b)
-    return [signed_percent(found.difference, found.low, found.high), p_value(found.p)]
-
-
-def _add_differences(report: Report, one: Compared) -> None:
-    labels = {**display.RATES, **display.RANKINGS}
-    headlines = find_benchmark(one.bench).headlines
-
-    def tested(name: str) -> dict[str, Measured]:
-        table = one.tables[name]["steps"]
-        return {
-            **{labels[metric]: table[metric] for metric in TESTED if metric in table},
-            **headlines(one.tables[name]),
-        }
-
-    first = tested(one.runs[0])
-    for name in one.runs[1:]:
-        own = tested(name)
-        rows = [[label, *_difference(own.get(label), first.get(label))] for label in {**own, **first}]
-        report.table(["metric", "difference", "p"], rows, caption=f"{name} minus {one.runs[0]} (percentage points)")
+def _tested(one: Compared, name: str) -> dict[str, Measured]:
+    table, labels = one.tables[name]["steps"], {**RATES, **RANKINGS}
+    own = {labels[metric]: table[metric] for metric in TESTED if metric in table}
+    return own | find_benchmark(one.bench).headlines(one.tables[name])
 
 
 def _add_figures(report: Report, one: Compared) -> None:
     curves = {name: curve for name in one.runs if (curve := error_curve(one.steps[name]))}
     with report.figure(
         f"{one.bench}-scores",
-        caption=display.SCORES + display.TRADE * bool(curves),
+        caption=SCORES + TRADE * bool(curves),
         alt=f"FPR against FNR, and distributions of scores, of {', '.join(one.runs)} on {one.bench}",
         panels=bool(curves) + len(one.runs),
     ) as panels:
         if curves:
-            display.draw_error_curves(panels[0], curves, looks(one.runs), one.thresholds)
+            draw_error_curves(panels[0], curves, one.thresholds)
         for axes, name in zip(panels[bool(curves) :], one.runs, strict=True):
-            display.draw_distribution(axes, histogram(one.steps[name]), one.thresholds[name], LOOKS, name)
+            draw_distribution(axes, histogram(one.steps[name]), one.thresholds[name], name)
 
 
 def _add_rounds(report: Report, one: Compared) -> None:
-    shown = ("prm_score", "fpr", "fnr", "precision")
-    rows = [[name, *(display.shown(one.tables[name]["steps"][metric]) for metric in shown)] for name in one.runs]
-    report.table(["round", *(display.RATES[m] for m in shown)], rows, caption="Training rounds (%)", best="columns")
+    names = ("prm_score", "fpr", "fnr", "precision")
+    rows = [[name, *(shown(one.tables[name]["steps"][metric]) for metric in names)] for name in one.runs]
+    report.table(["round", *(RATES[metric] for metric in names)], rows, caption="Training rounds (%)", best="columns")
     with report.figure(
         f"{one.bench}-rounds",
         caption="What the rounds of training change, with 95 % intervals.",
         alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
     ) as axes:
-        series = {
-            display.RATES[m]: [one.tables[name]["steps"][m].interval() for name in one.runs]
-            for m in ("fpr", "fnr", "precision")
-        }
-        display.draw_rounds(axes, one.runs, series, LOOKS)
+        for metric, style in zip(("fpr", "fnr", "precision"), STYLES, strict=False):
+            points = [one.tables[name]["steps"][metric].interval() for name in one.runs]
+            draw_curve(axes, range(len(one.runs)), points, RATES[metric], style)
+        axes.set_xticks(range(len(one.runs)), one.runs)
+        finish(axes, "", "%")

@@ -15,15 +15,12 @@ import numpy as np
 
 from prism_prm import metrics
 from prism_prm.arrays import Floats
-from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import Benchmark
-from prism_prm.evaluation.measure import Measured, Measurer, Table, all_rates, intervals
-from prism_prm.metrics.shift import MATCHES, Shifts
+from prism_prm.evaluation.measure import RATES, Measured, Measurer, Table, all_rates, intervals, shown
+from prism_prm.metrics import MATCHES, Shifts
 from prism_prm.report import NO_DATA, Report, escaped, percent, signed_percent
-from prism_prm.statistics import Comparison, cluster_sums, resampled_sums
+from prism_prm.stats import Comparison, cluster_sums, resampled_sums
 
-RATES = ("fpr", "fnr", "precision", "prm_score")
-"""What the control's table shows."""
 TOLERANCE = 0.01
 """How far from the other PRM's rate the control may be for a difference to say anything."""
 FREE = {"fnr": "fpr", "fpr": "fnr"}
@@ -135,8 +132,7 @@ def control_json(control: Control) -> dict[str, Any]:
 
 def finding(control: Control) -> str:
     """Whether the PRM is more than the first one shifted, in words and numbers."""
-    verdict = VERDICTS[control.verdict].format(first=control.first, name=control.name)
-    return f"{verdict}. " + " ".join(_sentence(control, match) for match in MATCHES)
+    return f"{_verdict(control)}. " + " ".join(_sentence(control, match) for match in MATCHES)
 
 
 def headline(control: Control) -> str:
@@ -144,13 +140,16 @@ def headline(control: Control) -> str:
     match = next(iter(MATCHES))
     rate = FREE[match]
     own, moved = control.own, control.at[match].rates
-    verdict = VERDICTS[control.verdict].format(first=control.first, name=control.name)
     if control.verdict == "unmatched":
-        return f"{verdict}."
+        return f"{_verdict(control)}."
     return (
-        f"{verdict}: at the same {match.upper()} ({percent(own[match].value)} %) its {rate.upper()} is "
+        f"{_verdict(control)}: at the same {match.upper()} ({percent(own[match].value)} %) its {rate.upper()} is "
         f"{percent(own[rate].value)} %, that of {control.first} shifted {percent(moved[rate].value)} %."
     )
+
+
+def _verdict(control: Control) -> str:
+    return VERDICTS[control.verdict].format(first=control.first, name=control.name)
 
 
 def _sentence(control: Control, match: str) -> str:
@@ -158,11 +157,10 @@ def _sentence(control: Control, match: str) -> str:
     shifted = control.at[match].rates
     reached = shifted[match].value
     short = "" if percent(reached) == percent(aim) else f" (it reaches {percent(reached)} %)"
-    found = control.difference(match, rate)
     return (
         f"At {control.name}'s {match.upper()} of {percent(aim)} %{short}, {control.first} shifted has "
-        f"{rate.upper()} {display.shown(shifted[rate])} %; {control.name} has {display.shown(control.own[rate])} %: "
-        f"difference {signed_percent(found.difference, found.low, found.high)} points."
+        f"{rate.upper()} {shown(shifted[rate])} %; {control.name} has {shown(control.own[rate])} %: "
+        f"difference {signed_percent(control.difference(match, rate))} points."
     )
 
 
@@ -170,14 +168,14 @@ def add_control(report: Report, control: Control, first: Table) -> None:
     """The table of one PRM beside the first one, as it is and shifted."""
     name, base = control.name, control.first
     rows = []
-    for rate in RATES:
-        moved = [display.shown(shifted.rates[rate]) for shifted in control.at.values()]
-        found = [control.difference(match, rate) for match in control.at]
-        differences = [signed_percent(one.difference, one.low, one.high) for one in found]
-        rows.append(
-            [display.RATES[rate], display.shown(first[rate]), *moved, display.shown(control.own[rate]), *differences]
-        )
-    shifts = [_number_with_interval(shifted.shift) for shifted in control.at.values()]
+    for rate in ("fpr", "fnr", "precision", "prm_score"):
+        moved = [shown(shifted.rates[rate]) for shifted in control.at.values()]
+        differences = [signed_percent(control.difference(match, rate)) for match in control.at]
+        rows.append([RATES[rate], shown(first[rate]), *moved, shown(control.own[rate]), *differences])
+    shifts = []
+    for found in (shifted.shift.interval() for shifted in control.at.values()):
+        bounds = "" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
+        shifts.append(f"{found.value:+.2f}{bounds}".replace("-", "−"))
     rows.append(["shift of log-odds", "0", *shifts, *[NO_DATA] * (1 + len(MATCHES))])
     moved_to = [f"{base} shifted to the same {match.upper()}" for match in control.at]
     minus = [f"difference at the same {match.upper()}" for match in control.at]
@@ -189,9 +187,3 @@ def add_control(report: Report, control: Control, first: Table) -> None:
             f"{control.num_fixed:,} steps of {escaped(base)} score exactly 0 or 1, or are judged by redundancy. "
             "No shift moves them."
         )
-
-
-def _number_with_interval(measured: Measured) -> str:
-    found = measured.interval()
-    bounds = "" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
-    return f"{found.value:+.2f}{bounds}".replace("-", "−")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.errors import DataError
 from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
-from prism_prm.statistics import number_clusters
+from prism_prm.stats import number_clusters
 
 NOT_JUDGED = -1
 
@@ -52,7 +53,6 @@ class Steps:
 
     @cached_property
     def lengths(self) -> Ints:
-        """Steps per item."""
         return np.diff(np.append(self.starts, len(self.label)))
 
     @cached_property
@@ -77,12 +77,10 @@ class Steps:
 
     @cached_property
     def right(self) -> Bools:
-        """Steps labelled right."""
         return np.asarray(self.label == 1)
 
     @cached_property
     def wrong(self) -> Bools:
-        """Steps labelled wrong."""
         return np.asarray(self.label == 0)
 
     @cached_property
@@ -97,13 +95,6 @@ class Steps:
         first, gap = metrics.first_bad(bad & ~unscored, self.starts), metrics.first_bad(unscored, self.starts)
         return np.where((gap >= 0) & ((first < 0) | (gap < first)), -2, first)
 
-    def first_error_found(self, good: Bools) -> tuple[Bools, Bools]:
-        """Per item: whether it has a wrong step, and whether the first of these was judged bad."""
-        first = metrics.first_bad(self.wrong, self.starts)
-        has_error = first >= 0
-        at = self.starts + np.maximum(first, 0)
-        return has_error, has_error & ~good[at]
-
     def only(self, keep: Bools) -> Steps:
         """Some of the items (a mask over items), with clusters and groups renumbered."""
         step_keep = np.repeat(keep, self.lengths)
@@ -112,7 +103,7 @@ class Steps:
         clusters, num_clusters = number_clusters(self.item_cluster[keep].tolist())
         return replace(
             self,
-            items=_chosen(self.items, keep),
+            items=tuple(compress(self.items, keep)),
             group_names=tuple(self.group_names[i] for i in present),
             item_group=groups.astype(np.int64),
             item_cluster=clusters,
@@ -123,16 +114,12 @@ class Steps:
             label=self.label[step_keep],
             probability=self.probability[step_keep],
             redundancy=None if self.redundancy is None else self.redundancy[step_keep],
-            item_content=None if self.item_content is None else _chosen(self.item_content, keep),
+            item_content=None if self.item_content is None else tuple(compress(self.item_content, keep)),
         )
 
     def only_groups(self, names: Sequence[str]) -> Steps:
         """The items of some groups."""
         return self.only(np.isin(np.array(self.group_names)[self.item_group], list(names)))
-
-
-def _chosen(values: Sequence[str], keep: Bools) -> tuple[str, ...]:
-    return tuple(value for value, kept in zip(values, keep, strict=True) if kept)
 
 
 _AGAIN = "run `prism eval` again"
@@ -181,7 +168,7 @@ def read_steps(path: str | Path) -> Steps:
             raise DataError(f"{path}: not a table of judged steps; it has the columns {table.column_names}")
         fields = [pa.field(*field, nullable=False) for field in zip(table.column_names, types, strict=False)]
         table = fitted(path, table, pa.schema(fields))
-    clusters = table["cluster"].to_numpy()
+    clusters = table["cluster"].to_numpy().astype(np.int64)
     if not len(clusters) or not 0 <= clusters.min() <= clusters.max() < len(clusters):
         raise DataError(f"{path}: its problems have no numbers; {_AGAIN}")
     item = table["item"].combine_chunks()
@@ -189,14 +176,13 @@ def read_steps(path: str | Path) -> Steps:
     starts = np.flatnonzero(np.diff(step_item, prepend=-1)).astype(np.int64)
     group = table["group"].combine_chunks()
     redundancy = table["redundancy"].to_numpy()
-    cluster = table["cluster"].to_numpy().astype(np.int64)
     content = table[_CONTENT].combine_chunks() if _CONTENT in table.column_names else None
     return Steps(
         items=tuple(names),
         group_names=tuple(group.dictionary.to_pylist()),
         item_group=group.indices.to_numpy().astype(np.int64)[starts],
-        item_cluster=cluster[starts],
-        num_clusters=int(cluster.max()) + 1,
+        item_cluster=clusters[starts],
+        num_clusters=int(clusters.max()) + 1,
         item_contaminated=table["contaminated"].to_numpy()[starts],
         starts=starts,
         parent=table["parent"].to_numpy().astype(np.int64),

@@ -1,4 +1,4 @@
-"""Metrics of judged steps with bootstrap intervals: whole tables of them from one set of draws."""
+"""Metrics of judged steps with bootstrap intervals: whole tables of them from one set of draws, and their names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 from prism_prm import metrics
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.evaluation.judged_steps import Steps
-from prism_prm.metrics.counts import ratio
-from prism_prm.statistics import (
+from prism_prm.metrics import ratio
+from prism_prm.report import NO_DATA, percent
+from prism_prm.stats import (
     NUM_DRAWS,
     SEED,
     ClusterDraws,
@@ -27,8 +28,43 @@ from prism_prm.statistics import (
     resampled_sums,
 )
 
+RATES = {
+    "fpr": "FPR ↓",
+    "fnr": "FNR ↓",
+    "precision": "Precision ↑",
+    "tpr": "TPR ↑",
+    "tnr": "TNR ↑",
+    "f1": "F1 ↑",
+    "negative_f1": "Negative F1 ↑",
+    "accuracy": "Accuracy ↑",
+    "prm_score": "PRMScore ↑",
+}
+"""Metrics that hang on the threshold, in percent; the arrow says which way is better."""
+
+RANKINGS = {
+    "auroc": "AUROC ↑",
+    "auprc": "AUPRC of right steps ↑",
+    "auprc_errors": "AUPRC of wrong steps ↑",
+    "fpr_at_tpr_80": "FPR at TPR 80 ↓",
+    "fpr_at_tpr_90": "FPR at TPR 90 ↓",
+    "fpr_at_tpr_95": "FPR at TPR 95 ↓",
+    "calibration_error": "Calibration error ↓",
+}
+"""Metrics that need no threshold, in percent."""
+
+FIRST_ERRORS = {
+    "first_error_exact": "found",
+    "first_error_early": "an earlier step blamed",
+    "first_error_late": "a later step blamed",
+    "first_error_missed": "none blamed",
+}
+"""Where the first step judged bad is, in solutions with an error, in percent."""
+
 NUM_BINS = 10
 """Bins of the calibration error."""
+THRESHOLDS = np.linspace(0.0, 1.0, 201)
+"""Thresholds of the FPR–FNR curve."""
+NUM_HISTOGRAM_BINS = 25
 MARGIN_EDGES = np.array([0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0])
 """Bins of |score of the right step − score of the wrong one|."""
 
@@ -42,17 +78,40 @@ class Measured:
     num_clusters: int = 0
 
     def interval(self) -> Interval:
-        """The value with its 95 % interval."""
         return interval(self.value, self.replicates, self.num_clusters)
 
     def minus(self, other: Measured) -> Comparison:
-        """This system minus the other."""
         return compare(self.value, other.value, self.replicates, other.replicates, self.num_clusters)
 
 
 Table = dict[str, Measured]
 """Metric → what was measured."""
 Tables = dict[str, Table]
+
+
+def shown(measured: Measured | None) -> str:
+    """A share in percent with its interval."""
+    return NO_DATA if measured is None else percent(measured.interval())
+
+
+def metric_rows(names: Mapping[str, str], tables: Sequence[Table]) -> list[list[str]]:
+    """A row per metric, a column per table; metrics that no table has are left out."""
+    return [
+        [label, *(shown(table.get(name)) for table in tables)]
+        for name, label in names.items()
+        if any(name in table for table in tables)
+    ]
+
+
+def all_rates(counts: Floats, *, positives_only: bool = False) -> dict[str, Floats]:
+    """Every rate of counts (..., 4)."""
+    rates = {name: rate(counts) for name, rate in metrics.RATES.items()}
+    return rates | {"prm_score": metrics.prmbench_score(counts, positives_only=positives_only)}
+
+
+def intervals(table: Any) -> Any:
+    """The same nesting with intervals in the place of measurements: what goes into metrics.json."""
+    return {k: v.interval() if isinstance(v, Measured) else intervals(v) for k, v in table.items()}
 
 
 @dataclass(frozen=True)
@@ -100,33 +159,36 @@ class Measurer:
     def _step_sums(self, columns: Floats, keep: Bools) -> Floats:
         return cluster_sums(columns[keep], self.steps.step_cluster[keep], self.steps.num_clusters)
 
-    def counts(self, keep: Bools | None = None) -> Floats:
+    def _judged(self, keep: Bools | None) -> Bools:
+        return self.steps.judged if keep is None else keep & self.steps.judged
+
+    def counts(self, keep: Bools | None = None) -> dict[str, int]:
         """TP, FP, TN, FN of the judged steps (of those in `keep`)."""
-        keep = self.steps.judged if keep is None else keep & self.steps.judged
-        return metrics.sum_counts(self.steps.right[keep], self.good[keep])
+        kept = self._judged(keep)
+        counts = metrics.sum_counts(self.steps.right[kept], self.good[kept]).astype(int).tolist()
+        return dict(zip(("tp", "fp", "tn", "fn"), counts, strict=True))
 
     def rates(self, keep: Bools | None = None) -> Table:
         """Every rate of the judged steps (of those in `keep`)."""
-        keep = self.steps.judged if keep is None else keep & self.steps.judged
-        return self.of_sums(self._step_sums(metrics.confusion(self.steps.right, self.good), keep), all_rates)
+        sums = self._step_sums(metrics.confusion(self.steps.right, self.good), self._judged(keep))
+        return self.of_sums(sums, all_rates)
 
     def rankings(self, keep: Bools | None = None, names: Sequence[str] = tuple(metrics.RANKINGS)) -> Table:
         """Threshold-free metrics; none for verdicts without scores."""
         if self.steps.hard:
             return {}
-        keep = self.steps.judged if keep is None else keep & self.steps.judged
-        ranking = metrics.Ranking.of(self.steps.right[keep], self.steps.probability[keep])
+        kept = self._judged(keep)
+        ranking = metrics.Ranking.of(self.steps.right[kept], self.steps.probability[kept])
         values = ranking.metrics()
-        drawn = ranking.resampled(self.steps.step_cluster[keep], self.draws, tuple(names))
+        drawn = ranking.resampled(self.steps.step_cluster[kept], self.draws, tuple(names))
         return {name: Measured(values[name], drawn[name], self.steps.num_clusters) for name in names}
 
     def calibration(self) -> Table:
         """Expected calibration error of the probabilities; none for verdicts without scores."""
         if self.steps.hard:
             return {}
-        keep = self.steps.judged
         gaps = metrics.calibration_gaps(self.steps.right, np.nan_to_num(self.steps.probability), NUM_BINS)
-        sums = self._step_sums(np.concatenate([gaps, np.ones((len(gaps), 1))], axis=1), keep)
+        sums = self._step_sums(np.concatenate([gaps, np.ones((len(gaps), 1))], axis=1), self.steps.judged)
         return self.of_sums(sums, lambda s: {"calibration_error": metrics.calibration_error(s[..., :-1], s[..., -1])})
 
     def group_counts(self) -> Floats:
@@ -165,17 +227,6 @@ class Measurer:
         return self.item_means(
             {f"first_error_{name}": (outcomes[:, i], whole) for i, name in enumerate(metrics.OUTCOMES)}
         )
-
-
-def all_rates(counts: Floats, *, positives_only: bool = False) -> dict[str, Floats]:
-    """Every rate of counts (..., 4)."""
-    rates = {name: rate(counts) for name, rate in metrics.RATES.items()}
-    return rates | {"prm_score": metrics.prmbench_score(counts, positives_only=positives_only)}
-
-
-def intervals(table: Any) -> Any:
-    """The same nesting with intervals in the place of measurements: what goes into metrics.json."""
-    return {k: v.interval() if isinstance(v, Measured) else intervals(v) for k, v in table.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +277,22 @@ def measure_pairs(steps: Steps, num_draws: int = NUM_DRAWS, seed: int = SEED) ->
         tuple(accuracy(rows) for rows in bins),
         tuple(len(rows) for rows in bins),
     )
+
+
+def error_curve(steps: Steps) -> dict[str, list[float]]:
+    """FPR and FNR at every one of THRESHOLDS; empty for verdicts or without both kinds of steps."""
+    judged = steps.judged
+    if steps.hard or not steps.right[judged].any() or not steps.wrong[judged].any():
+        return {}
+    fpr, fnr = metrics.Ranking.of(steps.right[judged], steps.probability[judged]).error_curve(THRESHOLDS)
+    return {"threshold": THRESHOLDS.tolist(), "fpr": fpr.tolist(), "fnr": fnr.tolist()}
+
+
+def histogram(steps: Steps) -> dict[str, list[float]]:
+    """Shares of right and wrong steps by score."""
+    edges = np.linspace(0, 1, NUM_HISTOGRAM_BINS + 1)
+    result: dict[str, list[float]] = {"edges": edges.tolist()}
+    for name, mask in (("right", steps.right & steps.judged), ("wrong", steps.wrong & steps.judged)):
+        if mask.any():
+            result[name] = (np.histogram(steps.probability[mask], edges)[0] / mask.sum()).tolist()
+    return result

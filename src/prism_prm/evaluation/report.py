@@ -1,20 +1,49 @@
-"""The report of one PRM: what was measured, the numbers with intervals, and figures."""
+"""The report of one PRM: what was measured, the numbers with intervals, figures, and a wrong step that it lets pass."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
 
 from prism_prm import __version__
 from prism_prm.critics.asking import verdicts_in_words
-from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks import find_benchmark
-from prism_prm.evaluation.evaluate import EvalSettings, Evaluation, as_json
-from prism_prm.evaluation.example import add_wrong_step
-from prism_prm.evaluation.judged_steps import write_steps
-from prism_prm.evaluation.measure import SubsetResult
-from prism_prm.report import LOOKS, Report, escaped, looks, number, percent, remove_report, telling
+from prism_prm.evaluation.judged_steps import Steps, write_steps
+from prism_prm.evaluation.measure import (
+    FIRST_ERRORS,
+    RANKINGS,
+    RATES,
+    PairTable,
+    intervals,
+    metric_rows,
+    shown,
+)
+from prism_prm.records import ROOT, StepTree
+from prism_prm.report import (
+    STYLES,
+    Report,
+    draw_curve,
+    escaped,
+    finish,
+    most_telling,
+    number,
+    percent,
+    remove_report,
+    styles,
+    telling,
+)
+
+if TYPE_CHECKING:
+    from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
+
+SCORES = "Scores of right steps (up) and of wrong steps (down); the dotted line is the threshold."
+TRADE = " Lower left is better; every threshold trades one error for the other. Markers show the thresholds in use."
+"""Captions of the two figures that every report of scores has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +82,51 @@ def build_report(run: RunInfo, evaluations: list[Evaluation], settings: EvalSett
         "prism_prm": __version__,
         "run": asdict(run),
         "settings": asdict(settings.settled(None)),
-        "benchmarks": {evaluation.bench: as_json(evaluation) for evaluation in evaluations},
+        "benchmarks": {evaluation.bench: _as_json(evaluation) for evaluation in evaluations},
     }
     report.finding = " ".join(_finding(run, evaluation) for evaluation in evaluations)
     for evaluation in evaluations:
         _add_benchmark(report, run, evaluation, alone=len(evaluations) == 1)
-    report.text(_introduction(run, settings))
+    source = f"`{run.source}`" + (f" (model hash `{run.model_hash}`)" if run.model_hash and not run.critic else "")
+    tokens = "" if run.tokens is None else f" They took {run.tokens:,} tokens."
+    verdicts = "" if run.critic is None else f" {verdicts_in_words(run.critic)}"
+    report.text(f"""
+## How to read this
+
+Scores come from {source}.{tokens}{verdicts} The positive class is the right step: a *false positive* is a wrong step
+that was judged good, which is what misleads Best-of-N and search; a *false negative* is a right step that was judged
+bad, which only costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from
+{settings.num_draws:,} draws of whole problems, because steps of one problem are not independent. "–" means "no data".
+""")
     return report
+
+
+def _as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """What goes into metrics.json."""
+    return {
+        "described": evaluation.described,
+        "complete": evaluation.complete,
+        "files": evaluation.files,
+        "split": evaluation.split,
+        "notes": evaluation.notes,
+        "threshold": asdict(evaluation.threshold),
+        "subsets": {
+            name: {
+                "items": subset.num_items,
+                "steps": subset.num_steps,
+                "problems": subset.num_problems,
+                "counts": subset.counts,
+                "metrics": intervals(subset.tables),
+                "groups": intervals(subset.groups),
+                "group_counts": subset.group_counts,
+            }
+            for name, subset in evaluation.subsets.items()
+        },
+        "curve": evaluation.curve,
+        "histogram": evaluation.histogram,
+        "pairs": None if evaluation.pairs is None else asdict(evaluation.pairs),
+        "example": evaluation.example,
+    }
 
 
 def _finding(run: RunInfo, evaluation: Evaluation) -> str:
@@ -74,26 +141,6 @@ def _finding(run: RunInfo, evaluation: Evaluation) -> str:
     )
 
 
-def _introduction(run: RunInfo, settings: EvalSettings) -> str:
-    source = f"`{run.source}`" + (f" (model hash `{run.model_hash}`)" if run.model_hash and not run.critic else "")
-    return f"""
-## How to read this
-
-Scores come from {source}.{_cost(run)} The positive class is the right step: a *false positive* is a wrong step that
-was judged good, which is what misleads Best-of-N and search; a *false negative* is a right step that was judged bad,
-which only costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from
-{settings.num_draws:,} draws of whole problems, because steps of one problem are not independent. "–" means "no data".
-"""
-
-
-def _cost(run: RunInfo) -> str:
-    """Tokens behind the scores, and how a critic's verdicts were read."""
-    tokens = "" if run.tokens is None else f" They took {run.tokens:,} tokens."
-    if run.critic is None:
-        return tokens
-    return f"{tokens} {verdicts_in_words(run.critic)}"
-
-
 def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alone: bool) -> None:
     if not alone:
         report.text(f"## {evaluation.bench}")
@@ -105,29 +152,44 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
     benchmark.add_to_report(report, subsets)
     caption = f"Steps judged at threshold {evaluation.threshold.value:.4g} (%)"
     own = [benchmark.headlines(subset.tables) for subset in subsets.values()]
-    rows = display.metric_rows(display.RATES, tables) + display.metric_rows({label: label for label in own[0]}, own)
+    rows = metric_rows(RATES, tables) + metric_rows({label: label for label in own[0]}, own)
     report.table(headers, rows, caption=caption)
     if evaluation.example is not None:
         called = telling("wrong step", [run.name])
         add_wrong_step(report, evaluation.example, {run.name: evaluation.steps}, caption=called)
-    if ranking_rows := display.metric_rows(display.RANKINGS, tables):
+    if ranking_rows := metric_rows(RANKINGS, tables):
         report.table(headers, ranking_rows, caption="Without a threshold: ranking and calibration of P(right) (%)")
-    if first_rows := display.metric_rows(display.FIRST_ERRORS, tables):
+    if first_rows := metric_rows(FIRST_ERRORS, tables):
         headers_here = ["first step judged bad", *headers[1:]]
         report.table(headers_here, first_rows, caption="Solutions with an error: was it found? (%)")
     if len(whole.groups) > 1 and benchmark.shows_groups:
-        _add_groups(report, whole)
+        rows = [
+            [name, *(shown(table.get(key)) for key in ("fpr", "fnr", "f1", "negative_f1", "auroc"))]
+            for name, table in whole.groups.items()
+        ]
+        headers_here = ["group", "FPR ↓", "FNR ↓", "F1 ↑", "Negative F1 ↑", "AUROC ↑"]
+        report.table(headers_here, rows, caption="Steps by group (%)")
     if evaluation.pairs is not None:
-        _add_pairs(report, run, evaluation)
-    report.table(["count", *headers[1:]], _count_rows(subsets), caption="Judged steps, counted")
-    report.text(_what_was_measured(evaluation))
+        _add_pairs(report, run, evaluation.bench, evaluation.pairs)
+    outcomes = {
+        "tp": "right, judged good (TP)",
+        "fn": "right, judged bad (FN)",
+        "tn": "wrong, judged bad (TN)",
+        "fp": "wrong, judged good (FP)",
+    }
+    counts = [[label, *(number(one.counts[name]) for one in subsets.values())] for name, label in outcomes.items()]
+    counts.append(["problems", *(number(one.num_problems) for one in subsets.values())])
+    report.table(["count", *headers[1:]], counts, caption="Judged steps, counted")
+    report.notes(_what_was_measured(evaluation))
 
 
-def _what_was_measured(evaluation: Evaluation) -> str:
+def _what_was_measured(evaluation: Evaluation) -> list[str]:
     whole, threshold = evaluation.subsets["all"], evaluation.threshold
+    files = ", ".join(f"`{Path(name).name}`" for name in evaluation.files[:3])
+    if len(evaluation.files) > 3:
+        files = f"{len(evaluation.files)} files ({files}, …; all are in `metrics.json`)"
     lines = [
-        f"Measured: {evaluation.described}; {whole.num_steps:,} steps of {whole.num_problems:,} problems, "
-        f"from {_files(evaluation.files)}."
+        f"Measured: {evaluation.described}; {whole.num_steps:,} steps of {whole.num_problems:,} problems, from {files}."
     ]
     if evaluation.complete is False:
         lines.append("**This is only part of the benchmark**, so values do not compare with published ones.")
@@ -143,32 +205,7 @@ def _what_was_measured(evaluation: Evaluation) -> str:
         lines.append("*Contaminated* items are on problems of the training data; *clean* ones are not.")
     else:
         lines.append("Whether the PRM was trained on these problems was not checked (`--trained-on`).")
-    lines += [f"{count:,} {reason}." for reason, count in evaluation.notes.items() if count]
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _files(names: tuple[str, ...]) -> str:
-    shown = ", ".join(f"`{Path(name).name}`" for name in names[:3])
-    return shown if len(names) <= 3 else f"{len(names)} files ({shown}, …; all are in `metrics.json`)"
-
-
-def _count_rows(subsets: dict[str, SubsetResult]) -> list[list[str]]:
-    names = {
-        "tp": "right, judged good (TP)",
-        "fn": "right, judged bad (FN)",
-        "tn": "wrong, judged bad (TN)",
-        "fp": "wrong, judged good (FP)",
-    }
-    rows = [[label, *(number(s.counts[name]) for s in subsets.values())] for name, label in names.items()]
-    return [*rows, ["problems", *(number(s.num_problems) for s in subsets.values())]]
-
-
-def _add_groups(report: Report, whole: SubsetResult) -> None:
-    rows = [
-        [name, *(display.shown(table.get(key)) for key in ("fpr", "fnr", "f1", "negative_f1", "auroc"))]
-        for name, table in whole.groups.items()
-    ]
-    report.table(["group", "FPR ↓", "FNR ↓", "F1 ↑", "Negative F1 ↑", "AUROC ↑"], rows, caption="Steps by group (%)")
+    return lines + [f"{count:,} {reason}." for reason, count in evaluation.notes.items() if count]
 
 
 def _add_curves(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
@@ -176,33 +213,117 @@ def _add_curves(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
     bench, threshold = evaluation.bench, evaluation.threshold.value
     with report.figure(
         f"{bench}-scores",
-        caption=f"{display.SCORES} Wrong steps to its right are false positives."
-        + display.TRADE * bool(evaluation.curve),
+        caption=f"{SCORES} Wrong steps to its right are false positives." + TRADE * bool(evaluation.curve),
         alt=f"Distribution of the scores of right and wrong steps of {bench}, and FPR against FNR of {run.name}",
         panels=1 + bool(evaluation.curve),
     ) as panels:
-        display.draw_distribution(panels[0] if evaluation.curve else panels, evaluation.histogram, threshold, LOOKS)
-        if evaluation.curve:
-            look = looks([run.name])
-            display.draw_error_curves(panels[1], {run.name: evaluation.curve}, look, {run.name: threshold})
+        draw_distribution(panels[0], evaluation.histogram, threshold)
+        for axes in panels[1:]:
+            draw_error_curves(axes, {run.name: evaluation.curve}, {run.name: threshold})
 
 
-def _add_pairs(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
-    pairs: Any = evaluation.pairs
+def _add_pairs(report: Report, run: RunInfo, bench: str, pairs: PairTable) -> None:
     rows = [
-        [f"{low:g}–{high:g}", percent(found.value, found.low, found.high), number(size)]
+        [f"{low:g}–{high:g}", percent(found), number(size)]
         for low, high, found, size in zip(pairs.edges, pairs.edges[1:], pairs.bins, pairs.bin_sizes, strict=False)
     ]
-    total = percent(pairs.overall.value, pairs.overall.low, pairs.overall.high)
     report.table(
         ["size of the margin", "accuracy", "pairs"],
-        [*rows, ["all", total, number(pairs.num_pairs)]],
+        [*rows, ["all", percent(pairs.overall), number(pairs.num_pairs)]],
         caption="Pairs of a right and a wrong step under the same prefix: the right one scores higher",
     )
     with report.figure(
-        f"{evaluation.bench}-pairs",
+        f"{bench}-pairs",
         caption="Close calls are where rankings go wrong.",
         alt="Pairwise accuracy by the size of the margin",
     ) as axes:
-        display.draw_pair_accuracy(axes, pairs.edges, {run.name: pairs.bins}, looks([run.name]))
-        axes.set_xlabel("size of the margin |score of right − score of wrong|")
+        middles = np.convolve(pairs.edges, [0.5, 0.5], "valid")
+        draw_curve(axes, middles, pairs.bins, run.name, STYLES[0])
+        finish(axes, "size of the margin |score of right − score of wrong|", "pairs ranked rightly (%)")
+
+
+def draw_error_curves(
+    axes: Any, curves: Mapping[str, Mapping[str, Sequence[float]]], chosen: Mapping[str, float]
+) -> None:
+    """FPR against FNR over all thresholds, with a marker at the threshold of each PRM."""
+    for name, style in styles(list(chosen)).items():
+        if curve := curves.get(name):
+            at = int(np.argmin(np.abs(np.array(curve["threshold"]) - chosen[name])))
+            draw_curve(axes, curve["fnr"], curve["fpr"], name, style, mark=at)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    x, y = "FNR: right steps rejected (%)", "FPR: errors passed (%)"
+    finish(axes, x, y, title="Errors at every threshold", percent="xy")
+
+
+def draw_distribution(
+    axes: Any, histogram: Mapping[str, Sequence[float]], threshold: float, title: str = "Scores"
+) -> None:
+    """Scores of right steps upwards, of wrong steps downwards."""
+    edges = np.array(histogram["edges"])
+    width, middle = np.diff(edges), (edges[:-1] + edges[1:]) / 2
+    for name, sign, style in (("right", 1, STYLES[0]), ("wrong", -1, STYLES[1])):
+        if name in histogram:
+            heights = sign * np.array(histogram[name])
+            axes.bar(middle, heights, width=width * 0.92, color=style.color, label=name)
+    axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
+    axes.axvline(threshold, color=axes.xaxis.label.get_color(), linewidth=1, linestyle=":")
+    axes.set_xlim(0, 1)
+    finish(axes, "score of the step (%)", "share of steps (%)", title=title, percent="x")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{abs(100 * value):.4g}")
+
+
+@dataclass(frozen=True, slots=True)
+class WrongStep:
+    """A wrong step and those before it, with their texts, which judged steps lack."""
+
+    item: str
+    problem: str
+    nodes: tuple[int, ...]
+    """Places in the item; the last is the wrong step."""
+    texts: tuple[str, ...]
+
+
+def find_wrong_step(trees: Iterable[StepTree], steps: Mapping[str, Steps]) -> WrongStep | None:
+    """The one on which PRMs differ most, or that the only PRM scores highest; None where there is none.
+
+    Texts are found by the items' names: where these do not tell items apart, there is no example.
+    """
+    first = next(iter(steps.values()))
+    given = list(trees)
+    known = {tree.name: tree for tree in given}
+    if len(known) < len(given):
+        return None
+    places = np.flatnonzero(first.wrong)
+    letters = np.concatenate([_letters(known[name]) for name in first.items])[places]
+    found = most_telling({prm: own.probability[places] for prm, own in steps.items()}, letters.tolist())
+    if found is None:
+        return None
+    item = int(first.step_item[places[found]])
+    tree = known[first.items[item]]
+    path = tree.path(int(places[found] - first.starts[item]))
+    return WrongStep(tree.name, tree.problem, path, tuple(tree.texts(path)))
+
+
+def _letters(tree: StepTree) -> list[int]:
+    """For every node, how much there is to read up to it."""
+    letters: list[int] = []
+    for node, parent in zip(tree.nodes, tree.parents, strict=True):
+        letters.append(len(node.text) + (0 if parent == ROOT else letters[parent]))
+    return letters
+
+
+def add_wrong_step(report: Report, found: WrongStep, steps: Mapping[str, Steps], *, caption: str) -> None:
+    """What every PRM says of it."""
+    first = next(iter(steps.values()))
+    at = first.starts[first.items.index(found.item)] + np.array(found.nodes)
+    scores = {prm: own.probability[at].tolist() for prm, own in steps.items()}
+    truths = [{1: "right", 0: "wrong"}.get(label, "") for label in first.label[at].tolist()]
+    report.example(found.problem, found.texts, scores, truths=truths, caption=caption)
+
+
+def read_wrong_step(kept: Any) -> WrongStep | None:
+    """What metrics.json keeps of it; None where it keeps none, as an older run's."""
+    try:
+        return msgspec.convert(kept, WrongStep)
+    except msgspec.ValidationError:
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from prism_prm.data.inputs import decode, find_sources, rows
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluation.benchmarks import Item, ItemSet, find_benchmark
 from prism_prm.evaluation.judged_steps import NOT_JUDGED, Steps
-from prism_prm.statistics import number_clusters
+from prism_prm.stats import number_clusters
 
 if TYPE_CHECKING:
     from prism_prm.protocol import Scorer, TreeScores
@@ -44,7 +44,15 @@ def collect_steps(
     Only `with_gaps` may scores be NaN: a critic did not judge the step.
     """
     for item, scores in [*zip(items, probability, strict=True), *zip(items, redundancy or (), strict=False)]:
-        _check_scores(item, np.nan_to_num(scores) if with_gaps else scores)
+        expected = len(item.tree.nodes)
+        if len(scores) != expected:
+            raise DataError(f"item {item.tree.name}: {len(scores)} scores for {expected} steps; every step needs one")
+        valid = (scores >= 0) & (scores <= 1) | (np.isnan(scores) & with_gaps)
+        if not valid.all():
+            at = int(np.argmin(valid))
+            raise DataError(
+                f"item {item.tree.name}, step {at + 1}: the score is {scores[at]}, not a probability in [0, 1]"
+            )
     clusters, num_clusters = number_clusters(item.problem_key for item in items)
     groups, _ = number_clusters(item.group for item in items)
     lengths = [len(item.tree.nodes) for item in items]
@@ -63,17 +71,6 @@ def collect_steps(
         hard=hard,
         item_content=tuple(item.tree.content_hash() for item in items),
     )
-
-
-def _check_scores(item: Item, scores: Floats) -> None:
-    expected = len(item.tree.nodes)
-    if len(scores) != expected:
-        raise DataError(f"item {item.tree.name}: {len(scores)} scores for {expected} steps; every step needs one")
-    bad = np.flatnonzero(~((scores >= 0) & (scores <= 1)))
-    if len(bad):
-        raise DataError(
-            f"item {item.tree.name}, step {bad[0] + 1}: the score is {scores[bad[0]]}, not a probability in [0, 1]"
-        )
 
 
 class Prediction(msgspec.Struct):
@@ -101,8 +98,18 @@ def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dic
         >>> len(steps.label), notes
         (12, {})
     """
-    found = _read_predictions(path)
-    matched, notes = _matched(items, found.keys(), str(path))
+    found: dict[str, Prediction] = {}
+    for row in (row for source in find_sources([path]) for row in rows(source)):
+        try:
+            prediction = decode(row, Prediction)
+            if (prediction.scores is None) == (prediction.labels is None):
+                raise DataError(f"item {prediction.id}: give either scores or labels")
+            if prediction.id in found:
+                raise DataError(f"item {prediction.id} occurs twice; give each item once")
+        except DataError as error:
+            raise DataError(f"{row.where}: {error}", reason=error.reason) from error
+        found[prediction.id] = prediction
+    matched, notes = _matched(items, found.keys(), path)
     kinds = {found[item.tree.name].scores is None for item in matched}
     if len(kinds) == 2:
         raise DataError(f"{path}: some items have scores and some labels; give one or the other for all")
@@ -117,23 +124,7 @@ def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dic
         raise DataError(f"{path}: {error}") from error
 
 
-def _read_predictions(path: str | Path) -> dict[str, Prediction]:
-    found: dict[str, Prediction] = {}
-    for source in find_sources([path]):
-        for row in rows(source):
-            try:
-                prediction = decode(row, Prediction)
-                if (prediction.scores is None) == (prediction.labels is None):
-                    raise DataError(f"item {prediction.id}: give either scores or labels")
-                if prediction.id in found:
-                    raise DataError(f"item {prediction.id} occurs twice; give each item once")
-            except DataError as error:
-                raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-            found[prediction.id] = prediction
-    return found
-
-
-def _matched(items: ItemSet, known: Any, where: str) -> tuple[list[Item], dict[str, int]]:
+def _matched(items: ItemSet, known: Collection[str], where: str | Path) -> tuple[list[Item], dict[str, int]]:
     """The items that have scores: all of them, save the groups that are in no total and have no score at all."""
     chosen, notes = list(items.items), {}
     for group, called in items.aside.items():
@@ -171,7 +162,19 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
     lacking = sum(len(scores.log_odds_NO) - len(scores.scored) for scores in found)
     if lacking > unjudged or (table.num_rows and not any(scores.scored for scores in found)):
         for item, scores in chosen:
-            _require_scores(item, scores, path)
+            if not scores.scored:
+                raise DataError(
+                    f"{path}: no scores for item {item.tree.name}; they were made from other data. Score this data "
+                    "with `prism score`, or give the data that was scored",
+                    reason="missing-scores",
+                )
+            if missing := sorted(set(range(len(item.tree.nodes))) - set(scores.scored)):
+                raise DataError(
+                    f"{path}: item {item.tree.name} has no score for step {missing[0] + 1} ({len(missing)} of "
+                    f"{len(item.tree.nodes)} steps lack one); score it again, with a longer context if steps were "
+                    "skipped",
+                    reason="missing-scores",
+                )
     if unjudged:
         counts_unanswered = find_benchmark(items.name).counts_unanswered
         chosen, notes = _judged_items(chosen, stops_at_error, counts_unanswered, path)
@@ -215,28 +218,6 @@ def _judged_items(
     return found if counts_unanswered else judged, {name: count for name, count in notes.items() if count}
 
 
-def _require_scores(item: Item, scores: TreeScores, path: str | Path) -> None:
-    """Every step of an item needs a score."""
-    if not scores.scored:
-        raise DataError(
-            f"{path}: no scores for item {item.tree.name}; they were made from other data. Score this data with "
-            "`prism score`, or give the data that was scored",
-            reason="missing-scores",
-        )
-    missing = sorted(set(range(len(item.tree.nodes))) - set(scores.scored))
-    if missing:
-        raise DataError(
-            f"{path}: item {item.tree.name} has no score for step {missing[0] + 1} ({len(missing)} of "
-            f"{len(item.tree.nodes)} steps lack one); score it again, with a longer context if steps were skipped",
-            reason="missing-scores",
-        )
-
-
-def scores_file(folder: str | Path, bench: str) -> Path:
-    """Where a run keeps the raw scores of a benchmark."""
-    return Path(folder) / f"{bench}.scores.parquet"
-
-
 def score_benchmark(
     prm: Scorer,
     items: ItemSet,
@@ -248,7 +229,7 @@ def score_benchmark(
     """Write the scores table of a benchmark, or find it done; work that was stopped is resumed."""
     from prism_prm.scorer.table import write_scores
 
-    path = scores_file(folder, items.name)
+    path = Path(folder) / f"{items.name}.scores.parquet"
     trees = [item.tree for item in items.items]
     if not prm.judges_every_step and find_benchmark(items.name).needs_every_step:
         raise ConfigError(

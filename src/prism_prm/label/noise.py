@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from prism_prm.records import StepTree
-from prism_prm.statistics import Interval, wilson
+from prism_prm.stats import Interval, wilson
 
 LAST_POSITION = 9
 """Steps from here on are one group."""

@@ -15,7 +15,8 @@ from prism_prm.label.noise import LabelNoise
 from prism_prm.label.recipe import LabelRecipe
 from prism_prm.pairs import annotated_pairs
 from prism_prm.records import Step, StepTree
-from prism_prm.report import Report, escaped, legend, looks, number, percent, percent_axes
+from prism_prm.report import Report, escaped, finish, number, percent, styles
+from prism_prm.stats import Interval
 
 GAPS = (0.0, 0.25, 0.5, 0.75)
 """Pairs are counted from these gaps on."""
@@ -49,10 +50,10 @@ def make_report(run: LabelRun) -> Report:
         finding=_finding(metrics),
         metrics=metrics,
     )
-    for note in run.notes:
-        report.text(note)
+    report.notes(run.notes)
     _draw_values(run.trees, report)
-    _tabulate(metrics, report)
+    report.table(["", "count"], summary_rows(metrics), caption="What was labelled, and what it cost")
+    report.counts("reason", metrics["left_out"], caption="Left out")
     report.table(
         ["position", "steps", "labelled", "right (%)", "mean value", "rollouts per step"],
         _position_rows(run.trees),
@@ -136,7 +137,6 @@ def _draw_values(trees: Sequence[StepTree], report: Report) -> None:
             if step.estimate is not None:
                 of["solutions" if i in trunk else "alternatives"].append(step.estimate.value)
                 most = max(most, step.estimate.rollouts)
-    look = looks(list(of))
     caption = "How often rollouts from a step reach the right answer, for solutions and the alternatives beside them."
     alt = "Histogram of estimated values of steps, for solutions and for alternatives"
     with report.figure("values", caption=caption, alt=alt) as axes:
@@ -145,21 +145,9 @@ def _draw_values(trees: Sequence[StepTree], report: Report) -> None:
         if drawn:
             values = [of[name] for name in drawn]
             weights = [np.full(len(some), 1 / len(some)) for some in values]
-            colours = [look[name].colour for name in drawn]
-            axes.hist(values, edges, weights=weights, label=drawn, color=colours)
-        axes.set_xlabel(f"value: right answers in up to {most} rollouts (%)")
-        axes.set_ylabel("share of steps (%)")
-        percent_axes(axes.xaxis)
-        percent_axes(axes.yaxis)
-        legend(axes)
-
-
-def _tabulate(metrics: dict[str, Any], report: Report) -> None:
-    rows = summary_rows(metrics)
-    report.table(["", "count"], rows, caption="What was labelled, and what it cost")
-    left_out = left_out_rows(metrics)
-    if left_out:
-        report.table(["reason", "count"], left_out, caption="Left out")
+            colors = [style.color for name, style in styles(list(of)).items() if name in drawn]
+            axes.hist(values, edges, weights=weights, label=drawn, color=colors)
+        finish(axes, f"value: right answers in up to {most} rollouts (%)", "share of steps (%)", percent="xy")
 
 
 def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
@@ -192,11 +180,6 @@ def _critic_costs(critic: dict[str, Any] | None) -> dict[str, float]:
     return found | ({"critic cost": critic["cost"]} if critic["cost"] else {})
 
 
-def left_out_rows(metrics: dict[str, Any]) -> list[list[str]]:
-    """What was left out, for a table."""
-    return [[reason, number(count)] for reason, count in metrics["left_out"].items()]
-
-
 def _position_rows(trees: Sequence[StepTree]) -> list[list[str]]:
     at: dict[int, list[Step]] = {}
     for tree in trees:
@@ -223,11 +206,14 @@ NOISE_HEADERS = ("steps", "wrong", "called right: FPR (%)", "right", "called wro
 def noise_rows(noise: dict[str, Any]) -> list[list[str]]:
     """The noise of labels by group, for a table."""
 
-    def share(group: dict[str, Any], name: str) -> str:
-        return percent(*(group[name][part] for part in ("value", "low", "high")))
-
     return [
-        [name, number(group["wrong"]), share(group, "fpr"), number(group["right"]), share(group, "fnr")]
+        [
+            name,
+            number(group["wrong"]),
+            percent(Interval(**group["fpr"])),
+            number(group["right"]),
+            percent(Interval(**group["fnr"])),
+        ]
         for name, group in noise["groups"].items()
     ]
 
@@ -245,9 +231,7 @@ def _tabulate_noise(noise: LabelNoise, report: Report) -> None:
     report.text("## How wrong the labels are")
     report.table(NOISE_HEADERS, noise_rows(facts), caption="Labels from rollouts against exact ones, 95 % intervals")
     report.text(noise_note(facts))
-    if noise.counts:
-        rows = [[reason, number(count)] for reason, count in sorted(noise.counts.items())]
-        report.table(["reason", "count"], rows, caption="Left out of this comparison")
+    report.counts("reason", dict(sorted(noise.counts.items())), caption="Left out of this comparison")
 
 
 def _introduction(run: LabelRun) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prism_prm.errors import ConfigError
 from prism_prm.records import Estimate
-from prism_prm.statistics import wilson
+from prism_prm.stats import wilson
 
 
 @dataclass(frozen=True, slots=True)

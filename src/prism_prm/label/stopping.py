@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from prism_prm.label.rules import Rule, Tally, find_rule
 from prism_prm.label.settings import LabelSettings
-from prism_prm.statistics import wilson
+from prism_prm.stats import wilson
 
 IsEnough = Callable[[Tally], bool]
 

@@ -3,7 +3,7 @@
     report = Report("PRMBench", subtitle="my-prm, 2,290 items", finding="my-prm passes 30.5 % of the wrong steps.")
     with report.figure("fpr-fnr", caption="…", alt="…") as axes:
         axes.plot(x, y, label="my-prm")
-        legend(axes)
+        finish(axes, "FNR (%)", "FPR (%)")
     report.table(["PRM", "FPR ↓"], [["a", percent(0.3)], ["b", percent(0.2)]], caption="Rates", best="columns")
     report.text("How it was measured, in *Markdown*.")
     report.metrics["fpr"] = 0.3
@@ -22,52 +22,59 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from prism_prm import __version__
 from prism_prm.files import write_text, writing
-from prism_prm.report.examples import Example, ScoredStep, most_telling, telling
+from prism_prm.report.examples import Example, most_telling, telling
 from prism_prm.report.figures import (
-    LOOKS,
-    Look,
-    count_axis,
+    STYLES,
+    Style,
+    draw_curve,
+    draw_groups,
     drawing,
-    label,
-    legend,
-    looks,
-    name_lines,
+    finish,
     nested,
-    percent_axes,
+    styles,
 )
-from prism_prm.report.numbers import NO_DATA, number, p_value, percent, signed_percent
-from prism_prm.report.tables import Table, best_cells, header, markdown_table, split_interval, unbroken_parts
+from prism_prm.report.tables import (
+    NO_DATA,
+    Table,
+    best_cells,
+    header,
+    markdown_table,
+    number,
+    p_value,
+    percent,
+    signed_percent,
+    split_interval,
+    unbroken_parts,
+)
+from prism_prm.stats import Comparison
 
 __all__ = [
-    "LOOKS",
     "NO_DATA",
     "PAGE",
-    "Look",
+    "STYLES",
     "Report",
-    "ScoredStep",
-    "count_axis",
+    "Style",
+    "draw_curve",
+    "draw_groups",
     "escaped",
-    "label",
-    "legend",
-    "looks",
+    "finish",
     "most_telling",
-    "name_lines",
     "nested",
     "number",
     "p_value",
     "percent",
-    "percent_axes",
     "plain_json",
     "remove_report",
     "signed_percent",
+    "styles",
     "telling",
 ]
 
@@ -76,13 +83,6 @@ PAGE = "report.html"
 METRICS = "metrics.json"
 REM_PER_INCH = 6.4
 """How large a figure's inch is shown: its text is then about as large as the page's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Markdown."""
-
-    markdown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,17 @@ class Report:
     finding: str = ""
     """What was found, in one sentence of Markdown; the page opens with it."""
     metrics: dict[str, Any] = field(default_factory=dict)
-    blocks: list[Text | Table | Figure | Example] = field(default_factory=list)
+    blocks: list[str | Table | Figure | Example] = field(default_factory=list)
+    """What is shown; a string is Markdown."""
 
     def text(self, markdown: str) -> None:
         """Add Markdown; headings start at ##."""
-        self.blocks.append(Text(markdown.strip()))
+        self.blocks.append(markdown.strip())
+
+    def notes(self, lines: Iterable[str]) -> None:
+        """Add a list of remarks, such as what was left out; nothing where there are none."""
+        if shown := [f"- {line}" for line in lines if line]:
+            self.text("\n".join(shown))
 
     def table(
         self,
@@ -137,35 +143,60 @@ class Report:
             assert len(row) == len(headers), f"a row of {len(row)} cells under {len(headers)} headers: {row}"
         table = Table(tuple(headers), tuple(tuple(row) for row in rows), caption)
         marked = frozenset() if best is None else best_cells(table, by_row=best == "rows", apart=apart)
-        self.blocks.append(Table(table.headers, table.rows, caption, marked))
+        self.blocks.append(replace(table, best=marked))
+
+    def differences(
+        self, headers: Sequence[str], rows: Iterable[tuple[Sequence[str], Comparison | None]], *, caption: str
+    ) -> None:
+        """Add a table of paired differences in percentage points with intervals and p-values, if there are any."""
+        shown = [[*cells, signed_percent(found), p_value(None if found is None else found.p)] for cells, found in rows]
+        if shown:
+            self.table([*headers, "difference", "p"], shown, caption=caption)
+
+    def counts(
+        self, name: str, counts: Mapping[str, float | None], *, caption: str, unit: str = "count", of: int | None = None
+    ) -> None:
+        """Add a table of counts, if there are any, such as what was left out by reason; `of` adds shares of it."""
+        rows = [[what, number(count), percent(count and of and count / of)] for what, count in counts.items()]
+        if rows:
+            columns = 2 if of is None else 3
+            self.table([name, unit, "%"][:columns], [row[:columns] for row in rows], caption=caption)
 
     @contextlib.contextmanager
     def figure(
-        self, name: str, *, caption: str, alt: str, size: tuple[float, float] | None = None, panels: int = 1
+        self, name: str, *, caption: str, alt: str, size: tuple[float, float] | None = None, panels: int | None = None
     ) -> Iterator[Any]:
-        """Yield matplotlib axes (a list of them for several panels) and add what was drawn on them.
+        """Yield matplotlib axes (a list of them where `panels` are asked for) and add what was drawn on them.
 
         `name` becomes the file's name. `size` is that of one panel in inches: a phone is about four wide, a page ten.
         By default up to two panels are in a row, and three where there are more.
         """
-        size = size or ((4.4, 3.3) if panels <= 2 else (3.1, 2.8))
+        size = size or ((4.4, 3.3) if (panels or 1) <= 2 else (3.1, 2.8))
         assert re.fullmatch(r"[a-z0-9-]+", name), f"a figure's name is a file name: {name!r}"
         assert all(not (isinstance(block, Figure) and block.name == name) for block in self.blocks), f"two {name!r}"
-        with drawing(name, alt, size, panels) as picture:
-            yield picture.axes if panels > 1 else picture.axes[0]
+        with drawing(name, alt, size, panels or 1) as picture:
+            yield picture.axes if panels else picture.axes[0]
         self.blocks.append(Figure(name, tuple(picture.svgs), size[0], caption, alt))
 
-    def example(self, problem: str, steps: Sequence[ScoredStep], *, caption: str) -> None:
-        """Add a solution whose steps are coloured by each PRM's score."""
-        self.blocks.append(Example(problem, tuple(steps), caption))
+    def example(
+        self,
+        problem: str,
+        steps: Sequence[str],
+        scores: Mapping[str, Sequence[float]],
+        *,
+        caption: str,
+        truths: Sequence[str] = (),
+    ) -> None:
+        """Add a solution whose steps are colored by each PRM's score; `truths` are "right", "wrong" or ""."""
+        self.blocks.append(Example(problem, steps, scores, truths or [""] * len(steps), caption))
 
     def markdown(self, made: str = "") -> str:
         """The report as Markdown, with figures as files beside it; `made` says by what."""
         parts = [f"# {self.title}", self.subtitle, self.finding and f"> {self.finding}"]
         for block in self.blocks:
             match block:
-                case Text():
-                    parts.append(block.markdown)
+                case str():
+                    parts.append(block)
                 case Table():
                     parts.append(markdown_table(block))
                 case Figure():
@@ -187,7 +218,8 @@ class Report:
 
         def rendered(markdown: str) -> Markup:
             # Long tables scroll by themselves; the page never does sideways. No line begins with a percent sign.
-            return Markup(_wrap_tables(renderer.render(re.sub(r"(?<=\d) %", "\u00a0%", markdown))))
+            html = renderer.render(re.sub(r"(?<=\d) %", "\u00a0%", markdown))
+            return Markup(html.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>"))
 
         environment = Environment(
             loader=PackageLoader("prism_prm.report", "."),
@@ -236,10 +268,6 @@ def _made() -> str:
     called = program.name == "prism" or (program.name == "__main__.py" and program.parent.name == "prism_prm")
     command = [shlex.join(["prism", *sys.argv[1:]])] if called else []
     return " · ".join([f"prism-prm {__version__}", f"{now:%Y-%m-%d}", *command])
-
-
-def _wrap_tables(html: str) -> str:
-    return html.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
 
 
 def plain_json(value: Any) -> Any:

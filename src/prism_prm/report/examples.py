@@ -8,39 +8,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism_prm.arrays import Floats
-from prism_prm.report.numbers import NO_DATA, percent
-from prism_prm.report.tables import Table
+from prism_prm.report.tables import NO_DATA, Table, percent
 
 MAX_LETTERS = 1500
 """The size limit of the solution that is shown: nobody reads longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredStep:
-    """One step of an example."""
-
-    text: str
-    scores: Mapping[str, float]
-    """PRM → P(right)."""
-    truth: str = ""
-    """ "right" or "wrong"; "" where nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
 class Example:
-    """A solution whose steps are coloured by each PRM's score."""
+    """A solution whose steps are colored by each PRM's score."""
 
     problem: str
-    steps: tuple[ScoredStep, ...]
+    steps: Sequence[str]
+    scores: Mapping[str, Sequence[float]]
+    """PRM → P(right) of each step."""
+    truths: Sequence[str]
+    """Of each step "right" or "wrong"; "" where nobody knows."""
     caption: str
 
     def as_table(self) -> Table:
         """For Markdown, which has no colours."""
-        rows = [
-            (step.text, step.truth or NO_DATA, *(percent(score) for score in step.scores.values()))
-            for step in self.steps
-        ]
-        return Table((self.problem, "truth", *self.steps[0].scores), tuple(rows), self.caption)
+        truths = [truth or NO_DATA for truth in self.truths]
+        rows = zip(self.steps, truths, *(map(percent, own) for own in self.scores.values()), strict=True)
+        return Table((self.problem, "truth", *self.scores), tuple(rows), self.caption)
 
 
 def most_telling(scores: Mapping[str, Floats], letters: Sequence[int]) -> int | None:

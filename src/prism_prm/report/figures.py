@@ -1,6 +1,6 @@
 """Figures as SVG that follow the page into dark mode; the one place that imports matplotlib.
 
-Ink, grid and series are drawn in fixed colours that become CSS variables, each with a light and a dark value. Text
+Ink, grid and series are drawn in fixed colors that become CSS variables, each with a light and a dark value. Text
 stays text, nothing depends on the clock or on global state, so the same data gives the same bytes.
 """
 
@@ -9,45 +9,56 @@ from __future__ import annotations
 import contextlib
 import html
 import io
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from prism_prm.arrays import Floats
+from prism_prm.stats import Interval
+
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How one system is drawn in every figure: colour, and a line and marker that do without colour."""
+class Style:
+    """How one system is drawn in every figure: color, and a line and marker that do without color."""
 
-    colour: str
+    color: str
     line: str | tuple[int, tuple[int, ...]]
     """matplotlib's name of a line style, or its own notation (offset, dashes)."""
     marker: str
 
+    @property
+    def line_kwargs(self) -> dict[str, Any]:
+        """For `axes.plot`."""
+        return {"color": self.color, "linestyle": self.line, "marker": self.marker}
 
-LOOKS: tuple[Look, ...] = (
-    Look("#0072b2", "-", "o"),
-    Look("#d55e00", "--", "s"),
-    Look("#009e73", "-.", "^"),
-    Look("#aa4499", ":", "D"),
-    Look("#b07d00", (0, (5, 1)), "v"),
-    Look("#3d8fc4", (0, (3, 1, 1, 1)), "P"),
-    Look("#6b6b6b", (0, (1, 1)), "X"),
+
+STYLES: tuple[Style, ...] = (
+    Style("#0072b2", "-", "o"),
+    Style("#d55e00", "--", "s"),
+    Style("#009e73", "-.", "^"),
+    Style("#aa4499", ":", "D"),
+    Style("#b07d00", (0, (5, 1)), "v"),
+    Style("#3d8fc4", (0, (3, 1, 1, 1)), "P"),
+    Style("#6b6b6b", (0, (1, 1)), "X"),
 )
-"""After Okabe and Ito, darkened where they would be faint on white; told apart by every common colour vision."""
+"""After Okabe and Ito, darkened where they would be faint on white; told apart by every common color vision."""
 
 _INK, _GRID = "#010203", "#040506"
 _THEME = {
     # drawn as → (variable, light, dark)
     _INK: ("--ink", "#1f2328", "#e6edf3"),
     _GRID: ("--grid", "#d8dee4", "#3a424c"),
-    LOOKS[0].colour: ("--series-1", LOOKS[0].colour, "#58b0ea"),
-    LOOKS[1].colour: ("--series-2", LOOKS[1].colour, "#f28e4c"),
-    LOOKS[2].colour: ("--series-3", LOOKS[2].colour, "#2fcf9f"),
-    LOOKS[3].colour: ("--series-4", LOOKS[3].colour, "#dd8fc4"),
-    LOOKS[4].colour: ("--series-5", LOOKS[4].colour, "#e6b83c"),
-    LOOKS[5].colour: ("--series-6", LOOKS[5].colour, "#9ad2f7"),
-    LOOKS[6].colour: ("--series-7", LOOKS[6].colour, "#b8b8b8"),
+    STYLES[0].color: ("--series-1", STYLES[0].color, "#58b0ea"),
+    STYLES[1].color: ("--series-2", STYLES[1].color, "#f28e4c"),
+    STYLES[2].color: ("--series-3", STYLES[2].color, "#2fcf9f"),
+    STYLES[3].color: ("--series-4", STYLES[3].color, "#dd8fc4"),
+    STYLES[4].color: ("--series-5", STYLES[4].color, "#e6b83c"),
+    STYLES[5].color: ("--series-6", STYLES[5].color, "#9ad2f7"),
+    STYLES[6].color: ("--series-7", STYLES[6].color, "#b8b8b8"),
 }
 
 _STYLE = {
@@ -85,30 +96,50 @@ class Picture:
     svgs: list[str] = field(default_factory=list)
 
 
-def percent_axes(*axes: Any) -> None:
-    """Show the shares on these axes (`axes.xaxis`, `axes.yaxis`) as percent, without the sign."""
-    for axis in axes:
-        axis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+def styles(names: Sequence[str]) -> dict[str, Style]:
+    """One style per system, by its place in the list; beyond seven systems they repeat."""
+    return {name: STYLES[i % len(STYLES)] for i, name in enumerate(names)}
 
 
-def count_axis(axes: Any) -> None:
-    """Show counts that double from tick to tick along x, as plain numbers."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.minorticks_off()
+def draw_curve(
+    axes: Any,
+    x: Sequence[float] | Floats,
+    points: Sequence[Interval | float],
+    name: str,
+    style: Style,
+    *,
+    band: bool = True,
+    mark: int | None = None,
+) -> None:
+    """A line through some values, with a band where these have intervals; a marker each, or one alone at `mark`."""
+    values = [point.value if isinstance(point, Interval) else point for point in points]
+    only = {} if mark is None else {"markevery": [mark], "markersize": 8}
+    axes.plot(x, values, label=_label(name), **style.line_kwargs, **only)
+    if band and isinstance(points[0], Interval):
+        low, high = ([getattr(point, side) for point in points] for side in ("low", "high"))
+        axes.fill_between(x, low, high, color=style.color, alpha=0.15, linewidth=0)
 
 
-def label(name: str) -> str:
+def draw_groups(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[Interval]]) -> None:
+    """Values with their intervals, group by group, a marker per system beside each other."""
+    places = np.arange(len(groups), dtype=float)
+    for i, (name, style) in enumerate(styles(list(series)).items()):
+        value, low, high = np.array([[v.value, v.low, v.high] for v in series[name]]).T
+        spread = np.nan_to_num(np.maximum([value - low, high - value], 0))
+        axes.errorbar(
+            places + 0.7 * ((i + 0.5) / len(series) - 0.5), value, yerr=spread, fmt=style.marker, color=style.color,
+            capsize=2, linewidth=1.2, label=_label(name),
+        )  # fmt: skip
+    axes.set_xticks(places, groups)
+    axes.grid(visible=False, axis="x")
+
+
+def _label(name: str) -> str:
     """The name as the label of a curve; matplotlib's legends would leave out one that begins with an underscore."""
     return f"\u200b{name}" if name.startswith("_") else name
 
 
-def looks(names: Sequence[str]) -> dict[str, Look]:
-    """One look per system, by its place in the list; beyond seven systems they repeat."""
-    return {name: LOOKS[i % len(LOOKS)] for i, name in enumerate(names)}
-
-
-def nested(drawn: Mapping[str, Look]) -> dict[str, dict[str, Any]]:
+def nested(drawn: Mapping[str, Style]) -> dict[str, dict[str, Any]]:
     """How to plot each of several lines so that none hides another where they meet.
 
     The first is the widest and lies below the others; markers are hollow, each larger than the one on top of it.
@@ -116,15 +147,47 @@ def nested(drawn: Mapping[str, Look]) -> dict[str, dict[str, Any]]:
     last = len(drawn) - 1
     return {
         name: {
-            "color": look.colour, "linestyle": look.line, "linewidth": 1.4 + 0.4 * (last - place), "zorder": 2 + place,
-            "marker": look.marker, "markersize": 4 + (last - place), "markerfacecolor": "none",
-            "markeredgewidth": 1.3, "label": name,
+            **style.line_kwargs, "linewidth": 1.4 + 0.4 * (last - place), "zorder": 2 + place,
+            "markersize": 4 + (last - place), "markerfacecolor": "none", "markeredgewidth": 1.3, "label": name,
         }
-        for place, (name, look) in enumerate(drawn.items())
+        for place, (name, style) in enumerate(drawn.items())
     }  # fmt: skip
 
 
-def name_lines(axes: Any) -> None:
+def finish(
+    axes: Any,
+    x: str,
+    y: str = "",
+    *,
+    title: str = "",
+    percent: str = "y",
+    ns: Sequence[float] = (),
+    names_at_ends: bool = False,
+) -> None:
+    """Labels, ticks and the legend of what was drawn.
+
+    Args:
+        axes: where it was drawn.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        title: above the axes.
+        percent: "x", "y", "xy" or "": the axes whose shares are shown as percent, without the sign.
+        ns: counts along x that about double from one to the next; each is a tick.
+        names_at_ends: name the lines at their right ends instead of in a legend.
+    """
+    axes.set(xlabel=x, ylabel=y, title=title)
+    for axis in percent:
+        getattr(axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g}".replace("-", "−"))
+    if len(ns):
+        axes.set_xscale("log", base=2)
+        # 32 and 40 would be printed over each other; the last one matters more.
+        crowded = {n for n, after in itertools.pairwise(ns) if after < 1.5 * n}
+        axes.set_xticks(ns, ["" if n in crowded else f"{n:,.0f}" for n in ns])
+        axes.minorticks_off()
+    (_name_lines if names_at_ends else _legend)(axes)
+
+
+def _name_lines(axes: Any) -> None:
     """Each line's name at its right end instead of a legend, apart from each other where the ends are not.
 
     Call it when the axes' limits are set.
@@ -149,7 +212,7 @@ def name_lines(axes: Any) -> None:
         )  # fmt: skip
 
 
-def legend(axes: Any) -> None:
+def _legend(axes: Any) -> None:
     """What the lines are, below the axes, in as many columns as there is room for.
 
     Inside the axes it would lie on curves.
@@ -180,7 +243,7 @@ def drawing(name: str, alt: str, size: tuple[float, float], panels: int) -> Iter
 
 
 def _themed(svg: str, name: str, alt: str) -> str:
-    """Bare `<svg>` with colours as variables and ids of its own, so that many can stand in one page."""
+    """Bare `<svg>` with colors as variables and ids of its own, so that many can stand in one page."""
     svg = svg[svg.index("<svg") :]
     for drawn, (variable, light, _) in _THEME.items():
         svg = svg.replace(drawn, f"var({variable}, {light})")

@@ -1,10 +1,57 @@
-"""Tables of a report: plain-text cells, the best of them in bold."""
+"""Numbers and tables as people read them: percent with intervals, "–" for no data, the best cells in bold."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from prism_prm.stats import Comparison, Interval
+
+NO_DATA = "–"
+"""What a table shows where there is nothing to compute from."""
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with `digits` decimals; whole numbers get thousands separators; "–" where there is none."""
+    if value is None or math.isnan(value):
+        return NO_DATA
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
+
+
+def percent(found: float | Interval | Comparison | None, *, digits: int = 1) -> str:
+    """A share as percent without the sign, with its interval where it has one: `61.1 [59.2, 63.0]`."""
+    value, low, high = _parts(found)
+    if value is None or math.isnan(value):
+        return NO_DATA
+    text = f"{100 * value:.{digits}f}"
+    if not math.isnan(low + high):
+        text += f" [{100 * low:.{digits}f}, {100 * high:.{digits}f}]"
+    return re.sub(r"-(0\.0*)(?![0-9])", r"\1", text).replace("-", "−")
+
+
+def signed_percent(found: float | Interval | Comparison | None, *, digits: int = 1) -> str:
+    """A difference of shares in percentage points, with its sign and interval: `−8.2 [−9.1, −7.3]`."""
+    value, *_ = _parts(found)
+    return "+" * (value is not None and round(100 * value, digits) > 0) + percent(found, digits=digits)
+
+
+def _parts(found: float | Interval | Comparison | None) -> tuple[float | None, float, float]:
+    match found:
+        case Interval():
+            return found.value, found.low, found.high
+        case Comparison():
+            return found.difference, found.low, found.high
+        case _:
+            return found, math.nan, math.nan
+
+
+def p_value(value: float | None) -> str:
+    """A p-value as people write it."""
+    if value is None or math.isnan(value):
+        return NO_DATA
+    return "< 0.01" if value < 0.01 else f"{value:.2f}"
 
 
 @dataclass(frozen=True, slots=True)

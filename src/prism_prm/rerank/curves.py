@@ -16,7 +16,7 @@ from prism_prm.rerank.expectation import NUM_DRAWS, best_of, draw_orders, pass_a
 from prism_prm.rerank.grading import GradedPool, check_measured
 from prism_prm.rerank.select import after_tests, relative_weights
 from prism_prm.rerank.step_scores import StepScores
-from prism_prm.statistics import Comparison, Interval, compare_means, mean_interval, number_clusters
+from prism_prm.stats import Comparison, Interval, compare_means, mean_interval, number_clusters
 
 WITHOUT_PRM = ("mean", "majority", "oracle")
 WITH_PRM = ("best-of-n", "weighted")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,18 +13,17 @@ from prism_prm.critics.asking import verdicts_in_words
 from prism_prm.graders import unguarded
 from prism_prm.programs.code_benchmarks import count_packages, count_quirks
 from prism_prm.report import (
-    Look,
+    NO_DATA,
     Report,
-    ScoredStep,
+    draw_curve,
     escaped,
-    label,
-    legend,
-    looks,
+    finish,
     most_telling,
     number,
     p_value,
     percent,
     signed_percent,
+    styles,
     telling,
 )
 from prism_prm.rerank.curves import WITH_PRM, Curve
@@ -55,16 +53,26 @@ def make_report(results: Results) -> Report:
         report.finding = _finding(results)
         _draw_methods(results, report)
         _tabulate_own(results, report)
-    report.text("\n".join(f"- {note}" for note in notes(results)))
+    report.notes(notes(results))
     if results.curves:
         _add_example(results, report)
         _tabulate_gains(results, differences, report)
         _tabulate_pairs(results, differences, report)
-        _compare_aggregators(results, report)
+        if results.scores and len(results.aggregators) > 1:
+            _compare_aggregators(results, report)
     _tabulate_selected(results, report)
-    _tabulate_answers(results, report)
+    unscored = {f"no score from {prm}": results.num_unscored(prm) for prm in results.scores}
+    add_answers(report, [results.graded], unscored)
     if results.curves:
-        report.text(_introduction(results))
+        report.text(f"""
+## How to read this
+
+Each value is the **expected accuracy of selecting one answer from n solutions**, over all ways to draw n of a problem's
+solutions: exact for one solution, Best-of-n and the oracle; for the votes the mean of {number(results.num_draws)}
+seeded draws. Intervals are 95 % bootstrap intervals over problems; comparisons are paired, on the same problems and
+draws. Ties go to the solution, or to the group of equal answers, that was drawn first. A vote adds the scores of
+solutions with equivalent answers; solutions without an answer cast no vote.
+""")
     return report
 
 
@@ -126,58 +134,30 @@ def notes(results: Results) -> list[str]:
     return [note for note in found if note]
 
 
-def _introduction(results: Results) -> str:
-    return f"""
-## How to read this
-
-Each value is the **expected accuracy of selecting one answer from n solutions**, over all ways to draw n of a problem's
-solutions: exact for one solution, Best-of-n and the oracle; for the votes the mean of {number(results.num_draws)}
-seeded draws. Intervals are 95 % bootstrap intervals over problems; comparisons are paired, on the same problems and
-draws. Ties go to the solution, or to the group of equal answers, that was drawn first. A vote adds the scores of
-solutions with equivalent answers; solutions without an answer cast no vote.
-"""
-
-
-def _draw(axes: Any, curve: Curve, name: str, look: Look, *, band: bool) -> None:
-    style = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
-    axes.plot(curve.ns, [100 * point.value for point in curve.points], label=label(name), **style)
-    if band and not any(math.isnan(point.low) for point in curve.points):
-        low, high = ([100 * getattr(point, side) for point in curve.points] for side in ("low", "high"))
-        axes.fill_between(curve.ns, low, high, color=look.colour, alpha=0.12, linewidth=0)
-
-
-def _finish(axes: Any, ns: Sequence[int], title: str) -> None:
-    axes.set_xscale("log", base=2)
-    # 32 and 40 would be printed over each other; the last one matters more.
-    crowded = [n for n, after in itertools.pairwise(ns) if after < 1.5 * n]
-    axes.set_xticks(ns, ["" if n in crowded else str(n) for n in ns])
-    axes.minorticks_off()
-    axes.set_xlabel("solutions drawn, n")
-    axes.set_ylabel("accuracy (%)")
-    axes.set_title(title)
-    legend(axes)
-
-
 def _draw_methods(results: Results, report: Report) -> None:
     """As in the paper: accuracy against n, a line per PRM, and the vote that needs no PRM beside them."""
     systems = list(results.scores)
     methods = WITH_PRM if systems else ("majority",)
-    look = looks([*systems, "majority", "oracle", "mean"])
+    style = styles([*systems, "majority", "oracle", "mean"])
     caption = "Expected accuracy against the number of solutions; bands are 95 % intervals."
     if systems:
         own = "; ".join(f"{prm}: {choice}" for prm, choice in results.own_aggregator.items())
         caption += f" Step scores become a solution's score by: {own}."
     shown = [*systems, "majority vote", "oracle", "one solution"]
     alt = f"Accuracy against n of {' and '.join(TITLES[method] for method in methods)}: {', '.join(shown)}"
-    with report.figure("accuracy", caption=caption, alt=alt, size=_SIZE, panels=len(methods)) as drawn:
-        for axes, method in zip(drawn if len(methods) > 1 else [drawn], methods, strict=True):
-            _draw(axes, results.curve("oracle"), TITLES["oracle"], look["oracle"], band=not systems)
+    with report.figure("accuracy", caption=caption, alt=alt, size=_SIZE, panels=len(methods)) as panels:
+        for axes, method in zip(panels, methods, strict=True):
+
+            def plain(method: str, axes: Any = axes, *, band: bool = not systems) -> None:
+                draw_curve(axes, results.ns, results.curve(method).points, TITLES[method], style[method], band=band)
+
+            plain("oracle")
             for prm in systems:
                 curve = results.curve(method, prm, results.own_aggregator[prm].value)
-                _draw(axes, curve, prm, look[prm], band=True)
-            _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=not systems)
-            _draw(axes, results.curve("mean"), TITLES["mean"], look["mean"], band=False)
-            _finish(axes, results.ns, TITLES[method])
+                draw_curve(axes, results.ns, curve.points, prm, style[prm])
+            plain("majority")
+            plain("mean", band=False)
+            finish(axes, "solutions drawn, n", "accuracy (%)", title=TITLES[method], ns=results.ns)
 
 
 def row_name(curve: Curve, *, with_aggregator: bool) -> str:
@@ -191,17 +171,13 @@ def _tabulate_own(results: Results, report: Report) -> None:
     rows = []
     for curve in results.own_curves:
         *others, last = curve.points
-        name = row_name(curve, with_aggregator=False)
-        cells = [*(percent(point.value) for point in others), percent(last.value, last.low, last.high)]
-        rows.append([name, *cells, *[_tokens(results, curve.prm)] * bool(results.tokens)])
+        cells = [row_name(curve, with_aggregator=False), *(percent(point.value) for point in others), percent(last)]
+        if results.tokens:
+            cells.append(number(results.tokens[curve.prm]) if curve.prm in results.tokens else NO_DATA)
+        rows.append(cells)
     headers = ["selection", *(f"n = {n}" for n in results.ns), *["PRM tokens ↓"] * bool(results.tokens)]
     caption = "Expected accuracy (%) ↑, at the last n with its 95 % interval over problems"
     report.table(headers, rows, caption=caption, best="columns", apart=(TITLES["oracle"],))
-
-
-def _tokens(results: Results, prm: str) -> str:
-    """What the scores of a PRM took; that of a rule without a PRM is nothing."""
-    return number(results.tokens[prm]) if prm in results.tokens else "–"
 
 
 def _add_example(results: Results, report: Report) -> None:
@@ -215,31 +191,28 @@ def _add_example(results: Results, report: Report) -> None:
         scores[prm] = np.array([np.nan if (s := own[i]) is None else solution_score(s, how) for i in wrong])
     found = most_telling(scores, [sum(map(len, entries[i][1].steps)) for i in wrong])
     if found is not None:
-        problem, solution = entries[wrong[found]]
-        said = {prm: own[wrong[found]] for prm, own in results.scores.items()}
-        steps = [
-            ScoredStep(text, {prm: float(own[k]) for prm, own in said.items() if own is not None})
-            for k, text in enumerate(solution.steps)
-        ]
-        report.example(problem, steps, caption=telling("wrong solution", list(scores)))
+        at = wrong[found]
+        problem, solution = entries[at]
+        said = {prm: one.tolist() for prm, own in results.scores.items() if (one := own[at]) is not None}
+        report.example(problem, solution.steps, said, caption=telling("wrong solution", list(scores)))
 
 
 def _compare_aggregators(results: Results, report: Report) -> None:
     """Which aggregator to use with a PRM."""
-    if not results.scores or len(results.aggregators) < 2:
-        return
     report.text("## Other aggregators")
-    look = looks([*results.aggregators, "majority"])
+    style = styles([*results.aggregators, "majority"])
+    majority = results.curve("majority").points
     for i, prm in enumerate(results.scores, 1):
         caption = f"{prm}, by aggregator."
         alt = f"Accuracy against n of {prm} by aggregator: {', '.join(results.aggregators)}"
-        name = f"aggregators-{i}"
-        with report.figure(name, caption=caption, alt=alt, size=_SIZE, panels=len(WITH_PRM)) as panels:
+        with report.figure(f"aggregators-{i}", caption=caption, alt=alt, size=_SIZE, panels=len(WITH_PRM)) as panels:
             for axes, method in zip(panels, WITH_PRM, strict=True):
                 for how in results.aggregators:
-                    _draw(axes, results.curve(method, prm, how), how, look[how], band=False)
-                _draw(axes, results.curve("majority"), TITLES["majority"], look["majority"], band=False)
-                _finish(axes, results.ns, f"{prm}: {TITLES[method]}")
+                    points = results.curve(method, prm, how).points
+                    draw_curve(axes, results.ns, points, how, style[how], band=False)
+                draw_curve(axes, results.ns, majority, TITLES["majority"], style["majority"], band=False)
+                title = f"{prm}: {TITLES[method]}"
+                finish(axes, "solutions drawn, n", "accuracy (%)", title=title, ns=results.ns)
     rows = [
         [row_name(curve, with_aggregator=True), *(percent(point.value) for point in curve.points)]
         for curve in results.curves
@@ -250,8 +223,7 @@ def _compare_aggregators(results: Results, report: Report) -> None:
 
 
 def _cell(found: Difference) -> str:
-    gain = found.gain
-    return f"{signed_percent(gain.difference, gain.low, gain.high)} (p {p_value(gain.p)})"
+    return f"{signed_percent(found.gain)} (p {p_value(found.gain.p)})"
 
 
 def _tabulate_gains(results: Results, differences: Sequence[Difference], report: Report) -> None:
@@ -286,30 +258,34 @@ def _tabulate_pairs(results: Results, differences: Sequence[Difference], report:
 
 def _tabulate_selected(results: Results, report: Report) -> None:
     """What each rule selected from all solutions, in short; `selected.jsonl` has it all."""
-    rows: dict[tuple[str, str], list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for one in results.selections:
-        counts = rows.setdefault((one.prm, one.rule), [0, 0, 0])
+        counts = rows.setdefault(" · ".join(filter(None, (one.prm, TITLES[one.rule]))), [0, 0, 0])
         counts[0] += one.solution is not None
         counts[1] += one.answer is not None
         counts[2] += one.solution is None
-    named = {key: " · ".join(part for part in (key[0], TITLES[key[1]]) if part) for key in rows}
     report.table(
         ["rule", "selected", "with an answer", "nothing to select"],
-        [[named[key], *map(number, counts)] for key, counts in rows.items()],
+        [[name, *map(number, counts)] for name, counts in rows.items()],
         caption="Problems by whether the selected solution is right; `selected.jsonl` lists the selections",
     )
 
 
-def _tabulate_answers(results: Results, report: Report) -> None:
+def answer_counts(pools: Sequence[GradedPool]) -> dict[str, int]:
+    """How answers were found, and how they were judged."""
+    counts: Counter[str] = Counter()
+    for pool in pools:
+        for field, words in (("method", "found by"), ("status", "judged")):
+            counts.update({f"{words}: {value}": count for value, count in pool.count(field).items()})
+    return dict(counts)
+
+
+def add_answers(report: Report, pools: Sequence[GradedPool], unscored: dict[str, int] | None = None) -> None:
     """How answers were found, and what could not be judged: never silent."""
-    counts: dict[str, int] = {}
-    for field, words in (("method", "found by"), ("status", "judged")):
-        for value, count in results.graded.count(field).most_common():
-            counts[f"{words}: {value}"] = count
-    counts |= {f"no score from {prm}": results.num_unscored(prm) for prm in results.scores}
-    total = len(results.graded.pool.solutions)
-    rows = [[name, number(count), percent(count / total)] for name, count in counts.items()]
-    report.table(["answers", "solutions", "%"], rows, caption="How answers were found, and how they were judged")
+    counts = dict(sorted(answer_counts(pools).items(), key=lambda one: (one[0].split(":")[0], -one[1])))
+    total = sum(len(pool.pool.solutions) for pool in pools)
+    caption = "How answers were found, and how they were judged"
+    report.counts("answers", counts | (unscored or {}), caption=caption, unit="solutions", of=total)
     report.text(
         '"last number" is a guess, for solutions that state no answer. An answer whose comparison ran out of time '
         '("timeout"), failed ("error") or was too long was compared as text only. A program with one of these, or that '

@@ -13,7 +13,7 @@ from prism_prm.rerank.grading import GradedPool
 from prism_prm.rerank.selected import Selection
 from prism_prm.rerank.solutions import write_table
 from prism_prm.rerank.step_scores import StepScores
-from prism_prm.statistics import Comparison
+from prism_prm.stats import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Results:
             "unscored_solutions": {prm: self.num_unscored(prm) for prm in self.scores},
             "tokens": dict(self.tokens),
             "critics": dict(self.critics),
-            "curves": [_without_problems(row) for row in self._curve_rows()],
+            "curves": [{key: value for key, value in row.items() if key != "by_problem"} for row in self._curve_rows()],
             "differences": [
                 {key: value for key, value in asdict(found).items() if key != "gain"} | asdict(found.gain)
                 for found in differences
@@ -137,7 +137,3 @@ class Results:
             write_table(self._curve_rows(), path)
         else:
             Path(path).unlink(missing_ok=True)
-
-
-def _without_problems(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "by_problem"}

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from prism_prm.report import Report, legend, looks, number, percent, percent_axes, signed_percent
+from prism_prm.report import Report, draw_curve, finish, number, percent, signed_percent, styles
 from prism_prm.rl.grpo import Curve
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE
 from prism_prm.rl.recipe import GrpoRecipe
-from prism_prm.statistics import compare_means
+from prism_prm.stats import compare_means
 
 if TYPE_CHECKING:
     from prism_prm.search.run import Point
@@ -41,8 +39,7 @@ def make_report(
     report = Report(
         "A policy trained by GRPO", subtitle=f"{recipe.policy}, rewarded by {rewarded}", finding=_finding(curve)
     )
-    for note in notes:
-        report.text(note)
+    report.notes(notes)
     _curves(curve, report)
     _alarms(curve, report)
     _health(curve, report)
@@ -79,22 +76,13 @@ def _finding(curve: Curve) -> str:
 def _curves(curve: Curve, report: Report) -> None:
     gold = curve.gold
     lines = {PROXY: "mean reward", gold: "solved, sampled", f"{GREEDY}/{gold}": "solved, greedy"}
-    look = looks(list(lines))
     updates = [one.update for one in curve.looks]
     caption = "Held-out problems: the mean reward of sampled solutions and the share that is right; 95 % over problems."
     alt = "Mean reward and share of right solutions on held-out problems against updates"
     with report.figure("gold-and-proxy", caption=caption, alt=alt) as axes:
-        for name, title in lines.items():
-            found = [one.interval(name) for one in curve.looks]
-            style: dict[str, Any] = {"linestyle": look[name].line, "marker": look[name].marker}
-            axes.plot(updates, [one.value for one in found], color=look[name].colour, label=title, **style)
-            axes.fill_between(
-                updates, [one.low for one in found], [one.high for one in found], color=look[name].colour, alpha=0.15
-            )
-        axes.set_xlabel("updates")
-        axes.set_ylabel("reward and share solved (%)")
-        percent_axes(axes.yaxis)
-        legend(axes)
+        for name, style in styles(list(lines)).items():
+            draw_curve(axes, updates, [one.interval(name) for one in curve.looks], lines[name], style)
+        finish(axes, "updates", "reward and share solved (%)")
 
 
 def _alarms(curve: Curve, report: Report) -> None:
@@ -110,10 +98,11 @@ def _alarms(curve: Curve, report: Report) -> None:
 def _health(curve: Curve, report: Report) -> None:
     first, last = curve.looks[0], curve.looks[-1]
     middle = curve.looks[len(curve.looks) // 2]
-    rows = []
-    for name, title in HEALTH.items():
-        if name in last.numbers:
-            rows.append([title, *(number(one.numbers.get(name, float("nan"))) for one in (first, middle, last))])
+    rows = [
+        [title, *(number(one.numbers.get(name)) for one in (first, middle, last))]
+        for name, title in HEALTH.items()
+        if name in last.numbers
+    ]
     headers = ["held-out solutions", *(f"update {one.update}" for one in (first, middle, last))]
     report.text("## What else changed")
     report.table(headers, rows, caption="Sampled solutions of the held-out problems")
@@ -122,14 +111,9 @@ def _health(curve: Curve, report: Report) -> None:
 def _tasks(before: dict[tuple[str, str], Point], after: dict[tuple[str, str], Point], report: Report) -> None:
     rows = []
     for (task, how), point in before.items():
-        then, now = point.accuracy, after[task, how].accuracy
-        gain = compare_means(np.asarray(after[task, how].correct), np.asarray(point.correct))
-        rows.append(
-            [
-                f"{task}, {how}", percent(then.value, then.low, then.high), percent(now.value, now.low, now.high),
-                signed_percent(gain.difference, gain.low, gain.high),
-            ]
-        )  # fmt: skip
+        now = after[task, how]
+        gain = signed_percent(compare_means(now.correct, point.correct))
+        rows.append([f"{task}, {how}", percent(point.accuracy), percent(now.accuracy), gain])
     report.text("## Tasks\nSolved as `prism search` solves them; differences are paired by problem.")
     report.table(["accuracy (%)", "untrained", "trained", "difference"], rows, caption="Before and after training")
 
@@ -144,8 +128,8 @@ def _costs(critic: Sequence[Mapping[str, Any]], report: Report) -> None:
         "requests": "requests", "reused": "kept replies", "prompt_tokens": "tokens read",
         "completion_tokens": "tokens written", "seconds": "seconds of waiting", "cost": "cost",
     }  # fmt: skip
-    rows = [[title, number(sum(run[name] for run in critic))] for name, title in names.items()]
+    counts = {title: sum(run[name] for run in critic) for name, title in names.items()}
     told = policy[critic[-1]["on_missing"]]
-    rows += [[f"answers without a verdict: {kind} ({told})", number(count)] for kind, count in missing.items()]
+    counts |= {f"answers without a verdict: {kind} ({told})": count for kind, count in missing.items()}
     report.text("## The critic")
-    report.table(["", "count"], rows, caption="What the verdicts behind the rewards have cost")
+    report.counts("", counts, caption="What the verdicts behind the rewards have cost")

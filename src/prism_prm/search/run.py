@@ -37,7 +37,7 @@ from prism_prm.search.found import Found
 from prism_prm.search.methods import METHODS, SearchSettings
 from prism_prm.search.recipe import SearchRecipe
 from prism_prm.search.rounds import FOLDER, Round, Rounds, ToldRound, told_round
-from prism_prm.statistics import Interval, mean_interval, number_clusters
+from prism_prm.stats import Interval, mean_interval, number_clusters
 from prism_prm.tasks import TaskGrader, TaskProblem, load_task
 from prism_prm.workers import executor_of
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.metrics import Ranking
-from prism_prm.statistics import cluster_draws
+from prism_prm.stats import cluster_draws
 
 LEVELS = np.linspace(0.01, 0.99, 99)
 """The TPRs at which two curves are compared."""

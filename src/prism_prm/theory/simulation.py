@@ -16,7 +16,7 @@ import numpy as np
 
 from prism_prm.arrays import Floats
 from prism_prm.metrics import pairwise_accuracy, pairwise_by_margin
-from prism_prm.statistics import Interval, mean_interval
+from prism_prm.stats import Interval, mean_interval
 
 EDGES = np.array([0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5])
 """Bins of the true margin |s(a) − s(b)|: the range of the paper's figure, finer towards zero."""

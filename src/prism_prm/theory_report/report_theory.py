@@ -15,9 +15,16 @@ from prism_prm.aggregate import check_aggregator
 from prism_prm.console import progress
 from prism_prm.data.inputs import find_sources, keep_inputs
 from prism_prm.errors import ConfigError
-from prism_prm.evaluation.display import draw_pair_accuracy
 from prism_prm.ranges import Count, Natural, Range, Share, check
-from prism_prm.report import LOOKS, Report, count_axis, legend, looks, number, percent, percent_axes
+from prism_prm.report import (
+    STYLES,
+    Report,
+    draw_curve,
+    finish,
+    number,
+    percent,
+    styles,
+)
 from prism_prm.theory import closed_forms, simulation
 
 NUM_TRIALS = 50_000
@@ -127,19 +134,15 @@ def _add_best_of_n(report: Report, settings: VerifierSettings) -> None:
         alt="Best-of-N accuracy over N: curves with false positives level off below 100 %, those with false negatives "
         "reach it",
     ) as axes:
-        styles = dict(zip((0.1, 0.3, 0.6), ("-", "--", ":"), strict=True))
-        for rate, line in styles.items():
-            accuracy, look = closed_forms.best_of_n(p, rate, 0, FIGURE_N), {"color": LOOKS[1].colour, "linestyle": line}
+        lines = dict(zip((0.1, 0.3, 0.6), ("-", "--", ":"), strict=True))
+        for rate, line in lines.items():
+            accuracy, look = closed_forms.best_of_n(p, rate, 0, FIGURE_N), {"color": STYLES[1].color, "linestyle": line}
             axes.plot(FIGURE_N, accuracy, **look, label=f"FPR {percent(rate, digits=0)} %")
             axes.axhline(float(closed_forms.ceiling(p, rate)), linewidth=0.6, **look)
-        for rate, line in styles.items():
-            accuracy, look = closed_forms.best_of_n(p, 0, rate, FIGURE_N), {"color": LOOKS[0].colour, "linestyle": line}
+        for rate, line in lines.items():
+            accuracy, look = closed_forms.best_of_n(p, 0, rate, FIGURE_N), {"color": STYLES[0].color, "linestyle": line}
             axes.plot(FIGURE_N, accuracy, **look, label=f"FNR {percent(rate, digits=0)} %")
-        count_axis(axes)
-        axes.set_xlabel("N")
-        axes.set_ylabel("right solution picked (%)")
-        percent_axes(axes.yaxis)
-        legend(axes)
+        finish(axes, "N", "right solution picked (%)", ns=FIGURE_N[::2].tolist())
     report.text(f"""
 ## Best-of-N under a verifier that errs
 
@@ -255,25 +258,25 @@ difference between the two figures is what pairwise training gains from labels t
 """)
     for one in (simulation.SimulationSettings(labels="relative"), simulation.SimulationSettings(labels="absolute")):
         result = simulation.simulate(one)
-        look = looks(simulation.OBJECTIVES)
+        edges = result.edges
         with report.figure(
             f"simulation-{one.labels}",
             caption=f"{one.labels.capitalize()} labels: pairs ranked rightly by true margin; {len(one.seeds)} seeds, "
             f"{one.num_pairs:,} training pairs, {one.num_test_pairs:,} test pairs each, 95 % bands.",
             alt=f"Pairwise accuracy by true margin with {one.labels} labels, pointwise and pairwise training",
         ) as axes:
-            draw_pair_accuracy(axes, result.edges.tolist(), result.accuracy, look)
-            axes.set_xlabel("true margin |s(a) − s(b)|")
+            for name, style in styles(simulation.OBJECTIVES).items():
+                draw_curve(axes, (edges[:-1] + edges[1:]) / 2, result.accuracy[name], name, style)
+            finish(axes, "true margin |s(a) − s(b)|", "pairs ranked rightly (%)")
         rows = [
-            [name, percent(low.value, low.low, low.high), percent(all_.value, all_.low, all_.high)]
-            for name, low, all_ in ((n, result.accuracy[n][0], result.overall[n]) for n in simulation.OBJECTIVES)
+            [name, percent(result.accuracy[name][0]), percent(result.overall[name])] for name in simulation.OBJECTIVES
         ]
         report.table(
-            ["training", f"margin below {result.edges[1]:g}", "all pairs"],
+            ["training", f"margin below {edges[1]:g}", "all pairs"],
             rows,
             caption=f"Pairs ranked rightly with {one.labels} labels (%) ↑",
             best="columns",
         )
         report.metrics[f"simulation_{one.labels}"] = {
-            "settings": asdict(one), "edges": result.edges, "accuracy": result.accuracy, "seeds": result.seeds
+            "settings": asdict(one), "edges": edges, "accuracy": result.accuracy, "seeds": result.seeds
         }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prism_prm.evaluation.benchmarks import find_benchmark
 from prism_prm.evaluation.compare import load_runs, load_steps, shared_benches
 from prism_prm.evaluation.judged_steps import Steps
-from prism_prm.report import LOOKS, NO_DATA, Report, number, percent, percent_axes, signed_percent
+from prism_prm.report import NO_DATA, STYLES, Report, finish, number, percent, signed_percent
 from prism_prm.theory import dominance
 
 
@@ -69,12 +69,10 @@ problems.
         "for all TPRs at once.",
         alt=f"Difference of FPR between {name_a} and {name_b} over TPR: {percent(found.worst)} at worst",
     ) as axes:
-        axes.fill_between(found.levels, found.low, found.high, color=LOOKS[0].colour, alpha=0.2, linewidth=0)
-        axes.plot(found.levels, found.fpr_a - found.fpr_b, color=LOOKS[0].colour)
+        axes.fill_between(found.levels, found.low, found.high, color=STYLES[0].color, alpha=0.2, linewidth=0)
+        axes.plot(found.levels, found.fpr_a - found.fpr_b, color=STYLES[0].color)
         axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
-        axes.set_xlabel("TPR (%)")
-        axes.set_ylabel("difference of FPR (points)")
-        percent_axes(axes.xaxis, axes.yaxis)
+        finish(axes, "TPR (%)", "difference of FPR (points)", percent="xy")
     report.metrics.setdefault("dominance", {})[bench] = {
         "a": name_a, "b": name_b, "verdict": found.verdict, "worst": found.worst, "tpr": found.levels,
         "fpr_a": found.fpr_a, "fpr_b": found.fpr_b, "low": found.low, "high": found.high,

@@ -12,14 +12,14 @@ from prism_prm.aggregate import check_aggregator, solution_score
 from prism_prm.arrays import Bools, Floats
 from prism_prm.chosen import CardValues, Choice, choose_aggregator, choose_threshold
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.metrics.counts import ratio
+from prism_prm.metrics import ratio
 from prism_prm.pools import read_pool
-from prism_prm.report import LOOKS, Report, count_axis, legend, percent, percent_axes
+from prism_prm.report import STYLES, Report, draw_curve, finish, percent
 from prism_prm.rerank.curves import default_ns
 from prism_prm.rerank.expectation import best_of
 from prism_prm.rerank.grading import GradedPool, check_measured, grade_pool
 from prism_prm.rerank.step_scores import scores_in_pool, scores_in_table
-from prism_prm.statistics import Interval, cluster_draws, interval, mean_interval, resampled_sums
+from prism_prm.stats import Interval, cluster_draws, interval, mean_interval, resampled_sums
 from prism_prm.tasks import TaskGrader
 from prism_prm.theory import closed_forms
 
@@ -150,10 +150,6 @@ def add_pool(
 
 def add_prediction(report: Report, found: PoolPrediction) -> None:
     """The section on a pool."""
-
-    def rate(value: Interval) -> str:
-        return percent(value.value, value.low, value.high)
-
     unscored = f" ({found.num_unscored:,} have no score and count as rejected)" if found.num_unscored else ""
     empty = f" ({found.num_empty:,} more have no solution and are left out)" if found.num_empty else ""
     empty += f" ({found.num_unmeasured:,} without a reference answer are left out)" if found.num_unmeasured else ""
@@ -167,12 +163,12 @@ def add_prediction(report: Report, found: PoolPrediction) -> None:
 
 {found.num_problems:,} problems{empty} with {found.num_solutions:,} solutions{unscored}.{smaller} A solution is accepted
 if the {found.aggregator.value} ({found.aggregator.origin}) of its step scores is above
-{found.threshold.value:g} ({found.threshold.origin}). On whole solutions p = {rate(found.p)} %,
-α = {rate(found.alpha)} %, β = {rate(found.beta)} %. The prediction assumes the same error rates on all problems; its
-error shows how much they depend on the problem. Its limit is {percent(found.ceiling)} %.
+{found.threshold.value:g} ({found.threshold.origin}). On whole solutions p = {percent(found.p)} %,
+α = {percent(found.alpha)} %, β = {percent(found.beta)} %. The prediction assumes the same error rates on all
+problems; its error shows how much they depend on the problem. Its limit is {percent(found.ceiling)} %.
 """)
     rows = [
-        [str(n), percent(own), rate(real), percent(one), rate(by_score)]
+        [str(n), percent(own), percent(real), percent(one), percent(by_score)]
         for n, own, real, one, by_score in zip(
             found.ns, found.predicted, found.measured, found.predicted_one_p, found.measured_by_score, strict=True
         )
@@ -188,19 +184,9 @@ error shows how much they depend on the problem. Its limit is {percent(found.cei
         "score itself it can be better: scores tell more than verdicts.",
         alt="Predicted and measured Best-of-N accuracy over N",
     ) as axes:
-        low, high = ([getattr(point, part) for point in found.measured] for part in ("low", "high"))
-        axes.fill_between(found.ns, low, high, color=LOOKS[0].colour, alpha=0.15, linewidth=0)
-        series = (
-            ("measured, by verdict", [point.value for point in found.measured], LOOKS[0]),
-            ("predicted", found.predicted, LOOKS[1]),
-            ("predicted with one p", found.predicted_one_p, LOOKS[3]),
-            ("measured, by score", [point.value for point in found.measured_by_score], LOOKS[2]),
-        )
-        for name, values, look in series:
-            axes.plot(found.ns, values, color=look.colour, linestyle=look.line, marker=look.marker, label=name)
-        count_axis(axes)
-        axes.set_xlabel("N")
-        axes.set_ylabel("right solution picked (%)")
-        percent_axes(axes.yaxis)
-        legend(axes)
+        draw_curve(axes, found.ns, found.measured, "measured, by verdict", STYLES[0])
+        draw_curve(axes, found.ns, found.predicted, "predicted", STYLES[1])
+        draw_curve(axes, found.ns, found.predicted_one_p, "predicted with one p", STYLES[3])
+        draw_curve(axes, found.ns, found.measured_by_score, "measured, by score", STYLES[2], band=False)
+        finish(axes, "N", "right solution picked (%)", ns=found.ns)
     report.metrics["pool"] = found

@@ -13,8 +13,7 @@ from prism_prm.arrays import Bools, Floats
 from prism_prm.chosen import card_values, choose_threshold
 from prism_prm.console import Advance
 from prism_prm.errors import DataError
-from prism_prm.metrics.counts import fnr, fpr, sum_counts
-from prism_prm.metrics.ranking import Ranking, pairwise_accuracy, threshold_for_tpr
+from prism_prm.metrics import Ranking, fnr, fpr, pairwise_accuracy, sum_counts, threshold_for_tpr
 from prism_prm.pairs.examples import Examples, Split, labelled_steps
 from prism_prm.protocol import sigmoid
 from prism_prm.scorer.store import ScoreStore, Share

@@ -17,7 +17,7 @@ from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Table
 from prism_prm.pairs.same_problem import Exclusions, normalise_problem
 from prism_prm.records import StepTree
 from prism_prm.report import Report
-from prism_prm.statistics import NUM_DRAWS, SEED
+from prism_prm.stats import NUM_DRAWS, SEED
 
 REDUNDANCY_THRESHOLD = 0.15
 

@@ -21,12 +21,10 @@ from prism_prm.data import formats
 from prism_prm.data.draft import ReadOptions
 from prism_prm.data.inputs import decode, find_sources, rows
 from prism_prm.errors import DataError
-from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
 from prism_prm.evaluation.judged_steps import Steps
-from prism_prm.evaluation.measure import Measurer, SubsetResult, Tables, all_rates
-from prism_prm.metrics.counts import ratio
-from prism_prm.report import Report, looks, number
+from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Tables, all_rates, metric_rows, shown
+from prism_prm.report import Report, draw_groups, finish, number, percent
 
 TWINS = "correct"
 """The group of the items without errors."""
@@ -97,30 +95,15 @@ def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:
     ]
 
 
-def class_scores(counts: Floats, names: Sequence[str]) -> Floats:
-    """(..., classes) PRMScores of counts (..., classes, 4)."""
-    scores = metrics.prmbench_score(counts)
-    positive = metrics.prmbench_score(counts, positives_only=True)
-    return np.where(np.array([name == POSITIVES_ONLY for name in names]), positive, scores)
-
-
-def group_scores(scores: Floats, names: Sequence[str]) -> dict[str, Floats]:
-    """Means of class scores; a group with a class missing has no mean, so that parts are never passed off as wholes."""
-    result = {}
-    for group, members in GROUPS.items():
-        at = [list(names).index(name) for name in members if name in names]
-        whole = len(at) == len(members)
-        result[group] = scores[..., at].mean(axis=-1) if whole else np.full(scores.shape[:-1], np.nan)
-    return result
-
-
 def side_tallies(steps: Steps, good: Bools) -> dict[str, tuple[Floats, Floats]]:
     """Metric → (sum, count) per item: first_error_acc, and similarity to the `correct_` twin.
 
     As in the original, a twin without a single good step is left out of similarity.
     """
-    has_error, found = steps.first_error_found(good)
-    share = ratio(np.add.reduceat(good.astype(np.float64), steps.starts), np.diff(np.append(steps.starts, len(good))))
+    first = metrics.first_bad(steps.wrong, steps.starts)
+    has_error = first >= 0
+    found = has_error & ~good[steps.starts + np.maximum(first, 0)]
+    share = np.add.reduceat(good.astype(np.float64), steps.starts) / steps.lengths
     twins = {
         name.removeprefix(f"{TWINS}_"): share[i]
         for i, name in enumerate(steps.items)
@@ -146,18 +129,22 @@ def measure_prmbench(measurer: Measurer) -> Tables:
     at = [4 * steps.group_names.index(name) + i for name in names for i in range(4)]
     sums = measurer.group_counts()[:, at]
 
-    def by_class(sums: Floats) -> Floats:
-        return sums.reshape(*sums.shape[:-1], len(names), 4)
-
     def classes(sums: Floats) -> dict[str, Floats]:
-        scores = class_scores(by_class(sums), names)
-        return {name: scores[..., i] for i, name in enumerate(names)}
+        return {
+            name: metrics.prmbench_score(sums[..., 4 * i : 4 * i + 4], positives_only=name == POSITIVES_ONLY)
+            for i, name in enumerate(names)
+        }
 
     def groups(sums: Floats) -> dict[str, Floats]:
-        return group_scores(class_scores(by_class(sums), names), names)
+        # A group with a class missing has no mean, so that parts are never passed off as wholes.
+        scores, no_data = classes(sums), np.full(sums.shape[:-1], np.nan)
+        return {
+            group: np.asarray(np.mean([scores.get(name, no_data) for name in members], axis=0))
+            for group, members in GROUPS.items()
+        }
 
     def overall(sums: Floats) -> dict[str, Floats]:
-        return all_rates(np.asarray(by_class(sums).sum(axis=-2)))
+        return all_rates(np.asarray(sums.reshape(*sums.shape[:-1], len(names), 4).sum(axis=-2)))
 
     in_total = np.isin(np.array(steps.group_names), names)[steps.item_group]
     return {
@@ -170,8 +157,9 @@ def measure_prmbench(measurer: Measurer) -> Tables:
 
 def _cells(tables: Tables) -> list[str]:
     """PRMScore overall, by class and by group."""
-    overall = display.shown(tables["overall"]["prm_score"], with_interval=False)
-    return [overall, *(display.shown(tables[table].get(key), with_interval=False) for _, table, key in COLUMNS)]
+    found: list[Measured | None] = [tables["overall"]["prm_score"]]
+    found += [tables[table].get(key) for _, table, key in COLUMNS]
+    return [percent(None if one is None else one.value) for one in found]
 
 
 def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
@@ -185,8 +173,8 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
     rows = [
         [
             f"{name} ({SHORT[name]})",
-            display.shown(whole.tables["classes"][name]),
-            *(display.shown(whole.groups[name].get(metric)) for metric in ("fpr", "fnr", "auroc")),
+            shown(whole.tables["classes"][name]),
+            *(shown(whole.groups[name].get(metric)) for metric in ("fpr", "fnr", "auroc")),
             number(sum(whole.group_counts[name].values())),
         ]
         for name in whole.tables["classes"]
@@ -195,7 +183,7 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
         ["class", "PRMScore ↑", "FPR ↓", "FNR ↓", "AUROC ↑", "steps"], rows, caption="Classes with intervals (%)"
     )
     side = [subset.tables["side"] for subset in subsets.values()]
-    report.table(["side metric", *subsets], display.metric_rows(SIDE, side), caption="Side metrics (%)")
+    report.table(["side metric", *subsets], metric_rows(SIDE, side), caption="Side metrics (%)")
 
 
 def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
@@ -205,12 +193,10 @@ def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
     report.table(headers, rows, caption="PRMScore by class and group (%) ↑", best="columns")
     series = {name: [one.interval() for one in own["classes"].values()] for name, own in tables.items()}
     classes = next(iter(tables.values()))["classes"]
-    with report.figure(
-        "prmbench-classes",
-        caption="PRMScore by class with 95 % intervals.",
-        alt="PRMScore of every PRM by class",
-    ) as axes:
-        display.draw_bars(axes, [SHORT[name] for name in classes], series, looks(list(tables)), ylabel="PRMScore (%)")
+    caption = "PRMScore by class with 95 % intervals."
+    with report.figure("prmbench-classes", caption=caption, alt="PRMScore of every PRM by class") as axes:
+        draw_groups(axes, [SHORT[name] for name in classes], series)
+        finish(axes, "", "PRMScore (%)")
 
 
 PRMBENCH = Benchmark(

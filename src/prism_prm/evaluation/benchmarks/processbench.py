@@ -19,11 +19,10 @@ from prism_prm import metrics
 from prism_prm.arrays import Floats
 from prism_prm.data.reader import Reader
 from prism_prm.errors import DataError
-from prism_prm.evaluation import display
 from prism_prm.evaluation.benchmarks.base import Benchmark, Item, ItemSet
-from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Table, Tables
-from prism_prm.report import Report
-from prism_prm.statistics import cluster_sums
+from prism_prm.evaluation.measure import Measured, Measurer, SubsetResult, Table, Tables, shown
+from prism_prm.report import Report, percent
+from prism_prm.stats import cluster_sums
 
 SPLITS = {"gsm8k": 400, "math": 1000, "olympiadbench": 1000, "omnimath": 1000}
 """Split → how many items it has."""
@@ -99,14 +98,13 @@ def add_to_report(report: Report, subsets: Mapping[str, SubsetResult]) -> None:
     tables = subsets["all"].tables
     splits = _splits(tables)
     rows = [
-        [name, *(display.shown(table[key]) for key in ("acc_error", "acc_correct", "f1"))]
-        for name, table in splits.items()
+        [name, *(shown(table[key]) for key in ("acc_error", "acc_correct", "f1"))] for name, table in splits.items()
     ]
     missing = missing_splits(list(splits))
     label = "mean of all four" if not missing else f"mean of these {len(splits)}"
     report.table(
         ["split", "error found ↑", "no error seen ↑", "F1 ↑"],
-        [*rows, [label, "", "", display.shown(tables[MEAN]["f1"])]],
+        [*rows, [label, "", "", shown(tables[MEAN]["f1"])]],
         caption="Naming the first wrong step: exact matches among solutions with an error and among those without",
     )
     if missing:
@@ -120,9 +118,8 @@ def add_to_comparison(report: Report, tables: Mapping[str, Tables]) -> None:
     headers = ["PRM", *(f"{split} {label}" for split in splits for _, label in keys), "mean F1"]
     rows = []
     for name, own in tables.items():
-        of_splits = [own[f"{SPLIT}{split}"][key] for split in splits for key, _ in keys]
-        cells = [display.shown(measured, with_interval=False) for measured in of_splits]
-        rows.append([name, *cells, display.shown(own[MEAN]["f1"])])
+        cells = [percent(own[f"{SPLIT}{split}"][key].value) for split in splits for key, _ in keys]
+        rows.append([name, *cells, shown(own[MEAN]["f1"])])
     note = f"; the mean is of these {len(splits)}, not of all four" if missing_splits(splits) else ""
     report.table(
         headers,

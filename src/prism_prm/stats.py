@@ -196,13 +196,13 @@ def compare_means(
 
 def over_seeds(values: Sequence[float]) -> Interval:
     """The mean of one value per seed, with Student's 95 % interval; no interval from a single seed."""
-    from scipy import stats
+    from scipy.stats import t
 
     array = np.asarray(values, np.float64)
     count, mean = len(array), float(np.mean(array))
     if count < 2:
         return Interval(mean, math.nan, math.nan, count)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * array.std(ddof=1)) / math.sqrt(count)
+    half = float(t.ppf((1 + LEVEL) / 2, count - 1) * array.std(ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
 
 

@@ -1,0 +1,390 @@
+"""Metrics of step scores, as pure functions of numpy arrays; NaN means "no data", never a silent zero.
+
+A step is judged good iff its score is greater than the threshold, strictly. The positive class is the right step, so
+a false positive is a wrong step that was judged good. In order: what follows from TP, FP, TN and FN, what needs no
+threshold (rankings), what is counted per solution (first errors, ProcessBench), and shifts of the log-odds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from prism_prm.arrays import Bools, Floats, Ints
+from prism_prm.stats import ClusterDraws
+
+# Counts: every function takes arrays (..., 4) of [TP, FP, TN, FN] and keeps leading axes, so the counts of a thousand
+# bootstrap draws go through the same function as one table's.
+
+TP, FP, TN, FN = range(4)
+
+
+def confusion(right: Bools, good: Bools) -> Floats:
+    """(steps, 4): a one in the column each step falls in."""
+    return np.stack([right & good, ~right & good, ~right & ~good, right & ~good], axis=-1).astype(np.float64)
+
+
+def sum_counts(right: Bools, good: Bools) -> Floats:
+    """(4,): TP, FP, TN, FN of some steps."""
+    return np.asarray(confusion(right, good).sum(axis=0))
+
+
+def ratio(part: Floats, whole: Floats) -> Floats:
+    """part / whole; 0/0 is NaN."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(whole > 0, part / whole, np.nan), dtype=np.float64)
+
+
+def fpr(counts: Floats) -> Floats:
+    """Wrong steps judged good, of all wrong steps."""
+    return ratio(counts[..., FP], counts[..., FP] + counts[..., TN])
+
+
+def fnr(counts: Floats) -> Floats:
+    """Right steps judged bad, of all right steps."""
+    return ratio(counts[..., FN], counts[..., FN] + counts[..., TP])
+
+
+def precision(counts: Floats) -> Floats:
+    """Right steps, of all that were judged good."""
+    return ratio(counts[..., TP], counts[..., TP] + counts[..., FP])
+
+
+def f1(counts: Floats) -> Floats:
+    """Harmonic mean of precision and TPR; 0 where nothing right was found, NaN where there was nothing to find."""
+    return ratio(2 * counts[..., TP], 2 * counts[..., TP] + counts[..., FP] + counts[..., FN])
+
+
+def negative_f1(counts: Floats) -> Floats:
+    """F1 of the wrong steps."""
+    return ratio(2 * counts[..., TN], 2 * counts[..., TN] + counts[..., FN] + counts[..., FP])
+
+
+def accuracy(counts: Floats) -> Floats:
+    """Steps judged as they are, of all steps."""
+    return ratio(counts[..., TP] + counts[..., TN], counts.sum(axis=-1))
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    """A ratio with PRMBench's rule: 0/0 counts as −1."""
+    share = ratio(part, whole)
+    return np.where(np.isnan(share), -1.0, share)
+
+
+def prmbench_f1(hits: Floats, precision_whole: Floats, recall_whole: Floats) -> Floats:
+    """F1 with PRMBench's own rule, that any 0/0 on the way counts as −1, also precision + recall = 0."""
+    precise, recalled = _share(hits, precision_whole), _share(hits, recall_whole)
+    total = precise + recalled
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(total != 0, 2 * precise * recalled / total, -1.0), dtype=np.float64)
+
+
+def prmbench_score(counts: Floats, *, positives_only: bool = False) -> Floats:
+    """PRMScore: ½ F1 + ½ negative F1, never below 0; for `positives_only` classes (multi_solutions) F1 alone.
+
+    NaN only where there is no step at all.
+    """
+    tp, fp, tn, fn = (counts[..., i] for i in range(4))
+    score = prmbench_f1(tp, tp + fp, tp + fn)
+    if not positives_only:
+        score = 0.5 * score + 0.5 * prmbench_f1(tn, tn + fn, tn + fp)
+    return np.where(counts.sum(axis=-1) > 0, np.maximum(score, 0.0), np.nan)
+
+
+RATES: dict[str, Callable[[Floats], Floats]] = {
+    "fpr": fpr,
+    "fnr": fnr,
+    "tpr": lambda counts: 1 - fnr(counts),
+    "tnr": lambda counts: 1 - fpr(counts),
+    "precision": precision,
+    "f1": f1,
+    "negative_f1": negative_f1,
+    "accuracy": accuracy,
+    "prm_score": prmbench_score,
+}
+"""Name → function of counts (..., 4)."""
+
+
+def calibration_gaps(right: Bools, probability: Floats, num_bins: int = 10) -> Floats:
+    """(steps, bins): probability minus truth, in the column of the equally wide bin the probability falls in."""
+    column = np.minimum((probability * num_bins).astype(np.int64), num_bins - 1)
+    gaps = np.zeros((len(right), num_bins))
+    gaps[np.arange(len(right)), column] = probability - right
+    return gaps
+
+
+def calibration_error(gap_sums: Floats, num_steps: Floats) -> Floats:
+    """Expected calibration error: |mean probability − share of right steps| per bin, weighted by the bin's steps.
+
+    With sums per bin this is Σ|Σ gap| / steps, whatever the draw.
+    """
+    return ratio(np.abs(gap_sums).sum(axis=-1), num_steps)
+
+
+# Rankings: ties count half. Steps are sorted once. A bootstrap draw then is a weight per step, and every metric follows
+# from the weighted cumulative counts of right and wrong steps from the highest score down.
+
+
+def _product_sum(a: Floats, b: Floats) -> float:
+    """Σ a·b on one core: BLAS would start threads for every draw, and they cost more than the sum itself."""
+    return float(np.einsum("i,i->", a, b))
+
+
+def _auroc(tp: Floats, fp: Floats) -> float:
+    if tp[-1] == 0 or fp[-1] == 0:
+        return np.nan
+    return float(_product_sum(np.diff(fp), tp[1:] + tp[:-1]) / (2 * tp[-1] * fp[-1]))
+
+
+def _auprc(tp: Floats, fp: Floats) -> float:
+    """Average precision: precision at each threshold, weighted by the recall it adds."""
+    if tp[-1] == 0 or fp[-1] == 0:
+        return np.nan
+    judged = tp[1:] + fp[1:]
+    return float(_product_sum(np.diff(tp), tp[1:] / np.maximum(judged, 1)) / tp[-1])
+
+
+def _auprc_errors(tp: Floats, fp: Floats) -> float:
+    """The same with wrong steps as what is to be found: the lowest scores first."""
+    return _auprc(fp[-1] - fp[::-1], tp[-1] - tp[::-1])
+
+
+def _fpr_at(target: float) -> Callable[[Floats, Floats], float]:
+    def fpr_at_tpr(tp: Floats, fp: Floats) -> float:
+        if tp[-1] == 0 or fp[-1] == 0:
+            return np.nan
+        # The counts are whole numbers: half a step of slack keeps 0.95 · 20 = 19 exact.
+        first = int(np.searchsorted(tp, target * tp[-1] - 1e-9 * tp[-1]))
+        return float(fp[first] / fp[-1])
+
+    return fpr_at_tpr
+
+
+RANKINGS: dict[str, Callable[[Floats, Floats], float]] = {
+    "auroc": _auroc,
+    "auprc": _auprc,
+    "auprc_errors": _auprc_errors,
+    "fpr_at_tpr_80": _fpr_at(0.80),
+    "fpr_at_tpr_90": _fpr_at(0.90),
+    "fpr_at_tpr_95": _fpr_at(0.95),
+}
+"""Name → function of cumulative right and wrong steps (starting with 0) at thresholds from high to low."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Steps sorted by falling score, ready for any weights."""
+
+    order: Ints
+    right: Ints
+    """Per sorted step 1 if it is right, else 0."""
+    ends: Ints
+    """Where each run of equal scores ends: the only places a threshold can cut."""
+    scores: Floats
+    """The distinct scores, falling."""
+
+    @classmethod
+    def of(cls, right: Bools, scores: Floats) -> Ranking:
+        """Sort once."""
+        order = np.argsort(-scores, kind="stable")
+        ranked = scores[order]
+        ends = np.append(np.flatnonzero(np.diff(ranked)) + 1, len(ranked)) if len(ranked) else np.zeros(0, np.int64)
+        return cls(order, right[order].astype(np.int64), ends, ranked[ends - 1])
+
+    def cumulative(self, weights: Ints | None = None) -> tuple[Floats, Floats]:
+        """Right and wrong steps at or above each distinct score, starting with (0, 0); weights are per SORTED step."""
+        weights = np.ones(len(self.order), np.int64) if weights is None else weights
+        right, every = np.cumsum(weights * self.right), np.cumsum(weights)
+        if len(self.ends) < len(self.order):
+            right, every = right[self.ends - 1], every[self.ends - 1]
+        tp, fp = np.zeros(len(right) + 1), np.zeros(len(right) + 1)
+        tp[1:] = right
+        np.subtract(every, right, out=fp[1:], casting="unsafe")
+        return tp, fp
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric of RANKINGS; NaN without both right and wrong steps."""
+        if len(self.order) == 0:
+            return dict.fromkeys(RANKINGS, np.nan)
+        tp, fp = self.cumulative()
+        return {name: metric(tp, fp) for name, metric in RANKINGS.items()}
+
+    def resampled(
+        self, clusters: Ints, draws: ClusterDraws, names: tuple[str, ...] = tuple(RANKINGS)
+    ) -> dict[str, Floats]:
+        """The metrics `names` of every draw; `clusters` are per step in the original order."""
+        sorted_clusters = clusters[self.order]
+        values = np.full((len(names), len(draws)), np.nan)
+        if len(self.order):
+            for i, draw in enumerate(draws):
+                tp, fp = self.cumulative(draw[sorted_clusters])
+                values[:, i] = [RANKINGS[name](tp, fp) for name in names]
+        return dict(zip(names, values, strict=True))
+
+    def error_curve(self, thresholds: Floats) -> tuple[Floats, Floats]:
+        """FPR and FNR where a step is good iff its score > threshold."""
+        tp, fp = self.cumulative()
+        above = np.searchsorted(-self.scores, -thresholds, side="left")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return fp[above] / fp[-1], 1 - tp[above] / tp[-1]
+
+
+def threshold_for_tpr(right: Bools, scores: Floats, target: float) -> float:
+    """The highest threshold at which at least `target` of the right steps score above it; NaN without right steps.
+
+    It lies halfway between two observed scores, so that it does not hang on the last bit of either; at the lower one
+    where no number lies between them.
+    """
+    positives = np.sort(scores[right])[::-1]
+    if len(positives) == 0:
+        return float("nan")
+    needed = max(1, int(np.ceil(target * len(positives) - 1e-9)))
+    lowest_kept = positives[needed - 1]
+    others = scores[scores < lowest_kept]
+    if len(others) == 0:
+        return float(np.nextafter(lowest_kept, -np.inf))
+    below = others.max()
+    middle = (lowest_kept + below) / 2
+    return float(middle if middle < lowest_kept else below)
+
+
+def pairwise_accuracy(chosen: Floats, rejected: Floats) -> Floats:
+    """Per pair 1 if the right step scores higher, ½ for a tie, else 0."""
+    return np.where(chosen > rejected, 1.0, np.where(chosen == rejected, 0.5, 0.0))
+
+
+def pairwise_by_margin(chosen: Floats, rejected: Floats, edges: Floats, margins: Floats | None = None) -> list[Ints]:
+    """The pairs in each bin [edge, next edge) of |margin|; the last bin holds its upper edge too.
+
+    The margin is the scores' own difference unless `margins` gives another (a true one, or another model's).
+    """
+    size = np.abs(chosen - rejected if margins is None else margins)
+    bins = np.digitize(size, edges[1:-1])
+    inside = (size >= edges[0]) & (size <= edges[-1])
+    return [np.flatnonzero(inside & (bins == i)) for i in range(len(edges) - 1)]
+
+
+# Solutions: their steps lie in one array, solution after solution; `starts` says where each begins.
+
+OUTCOMES = ("exact", "early", "late", "missed")
+"""How a solution's first error was judged: found, an earlier step blamed, a later one, or none."""
+
+
+def first_bad(bad: Bools, starts: Ints) -> Ints:
+    """Per solution the position of its first bad step, or −1. Every solution has at least one step."""
+    if len(starts) == 0:
+        return np.zeros(0, np.int64)
+    lengths = np.diff(np.append(starts, len(bad)))
+    assert (lengths > 0).all(), "a solution has at least one step"
+    positions = np.arange(len(bad)) - np.repeat(starts, lengths)
+    never = len(bad)
+    first = np.minimum.reduceat(np.where(bad, positions, never), starts)
+    return np.where(first == never, -1, first)
+
+
+def first_error_outcomes(gold: Ints, predicted: Ints) -> Floats:
+    """(solutions, 4): a one under the outcome of each solution that has an error, nothing for the others."""
+    wrong = gold >= 0
+    flagged = predicted >= 0
+    return np.stack(
+        [
+            wrong & (predicted == gold),
+            wrong & flagged & (predicted < gold),
+            wrong & (predicted > gold),
+            wrong & ~flagged,
+        ],
+        axis=-1,
+    ).astype(np.float64)
+
+
+def processbench_tallies(gold: Ints, predicted: Ints) -> Floats:
+    """(solutions, 4): has an error, and was matched; has none, and was matched."""
+    wrong, match = gold >= 0, gold == predicted
+    return np.stack([wrong, wrong & match, ~wrong, ~wrong & match], axis=-1).astype(np.float64)
+
+
+def processbench_rates(tallies: Floats) -> dict[str, Floats]:
+    """acc_error, acc_correct and their harmonic mean F1 of summed tallies (..., 4).
+
+    F1 is NaN without solutions of both kinds, and 0 where both accuracies are 0: that is a score, not a lack of data.
+    """
+    acc_error = ratio(tallies[..., 1], tallies[..., 0])
+    acc_correct = ratio(tallies[..., 3], tallies[..., 2])
+    total = acc_error + acc_correct
+    f1 = np.where(total == 0, 0.0, ratio(2 * acc_error * acc_correct, total))
+    return {"acc_error": acc_error, "acc_correct": acc_correct, "f1": f1}
+
+
+# A shifted PRM: all its log-odds plus one constant, fitted so that it errs as often as another PRM. Moving the log-odds
+# by s and judging at the threshold t equals judging the old scores at sigmoid(logit(t) − s). The order of the steps
+# stays, so a fit chooses one of the places where a threshold can cut the ranking, and needs no log-odds. Scores of
+# exactly 0 and 1 have infinite log-odds: no shift moves them.
+
+MATCHES = {"fnr": (TP, FP), "fpr": (FP, TP)}
+"""The rate to match → the count that decides it, and the other one. Labels are shared: equal counts are equal rates."""
+_INSIDE = 1e-6
+"""How far inside its only bound a shift is put, so that rounding does not undo it."""
+
+
+def log_odds(probability: Floats | float) -> Floats:
+    """log p / (1 − p); infinite at 0 and 1."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(probability) - np.log1p(-np.asarray(probability, np.float64)))
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """All verdicts that a shift can give: some number of the distinct scores, from the highest down, is judged good."""
+
+    ranking: Ranking
+
+    @classmethod
+    def of(cls, right: Bools, scores: Floats) -> Shifts:
+        """Sort once."""
+        return cls(Ranking.of(right, scores))
+
+    @cached_property
+    def cuts(self) -> Ints:
+        """How many distinct scores can be judged good: a score of 1 always is, a score of 0 never."""
+        scores = self.ranking.scores
+        return np.arange(int((scores[:1] == 1).sum()), len(scores) + 1 - int((scores[-1:] == 0).sum()))
+
+    def counts(self, weights: Ints | None = None) -> Floats:
+        """(cuts, 4): TP, FP, TN, FN at every cut; weights are per SORTED step."""
+        tp, fp = self.ranking.cumulative(weights)
+        counts = np.empty((len(self.cuts), 4))
+        counts[:, TP], counts[:, FP] = tp[self.cuts], fp[self.cuts]
+        counts[:, TN], counts[:, FN] = fp[-1] - counts[:, FP], tp[-1] - counts[:, TP]
+        return counts
+
+    def amounts(self, threshold: float) -> Floats:
+        """Per cut a shift of the log-odds that makes it at this threshold: 0 where that does, else amid all that do."""
+        at, own = log_odds(threshold), log_odds(self.ranking.scores)
+        low, high = at - np.append(np.inf, own)[self.cuts], at - np.append(own, -np.inf)[self.cuts]
+        amid = np.where(np.isinf(low), high - _INSIDE, np.where(np.isinf(high), low + _INSIDE, low / 2 + high / 2))
+        return np.where((low < 0) & (high >= 0), 0.0, amid)
+
+    def fit(self, weights: Iterable[Ints], clusters: Ints, others_RO4: Floats) -> tuple[Ints, Floats]:
+        """In each of R resamples the cut that comes nearest to each of O other PRMs in each rate to match.
+
+        `weights` says how often each cluster is in a resample, `clusters` which one a step belongs to (in the original
+        order). The labels being shared, counts are matched exactly unless scores are tied, at 0 and 1 or elsewhere. Of
+        several cuts that are equally near, the one nearest in the other rate counts: what a shift can do is not taken
+        for more than a shift. Returns (R, O, rates) indices into `cuts`, and the (R, O, rates, 4) counts there.
+        """
+        found = np.empty((*others_RO4.shape[:2], len(MATCHES)), np.int64)
+        reached = np.empty((*found.shape, 4))
+        ordered = clusters[self.ranking.order]
+        for row, weight in enumerate(weights):
+            counts = self.counts(weight[ordered])
+            more_than_all = counts[0].sum() + 1
+            for column, other in enumerate(others_RO4[row]):
+                for i, (matched, beside) in enumerate(MATCHES.values()):
+                    far = np.abs(counts[:, matched] - other[matched]) * more_than_all
+                    far += np.abs(counts[:, beside] - other[beside])
+                    found[row, column, i] = at = np.argmin(far)
+                    reached[row, column, i] = counts[at]
+        return found, reached
