@@ -25,7 +25,7 @@ from killing import run_killed
 from launching import together
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError, DataError, PrismError
-from prism_prm.job import locked
+from prism_prm.job import Job, locked
 from prism_prm.prms.card import read_card
 from prism_prm.scorer import init_prm, load_prm
 from prism_prm.training.recipe import Recipe, load_recipe
@@ -227,7 +227,7 @@ def test_data_are_made_anew_if_their_input_changed(tmp_path: Path) -> None:
     )
 
     def made() -> tuple[int, int]:
-        make_data(recipe, tmp_path)
+        make_data(recipe, Job(tmp_path))
         summary = tmp_path / "data" / "summary.json"
         return json.loads(summary.read_text())["trees"], summary.stat().st_mtime_ns
 

@@ -33,7 +33,7 @@ from prism_prm.cli import (
 )
 from prism_prm.cli.options import Command, Group, SettingsCommand, refuse_empty
 from prism_prm.cli.processes import check_alone
-from prism_prm.cli.running import alone_in_its_folder, end_stopped, stop_on_signals, with_display
+from prism_prm.cli.running import end_stopped, stop_on_signals, with_display
 from prism_prm.cli.threads import settle_waiting
 from prism_prm.cli.ui import complain
 from prism_prm.errors import PrismError
@@ -69,29 +69,28 @@ def _options(
     check_alone(context.invoked_subcommand or "")
 
 
-def _add(command: Callable[..., None], epilog: str, *, name: str | None = None, settings: bool, alone: bool) -> None:
-    """Add a command; `settings`: options are made from settings classes, `alone`: it holds its folder `out`."""
-    held = alone_in_its_folder(command) if alone else command
-    app.command(name, epilog=epilog, cls=SettingsCommand if settings else Command)(with_display(held))
+def _add(command: Callable[..., None], epilog: str, *, name: str | None = None, settings: bool) -> None:
+    """Add a command; `settings`: options are made from settings classes."""
+    app.command(name, epilog=epilog, cls=SettingsCommand if settings else Command)(with_display(command))
 
 
-_add(demo.demo, demo.EXAMPLES, settings=False, alone=True)
-_add(pairs.pairs, pairs.EXAMPLES, settings=True, alone=True)
-_add(label.label, label.EXAMPLES, settings=True, alone=False)
-_add(export.export, export.EXAMPLES, settings=False, alone=False)
-_add(score.score, score.EXAMPLES, settings=True, alone=False)
-_add(look.look, look.EXAMPLES, settings=True, alone=False)
-_add(margins.margins, margins.EXAMPLES, settings=True, alone=False)
-_add(plan.plan, plan.EXAMPLES, settings=True, alone=False)
-_add(train.train, train.EXAMPLES, settings=False, alone=False)
-_add(evaluate.evaluate, evaluate.EXAMPLES, name="eval", settings=True, alone=True)
-_add(compare.compare, compare.EXAMPLES, settings=False, alone=True)
-_add(theory.theory, theory.EXAMPLES, settings=True, alone=True)
-_add(rerank.rerank, rerank.EXAMPLES, settings=True, alone=False)
-_add(search.search, search.EXAMPLES, settings=True, alone=False)
-_add(grpo.grpo, grpo.EXAMPLES, settings=False, alone=False)
-_add(view.view, view.EXAMPLES, settings=False, alone=False)
-_add(serve.serve, serve.EXAMPLES, settings=True, alone=False)
+_add(demo.demo, demo.EXAMPLES, settings=False)
+_add(pairs.pairs, pairs.EXAMPLES, settings=True)
+_add(label.label, label.EXAMPLES, settings=True)
+_add(export.export, export.EXAMPLES, settings=False)
+_add(score.score, score.EXAMPLES, settings=True)
+_add(look.look, look.EXAMPLES, settings=True)
+_add(margins.margins, margins.EXAMPLES, settings=True)
+_add(plan.plan, plan.EXAMPLES, settings=True)
+_add(train.train, train.EXAMPLES, settings=False)
+_add(evaluate.evaluate, evaluate.EXAMPLES, name="eval", settings=True)
+_add(compare.compare, compare.EXAMPLES, settings=False)
+_add(theory.theory, theory.EXAMPLES, settings=True)
+_add(rerank.rerank, rerank.EXAMPLES, settings=True)
+_add(search.search, search.EXAMPLES, settings=True)
+_add(grpo.grpo, grpo.EXAMPLES, settings=False)
+_add(view.view, view.EXAMPLES, settings=False)
+_add(serve.serve, serve.EXAMPLES, settings=True)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ import typer
 
 from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_file, ray_options, with_settings
 from prism_prm.cli.ui import conclude, print_table, tell
-from prism_prm.job import locked_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,8 +60,7 @@ def margins(
     check_pairs_folder(pairs, split)
     from prism_prm.training.margins import measure_margins
 
-    with locked_file(out):
-        found = measure_margins(prm, pairs, out, split=split, store=store, loading=how)
+    found = measure_margins(prm, pairs, out, split=split, store=store, loading=how)
     _show(found.margin_N, found.kind_N, out)
 
 

@@ -1,4 +1,4 @@
-"""What all commands have in common: --json, -q and -v, a locked output folder, and a clean end when stopped."""
+"""What all commands have in common: --json, -q and -v, and a clean end when stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -20,7 +19,6 @@ import typer
 from prism_prm.cli.ui import Terminal, complain, standard_error
 from prism_prm.console import shown_on
 from prism_prm.errors import PrismError
-from prism_prm.job import locked
 
 STOPPED = 130
 """The exit code of a command that was stopped, as shells have it."""
@@ -99,14 +97,3 @@ def stop_on_signals() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-
-
-def alone_in_its_folder(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which then holds its folder `out`: two at once would mix their files."""
-
-    @functools.wraps(command)
-    def run(*, out: Path, **options: Any) -> None:
-        with locked(out):
-            command(out=out, **options)
-
-    return run

@@ -20,7 +20,6 @@ from prism_prm.cli.options import (
     with_settings,
 )
 from prism_prm.cli.ui import conclude, tell
-from prism_prm.job import locked_file
 
 if TYPE_CHECKING:
     from prism_prm.critics.settings import CriticSettings
@@ -109,10 +108,7 @@ def score(
     find_sources(inputs)
     from prism_prm.scorer.table import score_files
 
-    with locked_file(out):
-        report = score_files(
-            prm, inputs, out, format=format, options=reading, store=store, chunk=chunk, loading=how,
-        )  # fmt: skip
+    report = score_files(prm, inputs, out, format=format, options=reading, store=store, chunk=chunk, loading=how)
     facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}
     facts |= {"unjudged": report.unjudged} if report.unjudged else {}
     conclude(lambda: facts, lambda: tell(f"{report.steps:,} steps of {report.trees:,} trees → {out}"))

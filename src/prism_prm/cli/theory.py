@@ -150,11 +150,12 @@ def _add_map(
 ) -> None:
     """Measure what is not measured yet; the report has what there is, also when stopped."""
     from prism_prm.demo.asymmetry import AsymmetryMap, MapSettings, demo_world
+    from prism_prm.job import Job
     from prism_prm.lm.load import quiet_transformers
     from prism_prm.world.build import build_world
     from prism_prm.world.settings import world_settings
 
-    with quiet_transformers():
+    with Job(out), quiet_transformers():
         built = demo_world(world) if world else build_world(world_settings(seed=seed), out / "world")
         settings = MapSettings(
             rates=tuple(rates or MapSettings().rates), policy_rates=tuple(grpo_rates) if grpo_rates else None,

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism_prm.console import Console, current, say
+from prism_prm.console import Console, current
 
 if TYPE_CHECKING:
     from rich.console import Console as Rich
@@ -43,8 +43,10 @@ def _one_line(text: str) -> str:
 class Bar:
     """Shows progress: a bar in a terminal; in a log file, a line every half minute and at the end."""
 
-    def __init__(self, description: str, total: float | None, unit: str, done: int = 0) -> None:
-        self.description, self.total, self.unit, self.done = description, total, unit, done
+    def __init__(
+        self, say: Callable[[str], None], description: str, total: float | None, unit: str, done: int = 0
+    ) -> None:
+        self.say, self.description, self.total, self.unit, self.done = say, description, total, unit, done
         self.more = ""
         self.started = self.said = time.monotonic()
 
@@ -65,7 +67,7 @@ class Bar:
         of = "" if self.total is None else f" of {self.total:,.0f}"
         after = timedelta(seconds=round(self.said - self.started))
         more = f", {self.more}" if self.more else ""
-        say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}{more}")
+        self.say(f"{self.description}: {self.done:,}{of} {self.unit}".rstrip() + f", {after}{more}")
 
 
 class Terminal(Console):
@@ -82,7 +84,7 @@ class Terminal(Console):
 
     @contextlib.contextmanager
     def progress(self, description: str, total: float | None, *, unit: str = "", done: int = 0) -> Iterator[Bar]:
-        bar = Bar(description, total, unit, done)
+        bar = Bar(self.say, description, total, unit, done)
         if self.quiet or not standard_error().is_terminal:
             yield bar
             bar.line()

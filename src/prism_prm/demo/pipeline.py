@@ -14,6 +14,7 @@ from prism_prm.demo.policies import SKIPPED
 from prism_prm.demo.presets import demo_settings
 from prism_prm.demo.report import make_report
 from prism_prm.demo.stages import SeedResult, SeedRun
+from prism_prm.job import Job
 from prism_prm.lm.load import quiet_transformers
 from prism_prm.report import Report
 
@@ -43,19 +44,20 @@ def run_demo(
     if find_spec("trl") is None:
         say(SKIPPED)
         settings = replace(settings, rl=None)
-    with quiet_transformers():
+    out = Path(out)
+    with Job(out), quiet_transformers():
         results = []
         for seed in range(first_seed, first_seed + seeds):
             say(f"Seed {seed}")
-            results.append(SeedRun(settings, seed, Path(out)).go())
+            results.append(SeedRun(settings, seed, out).go())
         found = find(results)
-    flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
-    command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
-    report = make_report(found, command, quick=quick)
-    if full:
-        _add_map(report, results[0], Path(out), quick=quick)
-    report.write(out)
-    _link(Path(out), results[0])
+        flags = [f"--seeds {seeds}"] * (seeds > 1) + [f"--first-seed {first_seed}"] * (first_seed > 0)
+        command = " ".join(["prism demo", *["--full"] * full, *["--quick"] * quick, *flags])
+        report = make_report(found, command, quick=quick)
+        if full:
+            _add_map(report, results[0], out, quick=quick)
+        report.write(out)
+        _link(out, results[0])
     return found
 
 
@@ -63,8 +65,7 @@ def _add_map(report: Report, result: SeedResult, out: Path, *, quick: bool) -> N
     """The asymmetry map of the first world."""
     settings = MapSettings(rates=(0.0, 0.3), updates=2) if quick else MapSettings()
     asymmetry = AsymmetryMap(result.world, out / f"seed-{result.seed}" / "map", settings)
-    with quiet_transformers():
-        asymmetry.measure()
+    asymmetry.measure()
     asymmetry.add_to(report)
 
 

@@ -47,6 +47,7 @@ from prism_prm.evaluation.report import (
     steps_file,
 )
 from prism_prm.file_types import read_json
+from prism_prm.job import Job
 from prism_prm.names import split_name
 from prism_prm.report import STYLES, Report, draw_curve, escaped, finish, percent, telling
 from prism_prm.stats import NUM_DRAWS, SEED
@@ -253,14 +254,15 @@ def compare_runs(
     if left_out:
         say(f"left out because not in all runs: {', '.join(left_out)}")
     compared = []
-    for bench in shared:
-        with progress(f"comparing on {bench}", num_draws, unit="draws") as advance:
-            compared.append(compare_bench(loaded, bench, num_draws=num_draws, seed=seed))
-            advance(num_draws)
-        for line in _findings(compared[-1]):
-            say(line)
-    report = build_comparison(loaded, compared, left_out=left_out, rounds=rounds)
-    report.write(out)
+    with Job(out):
+        for bench in shared:
+            with progress(f"comparing on {bench}", num_draws, unit="draws") as advance:
+                compared.append(compare_bench(loaded, bench, num_draws=num_draws, seed=seed))
+                advance(num_draws)
+            for line in _findings(compared[-1]):
+                say(line)
+        report = build_comparison(loaded, compared, left_out=left_out, rounds=rounds)
+        report.write(out)
     return report
 
 

@@ -23,8 +23,9 @@ from prism_prm.console import Advance, ignore
 from prism_prm.data import Reader
 from prism_prm.data.draft import Draft
 from prism_prm.data.inputs import as_places, keep_inputs
-from prism_prm.errors import ConfigError, DataError
+from prism_prm.errors import DataError
 from prism_prm.files import whole_file
+from prism_prm.job import Job
 from prism_prm.pairs.rules import PairSettings
 from prism_prm.pairs.same_problem import Exclusions, Splits, split_by_problem
 from prism_prm.pairs.vectorised import (
@@ -79,8 +80,6 @@ def build_pairs(
     recipe = recipe or PairRecipe()
     settings, exclusions = recipe.pairs, recipe.exclusions
     out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; name a folder for the output")
     read = [*(source.name for source in reader.sources), *(exclusions.counts if exclusions else ())]
     keep_inputs(read, [out / name for name in ("trees.parquet", "pairs.parquet", "summary.json")])
     split_names = tuple(recipe.splits.shares) if recipe.splits else ("",)
@@ -88,7 +87,7 @@ def build_pairs(
     tree_counts, counts = TreeCounts(settings), PairCounts(split_names)
     others = OtherProblems(settings, counts.drops["random"])
     done = 0
-    with _three_files(out) as (trees_file, pairs_file, summary_file):
+    with Job(out), _three_files(out) as (trees_file, pairs_file, summary_file):
         with (
             tree_writer(trees_file) as trees,
             pair_writer(pairs_file) as pairs,

@@ -22,7 +22,7 @@ from prism_prm.data.inputs import TREE_TABLE, as_places, find_sources, keep_inpu
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
-from prism_prm.job import KEY, is_made_for
+from prism_prm.job import KEY, is_made_for, locked_file
 from prism_prm.pools import holds_pool, iter_pool, trees_of
 from prism_prm.protocol import Scorer, TreeScores, sigmoid
 from prism_prm.records import StepTree
@@ -269,7 +269,7 @@ def score_files(
     trees = TreesToScore(as_places(inputs), format, options)
     next(iter(trees))  # refuses inputs without a tree, or whose first cannot be read, before a model is loaded
     bytes_shown = trees_done = 0
-    with opened_prm(prm, loading) as scorer:
+    with locked_file(out), opened_prm(prm, loading) as scorer:
         if scorer.workers is None:  # the driver of a cluster does without the heavy imports
             from prism_prm.scorer.prm import PRM
             from prism_prm.scorer.whole_trees import memory_estimate

@@ -15,6 +15,7 @@ from prism_prm.aggregate import check_aggregator
 from prism_prm.console import progress
 from prism_prm.data.inputs import find_sources, keep_inputs
 from prism_prm.errors import ConfigError
+from prism_prm.job import Job
 from prism_prm.ranges import Count, Natural, Range, Share, check
 from prism_prm.report import (
     STYLES,
@@ -96,31 +97,32 @@ def report_theory(
     read = [load_run(str(run)).folder / "metrics.json" for run in runs]
     find_sources([*pool, *([scores] if scores is not None else [])])
     keep_inputs([*read, *pool, scores], [Path(out) / "metrics.json"])
-    with progress("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
-        report = Report("What verifier errors cost", "closed forms, checked by simulation")
-        p, alpha = settings.p, settings.alpha
-        limit, without = (float(closed_forms.ceiling(p, alpha, beta)) for beta in (settings.beta, 0.0))
-        report.finding = (
-            f"With {percent(p)} % right solutions, a verifier that accepts {percent(alpha)} % of the wrong ones keeps "
-            f"Best-of-N below {percent(limit)} %, however many are drawn; without its false negatives the limit would "
-            f"be {percent(without)} %, without its false positives 100 %."
-        )
-        _add_best_of_n(report, settings)
-        _add_compounding(report)
-        _add_margins(report)
-        if simulate:
-            _add_simulation(report)
-        advance(1)
-        if runs:
-            add_runs(report, [str(run) for run in runs], seed=settings.seed)
+    with Job(out):
+        with progress("playing out" + ", training small networks" * simulate, 1 + bool(runs) + bool(pool)) as advance:
+            report = Report("What verifier errors cost", "closed forms, checked by simulation")
+            p, alpha = settings.p, settings.alpha
+            limit, without = (float(closed_forms.ceiling(p, alpha, beta)) for beta in (settings.beta, 0.0))
+            report.finding = (
+                f"With {percent(p)} % right solutions, a verifier that accepts {percent(alpha)} % of the wrong ones "
+                f"keeps Best-of-N below {percent(limit)} %, however many are drawn; without its false negatives the "
+                f"limit would be {percent(without)} %, without its false positives 100 %."
+            )
+            _add_best_of_n(report, settings)
+            _add_compounding(report)
+            _add_margins(report)
+            if simulate:
+                _add_simulation(report)
             advance(1)
-        if pool:
-            add_pool(
-                report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed,
-                answer_field=answer_field,
-            )  # fmt: skip
-            advance(1)
-    report.write(out)
+            if runs:
+                add_runs(report, [str(run) for run in runs], seed=settings.seed)
+                advance(1)
+            if pool:
+                add_pool(
+                    report, pool, scores, aggregator=aggregator, threshold=threshold, seed=settings.seed,
+                    answer_field=answer_field,
+                )  # fmt: skip
+                advance(1)
+        report.write(out)
     return report
 
 

@@ -15,6 +15,7 @@ from prism_prm.arrays import Floats
 from prism_prm.console import Advance, ignore, progress
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.files import whole_file
+from prism_prm.job import locked_file
 from prism_prm.pairs.examples import Examples, Split, as_one_tree
 from prism_prm.protocol import sigmoid
 from prism_prm.scorer import PRM
@@ -118,6 +119,7 @@ def measure_margins(
     data = Split.read(Path(pairs), split)
     examples = data.examples("pairs")
     with (
+        locked_file(out),
         opened_prm(prm, loading) as model,
         store_for(out, model, store) as filed,
         progress("margins", len(examples.by_tree()), unit="trees") as advance,
