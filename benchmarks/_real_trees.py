@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
 from transformers.utils import logging
 
 from prism_prm import PRM, Step, StepTree, annotated_pairs, init_prm, lookahead_pairs, read_trees
-from prism_prm.pairs import PairSettings
+from prism_prm.data.pair_rules import PairSettings
 
 Pair = tuple[int, int]
 """(chosen, rejected): nodes of one tree with one parent."""

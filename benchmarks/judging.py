@@ -23,9 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
-from prism_prm.answers import Judge, symbolic
-from prism_prm.answers.process_pool import ProcessPool
-from prism_prm.cores import available_cores
+from prism_prm.grading import symbolic
+from prism_prm.grading.answer_judge import Judge
+from prism_prm.grading.cores import available_cores
+from prism_prm.grading.process_pool import ProcessPool
 
 NUM_ANSWERS = 4_000
 
@@ -67,7 +68,7 @@ def in_a_loop() -> list[bool]:
 
 def in_workers() -> list[bool]:
     """The same calls, shared out."""
-    with ProcessPool("prism_prm.answers.symbolic") as workers:
+    with ProcessPool("prism_prm.grading.symbolic") as workers:
         return [bool(outcome.value) for outcome in workers.run([("equivalent", pair) for pair in the_pairs()])]
 
 

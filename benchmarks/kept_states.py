@@ -21,12 +21,12 @@ from _real_trees import real_trees, small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from pair_training import make_round, real_examples
 from prism_prm import PRM
-from prism_prm.pairs.examples import Examples
-from prism_prm.scorer.lower_cache import CacheSettings, LowerCache
-from prism_prm.training.batches import batch_maker
-from prism_prm.training.margins import fill_cache
-from prism_prm.training.model import prepare
-from prism_prm.training.recipe import HardwareSettings
+from prism_prm.data.pair_examples import Examples
+from prism_prm.models.lower_cache import CacheSettings, LowerCache
+from prism_prm.train.batches import batch_maker
+from prism_prm.train.margins import fill_cache
+from prism_prm.train.model import prepare
+from prism_prm.train.recipe import HardwareSettings
 
 OURS, PEER = "kept on disc", "frozen layers, computed each time"
 

@@ -27,14 +27,14 @@ from _real_trees import real_trees, small_prm
 from _side_by_side import conclude, median, options, peak_memory, print_ratios, side_by_side
 from prism_prm import PRM
 from prism_prm.arrays import Ints
+from prism_prm.data.pair_examples import Examples
+from prism_prm.data.pair_rules import PairSettings, annotated_pairs, lookahead_pairs
 from prism_prm.losses import Objective
-from prism_prm.pairs import PairSettings, annotated_pairs, lookahead_pairs
-from prism_prm.pairs.examples import Examples
-from prism_prm.records import StepTree
-from prism_prm.scorer.whole_trees import pair_cost
-from prism_prm.training.batches import RowLimits, batch_maker
-from prism_prm.training.loop import Round
-from prism_prm.training.settings import Packing, TrainSettings
+from prism_prm.models.whole_trees import pair_cost
+from prism_prm.train.batches import RowLimits, batch_maker
+from prism_prm.train.loop import Round
+from prism_prm.train.settings import Packing, TrainSettings
+from prism_prm.tree import StepTree
 
 PAIRS_PER_UPDATE = 64
 PEER = "TRL RewardTrainer"

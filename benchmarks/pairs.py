@@ -16,19 +16,18 @@ import tempfile
 from pathlib import Path
 
 from _side_by_side import conclude, median, options, side_by_side
-from prism_prm.data import Reader
-from prism_prm.pairs import PairSettings
-from prism_prm.pairs.build import PairRecipe, build_pairs
-from prism_prm.pairs.rules import Audit
+from prism_prm.data.build_pairs import PairRecipe, build_pairs
+from prism_prm.data.pair_rules import Audit, PairSettings
+from prism_prm.data.reader import Reader
 
 COPIES = 20
 PEER = "a bare json.loads pass"
 
 PEAK_MEMORY = """
 import sys
-from prism_prm.data import Reader
-from prism_prm.pairs import PairSettings
-from prism_prm.pairs.build import PairRecipe, build_pairs
+from prism_prm.data.reader import Reader
+from prism_prm.data.pair_rules import PairSettings
+from prism_prm.data.build_pairs import PairRecipe, build_pairs
 build_pairs(Reader([sys.argv[1]]), sys.argv[2], PairRecipe(PairSettings(audit=sys.argv[3])))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

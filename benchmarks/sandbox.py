@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
-from prism_prm.sandbox import Program, Run, Sandbox, SandboxError
-from prism_prm.sandbox.sandbox_policy import LEVELS, interpreter
+from prism_prm.grading.sandbox import Program, Run, Sandbox
+from prism_prm.grading.sandbox_policy import LEVELS, SandboxError, interpreter
 
 WORKERS = 2
 PEER = "a bare interpreter without site"

@@ -17,7 +17,7 @@ import torch
 from _real_trees import Encoded, real_trees, score_sequences, small_prm
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import PRM
-from prism_prm.scorer.session import SessionNode
+from prism_prm.models.session import SessionNode
 
 
 def search(

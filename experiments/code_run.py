@@ -23,19 +23,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from prism_prm.backends.policy import PolicySettings, Sampling, open_policy
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
+from prism_prm.data.pools import Pool, PoolProblem, Solution
+from prism_prm.data.tasks import TaskProblem, load_task
 from prism_prm.files import write_text
-from prism_prm.http import RetryPolicy
-from prism_prm.policies import PolicySettings, Sampling, open_policy
-from prism_prm.pools import Pool, PoolProblem, Solution
+from prism_prm.net import RetryPolicy
 from prism_prm.report import percent
-from prism_prm.rerank.results import Results
-from prism_prm.rerank.run import RerankSettings, rerank_pool
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.run import search_task
-from prism_prm.tasks import TaskProblem, load_task
+from prism_prm.search.rerank_pool import RerankSettings, rerank_pool
+from prism_prm.search.rerank_report import Results
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import search_task
 
 MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m"
 SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_step_tokens=640, max_tokens=640, stop="\n\n\n\n\n")
@@ -87,7 +87,7 @@ def sample(given: argparse.Namespace, recipe: SearchRecipe) -> None:
     """Write and judge the samples; problems that are done are not done again."""
     folder = given.out / "tokenizer"
     if not folder.is_dir():
-        from prism_prm.rl.pipeline import load_tokenizer_of
+        from prism_prm.rl.train_policy import load_tokenizer_of
 
         only = given.out / "model"
         only.mkdir(parents=True, exist_ok=True)

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm import CriticSettings, EvalSettings, evaluate_prm, metrics, open_critic, read_benchmark
+from prism_prm.backends.critic import Critic
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
-from prism_prm.critics.critic import Critic
 from prism_prm.errors import DataError
-from prism_prm.evaluation.benchmarks.base import Item
-from prism_prm.evaluation.evaluate import Evaluation
-from prism_prm.evaluation.measure import shown
+from prism_prm.evaluate.benchmarks.base import Item
+from prism_prm.evaluate.evaluate_prm import Evaluation
+from prism_prm.evaluate.measure import shown
 from prism_prm.files import write_text
 from prism_prm.report import percent
 

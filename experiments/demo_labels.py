@@ -25,24 +25,25 @@ from typing import Any
 from natural_origin import SAMPLING, any_of, noise, solves, some, sure, with_labels
 from origin_map import measure
 from origin_report import arm_tables, demo_tables
+from prism_prm.backends.policy import open_policy
 from prism_prm.cli.ui import Terminal
 from prism_prm.config import from_mapping
 from prism_prm.console import say, shown_on
-from prism_prm.demo.arms import ARMS, Budget, base_recipe
-from prism_prm.demo.presets import PRESETS
+from prism_prm.data.tables import iter_trees, write_trees
 from prism_prm.job import content_key, once
-from prism_prm.label import LabelSettings, label_trees
-from prism_prm.lm.load import quiet_transformers
-from prism_prm.policies import open_policy
-from prism_prm.records import StepTree
-from prism_prm.scorer import PRM
-from prism_prm.tables import iter_trees, write_trees
-from prism_prm.training.recipe import Recipe
-from prism_prm.training.run import Run
-from prism_prm.world.build import World, build_world
-from prism_prm.world.oracle import judge_step
-from prism_prm.world.problems import Problem
-from prism_prm.world.settings import FORMAT
+from prism_prm.lab.demo.arms import ARMS, Budget, base_recipe
+from prism_prm.lab.demo.presets import PRESETS
+from prism_prm.lab.world.build import World, build_world
+from prism_prm.lab.world.oracle import judge_step
+from prism_prm.lab.world.problems import Problem
+from prism_prm.lab.world.settings import FORMAT
+from prism_prm.models.load_lm import quiet_transformers
+from prism_prm.models.prm import PRM
+from prism_prm.search.label_engine import label_trees
+from prism_prm.search.label_settings import LabelSettings
+from prism_prm.train.recipe import Recipe
+from prism_prm.train.train_prm import Run
+from prism_prm.tree import StepTree
 
 SEEDS = (20, 21, 22, 23, 24)
 ROLLOUTS = (8, 16, 32)

@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prism_prm.label import LabelSettings, by_answer, label_trees
-from prism_prm.label.stopping import expected
-from prism_prm.policies import Sampling
-from prism_prm.policies.hf import load_hf
-from prism_prm.records import StepTree
-from prism_prm.tasks import TaskGrader
-from prism_prm.world.build import load_policy
-from prism_prm.world.problems import draw_problems
-from prism_prm.world.settings import world_settings
-from prism_prm.world.trees import sample_trees
+from prism_prm.backends.hf_policy import load_hf
+from prism_prm.backends.policy import Sampling
+from prism_prm.data.tasks import TaskGrader
+from prism_prm.lab.world.build import load_policy
+from prism_prm.lab.world.problems import draw_problems
+from prism_prm.lab.world.settings import world_settings
+from prism_prm.lab.world.trees import sample_trees
+from prism_prm.search.label_engine import by_answer, label_trees
+from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_stopping import expected
+from prism_prm.tree import StepTree
 
 BUDGETS = (4, 8, 16, 32, 64)
 WAYS = {

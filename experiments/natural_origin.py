@@ -27,23 +27,25 @@ from scipy.stats import hypergeom
 
 from origin_map import LOSSES, Budget, errors, examples_of, measure, train
 from origin_report import natural_tables
+from prism_prm.backends.load_prm import init_prm
+from prism_prm.backends.policy import Sampling, open_policy
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
+from prism_prm.data.tables import iter_trees, write_trees
+from prism_prm.data.tasks import TaskProblem
 from prism_prm.job import content_key, once
-from prism_prm.label import LabelSettings, label_trees
-from prism_prm.label.consensus import keep_agreed
-from prism_prm.lm.load import quiet_transformers
-from prism_prm.policies import Sampling, open_policy
-from prism_prm.records import StepTree
-from prism_prm.scorer import PRM, init_prm
-from prism_prm.tables import iter_trees, write_trees
-from prism_prm.tasks import TaskProblem
-from prism_prm.world.build import World, build_world
-from prism_prm.world.oracle import judge_step
-from prism_prm.world.problems import ANSWER_MARK, Problem, ProblemSettings
-from prism_prm.world.settings import FORMAT, WorldSettings, world_settings
-from prism_prm.world.tokens import PRM_SETTINGS, STEP_END
-from prism_prm.world.trees import let_errors_pass
+from prism_prm.lab.world.build import World, build_world
+from prism_prm.lab.world.oracle import judge_step
+from prism_prm.lab.world.problems import ANSWER_MARK, Problem, ProblemSettings
+from prism_prm.lab.world.settings import FORMAT, WorldSettings, world_settings
+from prism_prm.lab.world.tokens import PRM_SETTINGS, STEP_END
+from prism_prm.lab.world.trees import let_errors_pass
+from prism_prm.models.load_lm import quiet_transformers
+from prism_prm.models.prm import PRM
+from prism_prm.search.label_checks import keep_agreed
+from prism_prm.search.label_engine import label_trees
+from prism_prm.search.label_settings import LabelSettings
+from prism_prm.tree import StepTree
 
 SEEDS = (30, 31, 32)
 INJECTED = (0.4, 0.25)

@@ -28,24 +28,25 @@ import numpy as np
 
 from origin_report import draw, map_tables
 from prism_prm.arrays import Bools, Floats, Ints
+from prism_prm.backends.load_prm import init_prm
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
+from prism_prm.data.pair_examples import Examples, labelled_steps
+from prism_prm.data.tables import iter_trees
 from prism_prm.job import content_key, once
-from prism_prm.lm.load import quiet_transformers
+from prism_prm.lab.world.build import World, build_world
+from prism_prm.lab.world.settings import FORMAT, world_settings
+from prism_prm.lab.world.tokens import PRM_SETTINGS
+from prism_prm.lab.world.trees import let_errors_pass
 from prism_prm.losses import Objective
 from prism_prm.metrics import Ranking, calibration_error, calibration_gaps, fnr, fpr, sum_counts, threshold_for_tpr
-from prism_prm.pairs.examples import Examples, labelled_steps
-from prism_prm.records import StepTree
-from prism_prm.scorer import PRM, init_prm
-from prism_prm.scorer.whole_trees import pair_cost
-from prism_prm.tables import iter_trees
-from prism_prm.training.batches import RowLimits, batch_maker
-from prism_prm.training.loop import Round
-from prism_prm.training.settings import TrainSettings
-from prism_prm.world.build import World, build_world
-from prism_prm.world.settings import FORMAT, world_settings
-from prism_prm.world.tokens import PRM_SETTINGS
-from prism_prm.world.trees import let_errors_pass
+from prism_prm.models.load_lm import quiet_transformers
+from prism_prm.models.prm import PRM
+from prism_prm.models.whole_trees import pair_cost
+from prism_prm.train.batches import RowLimits, batch_maker
+from prism_prm.train.loop import Round
+from prism_prm.train.settings import TrainSettings
+from prism_prm.tree import StepTree
 
 SHARES = (0.5, 0.7, 0.85, 0.95, 0.98)
 NOISES = {"none": None, "independent": 1e6, "systematic": 0.25}

@@ -48,22 +48,22 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModel, PreTrainedTokenizerFast, Qwen2Config
 
-    from prism_prm.costs import training_memory
-    from prism_prm.lm.attention import ATTENTION
+    from prism_prm.data.pair_examples import Examples
     from prism_prm.losses import Objective
-    from prism_prm.pairs.examples import Examples
-    from prism_prm.planning.counting import count_round
-    from prism_prm.planning.training import setup_of
-    from prism_prm.prms.module import PrmModule
-    from prism_prm.prms.qwen import Qwen
-    from prism_prm.prms.skeleton import sizes_of
-    from prism_prm.records import Step, StepTree
-    from prism_prm.scorer.whole_trees import pair_cost
-    from prism_prm.training.batches import RowLimits, batch_maker
-    from prism_prm.training.loop import Round
-    from prism_prm.training.model import prepare
-    from prism_prm.training.recipe import HardwareSettings, Lora
-    from prism_prm.training.settings import TrainSettings
+    from prism_prm.models.attention import ATTENTION
+    from prism_prm.models.families.qwen import Qwen
+    from prism_prm.models.module import PrmModule
+    from prism_prm.models.whole_trees import pair_cost
+    from prism_prm.plan.costs import training_memory
+    from prism_prm.plan.counting import count_round
+    from prism_prm.plan.plan_training import setup_of
+    from prism_prm.plan.skeleton import sizes_of
+    from prism_prm.train.batches import RowLimits, batch_maker
+    from prism_prm.train.loop import Round
+    from prism_prm.train.model import prepare
+    from prism_prm.train.recipe import HardwareSettings, Lora
+    from prism_prm.train.settings import TrainSettings
+    from prism_prm.tree import Step, StepTree
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))

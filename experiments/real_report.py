@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from prism_prm.evaluation.report import draw_error_curves
+from prism_prm.evaluate.report import draw_error_curves
 from prism_prm.report import NO_DATA, STYLES, Report, finish, percent, signed_percent
 from prism_prm.stats import Interval, over_seeds
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
-from prism_prm.demo.findings import find
-from prism_prm.demo.presets import demo_settings
-from prism_prm.demo.report import make_report
-from prism_prm.demo.stages import SeedRun
-from prism_prm.lm.load import quiet_transformers
+from prism_prm.lab.demo.findings import find
+from prism_prm.lab.demo.presets import demo_settings
+from prism_prm.lab.demo.report import make_report
+from prism_prm.lab.demo.stages import SeedRun
+from prism_prm.models.load_lm import quiet_transformers
 
 
 def main() -> None:

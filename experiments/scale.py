@@ -1,7 +1,8 @@
 """The tables of docs/scale.md: what training PRMs on PRM800K and Math-Shepherd takes, from measured tokens.
 
 Tokens are counted on a sample of real trajectories with a real tokenizer, packed by the code of `prism train`, and
-scaled by the sizes of the whole sets. Operations, memory and hours follow from the models' sizes (`prism_prm.costs`).
+scaled by the sizes of the whole sets. Operations, memory and hours follow from the models' sizes
+(`prism_prm.plan.costs`).
 
 Run: PRISM_DATA=… python experiments/scale.py --tokenizer FOLDER [--trees 24] [--write]
      (--write puts the tables between the markers of docs/scale.md; else they are printed)
@@ -20,18 +21,26 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm import Step, StepTree, annotated_pairs, lookahead_pairs, read_trees
-from prism_prm.costs import Batch, ModelSizes, Setup, forward_flops, held_parameters, training_flops, training_memory
+from prism_prm.data.pair_examples import Examples, labelled_steps
+from prism_prm.data.pair_rules import PairSettings
 from prism_prm.losses import Objective
-from prism_prm.pairs import PairSettings
-from prism_prm.pairs.examples import Examples, labelled_steps
-from prism_prm.planning.counting import RoundCount, count_round
-from prism_prm.planning.gpus import GIB, Cluster
-from prism_prm.prms.skeleton import Skeleton, Stand, load_skeleton, sizes_of
-from prism_prm.scorer.whole_trees import pair_cost
-from prism_prm.training.batches import RowLimits
-from prism_prm.training.loop import Round
-from prism_prm.training.recipe import TARGETS
-from prism_prm.training.settings import TrainSettings
+from prism_prm.models.whole_trees import pair_cost
+from prism_prm.plan.costs import (
+    Batch,
+    ModelSizes,
+    Setup,
+    forward_flops,
+    held_parameters,
+    training_flops,
+    training_memory,
+)
+from prism_prm.plan.counting import RoundCount, count_round
+from prism_prm.plan.gpus import GIB, Cluster
+from prism_prm.plan.skeleton import Skeleton, Stand, load_skeleton, sizes_of
+from prism_prm.train.batches import RowLimits
+from prism_prm.train.loop import Round
+from prism_prm.train.recipe import TARGETS
+from prism_prm.train.settings import TrainSettings
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
 PHASE_1, MATH_SHEPHERD = 942, 440_000

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm import metrics
+from prism_prm.backends.load_prm import init_prm, load_prm
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
-from prism_prm.demo.arms import ARMS, base_recipe
-from prism_prm.demo.presets import demo_settings
-from prism_prm.demo.stages import BASE, SeedRun
 from prism_prm.files import write_text
-from prism_prm.lm.load import quiet_transformers
+from prism_prm.lab.demo.arms import ARMS, base_recipe
+from prism_prm.lab.demo.presets import demo_settings
+from prism_prm.lab.demo.stages import BASE, SeedRun
+from prism_prm.lab.world.build import World, build_world
+from prism_prm.lab.world.tokens import PRM_SETTINGS
+from prism_prm.models.load_lm import quiet_transformers
 from prism_prm.report import percent
-from prism_prm.scorer import init_prm, load_prm
-from prism_prm.scorer.store import ScoreStore
 from prism_prm.stats import over_seeds
-from prism_prm.world.build import World, build_world
-from prism_prm.world.tokens import PRM_SETTINGS
+from prism_prm.store import ScoreStore
 
 FAMILIES: dict[str, dict[str, str]] = {
     "qwen": dict(PRM_SETTINGS),

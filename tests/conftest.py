@@ -34,8 +34,8 @@ hypothesis.settings.load_profile("same")
 
 Once = Callable[[str, Callable[[Path], Any]], Path]
 FIRST = (
-    "demo/test_demo.py", "world/test_build.py", "training/test_sharding.py", "training/test_run.py",
-    "rl/test_grpo_command.py", "workers/test_ray.py", "training/test_sharded_run.py", "demo/test_asymmetry.py",
+    "lab/test_demo.py", "lab/test_build.py", "train/test_sharding.py", "train/test_run.py",
+    "rl/test_grpo_command.py", "workers/test_ray.py", "train/test_sharded_run.py", "lab/test_asymmetry.py",
 )  # fmt: skip
 """Files whose fixtures take longest, which `make test` begins with: tests that a worker takes over from another are its
 last ones, so these fixtures are made once, and nobody waits for a long test in the end."""
@@ -137,9 +137,9 @@ def tiny_prm(tiny_lm: Callable[..., Path]) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def world_policy(once: Once) -> Path:
     """The folder of a tiny trained policy of the quick world: it writes steps, ends solutions, and errs at times."""
-    from prism_prm.world.policy import train_policy
-    from prism_prm.world.settings import world_settings
-    from prism_prm.world.tokens import make_tokenizer
+    from prism_prm.lab.world.policy import train_policy
+    from prism_prm.lab.world.settings import world_settings
+    from prism_prm.lab.world.tokens import make_tokenizer
 
     def make(folder: Path) -> None:
         world = world_settings("quick")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from prism_prm.errors import DataError, ModelError
-from prism_prm.records import StepTree
 from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.tree import StepTree
 
 
 class GatedScorer(Scorer):

@@ -14,7 +14,7 @@ import httpx
 from prometheus_client import generate_latest
 
 from prism_prm import example_folder
-from prism_prm.page.document import Results
+from prism_prm.serve.page_document import Results
 from prism_prm.serve.server import DrainingServer, make_server
 from prism_prm.serve.settings import KeyRing, ServeSettings
 from prism_process import Process

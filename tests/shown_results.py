@@ -16,18 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_prm.chosen import Choice
-from prism_prm.policies import PolicySettings, Sampling, StepRequest, Written
-from prism_prm.pools import Pool, PoolProblem, Solution
-from prism_prm.programs.problems import Case, ProgramTests, TaskProblem
-from prism_prm.rerank.grading import Grade, GradedPool
-from prism_prm.rerank.selected import select_solutions, write_selected
-from prism_prm.rerank.solutions import write_solutions
+from prism_prm.aggregate import Choice
+from prism_prm.backends.policy import PolicySettings, Sampling, StepRequest, Written
+from prism_prm.data.pools import Pool, PoolProblem, Solution
+from prism_prm.grading.problems import Case, ProgramTests, TaskProblem
 from prism_prm.rl.looks import LOOKS, Look, write_looks
 from prism_prm.rl.samples import SamplesFile
+from prism_prm.search.grade_pool import Grade, GradedPool
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.run import search_task
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import search_task
+from prism_prm.search.selected import select_solutions, write_selected
+from prism_prm.search.solutions import write_solutions
 from screens import HOSTILE
 from worlds import FakePolicy, FakePrm
 

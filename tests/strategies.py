@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from prism_prm.records import ROOT, Estimate, Step, StepTree
+from prism_prm.tree import ROOT, Estimate, Step, StepTree
 
 TEXTS = ["x = 1", "x = 2", "X  = 1", "so y = 2", "then z = x + y = 3", "Σ ∑ ü 漢字 🙂", "\\frac{1}{2}\n\n$$a$$", "done"]
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from prism_prm.aggregate import log_score, solution_score
-from prism_prm.chosen import CardValues, card_values, choose_aggregator, choose_threshold
+from prism_prm.aggregate import CardValues, card_values, choose_aggregator, choose_threshold, log_score, solution_score
 from prism_prm.errors import ConfigError
-from prism_prm.prms.card import Card
+from prism_prm.models.card import Card
 
 CARD = CardValues("product", 0.3)
 

@@ -11,7 +11,7 @@ import pytest
 
 from prism_prm.config import from_mapping, override, read_toml, to_toml
 from prism_prm.errors import ConfigError
-from prism_prm.training.recipe import Recipe
+from prism_prm.train.recipe import Recipe
 
 
 @dataclass(frozen=True)

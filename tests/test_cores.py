@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.answers.process_pool import ProcessPool
-from prism_prm.cores import available_cores
-from prism_prm.sandbox import Sandbox
+from prism_prm.grading.cores import available_cores
+from prism_prm.grading.process_pool import ProcessPool
+from prism_prm.grading.sandbox import Sandbox
 
 NEW, OLD = "0::/box/inner\n", "3:memory:/x\n2:cpu,cpuacct:/box\n"
 
@@ -41,7 +41,7 @@ def test_a_quota_bounds_the_cores(
 
 
 def test_they_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for user in ("answers.process_pool", "sandbox.sandbox"):
+    for user in ("grading.process_pool", "grading.sandbox"):
         monkeypatch.setattr(f"prism_prm.{user}.available_cores", lambda: 3)
     assert Sandbox("none").workers == 3
     with ProcessPool("json") as made:

@@ -12,7 +12,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from prism_prm.costs import (
+from prism_prm.backends.load_prm import init_prm
+from prism_prm.models.packing import encode_tree, pack
+from prism_prm.models.prm import PRM
+from prism_prm.plan.costs import (
     Batch,
     Matrix,
     ModelSizes,
@@ -24,13 +27,11 @@ from prism_prm.costs import (
     training_flops,
     training_memory,
 )
-from prism_prm.packing import encode_tree, pack
-from prism_prm.planning.counting import batch_of
-from prism_prm.prms.skeleton import sizes_of
-from prism_prm.records import Step, StepTree
-from prism_prm.scorer import PRM, init_prm
-from prism_prm.training.model import count, prepare
-from prism_prm.training.recipe import TARGETS, HardwareSettings, Lora
+from prism_prm.plan.counting import batch_of
+from prism_prm.plan.skeleton import sizes_of
+from prism_prm.train.model import count, prepare
+from prism_prm.train.recipe import TARGETS, HardwareSettings, Lora
+from prism_prm.tree import Step, StepTree
 
 TREE = StepTree(
     0,

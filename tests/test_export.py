@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from prism_prm.data.export import EXPORTS, plain, trl_preference, trl_stepwise
+from prism_prm.data.tables import write_pairs, write_trees
 from prism_prm.errors import DataError
-from prism_prm.export import EXPORTS, plain, trl_preference, trl_stepwise
-from prism_prm.records import ROOT, Step, StepPair, StepTree
-from prism_prm.tables import write_pairs, write_trees
+from prism_prm.tree import ROOT, Step, StepPair, StepTree
 
 TREES = [
     StepTree(

@@ -211,7 +211,7 @@ from prism_prm import (
     load_recipe, open_policy, rerank_pool, score_files, search_problems, search_task, solution_score, split_steps,
     train_prm,
 )
-from prism_prm.scorer.remote import RemotePRM
+from prism_prm.backends.remote_prm import RemotePRM
 
 
 def use(folder: Path) -> float:

@@ -73,13 +73,13 @@ def own_imports(code: str) -> Iterator[str]:
 def test_imports_are_found_wherever_they_stand() -> None:
     code = """
 import prism_prm.files as f
-from prism_prm import __version__, records
+from prism_prm import __version__, tree as records
 if TYPE_CHECKING:
-    from prism_prm.scorer import PRM
+    from prism_prm.models.prm import PRM
 def late():
-    from prism_prm.rerank.report import build
+    from prism_prm.search.rerank_report import build
 """
-    assert set(own_imports(code)) == {"files", "__version__", "records", "scorer", "rerank"}
+    assert set(own_imports(code)) == {"files", "__version__", "tree", "models", "search"}
 
 
 def test_the_table_names_every_module_once() -> None:

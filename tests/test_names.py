@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_prm.errors import ConfigError
-from prism_prm.names import check_name, file_name, named_places, own_name, split_name
+from prism_prm.paths import check_name, file_name, named_places, own_name, split_name
 
 printable = st.text(min_size=1, max_size=80).filter(lambda text: text.isprintable() and text.strip())
 

@@ -24,7 +24,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_wheel_and_sdist_hold_what_is_needed(built: dict[str, Path]) -> None:
     inside = set(zipfile.ZipFile(built[".whl"]).namelist())
-    weights = {f"prism_prm/world/shipped/{name}/model.safetensors" for name in ("base", "prism")}
+    weights = {f"prism_prm/lab/world/shipped/{name}/model.safetensors" for name in ("base", "prism")}
     assert weights | {"prism_prm/py.typed", "prism_prm/cli/__init__.py"} <= inside
     [about] = [name for name in inside if name.endswith(".dist-info/METADATA")]
     metadata = zipfile.ZipFile(built[".whl"]).read(about).decode()

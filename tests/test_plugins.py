@@ -17,10 +17,11 @@ from typer.testing import CliRunner, Result
 from installing import install
 from prism_prm import init_prm, load_prm, load_task, plugins
 from prism_prm.cli import app
-from prism_prm.data import Reader, ReadOptions, read_trees
+from prism_prm.data.draft import ReadOptions
+from prism_prm.data.reader import Reader, read_trees
 from prism_prm.errors import ConfigError, DataError, ModelError, PrismError
-from prism_prm.prms import find_family
-from prism_prm.prms.card import set_threshold
+from prism_prm.models.card import set_threshold
+from prism_prm.models.families import find_family
 
 PAGE = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text(encoding="utf-8")
 FAMILY, READER, TASK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

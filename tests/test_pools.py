@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from prism_prm.data.pools import Pool, PoolProblem, Solution, pool_problem, read_pool, write_pool
+from prism_prm.data.tasks import TaskProblem
 from prism_prm.errors import DataError
-from prism_prm.pools import Pool, PoolProblem, Solution, pool_problem, read_pool, write_pool
-from prism_prm.tasks import TaskProblem
 
 TEXT = "First.\n\nSecond, so \\boxed{2}."
 

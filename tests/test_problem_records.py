@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from prism_prm.data.pools import read_pool, write_pool
 from prism_prm.data.problem_records import problem_of
+from prism_prm.data.tasks import load_task
 from prism_prm.errors import DataError
-from prism_prm.pools import read_pool, write_pool
-from prism_prm.programs.problems import TaskProblem
-from prism_prm.tasks import load_task
+from prism_prm.grading.problems import TaskProblem
 
 NAN, INF = float("nan"), float("inf")
 GOOD = {"problem": "q", "answer": "1", "solutions": ["a"]}

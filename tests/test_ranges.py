@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
+from prism_prm.config import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check, fault
 from prism_prm.errors import SettingError
-from prism_prm.ranges import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check, fault
 
 
 @pytest.mark.parametrize(

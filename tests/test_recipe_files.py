@@ -8,8 +8,8 @@ import pytest
 
 from prism_prm.config import read_toml
 from prism_prm.errors import ConfigError
-from prism_prm.search.recipe import read_recipe
-from prism_prm.training.recipe import load_recipe
+from prism_prm.search.search_recipe import read_recipe
+from prism_prm.train.recipe import load_recipe
 
 TRAIN = '[data]\ninputs = ["x"]\n[base]\nprm = "x"\n'
 SEARCH = 'task = "gsm8k"\n[policy]\nname = "hf:x"\n[search]\nmethod = "sample"\n'

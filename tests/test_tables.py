@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_prm.data import read_trees
+from prism_prm.data.export import EXPORTS
+from prism_prm.data.pair_examples import Split
+from prism_prm.data.reader import read_trees
+from prism_prm.data.tables import NODE, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
 from prism_prm.errors import DataError
-from prism_prm.export import EXPORTS
-from prism_prm.pairs.examples import Split
-from prism_prm.records import PAIR_KINDS, Estimate, Step, StepPair, StepTree
-from prism_prm.tables import NODE, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
+from prism_prm.tree import PAIR_KINDS, Estimate, Step, StepPair, StepTree
 from strategies import forests
 
 pairs = st.lists(

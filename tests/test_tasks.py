@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from prism_prm.answers import extract_answer
 from prism_prm.data.problem_records import problem_of
+from prism_prm.data.tasks import TASKS, TaskGrader, TaskProblem, load_task, subsample
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.tasks import TASKS, TaskGrader, TaskProblem, load_task, subsample
+from prism_prm.grading.extract import extract_answer
 
 FILES = {
     "math-500": ("math500/test.jsonl", 500), "math-500-100": ("math500/test.jsonl", 100),

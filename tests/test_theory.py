@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_prm import metrics
-from prism_prm.theory import closed_forms, dominance, simulation
+from prism_prm.lab.theory import closed_forms, dominance, simulation
 
 share = st.floats(0.02, 0.98)
 count = st.integers(1, 200)

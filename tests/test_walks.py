@@ -74,10 +74,10 @@ def prm800k_line() -> str:
 
 def test_one_prm800k_line(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
     from prism_prm import init_prm
-    from prism_prm.evaluation.benchmarks import read_benchmark
-    from prism_prm.evaluation.evaluate import EvalSettings, evaluate_steps
-    from prism_prm.evaluation.report import RunInfo, write_run
-    from prism_prm.evaluation.scores import score_benchmark, steps_from_table
+    from prism_prm.evaluate.benchmarks import read_benchmark
+    from prism_prm.evaluate.evaluate_prm import EvalSettings, evaluate_steps
+    from prism_prm.evaluate.report import RunInfo, write_run
+    from prism_prm.evaluate.scores import score_benchmark, steps_from_table
 
     (tmp_path / "line.jsonl").write_text(prm800k_line())
     prm = init_prm(tiny_lm("qwen2"), family="qwen")
@@ -94,8 +94,8 @@ def test_one_prm800k_line(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
 
 def test_one_problem_of_a_search(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
     from prism_prm import SearchSettings, init_prm, load_task, open_policy
-    from prism_prm.policies import Sampling
-    from prism_prm.search import search_problems
+    from prism_prm.backends.policy import Sampling
+    from prism_prm.search.engine import search_problems
 
     (tmp_path / "task.jsonl").write_text('{"problem": "What is 1 + 2?", "answer": "3"}')
     prm = init_prm(tiny_lm("qwen2"), family="qwen")

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_prm import split_steps
-from prism_prm.policies import Sampling, StepRequest, Written, write_steps
-from prism_prm.policies.base import cut_at_stop
+from prism_prm.backends.policy import Sampling, StepRequest, Written, cut_at_stop, write_steps
 from prism_prm.search.tree import child, root
 from prism_prm.steps import cut_steps, ends_in_code, ends_step
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.chosen import CardValues
-from prism_prm.policies import Sampling, StepRequest, Written
-from prism_prm.policies.base import rng
-from prism_prm.records import StepTree
+from prism_prm.aggregate import CardValues
+from prism_prm.backends.policy import Sampling, StepRequest, Written, rng
 from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.tree import StepTree
 
 END = "."
 """A step that ends with this ends the solution."""

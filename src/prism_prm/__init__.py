@@ -10,155 +10,155 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prism_prm.aggregate import solution_score as solution_score
-    from prism_prm.answers import Judge as Judge
-    from prism_prm.answers import extract_answer as extract_answer
-    from prism_prm.critics.load import open_critic as open_critic
-    from prism_prm.critics.settings import CriticSettings as CriticSettings
-    from prism_prm.data import ReadOptions as ReadOptions
-    from prism_prm.data import read_trees as read_trees
+    from prism_prm.backends.critic_settings import CriticSettings as CriticSettings
+    from prism_prm.backends.load_prm import init_prm as init_prm
+    from prism_prm.backends.load_prm import load_prm as load_prm
+    from prism_prm.backends.open_critic import open_critic as open_critic
+    from prism_prm.backends.policy import PolicySettings as PolicySettings
+    from prism_prm.backends.policy import Sampling as Sampling
+    from prism_prm.backends.policy import open_policy as open_policy
+    from prism_prm.data.build_pairs import PairRecipe as PairRecipe
+    from prism_prm.data.build_pairs import build_pairs as build_pairs
+    from prism_prm.data.draft import ReadOptions as ReadOptions
+    from prism_prm.data.export import export_pairs as export_pairs
+    from prism_prm.data.pair_rules import PairSettings as PairSettings
+    from prism_prm.data.pair_rules import annotated_pairs as annotated_pairs
+    from prism_prm.data.pair_rules import lookahead_pairs as lookahead_pairs
     from prism_prm.data.plain_solutions import split_steps as split_steps
-    from prism_prm.demo.pipeline import run_demo as run_demo
+    from prism_prm.data.pools import read_pool as read_pool
+    from prism_prm.data.reader import read_trees as read_trees
+    from prism_prm.data.tasks import load_task as load_task
     from prism_prm.errors import ConfigError as ConfigError
     from prism_prm.errors import DataError as DataError
     from prism_prm.errors import ModelError as ModelError
     from prism_prm.errors import PrismError as PrismError
-    from prism_prm.evaluation.benchmarks import read_benchmark as read_benchmark
-    from prism_prm.evaluation.compare import compare_runs as compare_runs
-    from prism_prm.evaluation.evaluate import EvalSettings as EvalSettings
-    from prism_prm.evaluation.evaluate import evaluate_prm as evaluate_prm
-    from prism_prm.evaluation.evaluate import evaluate_steps as evaluate_steps
-    from prism_prm.evaluation.scores import steps_from_predictions as steps_from_predictions
-    from prism_prm.export import export_pairs as export_pairs
-    from prism_prm.label.recipe import LabelRecipe as LabelRecipe
-    from prism_prm.label.run import label_task as label_task
-    from prism_prm.label.settings import LabelSettings as LabelSettings
-    from prism_prm.page.html import view_results as view_results
-    from prism_prm.pairs import PairSettings as PairSettings
-    from prism_prm.pairs import annotated_pairs as annotated_pairs
-    from prism_prm.pairs import lookahead_pairs as lookahead_pairs
-    from prism_prm.pairs.build import PairRecipe as PairRecipe
-    from prism_prm.pairs.build import build_pairs as build_pairs
-    from prism_prm.planning.gpus import Cluster as Cluster
-    from prism_prm.planning.plan import ScoringJob as ScoringJob
-    from prism_prm.planning.plan import plan_run as plan_run
-    from prism_prm.policies import PolicySettings as PolicySettings
-    from prism_prm.policies import Sampling as Sampling
-    from prism_prm.policies import open_policy as open_policy
-    from prism_prm.pools import read_pool as read_pool
-    from prism_prm.records import Step as Step
-    from prism_prm.records import StepPair as StepPair
-    from prism_prm.records import StepTree as StepTree
+    from prism_prm.evaluate.benchmarks import read_benchmark as read_benchmark
+    from prism_prm.evaluate.compare import compare_runs as compare_runs
+    from prism_prm.evaluate.evaluate_prm import EvalSettings as EvalSettings
+    from prism_prm.evaluate.evaluate_prm import evaluate_prm as evaluate_prm
+    from prism_prm.evaluate.evaluate_prm import evaluate_steps as evaluate_steps
+    from prism_prm.evaluate.look_at import look_at as look_at
+    from prism_prm.evaluate.score_files import score_files as score_files
+    from prism_prm.evaluate.scores import steps_from_predictions as steps_from_predictions
+    from prism_prm.grading.answer_judge import Judge as Judge
+    from prism_prm.grading.extract import extract_answer as extract_answer
+    from prism_prm.lab.demo.run_demo import run_demo as run_demo
+    from prism_prm.lab.theory.report_theory import VerifierSettings as VerifierSettings
+    from prism_prm.lab.theory.report_theory import report_theory as report_theory
+    from prism_prm.lab.world.example_prms import example_folder as example_folder
+    from prism_prm.lab.world.example_prms import example_prm as example_prm
+    from prism_prm.models.prm import PRM as PRM
+    from prism_prm.models.prm import Prm as Prm
+    from prism_prm.plan.gpus import Cluster as Cluster
+    from prism_prm.plan.plan_run import ScoringJob as ScoringJob
+    from prism_prm.plan.plan_run import plan_run as plan_run
+    from prism_prm.ray.settings import RaySettings as RaySettings
     from prism_prm.report import Report as Report
-    from prism_prm.rerank import best_of_n as best_of_n
-    from prism_prm.rerank import majority_vote as majority_vote
-    from prism_prm.rerank import weighted_vote as weighted_vote
-    from prism_prm.rerank.run import RerankSettings as RerankSettings
-    from prism_prm.rerank.run import rerank_pool as rerank_pool
-    from prism_prm.rl.pipeline import train_policy as train_policy
     from prism_prm.rl.recipe import GrpoRecipe as GrpoRecipe
     from prism_prm.rl.reward import PRMReward as PRMReward
+    from prism_prm.rl.train_policy import train_policy as train_policy
     from prism_prm.rl.trainer import StepGRPOTrainer as StepGRPOTrainer
-    from prism_prm.scorer import PRM as PRM
-    from prism_prm.scorer import Prm as Prm
     from prism_prm.scorer import Scorer as Scorer
     from prism_prm.scorer import TreeScores as TreeScores
-    from prism_prm.scorer import init_prm as init_prm
-    from prism_prm.scorer import load_prm as load_prm
-    from prism_prm.scorer.look import look_at as look_at
-    from prism_prm.scorer.table import score_files as score_files
-    from prism_prm.search import SearchSettings as SearchSettings
-    from prism_prm.search import search_problems as search_problems
-    from prism_prm.search.recipe import SearchRecipe as SearchRecipe
-    from prism_prm.search.run import search_task as search_task
-    from prism_prm.serve.run import serve_prms as serve_prms
+    from prism_prm.search.engine import search_problems as search_problems
+    from prism_prm.search.label_recipe import LabelRecipe as LabelRecipe
+    from prism_prm.search.label_settings import LabelSettings as LabelSettings
+    from prism_prm.search.label_task import label_task as label_task
+    from prism_prm.search.methods import SearchSettings as SearchSettings
+    from prism_prm.search.rerank_pool import RerankSettings as RerankSettings
+    from prism_prm.search.rerank_pool import rerank_pool as rerank_pool
+    from prism_prm.search.search_recipe import SearchRecipe as SearchRecipe
+    from prism_prm.search.search_task import search_task as search_task
+    from prism_prm.search.select import best_of_n as best_of_n
+    from prism_prm.search.select import majority_vote as majority_vote
+    from prism_prm.search.select import weighted_vote as weighted_vote
+    from prism_prm.serve.page_html import view_results as view_results
+    from prism_prm.serve.serve_prms import serve_prms as serve_prms
     from prism_prm.serve.settings import ServeSettings as ServeSettings
-    from prism_prm.tasks import load_task as load_task
-    from prism_prm.theory_report.report_theory import VerifierSettings as VerifierSettings
-    from prism_prm.theory_report.report_theory import report_theory as report_theory
-    from prism_prm.training.margins import measure_margins as measure_margins
-    from prism_prm.training.recipe import Recipe as Recipe
-    from prism_prm.training.recipe import load_recipe as load_recipe
-    from prism_prm.training.run import train_prm as train_prm
-    from prism_prm.workers.settings import RaySettings as RaySettings
-    from prism_prm.world.example_prms import example_folder as example_folder
-    from prism_prm.world.example_prms import example_prm as example_prm
+    from prism_prm.train.margins import measure_margins as measure_margins
+    from prism_prm.train.recipe import Recipe as Recipe
+    from prism_prm.train.recipe import load_recipe as load_recipe
+    from prism_prm.train.train_prm import train_prm as train_prm
+    from prism_prm.tree import Step as Step
+    from prism_prm.tree import StepPair as StepPair
+    from prism_prm.tree import StepTree as StepTree
 
 __version__ = "0.2.0"
 
 _EXPORTS = {
-    "Cluster": "prism_prm.planning.gpus",
+    "Cluster": "prism_prm.plan.gpus",
     "ConfigError": "prism_prm.errors",
-    "CriticSettings": "prism_prm.critics.settings",
+    "CriticSettings": "prism_prm.backends.critic_settings",
     "DataError": "prism_prm.errors",
-    "EvalSettings": "prism_prm.evaluation.evaluate",
+    "EvalSettings": "prism_prm.evaluate.evaluate_prm",
     "GrpoRecipe": "prism_prm.rl.recipe",
-    "Judge": "prism_prm.answers",
-    "LabelRecipe": "prism_prm.label.recipe",
-    "LabelSettings": "prism_prm.label.settings",
+    "Judge": "prism_prm.grading.answer_judge",
+    "LabelRecipe": "prism_prm.search.label_recipe",
+    "LabelSettings": "prism_prm.search.label_settings",
     "ModelError": "prism_prm.errors",
-    "PRM": "prism_prm.scorer",
+    "PRM": "prism_prm.models.prm",
     "PRMReward": "prism_prm.rl.reward",
-    "PairRecipe": "prism_prm.pairs.build",
-    "PairSettings": "prism_prm.pairs",
-    "PolicySettings": "prism_prm.policies",
+    "PairRecipe": "prism_prm.data.build_pairs",
+    "PairSettings": "prism_prm.data.pair_rules",
+    "PolicySettings": "prism_prm.backends.policy",
     "PrismError": "prism_prm.errors",
-    "Prm": "prism_prm.scorer",
-    "RaySettings": "prism_prm.workers.settings",
-    "ReadOptions": "prism_prm.data",
-    "Recipe": "prism_prm.training.recipe",
+    "Prm": "prism_prm.models.prm",
+    "RaySettings": "prism_prm.ray.settings",
+    "ReadOptions": "prism_prm.data.draft",
+    "Recipe": "prism_prm.train.recipe",
     "Report": "prism_prm.report",
-    "RerankSettings": "prism_prm.rerank.run",
-    "Sampling": "prism_prm.policies",
+    "RerankSettings": "prism_prm.search.rerank_pool",
+    "Sampling": "prism_prm.backends.policy",
     "Scorer": "prism_prm.scorer",
-    "ScoringJob": "prism_prm.planning.plan",
-    "SearchRecipe": "prism_prm.search.recipe",
-    "SearchSettings": "prism_prm.search",
+    "ScoringJob": "prism_prm.plan.plan_run",
+    "SearchRecipe": "prism_prm.search.search_recipe",
+    "SearchSettings": "prism_prm.search.methods",
     "ServeSettings": "prism_prm.serve.settings",
-    "Step": "prism_prm.records",
+    "Step": "prism_prm.tree",
     "StepGRPOTrainer": "prism_prm.rl.trainer",
-    "StepPair": "prism_prm.records",
-    "StepTree": "prism_prm.records",
+    "StepPair": "prism_prm.tree",
+    "StepTree": "prism_prm.tree",
     "TreeScores": "prism_prm.scorer",
-    "VerifierSettings": "prism_prm.theory_report.report_theory",
-    "annotated_pairs": "prism_prm.pairs",
-    "best_of_n": "prism_prm.rerank",
-    "build_pairs": "prism_prm.pairs.build",
-    "compare_runs": "prism_prm.evaluation.compare",
-    "evaluate_prm": "prism_prm.evaluation.evaluate",
-    "evaluate_steps": "prism_prm.evaluation.evaluate",
-    "example_folder": "prism_prm.world.example_prms",
-    "example_prm": "prism_prm.world.example_prms",
-    "export_pairs": "prism_prm.export",
-    "extract_answer": "prism_prm.answers",
-    "init_prm": "prism_prm.scorer",
-    "label_task": "prism_prm.label.run",
-    "load_prm": "prism_prm.scorer",
-    "load_recipe": "prism_prm.training.recipe",
-    "load_task": "prism_prm.tasks",
-    "look_at": "prism_prm.scorer.look",
-    "lookahead_pairs": "prism_prm.pairs",
-    "majority_vote": "prism_prm.rerank",
-    "measure_margins": "prism_prm.training.margins",
-    "open_critic": "prism_prm.critics.load",
-    "open_policy": "prism_prm.policies",
-    "plan_run": "prism_prm.planning.plan",
-    "read_benchmark": "prism_prm.evaluation.benchmarks",
-    "read_pool": "prism_prm.pools",
-    "read_trees": "prism_prm.data",
-    "report_theory": "prism_prm.theory_report.report_theory",
-    "rerank_pool": "prism_prm.rerank.run",
-    "run_demo": "prism_prm.demo.pipeline",
-    "score_files": "prism_prm.scorer.table",
-    "search_problems": "prism_prm.search",
-    "search_task": "prism_prm.search.run",
-    "serve_prms": "prism_prm.serve.run",
+    "VerifierSettings": "prism_prm.lab.theory.report_theory",
+    "annotated_pairs": "prism_prm.data.pair_rules",
+    "best_of_n": "prism_prm.search.select",
+    "build_pairs": "prism_prm.data.build_pairs",
+    "compare_runs": "prism_prm.evaluate.compare",
+    "evaluate_prm": "prism_prm.evaluate.evaluate_prm",
+    "evaluate_steps": "prism_prm.evaluate.evaluate_prm",
+    "example_folder": "prism_prm.lab.world.example_prms",
+    "example_prm": "prism_prm.lab.world.example_prms",
+    "export_pairs": "prism_prm.data.export",
+    "extract_answer": "prism_prm.grading.extract",
+    "init_prm": "prism_prm.backends.load_prm",
+    "label_task": "prism_prm.search.label_task",
+    "load_prm": "prism_prm.backends.load_prm",
+    "load_recipe": "prism_prm.train.recipe",
+    "load_task": "prism_prm.data.tasks",
+    "look_at": "prism_prm.evaluate.look_at",
+    "lookahead_pairs": "prism_prm.data.pair_rules",
+    "majority_vote": "prism_prm.search.select",
+    "measure_margins": "prism_prm.train.margins",
+    "open_critic": "prism_prm.backends.open_critic",
+    "open_policy": "prism_prm.backends.policy",
+    "plan_run": "prism_prm.plan.plan_run",
+    "read_benchmark": "prism_prm.evaluate.benchmarks",
+    "read_pool": "prism_prm.data.pools",
+    "read_trees": "prism_prm.data.reader",
+    "report_theory": "prism_prm.lab.theory.report_theory",
+    "rerank_pool": "prism_prm.search.rerank_pool",
+    "run_demo": "prism_prm.lab.demo.run_demo",
+    "score_files": "prism_prm.evaluate.score_files",
+    "search_problems": "prism_prm.search.engine",
+    "search_task": "prism_prm.search.search_task",
+    "serve_prms": "prism_prm.serve.serve_prms",
     "solution_score": "prism_prm.aggregate",
     "split_steps": "prism_prm.data.plain_solutions",
-    "steps_from_predictions": "prism_prm.evaluation.scores",
-    "train_policy": "prism_prm.rl.pipeline",
-    "train_prm": "prism_prm.training.run",
-    "view_results": "prism_prm.page.html",
-    "weighted_vote": "prism_prm.rerank",
+    "steps_from_predictions": "prism_prm.evaluate.scores",
+    "train_policy": "prism_prm.rl.train_policy",
+    "train_prm": "prism_prm.train.train_prm",
+    "view_results": "prism_prm.serve.page_html",
+    "weighted_vote": "prism_prm.search.select",
 }
 """Public name → the module that owns it; type checkers read the imports above, which say the same."""
 

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from prism_prm.config import check
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.ranges import check
 
 PAPER_BINS = ((0.5, 1.0), (0.3, 0.5), (0.2, 0.3), (0.1, 0.2))
 

@@ -9,7 +9,7 @@
 - `once` makes a result once for its inputs; `map` does what is not done yet of many items, by this process or by
   workers elsewhere (`executor`), and appends each result to a journal. A killed job resumes from these.
 
-Scores are kept by their content in the score store (`scorer/store.py`), weights in training's checkpoints.
+Scores are kept by their content in the score store (`store.py`), weights in training's checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from prism_prm.config import to_toml
 from prism_prm.console import progress, say
 from prism_prm.errors import ConfigError, DataError, PrismError
 from prism_prm.files import JsonLines, remove_parts, write_text, writing
-from prism_prm.names import file_name
+from prism_prm.paths import file_name
 
 try:
     import fcntl

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from prism_prm.config import NotNegative, Positive, check
 from prism_prm.errors import ConfigError
-from prism_prm.ranges import NotNegative, Positive, check
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -82,7 +82,7 @@ def test_the_unchanged_input_is_accepted(
     folder = shutil.copytree(valid, tmp_path / "work")
     if name == "demo":  # a minute of training, which is tested elsewhere: here, that its options are accepted
         seen: list[Any] = []
-        monkeypatch.setattr("prism_prm.demo.pipeline.run_demo", lambda out, **_: seen.append(out) or sys.exit(0))
+        monkeypatch.setattr("prism_prm.lab.demo.run_demo.run_demo", lambda out, **_: seen.append(out) or sys.exit(0))
         assert run(folder, COMMANDS[name]) == 0
         assert seen == [Path("out")]
         return

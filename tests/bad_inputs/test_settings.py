@@ -13,22 +13,21 @@ from typing import Annotated, Any
 import pytest
 from valid_inputs import COMMANDS
 
+from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.cli import app, main
-from prism_prm.config import from_mapping, settings_of
-from prism_prm.critics.settings import CriticSettings
-from prism_prm.demo.asymmetry import MapSettings
+from prism_prm.config import MAY_BE_EMPTY, Range, from_mapping, settings_of
 from prism_prm.errors import ConfigError, SettingError
-from prism_prm.evaluation.evaluate import EvalSettings
-from prism_prm.label.recipe import LabelRecipe
-from prism_prm.ranges import MAY_BE_EMPTY, Range
-from prism_prm.rerank.run import RerankSettings
+from prism_prm.evaluate.evaluate_prm import EvalSettings
+from prism_prm.lab.demo.asymmetry import MapSettings
+from prism_prm.lab.theory.report_theory import VerifierSettings
+from prism_prm.models.load_settings import LoadSettings
+from prism_prm.ray.settings import RaySettings
 from prism_prm.rl.recipe import GrpoRecipe
-from prism_prm.scorer.settings import LoadSettings
-from prism_prm.search.recipe import SearchRecipe
+from prism_prm.search.label_recipe import LabelRecipe
+from prism_prm.search.rerank_pool import RerankSettings
+from prism_prm.search.search_recipe import SearchRecipe
 from prism_prm.serve.settings import ServeSettings
-from prism_prm.theory_report.report_theory import VerifierSettings
-from prism_prm.training.recipe import Recipe
-from prism_prm.workers.settings import RaySettings
+from prism_prm.train.recipe import Recipe
 
 PLAIN: dict[Any, tuple[Any, ...]] = {
     bool: ("yes", 1),

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from prism_prm import EvalSettings, evaluate_prm, example_folder, example_prm, init_prm, score_files
-from prism_prm.page.html import view_results
-from prism_prm.protocol import Scorer, TreeScores
-from prism_prm.records import StepTree
+from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.serve.page_html import view_results
+from prism_prm.tree import StepTree
 from screens import HOSTILE, SCHEMES, SCREENS
 from serving_prms import command, running, wait_ready
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shown_results
-from prism_prm.page.html import view_results
 from prism_prm.search.rounds import outline, read_rounds
+from prism_prm.serve.page_html import view_results
 from screens import HOSTILE, SCREENS
 from serving_prms import running, until
 

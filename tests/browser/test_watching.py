@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prism_prm.page.html import own_file, served_page
+from prism_prm.serve.page_html import own_file, served_page
 from waiting import until
 
 if TYPE_CHECKING:

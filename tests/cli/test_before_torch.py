@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prism_prm.errors import PrismError
-from prism_prm.places import is_hub_id, nearest
+from prism_prm.paths import is_hub_id, nearest
 
 RUN = """
 import contextlib, io, json, sys
@@ -217,7 +217,7 @@ def test_the_hub_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a connection the hub's own client, which would try for half a minute, is only asked for its cache."""
     import huggingface_hub
 
-    from prism_prm.lm.files import local_folder
+    from prism_prm.models.model_files import local_folder
 
     asked: list[bool] = []
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from prism_prm import init_prm
 from prism_prm.cli import app
 from prism_prm.cli.step_lines import harmless, show
-from prism_prm.records import Step, StepTree
-from prism_prm.scorer.look import Judged, LookedAt
+from prism_prm.evaluate.look_at import Judged, LookedAt
+from prism_prm.tree import Step, StepTree
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -13,15 +13,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from prism_prm.backends.load_prm import load_prm
 from prism_prm.cli import app
 from prism_prm.cli.options import Options, SettingsCommand, with_settings
 from prism_prm.config import settings_of
 from prism_prm.errors import ConfigError
-from prism_prm.rerank import SELECTORS
-from prism_prm.scorer import load_prm
-from prism_prm.scorer.settings import LoadSettings
-from prism_prm.search import METHODS, SearchSettings
-from prism_prm.search.recipe import SearchRecipe
+from prism_prm.models.load_settings import LoadSettings
+from prism_prm.search.methods import METHODS, SearchSettings
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.select import SELECTORS
 
 GENERATED = ("pairs", "score", "margins", "eval", "rerank", "search")
 

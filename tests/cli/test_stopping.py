@@ -81,10 +81,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_lm: Callable[..., Path
     return folder
 
 
-WRITE = ("prism_prm.scorer.store", "ScoreStore", "file")
+WRITE = ("prism_prm.store", "ScoreStore", "file")
 CASES = {
     "train": (
-        "train recipe.toml --out run", ("prism_prm.training.loop", "Round", "_update"), 3,
+        "train recipe.toml --out run", ("prism_prm.train.loop", "Round", "_update"), 3,
         "resume from update 2 of 18 of round 1_all.", "Resuming round 1_all from update 2 of 18",
     ),
     "score": (
@@ -106,9 +106,9 @@ CASES = {
         "resume with 1 of 3 problems searched, n2.", "Reusing 1 of 3 searched problems, n2",
     ),
     "demo": (
-        "demo --quick --out demo", ("prism_prm.world.build", "", "train_policy"), 0, "resume seed 0.", "",
+        "demo --quick --out demo", ("prism_prm.lab.world.build", "", "train_policy"), 0, "resume seed 0.", "",
     ),
-    "pairs": ("pairs trl.jsonl --out pairs", ("prism_prm.pairs.build", "", "whole_file"), 2, "start again.", ""),
+    "pairs": ("pairs trl.jsonl --out pairs", ("prism_prm.data.build_pairs", "", "whole_file"), 2, "start again.", ""),
 }  # fmt: skip
 
 

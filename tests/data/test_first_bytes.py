@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from prism_prm.config import read_toml
+from prism_prm.data.pools import read_pool
 from prism_prm.data.reader import read_trees
+from prism_prm.data.tables import iter_trees, read_pairs
+from prism_prm.data.tasks import load_task
 from prism_prm.errors import PrismError
-from prism_prm.pools import read_pool
-from prism_prm.tables import iter_trees, read_pairs
-from prism_prm.tasks import load_task
 
 TREE = {"problem": "p", "steps": ["a", "b"], "label": -1}
 POOL = {"problem": "p", "answer": "1", "solutions": ["a", "b"]}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from prism_prm.data import ReadOptions, read_trees
+from prism_prm.data.draft import ReadOptions
 from prism_prm.data.plain_solutions import POOL_FIELDS
-from prism_prm.data.reader import Reader
+from prism_prm.data.reader import Reader, read_trees
 from prism_prm.errors import DataError
-from prism_prm.records import ROOT, Step, StepTree
+from prism_prm.tree import ROOT, Step, StepTree
 
 
 def read_one(tmp_path: Path, record: dict[str, Any], **options: Any) -> StepTree:

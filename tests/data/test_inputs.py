@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from prism_prm import read_trees
-from prism_prm.data import Reader, ReadOptions
+from prism_prm.data.draft import ReadOptions
 from prism_prm.data.inputs import Source, find_sources, rows
+from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError
 
 RECORDS = [{"problem": f"p{i} ∑", "steps": ["a\n\nb", "\\frac{1}{2}"], "label": i - 1} for i in range(3)]

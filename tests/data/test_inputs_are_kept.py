@@ -13,17 +13,17 @@ import pytest
 from contents import contents
 from gated_scorer import GatedScorer
 from prism_prm import build_pairs, compare_runs, evaluate_prm, rerank_pool, score_files
+from prism_prm.backends.policy import PolicySettings
+from prism_prm.data.tables import write_trees
 from prism_prm.errors import ConfigError
-from prism_prm.evaluation.evaluate import EvalSettings
-from prism_prm.label.recipe import LabelRecipe
-from prism_prm.label.run import label_task
-from prism_prm.policies import PolicySettings
-from prism_prm.records import Step, StepTree
+from prism_prm.evaluate.evaluate_prm import EvalSettings
+from prism_prm.search.label_recipe import LabelRecipe
+from prism_prm.search.label_task import label_task
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.run import search_task
-from prism_prm.tables import write_trees
-from prism_prm.training.margins import measure_margins
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import search_task
+from prism_prm.train.margins import measure_margins
+from prism_prm.tree import Step, StepTree
 
 SCORER: Any = GatedScorer()
 NO_POLICY, SAMPLED = PolicySettings("hf:none"), SearchSettings("sample")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_prm import read_trees, split_steps
-from prism_prm.data import ReadOptions
+from prism_prm.data.draft import ReadOptions
 from prism_prm.data.plain_solutions import _inline_formulas
 
 

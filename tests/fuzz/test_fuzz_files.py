@@ -16,14 +16,15 @@ from typer.testing import CliRunner
 from payloads import HUMANEVAL, MBPP, OWN, function_record, stdin_record
 from prism_prm.cli import app
 from prism_prm.config import read_toml
-from prism_prm.data import Reader, ReadOptions
+from prism_prm.data.draft import ReadOptions
+from prism_prm.data.pools import read_pool, write_pool
+from prism_prm.data.reader import Reader
+from prism_prm.data.tasks import TaskProblem, load_task
 from prism_prm.errors import PrismError
-from prism_prm.evaluation.benchmarks.prmbench import read_prmbench
-from prism_prm.evaluation.benchmarks.processbench import read_processbench
-from prism_prm.pools import read_pool, write_pool
-from prism_prm.search.recipe import read_recipe
-from prism_prm.tasks import TaskProblem, load_task
-from prism_prm.training.recipe import load_recipe
+from prism_prm.evaluate.benchmarks.prmbench import read_prmbench
+from prism_prm.evaluate.benchmarks.processbench import read_processbench
+from prism_prm.search.search_recipe import read_recipe
+from prism_prm.train.recipe import load_recipe
 
 STEP = {"text": "so x = 1", "rating": 1}
 LABELLED: list[dict[str, Any]] = [

@@ -17,18 +17,18 @@ import pytest
 from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
 
-from prism_prm.data import Reader
-from prism_prm.evaluation.compare import load_run
-from prism_prm.evaluation.judged_steps import read_steps
+from prism_prm.data.pools import read_pool
+from prism_prm.data.reader import Reader
+from prism_prm.data.tables import check_split, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
+from prism_prm.evaluate.compare import load_run
+from prism_prm.evaluate.judged_steps import read_steps
+from prism_prm.evaluate.score_files import read_scores, scores_of_trees, table_of_trees
 from prism_prm.job import Journal, is_made_for, once
-from prism_prm.lm.files import base_of
-from prism_prm.pools import read_pool
-from prism_prm.prms.card import read_card, read_run
-from prism_prm.protocol import Scorer, TreeScores
-from prism_prm.records import StepPair, StepTree
-from prism_prm.scorer.store import Request, ScoreStore
-from prism_prm.scorer.table import read_scores, scores_of_trees, table_of_trees
-from prism_prm.tables import check_split, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
+from prism_prm.models.card import read_card, read_run
+from prism_prm.models.model_files import base_of
+from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.store import Request, ScoreStore
+from prism_prm.tree import StepPair, StepTree
 
 TREES = [StepTree.chain("p", ["a", "b"], tree_id=i, name=f"t{i}") for i in range(2)]
 

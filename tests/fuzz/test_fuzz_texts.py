@@ -13,23 +13,23 @@ import pytest
 from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
 
-from prism_prm.answers import Judge, extract_answer
-from prism_prm.answers.extract import find_program
-from prism_prm.answers.plain_answers import normalize, numeral, plain_key, same_plainly, text_key
-from prism_prm.answers.symbolic import read_form
+from prism_prm.backends.openai_policy import OpenAiPolicy, served_model
+from prism_prm.backends.policy import Sampling, StepRequest
 from prism_prm.cli.options import numbers, words
 from prism_prm.config import override
 from prism_prm.data.inputs import find_sources
 from prism_prm.data.plain_solutions import split_steps
-from prism_prm.http import RetryPolicy, Server
-from prism_prm.names import file_name, named_places, split_name
-from prism_prm.pairs.same_problem import Splits
-from prism_prm.policies.base import Sampling, StepRequest
-from prism_prm.policies.openai import OpenAiPolicy, served_model
-from prism_prm.programs.asserts import read_asserts, read_examples
-from prism_prm.programs.compare_outputs import printed_key, same_printed
-from prism_prm.programs.problems import unpack
-from prism_prm.programs.value_codec import decode, encode
+from prism_prm.data.same_problem import Splits
+from prism_prm.grading.answer_judge import Judge
+from prism_prm.grading.asserts import read_asserts, read_examples
+from prism_prm.grading.compare_outputs import printed_key, same_printed
+from prism_prm.grading.extract import extract_answer, find_program
+from prism_prm.grading.plain_answers import normalize, numeral, plain_key, same_plainly, text_key
+from prism_prm.grading.problems import unpack
+from prism_prm.grading.symbolic import read_form
+from prism_prm.grading.value_codec import decode, encode
+from prism_prm.net import RetryPolicy, Server
+from prism_prm.paths import file_name, named_places, split_name
 from prism_prm.steps import cut_steps
 
 PIECES = (

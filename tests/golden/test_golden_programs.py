@@ -9,7 +9,7 @@ from typing import Any
 
 from golden import check
 from prism_prm.data.problem_records import problem_of
-from prism_prm.graders import TaskGrader
+from prism_prm.grading.graders import TaskGrader
 
 Record = dict[str, Any]
 SECONDS = 1.0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from prism_prm.errors import DataError
-from prism_prm.protocol import Scorer, TreeScores
-from prism_prm.records import StepTree
+from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.tree import StepTree
 
 
 class FakeScorer(Scorer):

@@ -23,15 +23,15 @@ from payloads import OWN
 from prism_prm import init_prm, open_policy
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError
-from prism_prm.programs import Level
-from prism_prm.rl import pipeline
+from prism_prm.grading.graders import Level
+from prism_prm.lab.world.problems import draw_problems
+from prism_prm.lab.world.settings import world_settings
+from prism_prm.lab.world.tokens import PRM_SETTINGS, prompt_of
+from prism_prm.rl import train_policy
 from prism_prm.rl.grpo import Curve
 from prism_prm.rl.looks import GREEDY, PROXY, VOTE, Look, read_looks
-from prism_prm.rl.pipeline import split_problems
 from prism_prm.rl.recipe import GrpoRecipe, ProblemSets, read_grpo_recipe
-from prism_prm.world.problems import draw_problems
-from prism_prm.world.settings import world_settings
-from prism_prm.world.tokens import PRM_SETTINGS, prompt_of
+from prism_prm.rl.train_policy import split_problems
 
 RECIPE = """
 policy = "{policy}"
@@ -258,9 +258,9 @@ def test_programs_without_a_sandbox_are_warned_of(tmp_path: Path, monkeypatch: p
     seen = {PROXY: [0.5], "right": [0.5], f"{GREEDY}/right": [0.5], VOTE: [0.5]}
     curve = Curve([Look(0, seen), Look(1, seen)], tmp_path / "policy", [])
     for name, found in {"load_tokenizer_of": None, "problem_rows": [], "train_with_reward": curve}.items():
-        monkeypatch.setattr(pipeline, name, lambda *_, found=found, **__: found)
+        monkeypatch.setattr(train_policy, name, lambda *_, found=found, **__: found)
     problems = ProblemSets(train=str(tmp_path / "code.jsonl"), num_held_out=1)
     for sandbox, count in {"none": 1, "auto": 0}.items():
         recipe = GrpoRecipe(policy="any", problems=problems, sandbox=cast("Level", sandbox))
-        pipeline.train_policy(recipe, tmp_path / sandbox)
+        train_policy.train_policy(recipe, tmp_path / sandbox)
         assert (tmp_path / sandbox / "report.md").read_text().count("WITHOUT a sandbox") == count

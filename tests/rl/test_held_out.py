@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from prism_prm.demo.reinforcement import OracleGold
-from prism_prm.policies import Prompting
+from prism_prm.backends.policy import Prompting
+from prism_prm.data.tasks import TaskGrader, TaskProblem
+from prism_prm.lab.demo.reinforcement import OracleGold
+from prism_prm.lab.world.build import load_policy
+from prism_prm.lab.world.tokens import prompt_of
 from prism_prm.rl.held_out import AnswerGold, Writing, Written, problem_rows, write_solutions
-from prism_prm.tasks import TaskGrader, TaskProblem
-from prism_prm.world.build import load_policy
-from prism_prm.world.tokens import prompt_of
 
 ODD = ["", "user\n", "assistant", "1+2=3" * 500, "1\n\n" * 1000, "#### ", "\n\n#### 3"]
 """Nothing, words of the chat's frame, one endless step, a thousand tiny ones, an answer that says nothing."""

@@ -17,7 +17,7 @@ from fakes import fake
 
 from prism_prm import ConfigError, PRMReward
 from prism_prm.aggregate import AGGREGATORS, solution_score
-from prism_prm.records import StepTree
+from prism_prm.tree import StepTree
 
 GOOD = "0.9 a\n\n0.5 b\n\n0.8 #### 3"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from prism_prm.data.tasks import TASKS
 from prism_prm.rl.grpo import grpo_config
 from prism_prm.rl.recipe import read_grpo_recipe
-from prism_prm.tasks import TASKS
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "rl"
 NAMES = {

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from prism_prm.lab.world.tokens import make_tokenizer
 from prism_prm.rl.spans import TokenSpans
 from prism_prm.steps import cut_steps
-from prism_prm.world.tokens import make_tokenizer
 from tiny import llama_tokenizer, mistral_tokenizer, qwen_tokenizer
 
 

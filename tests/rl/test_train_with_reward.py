@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism_prm.demo.reinforcement import OracleGold
 from prism_prm.errors import ConfigError, PrismError
+from prism_prm.lab.demo.reinforcement import OracleGold
+from prism_prm.lab.world.problems import draw_problems
+from prism_prm.lab.world.scorer import OracleScorer
+from prism_prm.lab.world.settings import world_settings
+from prism_prm.lab.world.tokens import prompt_of
 from prism_prm.rl.grpo import Curve, train_with_reward
 from prism_prm.rl.looks import PROXY, VOTE, MonitorSettings
 from prism_prm.rl.reward import PRMReward
 from prism_prm.rl.samples import read_samples
-from prism_prm.world.problems import draw_problems
-from prism_prm.world.scorer import OracleScorer
-from prism_prm.world.settings import world_settings
-from prism_prm.world.tokens import prompt_of
 
 TRAINER: dict[str, Any] = {
     "max_steps": 4, "per_device_train_batch_size": 16, "num_generations": 4, "learning_rate": 1e-3,

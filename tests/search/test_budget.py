@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_prm import PrismError
-from prism_prm.policies import Sampling, StepRequest, Written
-from prism_prm.search import METHODS, Found, SearchSettings, search_problems
+from prism_prm.backends.policy import Sampling, StepRequest, Written
+from prism_prm.search.engine import search_problems
+from prism_prm.search.methods import METHODS, SearchSettings
+from prism_prm.search.tree import Found
 from worlds import FakePolicy, FakePrm
 
 KINDS = [(method, 0) for method in METHODS] + [(method, ahead) for method in ("beam", "dvts") for ahead in (1, 2, 3)]

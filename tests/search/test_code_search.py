@@ -11,18 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from payloads import OWN
+from prism_prm.backends.policy import PolicySettings, Sampling, StepRequest, Written, rng
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError
-from prism_prm.page.document import Results
-from prism_prm.page.documents import find_documents
-from prism_prm.policies import PolicySettings, Sampling, StepRequest, Written
-from prism_prm.policies.base import rng
-from prism_prm.programs import program_judge
-from prism_prm.rerank.run import RerankSettings, rerank_pool
-from prism_prm.sandbox import SandboxError
+from prism_prm.grading import program_judge
+from prism_prm.grading.sandbox_policy import SandboxError
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.run import Point, search_task
+from prism_prm.search.rerank_pool import RerankSettings, rerank_pool
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import Point, search_task
+from prism_prm.serve.page_document import Results
+from prism_prm.serve.page_documents import find_documents
 from worlds import FakePrm
 
 

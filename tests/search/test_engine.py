@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from prism_prm import init_prm
-from prism_prm.policies import Sampling, open_policy
-from prism_prm.policies.decode import Kept
-from prism_prm.policies.hf import HfPolicy
-from prism_prm.search import Engine, Found, SearchSettings, search_problems
-from prism_prm.search.engine import RoundStats
-from prism_prm.world.problems import Problem, draw_problems
-from prism_prm.world.settings import world_settings
-from prism_prm.world.tokens import PRM_SETTINGS
+from prism_prm.backends.decode import Kept
+from prism_prm.backends.hf_policy import HfPolicy
+from prism_prm.backends.policy import Sampling, open_policy
+from prism_prm.lab.world.problems import Problem, draw_problems
+from prism_prm.lab.world.settings import world_settings
+from prism_prm.lab.world.tokens import PRM_SETTINGS
+from prism_prm.search.engine import Engine, RoundStats, search_problems
+from prism_prm.search.methods import SearchSettings
+from prism_prm.search.tree import Found
 from worlds import FakePrm
 
 SETTINGS = SearchSettings(n=8, expand=4, max_steps=6, sampling=Sampling(temperature=1.0, max_step_tokens=8))

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from prism_prm import PrismError
-from prism_prm.aggregate import AGGREGATORS, log_score
-from prism_prm.chosen import CardValues
-from prism_prm.policies import Sampling
-from prism_prm.search import METHODS, Found, SearchSettings, search_problems
-from prism_prm.search.methods import resample, resampling_weights
+from prism_prm.aggregate import AGGREGATORS, CardValues, log_score
+from prism_prm.backends.policy import Sampling
+from prism_prm.search.engine import search_problems
+from prism_prm.search.methods import METHODS, SearchSettings, resample, resampling_weights
+from prism_prm.search.tree import Found
 from worlds import FakePolicy, FakePrm
 
 DEPTH = 3

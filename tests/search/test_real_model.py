@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from prism_prm import init_prm
 from prism_prm.cli import app
-from prism_prm.pools import read_pool
+from prism_prm.data.pools import read_pool
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from prism_prm.errors import DataError
-from prism_prm.search import Engine, Found, SearchSettings
+from prism_prm.search.engine import Engine
+from prism_prm.search.methods import SearchSettings
 from prism_prm.search.rounds import Round, Rounds, Seen, made_with, read_rounds, told_round
+from prism_prm.search.tree import Found
 from worlds import FakePolicy, FakePrm
 
 PROBLEMS = ["one", "two", "three"]

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from prism_prm.policies import PolicySettings
-from prism_prm.pools import read_pool
-from prism_prm.protocol import Scorer
-from prism_prm.search import METHODS, SearchSettings, search_problems
-from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.run import search_task
+from prism_prm.backends.policy import PolicySettings
+from prism_prm.data.pools import read_pool
+from prism_prm.scorer import Scorer
+from prism_prm.search.engine import search_problems
+from prism_prm.search.methods import METHODS, SearchSettings
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import search_task
 from worlds import FakePolicy, FakePrm, SmallScorer
 
 

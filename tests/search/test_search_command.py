@@ -15,17 +15,18 @@ from typer.testing import CliRunner
 from contents import contents
 from prism_prm import PrismError, init_prm, load_prm
 from prism_prm.aggregate import log_score
-from prism_prm.answers import extract_answer
+from prism_prm.backends import load_prm as scorer_load
 from prism_prm.cli import app, main
+from prism_prm.data.pools import read_pool
 from prism_prm.errors import DataError
-from prism_prm.pools import read_pool
-from prism_prm.rerank.step_scores import scores_by_prm
-from prism_prm.scorer import load as scorer_load
-from prism_prm.scorer.store import ScoreStore
-from prism_prm.search import Engine, Found
-from prism_prm.world.problems import draw_problems
-from prism_prm.world.settings import world_settings
-from prism_prm.world.tokens import PRM_SETTINGS
+from prism_prm.grading.extract import extract_answer
+from prism_prm.lab.world.problems import draw_problems
+from prism_prm.lab.world.settings import world_settings
+from prism_prm.lab.world.tokens import PRM_SETTINGS
+from prism_prm.search.engine import Engine
+from prism_prm.search.step_scores import scores_by_prm
+from prism_prm.search.tree import Found
+from prism_prm.store import ScoreStore
 
 NUM_PROBLEMS = 10
 

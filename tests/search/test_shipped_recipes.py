@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prism_prm.search.recipe import read_recipe
-from prism_prm.tasks import TASKS
+from prism_prm.data.tasks import TASKS
+from prism_prm.search.search_recipe import read_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "search"
 POLICIES = {

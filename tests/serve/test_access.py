@@ -10,7 +10,7 @@ import pytest
 
 from gated_scorer import GatedScorer
 from prism_prm.errors import ConfigError
-from prism_prm.serve.run import serve_prms
+from prism_prm.serve.serve_prms import serve_prms
 from prism_prm.serve.settings import KeyRing, ServeSettings, read_keys
 from serving_prms import running
 

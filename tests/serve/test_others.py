@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from prism_prm import StepTree, init_prm, load_prm
-from prism_prm.records import Step
+from prism_prm.tree import Step
 from serving_prms import command, wait_ready
 from waiting import free_port, until
 

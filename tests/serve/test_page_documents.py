@@ -12,8 +12,8 @@ from gated_scorer import GatedScorer
 from prism_prm import EvalSettings, evaluate_prm
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError
-from prism_prm.page.document import Results
-from prism_prm.page.documents import find_documents
+from prism_prm.serve.page_document import Results
+from prism_prm.serve.page_documents import find_documents
 from serving_prms import running
 
 

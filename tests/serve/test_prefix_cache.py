@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_prm import PRM, StepTree
-from prism_prm.records import Step
-from prism_prm.scorer import prefix_cache, session
-from prism_prm.scorer.prefix_cache import Found, PrefixCache, merge_encoded, merge_trees, score_merged
-from prism_prm.scorer.whole_trees import score_encoded
+from prism_prm.models import prefix_cache, session
+from prism_prm.models.prefix_cache import Found, PrefixCache, merge_encoded, merge_trees, score_merged
+from prism_prm.models.whole_trees import score_encoded
+from prism_prm.tree import Step
 from serving_prms import running
 
 TEXTS = st.sampled_from(["so 3", "Let x be 1.", "x = 2 and y = 3", "done"])
@@ -191,7 +191,7 @@ def test_steps_beyond_the_context(choice: str, prm: PRM) -> None:
 
 
 def test_the_memory_for_texts_is_bounded(tiny_prm: Any) -> None:
-    from prism_prm.prms.base import TextEncoder
+    from prism_prm.models.families.base import TextEncoder
 
     tokenizer = tiny_prm("qwen", "qwen2").family.text.tokenizer
     text = TextEncoder(tokenizer, remembered=100_000)

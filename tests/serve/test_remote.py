@@ -14,10 +14,10 @@ import pytest
 
 import loopback
 from prism_prm import PRM, StepTree, example_folder, load_prm, score_files
+from prism_prm.backends import remote_prm
 from prism_prm.errors import ConfigError, ModelError, PrismError
-from prism_prm.http import RetryPolicy, ServerError
-from prism_prm.records import Step
-from prism_prm.scorer import remote
+from prism_prm.net import RetryPolicy, ServerError
+from prism_prm.tree import Step
 from serving_prms import Running, running
 
 TREE = StepTree(0, "1+1+2-1", tuple(map(Step, ["1+1=2", "2+2=4", "2+2=3", "3-1=2"])), (-1, 0, 0, 2), ())
@@ -58,7 +58,7 @@ def test_a_served_prm_scores_as_itself(server: Running, prms: dict[str, Any], mo
     there, here = both(server, prms)
     same(there.score_trees([TREE, CHAIN]), here.score_trees([TREE, CHAIN]))
     same(there.score_trees([TREE, CHAIN], [[3], []]), here.score_trees([TREE, CHAIN], [[3], []]))
-    monkeypatch.setattr(remote, "ITEMS_AT_ONCE", 1)
+    monkeypatch.setattr(remote_prm, "ITEMS_AT_ONCE", 1)
     same(there.score_trees([TREE, CHAIN] * 3), here.score_trees([TREE, CHAIN] * 3))
     assert there.score("1+2", ["1+2=3"]) == pytest.approx(here.score("1+2", ["1+2=3"]), abs=1e-5)
     assert there.solution_score("1+2", ["1+2=3"]) == pytest.approx(here.solution_score("1+2", ["1+2=3"]), abs=1e-5)
@@ -283,7 +283,7 @@ def test_other_weights_are_an_error() -> None:
 
 
 def test_the_memory_for_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_prm.scorer.remote.SIZES_KNOWN", 100)
+    monkeypatch.setattr("prism_prm.backends.remote_prm.SIZES_KNOWN", 100)
     with loopback.serve(lambda body: (200, scored(body)), {"data": [CARD]}) as (url, asked):
         prm: Any = load_prm(f"prism:{url.removesuffix('/v1')}")
         for i in range(100):

@@ -11,10 +11,10 @@ import pytest
 
 from prism_prm import PRM, StepTree, solution_score
 from prism_prm.errors import DataError
-from prism_prm.records import Step
 from prism_prm.rl.openrlhf import completion_in, problem_in
 from prism_prm.serve.app import _without_end
 from prism_prm.steps import cut_steps
+from prism_prm.tree import Step
 from serving_prms import Running, running
 
 PROBLEM, STEPS = "1+1+2-1", ["1+1=2", "2+2=3", "3-1=2", "#### 2"]
@@ -263,7 +263,7 @@ def test_the_page_of_the_api_needs_no_network(server: Running) -> None:
 
 def test_a_scorer_that_is_no_prm() -> None:
     """Critics and remote PRMs are served through the protocol alone; requests of one problem are one tree."""
-    from prism_prm.world.scorer import OracleScorer
+    from prism_prm.lab.world.scorer import OracleScorer
 
     class Counting(OracleScorer):
         trees: ClassVar[list[StepTree]] = []

@@ -17,19 +17,18 @@ from typing import Any
 import pytest
 
 from prism_prm import evaluate_prm, init_prm, rerank_pool
+from prism_prm.backends.open_scorer import prm_for_workers
+from prism_prm.backends.policy import PolicySettings, Sampling, policy_for_workers
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening
-from prism_prm.label.recipe import LabelRecipe
-from prism_prm.label.run import label_task
-from prism_prm.label.settings import LabelSettings
-from prism_prm.policies import PolicySettings, Sampling
-from prism_prm.policies.base import policy_for_workers
-from prism_prm.scorer.opened import prm_for_workers
-from prism_prm.search import SearchSettings
-from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.run import search_task
-from prism_prm.workers import Ray
-from prism_prm.workers.settings import RaySettings
+from prism_prm.ray import Ray
+from prism_prm.ray.settings import RaySettings
+from prism_prm.search.label_recipe import LabelRecipe
+from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_task import label_task
+from prism_prm.search.methods import SearchSettings
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import search_task
 
 cloudpickle = pytest.importorskip("cloudpickle")
 NUM_PROBLEMS = 7
@@ -185,7 +184,7 @@ def test_a_policy_is_opened_where_its_folder_is_found(
     settings: dict[str, str], opened_there: dict[str, str], loads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hub ids travel as they are, and nothing is downloaded here."""
-    monkeypatch.setattr("prism_prm.policies.base.open_policy", lambda settings: settings)
+    monkeypatch.setattr("prism_prm.backends.policy.open_policy", lambda settings: settings)
     given = PolicySettings(**{key: value.format(here=tmp_path) for key, value in settings.items()})
     opening = policy_for_workers(given)
     assert opening.folders == ((str(tmp_path),) if "/there" in "".join(opened_there.values()) else ())

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from prism_prm import workers as prism_workers
+from prism_prm import ray as prism_workers
 from prism_prm.cli.options import with_address
 from prism_prm.errors import ConfigError, DataError, MissingExtraError, ModelError, PrismError
 from prism_prm.job import Chunk, Finished, Here, Job, Local, Opening
-from prism_prm.workers import copies, pool
-from prism_prm.workers.cluster import Cluster, connected
-from prism_prm.workers.copies import FolderCopy
-from prism_prm.workers.pool import IN_FLIGHT, TRIES, Pool
-from prism_prm.workers.settings import RaySettings, is_address
+from prism_prm.ray import copies, pool
+from prism_prm.ray.cluster import Cluster, connected
+from prism_prm.ray.copies import FolderCopy
+from prism_prm.ray.pool import IN_FLIGHT, TRIES, Pool
+from prism_prm.ray.settings import RaySettings, is_address
 
 
 class LostError(Exception):
@@ -132,7 +132,7 @@ class Ray:
 
 @pytest.fixture(autouse=True)
 def _names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_prm.workers.worker.node_name", lambda: "box/1")
+    monkeypatch.setattr("prism_prm.ray.worker.node_name", lambda: "box/1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # workers in this process change it
 
 
@@ -341,13 +341,13 @@ def nodes(*sizes: tuple[int, int]) -> Any:
 def test_workers_are_counted_node_by_node(
     sizes: Any, settings: Any, workers: int, gpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prism_prm.workers.cluster._ray", lambda: nodes(*sizes))
+    monkeypatch.setattr("prism_prm.ray.cluster._ray", lambda: nodes(*sizes))
     with connected(RaySettings(ray="auto", **settings)) as cluster:
         assert (cluster.workers, cluster.gpus) == (workers, gpus)
 
 
 def test_workers_that_load_nothing_take_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_prm.workers.cluster._ray", lambda: nodes((8, 2)))
+    monkeypatch.setattr("prism_prm.ray.cluster._ray", lambda: nodes((8, 2)))
     with connected(RaySettings(ray="auto"), loads=False) as cluster:
         assert (cluster.workers, cluster.gpus) == (8, 0)
 
@@ -370,7 +370,7 @@ def test_workers_that_load_nothing_take_no_gpu(monkeypatch: pytest.MonkeyPatch) 
 def test_workers_that_can_never_start_are_refused(
     sizes: Any, settings: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prism_prm.workers.cluster._ray", lambda: nodes(*sizes))
+    monkeypatch.setattr("prism_prm.ray.cluster._ray", lambda: nodes(*sizes))
     with pytest.raises(ConfigError) as raised, connected(RaySettings(**settings)):
         pass
     assert str(raised.value) == said
@@ -426,7 +426,7 @@ def test_a_worker_started_later_is_checked_too() -> None:
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_prm.workers.worker.__version__", "0.0.1")
+    monkeypatch.setattr("prism_prm.ray.worker.__version__", "0.0.1")
     with pytest.raises(ConfigError, match=r"^node box/1 has prism-prm 0\.0\.1, but this is .*; install the same"):
         opened(Ray()).ask(str)
 
@@ -457,7 +457,7 @@ def test_a_folder_that_nodes_do_not_see_is_packed_once(monkeypatch: pytest.Monke
         return FolderCopy("content", ())
 
     monkeypatch.setattr(pool, "pack", pack)
-    monkeypatch.setattr("prism_prm.workers.worker.unpack", lambda copy: f"copy of {copy.content}")
+    monkeypatch.setattr("prism_prm.ray.worker.unpack", lambda copy: f"copy of {copy.content}")
     made: list[Mapping[str, str]] = []
     workers = opened(
         Ray(), folders=[str(tmp_path), "/not/here"], make=lambda found: made.append(found) or 10, alike=None
@@ -475,7 +475,7 @@ def test_actors_get_the_resources_asked_for() -> None:
 
 def test_rates_are_those_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(step=0.5)
-    monkeypatch.setattr("prism_prm.workers.worker.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("prism_prm.ray.worker.time.perf_counter", lambda: next(clock))
     workers = opened(Ray(), workers=2)
     list(workers.run(add, (Chunk(i, "", i, size=10) for i in range(20))))
     assert workers.rates() == "worker 1: 20.0/s, worker 2: 20.0/s"
@@ -483,7 +483,7 @@ def test_rates_are_those_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_many_rates_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(step=0.5)
-    monkeypatch.setattr("prism_prm.workers.worker.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("prism_prm.ray.worker.time.perf_counter", lambda: next(clock))
     workers = opened(Ray(), workers=9)
     list(workers.run(add, (Chunk(i, "", i, size=10) for i in range(200))))
     assert workers.rates() == "9 workers: 20.0 to 20.0/s each"
@@ -504,7 +504,7 @@ def test_a_node_without_the_package() -> None:
 )  # fmt: skip
 def test_a_cluster_that_does_not_answer(address: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ray: Any = SimpleNamespace(is_initialized=lambda: False, init=raises(ConnectionError("no such\nplace")))
-    monkeypatch.setattr("prism_prm.workers.cluster._ray", lambda: ray)
+    monkeypatch.setattr("prism_prm.ray.cluster._ray", lambda: ray)
     with pytest.raises(PrismError, match=said), connected(RaySettings(ray=address)):
         pass
 
@@ -513,7 +513,7 @@ def test_a_folder_is_packed_and_unpacked_once(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "prm" / "deep").mkdir(parents=True)
     (tmp_path / "prm" / "weights").write_bytes(bytes(range(100)))
     (tmp_path / "prm" / "deep" / "empty").touch()
-    monkeypatch.setattr("prism_prm.workers.copies.CHUNK", 30)
+    monkeypatch.setattr("prism_prm.ray.copies.CHUNK", 30)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     got: list[bytes] = []
     ray: Any = SimpleNamespace(put=lambda chunk: chunk, get=lambda chunk: got.append(chunk) or chunk)
@@ -567,7 +567,7 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
 
 
 def test_the_command_line_imports_ray_only_to_use_it_and_the_driver_no_torch() -> None:
-    code = "import sys; from prism_prm.cli import app; import prism_prm.scorer.table\n"
+    code = "import sys; from prism_prm.cli import app; import prism_prm.evaluate.score_files\n"
     code += "sys.exit(str({'ray', 'torch'} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert run.stderr == "set()\n"
@@ -602,8 +602,8 @@ def test_a_driver_that_ends_without_a_word_still_has_a_last_line(end: str) -> No
 import os, sys, types
 resources = {{"Alive": True, "Resources": {{"CPU": 2}}}}
 sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, nodes=lambda: [resources])
-from prism_prm.workers.cluster import connected
-from prism_prm.workers.settings import RaySettings
+from prism_prm.ray.cluster import connected
+from prism_prm.ray.settings import RaySettings
 with connected(RaySettings(ray="auto", workers=1)):
     {end}
 """

@@ -24,16 +24,16 @@ import pytest
 import prism_process
 from killing import run_killed
 from prism_prm import RerankSettings, evaluate_prm, init_prm, load_prm, measure_margins, rerank_pool, score_files
+from prism_prm.backends.open_scorer import RayScorer, _make, opened_prm
 from prism_prm.console import Console, shown_on
+from prism_prm.data.tables import write_pairs, write_trees
 from prism_prm.errors import DataError
-from prism_prm.evaluation.evaluate import EvalSettings
+from prism_prm.evaluate.evaluate_prm import EvalSettings
 from prism_prm.job import Opening
-from prism_prm.records import Step, StepPair, StepTree
-from prism_prm.scorer.opened import RayScorer, _make, opened_prm
-from prism_prm.scorer.store import Request, ScoreStore
-from prism_prm.tables import write_pairs, write_trees
-from prism_prm.workers import Ray, pool
-from prism_prm.workers.settings import RaySettings
+from prism_prm.ray import Ray, pool
+from prism_prm.ray.settings import RaySettings
+from prism_prm.store import Request, ScoreStore
+from prism_prm.tree import Step, StepPair, StepTree
 from ray_cluster import RayCluster
 from waiting import until
 
@@ -162,7 +162,7 @@ def test_a_node_without_the_folder_gets_one_copy(
 ) -> None:
     """All nodes are on this machine, so the folder has a name under which none of them sees it."""
     monkeypatch.setattr(pool, "pack", lambda ray, _folder: pack(ray, str(place / "prm")))
-    from prism_prm.workers.copies import pack
+    from prism_prm.ray.copies import pack
 
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)
@@ -234,7 +234,7 @@ def kill_driver(cluster: RayCluster, place: Path, folder: Path, seed: int, worke
     words = ["score", place / "solutions.jsonl", "--prm", place / "prm", "--store", folder / "store", "--chunk", 1]
     words += ["--out", folder / "table.parquet", "--ray", cluster.address, "--workers", workers, "--json"]
     filed = 1 + random.Random(seed).randrange(NUM_TREES // 2)
-    run = run_killed(words, "prism_prm.scorer.store:ScoreStore.file", filed + 1)
+    run = run_killed(words, "prism_prm.store:ScoreStore.file", filed + 1)
     assert run.returncode == -signal.SIGKILL, run.stderr
     assert not run.stdout, "it was not finished"
     assert len(list((folder / "store").rglob("*.parquet"))) == filed, run.stderr

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism_prm.label.recipe import LabelRecipe
-from prism_prm.label.run import label_task
-from prism_prm.label.settings import LabelSettings
-from prism_prm.policies import PolicySettings, Sampling
-from prism_prm.search import SearchSettings
-from prism_prm.search.recipe import SearchRecipe
-from prism_prm.search.run import search_task
-from prism_prm.workers.pool import Pool
-from prism_prm.workers.settings import RaySettings
+from prism_prm.backends.policy import PolicySettings, Sampling
+from prism_prm.ray.pool import Pool
+from prism_prm.ray.settings import RaySettings
+from prism_prm.search.label_recipe import LabelRecipe
+from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_task import label_task
+from prism_prm.search.methods import SearchSettings
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import search_task
 from ray_cluster import RayCluster
 
 NUM_PROBLEMS = 11
@@ -37,9 +37,9 @@ pytestmark = pytest.mark.slow
 def place(world_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Problems and a PRM, beside the policy."""
     from prism_prm import init_prm  # here, since drivers import this module and should not wait for torch
-    from prism_prm.world.problems import draw_problems
-    from prism_prm.world.settings import world_settings
-    from prism_prm.world.tokens import PRM_SETTINGS
+    from prism_prm.lab.world.problems import draw_problems
+    from prism_prm.lab.world.settings import world_settings
+    from prism_prm.lab.world.tokens import PRM_SETTINGS
 
     root = tmp_path_factory.mktemp("problems")
     init_prm(world_policy, family="qwen", settings=PRM_SETTINGS).save(root / "prm")

@@ -42,7 +42,7 @@ def compare(
     All runs must be on the same items; differences are taken from the first run. The report opens with a control, the
     first run's scores shifted to the other's FNR and FPR, which shows whether the change is more than a shift.
     """
-    from prism_prm.evaluation.compare import compare_runs
+    from prism_prm.evaluate.compare import compare_runs
     from prism_prm.report import PAGE
 
     compare_runs(runs, out, rounds=rounds, num_draws=draws, seed=seed)

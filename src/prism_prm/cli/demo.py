@@ -55,9 +55,9 @@ def demo(
     Training, re-ranking, search and reinforcement learning use the same code as a large run; only the models and
     problems are small. The command ends with a table and the path of report.html. Rerun it to resume a stopped demo.
     """
-    from prism_prm.demo.findings import summary
-    from prism_prm.demo.pipeline import run_demo
-    from prism_prm.demo.report import QUICK
+    from prism_prm.lab.demo.findings import summary
+    from prism_prm.lab.demo.report import QUICK
+    from prism_prm.lab.demo.run_demo import run_demo
     from prism_prm.report import PAGE, percent
 
     found = run_demo(out, seeds=seeds, first_seed=first_seed, full=full, quick=quick)

@@ -26,10 +26,10 @@ from prism_prm.console import say
 from prism_prm.errors import ConfigError, SettingError
 
 if TYPE_CHECKING:
-    from prism_prm.critics.settings import CriticSettings
-    from prism_prm.evaluation.evaluate import EvalSettings, Evaluation
-    from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.workers.settings import RaySettings
+    from prism_prm.backends.critic_settings import CriticSettings
+    from prism_prm.evaluate.evaluate_prm import EvalSettings, Evaluation
+    from prism_prm.models.load_settings import LoadSettings
+    from prism_prm.ray.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -73,7 +73,7 @@ LOADED = ("family", "dtype", "device", "token_budget", "context", "on_too_long",
 
 @with_settings(
     settings=Options(
-        "prism_prm.evaluation.evaluate:EvalSettings", {"Measuring": MEASURING}, names={"num_draws": "--draws"}
+        "prism_prm.evaluate.evaluate_prm:EvalSettings", {"Measuring": MEASURING}, names={"num_draws": "--draws"}
     ),
     loading=Options(
         LOADING,
@@ -146,7 +146,7 @@ def evaluate(
     Scores come from a PRM (--prm), a scores table (--scores) or elsewhere (--predictions). The output folder keeps the
     scores: to try another threshold without scoring again, rerun with the same --out.
     """
-    from prism_prm.evaluation.evaluate import evaluate_prm
+    from prism_prm.evaluate.evaluate_prm import evaluate_prm
     from prism_prm.report import PAGE
 
     settings = settings if threshold is None else _with_threshold(settings, threshold)
@@ -187,8 +187,8 @@ def _threshold(text: str) -> dict[str, Any]:
 
 
 def _print(evaluation: Evaluation) -> None:
-    from prism_prm.evaluation.benchmarks import find_benchmark
-    from prism_prm.evaluation.measure import RATES, metric_rows
+    from prism_prm.evaluate.benchmarks import find_benchmark
+    from prism_prm.evaluate.measure import RATES, metric_rows
 
     tables = evaluation.subsets["all"].tables
     own = find_benchmark(evaluation.bench).headlines(tables)

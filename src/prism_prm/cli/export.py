@@ -45,7 +45,7 @@ def export(
     """Write pairs or labelled solutions as JSON lines that other trainers read."""
     from prism_prm.cli.ui import conclude, tell, wants_json
     from prism_prm.console import progress
-    from prism_prm.export import EXPORTS, export_pairs
+    from prism_prm.data.export import EXPORTS, export_pairs
 
     if out is not None:
         with progress("Writing", None, unit="records") as advance:

@@ -10,7 +10,7 @@ import typer
 from prism_prm.cli.options import out_folder
 from prism_prm.cli.processes import join_processes, num_processes
 from prism_prm.cli.ui import conclude, print_table, report_facts, tell
-from prism_prm.places import check_folder
+from prism_prm.paths import check_folder
 
 if TYPE_CHECKING:
     from prism_prm.rl.grpo import Curve
@@ -50,7 +50,7 @@ def grpo(
     settings = read_grpo_recipe(recipe, assignments or [])
     folder = out or check_folder(str(Path("runs") / recipe.stem))
     check_places(settings)
-    from prism_prm.rl.pipeline import train_policy
+    from prism_prm.rl.train_policy import train_policy
 
     is_main = num_processes() == 1 or join_processes().is_main_process
     curve = train_policy(settings, folder)

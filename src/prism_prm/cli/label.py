@@ -12,9 +12,9 @@ from prism_prm.cli.ui import conclude, print_table, report_facts, tell
 from prism_prm.console import say
 
 if TYPE_CHECKING:
-    from prism_prm.critics.settings import CriticSettings
-    from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.workers.settings import RaySettings
+    from prism_prm.backends.critic_settings import CriticSettings
+    from prism_prm.models.load_settings import LoadSettings
+    from prism_prm.ray.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -70,7 +70,7 @@ PANELS = {
 
 @with_settings(
     given=Options(
-        "prism_prm.label.recipe:LabelRecipe",
+        "prism_prm.search.label_recipe:LabelRecipe",
         PANELS,
         names={
             "policy.name": "--policy", "label.rule": "--label-rule", "label.max_policy_tokens": "--budget",
@@ -114,9 +114,9 @@ def label(
     report. Rerun the same command to resume a stopped run. With --ray the work is spread over cores, GPUs and machines.
     A server's key is read from $OPENAI_API_KEY.
     """
-    from prism_prm.label.recipe import read_recipe
-    from prism_prm.label.run import label_task
     from prism_prm.report import PAGE
+    from prism_prm.search.label_recipe import read_recipe
+    from prism_prm.search.label_task import label_task
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     if task is not None:
@@ -134,7 +134,7 @@ def label(
 
 
 def _show(metrics: dict[str, Any]) -> None:
-    from prism_prm.label.report import NOISE_HEADERS, noise_note, noise_rows, summary_rows
+    from prism_prm.search.label_report import NOISE_HEADERS, noise_note, noise_rows, summary_rows
 
     print_table("Labels", ["", "count"], summary_rows(metrics))
     if left_out := metrics["left_out"]:

@@ -18,13 +18,13 @@ from prism_prm.cli.options import (
     with_settings,
 )
 from prism_prm.cli.ui import conclude
-from prism_prm.names import named_places
+from prism_prm.paths import named_places
 
 if TYPE_CHECKING:
-    from prism_prm.critics.settings import CriticSettings
-    from prism_prm.data import ReadOptions
-    from prism_prm.scorer.look import LookedAt
-    from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.backends.critic_settings import CriticSettings
+    from prism_prm.data.draft import ReadOptions
+    from prism_prm.evaluate.look_at import LookedAt
+    from prism_prm.models.load_settings import LoadSettings
 
 EXAMPLES = """
 **Examples**
@@ -94,15 +94,15 @@ def look(
     Also shows the first step below the threshold and the score of the solution. With several PRMs their numbers stand
     side by side. Nothing is written to disk.
     """
+    from prism_prm.backends.open_scorer import check_scorer
     from prism_prm.data.inputs import find_sources
-    from prism_prm.scorer.opened import check_scorer
 
     prms = named_places(prm)
     how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}
     for name, place in prms.items():
         check_scorer(place, how, name)
     find_sources(inputs)
-    from prism_prm.scorer.look import look_at
+    from prism_prm.evaluate.look_at import look_at
 
     found = look_at(
         prms, inputs, limit=limit, threshold=threshold, format=format, options=reading, loading=how,

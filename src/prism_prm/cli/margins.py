@@ -14,8 +14,8 @@ from prism_prm.cli.ui import conclude, print_table, tell
 if TYPE_CHECKING:
     import numpy as np
 
-    from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.workers.settings import RaySettings
+    from prism_prm.models.load_settings import LoadSettings
+    from prism_prm.ray.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -52,13 +52,13 @@ def margins(
     All candidates of a tree are scored in one packed pass. Rerun the same command to resume. With --ray the work is
     spread over cores, GPUs and machines. `prism train` does this as its second stage.
     """
-    from prism_prm.scorer.opened import check_scorer
-    from prism_prm.tables import check_pairs_folder
+    from prism_prm.backends.open_scorer import check_scorer
+    from prism_prm.data.tables import check_pairs_folder
 
     how = asdict(loading) | {"ray": cluster.given}
     check_scorer(prm, how)
     check_pairs_folder(pairs, split)
-    from prism_prm.training.margins import measure_margins
+    from prism_prm.train.margins import measure_margins
 
     found = measure_margins(prm, pairs, out, split=split, store=store, loading=how)
     _show(found.margin_N, found.kind_N, out)
@@ -66,7 +66,7 @@ def margins(
 
 def _show(margins: np.ndarray, kinds: np.ndarray, out: Path) -> None:
     from prism_prm.curriculum import Curriculum, assign
-    from prism_prm.training.margins import histogram
+    from prism_prm.train.margins import histogram
 
     facts = histogram(margins, kinds, width=0.1)
     binned = assign(margins, Curriculum())

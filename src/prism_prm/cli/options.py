@@ -19,10 +19,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from prism_prm.config import Setting, settings_of
+from prism_prm.config import Setting, fault, settings_of
 from prism_prm.errors import ConfigError, SettingError, shown
-from prism_prm.places import check_file, check_folder
-from prism_prm.ranges import fault
+from prism_prm.paths import check_file, check_folder
 
 
 def out_folder(help: str) -> Any:
@@ -55,7 +54,7 @@ Families = Annotated[
     ),
 ]
 
-LOADING = "prism_prm.scorer.settings:LoadSettings"
+LOADING = "prism_prm.models.load_settings:LoadSettings"
 REMOTE = ("local", "check", "prm_timeout", "prm_retries", "prm_concurrency")
 """Settings of LOADING for a PRM behind a server."""
 FITTING = Literal["error", "drop-left-steps"]
@@ -65,7 +64,7 @@ FITTING_HELP = (
     "(drop-left-steps)."
 )
 A_CRITIC = "critic:openai:URL or critic:hf:FOLDER (see Critic)"
-CRITIC = "prism_prm.critics.settings:CriticSettings"
+CRITIC = "prism_prm.backends.critic_settings:CriticSettings"
 CRITIC_PANELS = {
     "Critic": (
         "format", "prompt", "votes", "on_missing", "redraws", "temperature", "max_tokens", "log_probabilities",
@@ -157,13 +156,13 @@ def critic_options() -> Options:
 def ray_options() -> Options:
     """The options of a command whose work a Ray cluster can do."""
     return Options(
-        "prism_prm.workers.settings:RaySettings", {"Ray": ("ray", "workers", "gpus_per_worker", "cpus_per_worker")}
+        "prism_prm.ray.settings:RaySettings", {"Ray": ("ray", "workers", "gpus_per_worker", "cpus_per_worker")}
     )
 
 
 def with_address(words: Sequence[str]) -> list[str]:
     """The words of a command, in which --ray without an address means a cluster on this machine."""
-    from prism_prm.workers.settings import LOCAL, is_address
+    from prism_prm.ray.settings import LOCAL, is_address
 
     found: list[str] = []
     for word, after in zip(words, [*words[1:], ""], strict=False):

@@ -11,8 +11,9 @@ from prism_prm.cli.options import Options, out_folder, with_settings
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prism_prm.data import Reader, ReadOptions
-    from prism_prm.pairs import PairSettings
+    from prism_prm.data.draft import ReadOptions
+    from prism_prm.data.pair_rules import PairSettings
+    from prism_prm.data.reader import Reader
 
 READING, PAIRING, ABLATIONS = "Reading", "Pairing", "Ablations (what the paper argues against)"
 
@@ -66,7 +67,7 @@ FIELDS_PAIRING = (
         parse={"drop_finish": _reasons},
     ),
     pairing=Options(
-        "prism_prm.pairs.rules:PairSettings",
+        "prism_prm.data.pair_rules:PairSettings",
         {PAIRING: FIELDS_PAIRING, ABLATIONS: ("random", "perturbed"), "": ("seed",)},
         names={
             "audit": "--lookahead-audit", "max_per_position": "--max-pairs-per-position",
@@ -127,9 +128,9 @@ def pairs(
     """
     from prism_prm.cli.ui import conclude
     from prism_prm.console import progress
-    from prism_prm.data import Reader
-    from prism_prm.pairs.build import PairRecipe, build_pairs
-    from prism_prm.pairs.same_problem import Exclusions, Splits
+    from prism_prm.data.build_pairs import PairRecipe, build_pairs
+    from prism_prm.data.reader import Reader
+    from prism_prm.data.same_problem import Exclusions, Splits
 
     splits = Splits.parse(split, pairing.seed) if split else None
     reader = Reader(inputs, format=format, options=reading)

@@ -12,9 +12,9 @@ from prism_prm.cli.ui import conclude, print_table, tell
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prism_prm.planning.gpus import Cluster
-    from prism_prm.planning.plan import Plan
-    from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.models.load_settings import LoadSettings
+    from prism_prm.plan.gpus import Cluster
+    from prism_prm.plan.plan_run import Plan
 
 EXAMPLES = """
 **Examples**
@@ -45,7 +45,7 @@ _SHORT = {"gradients": "grads", "optimiser": "optim", "activations": "activ", "t
 
 @with_settings(
     cluster=Options(
-        "prism_prm.planning.gpus:Cluster",
+        "prism_prm.plan.gpus:Cluster",
         {"Hardware": ("gpu", "count", "gpu_memory", "gpu_tflops", "utilisation")},
     ),
     loading=Options(LOADING, {"Scoring": ("family", "dtype", "attn", "token_budget", "context", "on_too_long")}),
@@ -102,7 +102,7 @@ def plan(
     Reads the data, the tokenizer and the model's config, but no weights. Data is packed by the code that training and
     scoring use, so tokens and updates are exact; memory is checked against real runs (docs/scale.md).
     """
-    from prism_prm.planning.plan import ScoringJob, plan_run, read_any
+    from prism_prm.plan.plan_run import ScoringJob, plan_run, read_any
 
     if bool(recipe) == bool(score):
         raise ConfigError("give a recipe, or --score FILE with --prm")

@@ -25,14 +25,14 @@ from prism_prm.cli.options import (
 )  # fmt: skip
 from prism_prm.cli.ui import conclude, print_table, report_facts, tell
 from prism_prm.console import say
-from prism_prm.names import named_places
+from prism_prm.paths import named_places
 
 if TYPE_CHECKING:
-    from prism_prm.critics.settings import CriticSettings
-    from prism_prm.rerank.results import Results
-    from prism_prm.rerank.run import RerankSettings
-    from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.workers.settings import RaySettings
+    from prism_prm.backends.critic_settings import CriticSettings
+    from prism_prm.models.load_settings import LoadSettings
+    from prism_prm.ray.settings import RaySettings
+    from prism_prm.search.rerank_pool import RerankSettings
+    from prism_prm.search.rerank_report import Results
 
 EXAMPLES = """
 **Examples**
@@ -69,7 +69,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "on_too_long", "cache
 
 @with_settings(
     settings=Options(
-        "prism_prm.rerank.run:RerankSettings",
+        "prism_prm.search.rerank_pool:RerankSettings",
         {
             "Selecting": ("aggregators", "ns", "num_draws", "seed"),
             "Answers": ("answer_field", "extract", "judges", "time_limit"),
@@ -122,7 +122,7 @@ def rerank(
     to resume: grades and scores are kept in the output folder.
     """
     from prism_prm.report import PAGE
-    from prism_prm.rerank.run import SELECTED, rerank_pool
+    from prism_prm.search.rerank_pool import SELECTED, rerank_pool
 
     prms = named_places(prm or [])
     how = asdict(loading) | {"family": families_of(family, prms), "critic": critic, "ray": cluster.given}
@@ -141,9 +141,9 @@ def rerank(
 
 def _show(results: Results) -> None:
     """The curves, and what could not be judged."""
-    from prism_prm.chosen import GIVEN
+    from prism_prm.aggregate import GIVEN
     from prism_prm.report import percent
-    from prism_prm.rerank.report import notes, row_name
+    from prism_prm.search.rerank_report import notes, row_name
 
     # Who named aggregators wants to see them; otherwise each PRM's own, and the report has all.
     named = any(choice.origin == GIVEN for choice in results.own_aggregator.values())

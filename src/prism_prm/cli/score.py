@@ -22,10 +22,10 @@ from prism_prm.cli.options import (
 from prism_prm.cli.ui import conclude, tell
 
 if TYPE_CHECKING:
-    from prism_prm.critics.settings import CriticSettings
-    from prism_prm.data import ReadOptions
-    from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.workers.settings import RaySettings
+    from prism_prm.backends.critic_settings import CriticSettings
+    from prism_prm.data.draft import ReadOptions
+    from prism_prm.models.load_settings import LoadSettings
+    from prism_prm.ray.settings import RaySettings
 
 EXAMPLES = """
 **Examples**
@@ -100,13 +100,13 @@ def score(
     Writes one row per step: its ids, the family's named log-odds, the probability that it is right, and the hash of the
     model. Rerun the same command to resume. With --ray the work is spread over cores, GPUs and machines.
     """
+    from prism_prm.backends.open_scorer import check_scorer
     from prism_prm.data.inputs import find_sources
-    from prism_prm.scorer.opened import check_scorer
 
     how = asdict(loading) | {"critic": critic, "ray": cluster.given}
     check_scorer(prm, how)
     find_sources(inputs)
-    from prism_prm.scorer.table import score_files
+    from prism_prm.evaluate.score_files import score_files
 
     report = score_files(prm, inputs, out, format=format, options=reading, store=store, chunk=chunk, loading=how)
     facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}

@@ -24,13 +24,13 @@ from prism_prm.cli.options import (
 )
 from prism_prm.cli.ui import conclude, print_table, report_facts, tell
 from prism_prm.console import say
-from prism_prm.names import named_places
+from prism_prm.paths import named_places
 
 if TYPE_CHECKING:
-    from prism_prm.critics.settings import CriticSettings
-    from prism_prm.scorer.settings import LoadSettings
-    from prism_prm.search.run import Point
-    from prism_prm.workers.settings import RaySettings
+    from prism_prm.backends.critic_settings import CriticSettings
+    from prism_prm.models.load_settings import LoadSettings
+    from prism_prm.ray.settings import RaySettings
+    from prism_prm.search.search_task import Point
 
 EXAMPLES = """
 **Examples**
@@ -80,7 +80,7 @@ PANELS = {
 
 @with_settings(
     given=Options(
-        "prism_prm.search.recipe:SearchRecipe",
+        "prism_prm.search.search_recipe:SearchRecipe",
         PANELS,
         names={"policy.name": "--policy", "n": "-n", "search.max_policy_tokens": "--budget"},
         parse={"n": numbers},
@@ -121,8 +121,8 @@ def search(
     server's key is read from $OPENAI_API_KEY.
     """
     from prism_prm.report import PAGE
-    from prism_prm.search.recipe import read_recipe
-    from prism_prm.search.run import search_task
+    from prism_prm.search.search_recipe import read_recipe
+    from prism_prm.search.search_task import search_task
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])
@@ -140,7 +140,7 @@ def search(
 
 def _show(points: Sequence[Point]) -> None:
     from prism_prm.report import number, percent
-    from prism_prm.search.report import aggregators_used
+    from prism_prm.search.search_report import aggregators_used
 
     rows = [
         [

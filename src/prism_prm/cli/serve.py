@@ -10,12 +10,11 @@ import typer
 
 from prism_prm.cli.options import A_CRITIC, LOADING, Families, Options, critic_options, families_of, with_settings
 from prism_prm.cli.ui import conclude, tell
-from prism_prm.names import named_places, split_name
-from prism_prm.places import is_hub_id
+from prism_prm.paths import is_hub_id, named_places, split_name
 
 if TYPE_CHECKING:
-    from prism_prm.critics.settings import CriticSettings
-    from prism_prm.scorer.settings import LoadSettings
+    from prism_prm.backends.critic_settings import CriticSettings
+    from prism_prm.models.load_settings import LoadSettings
     from prism_prm.serve.settings import ServeSettings
 
 EXAMPLES = """
@@ -94,7 +93,7 @@ def serve(
     Requests in flight that share a problem are scored as one tree, and the states of prefixes are kept for the next
     request. When it is busy, the server answers with 429. SIGTERM or Ctrl-C lets accepted requests finish.
     """
-    from prism_prm.serve.run import serve_prms
+    from prism_prm.serve.serve_prms import serve_prms
 
     prms = named_places(list(map(_with_name, prm or [])))
     how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from prism_prm.scorer.look import Judged, LookedAt
+    from prism_prm.evaluate.look_at import Judged, LookedAt
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 PLAIN_MARKS = {True: "+", False: "x", None: "?"}

@@ -12,8 +12,8 @@ from prism_prm.cli.ui import conclude, report_facts, tell
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from prism_prm.lab.theory.report_theory import VerifierSettings
     from prism_prm.report import Report
-    from prism_prm.theory_report.report_theory import VerifierSettings
 
 EXAMPLES = """
 **Examples**
@@ -43,7 +43,7 @@ MAP = "Asymmetry map"
 
 
 @with_settings(
-    settings=Options("prism_prm.theory_report.report_theory:VerifierSettings", {"": ("p", "alpha", "beta", "seed")})
+    settings=Options("prism_prm.lab.theory.report_theory:VerifierSettings", {"": ("p", "alpha", "beta", "seed")})
 )
 def theory(
     *,
@@ -125,8 +125,8 @@ def theory(
     ] = 40,
 ) -> None:
     """Show what verifier errors do to Best-of-N, search and training, and check it on real scores."""
+    from prism_prm.lab.theory.report_theory import report_theory
     from prism_prm.report import PAGE
-    from prism_prm.theory_report.report_theory import report_theory
 
     if not with_map and (world or rate or grpo_rate):
         raise ConfigError("--world, --rate and --grpo-rate are for the asymmetry map; add --map")
@@ -149,11 +149,11 @@ def _add_map(
     seed: int,
 ) -> None:
     """Measure what is not measured yet; the report has what there is, also when stopped."""
-    from prism_prm.demo.asymmetry import AsymmetryMap, MapSettings, demo_world
     from prism_prm.job import Job
-    from prism_prm.lm.load import quiet_transformers
-    from prism_prm.world.build import build_world
-    from prism_prm.world.settings import world_settings
+    from prism_prm.lab.demo.asymmetry import AsymmetryMap, MapSettings, demo_world
+    from prism_prm.lab.world.build import build_world
+    from prism_prm.lab.world.settings import world_settings
+    from prism_prm.models.load_lm import quiet_transformers
 
     with Job(out), quiet_transformers():
         built = demo_world(world) if world else build_world(world_settings(seed=seed), out / "world")

@@ -10,7 +10,7 @@ import typer
 from prism_prm.cli.options import out_folder
 from prism_prm.cli.processes import join_processes, num_processes
 from prism_prm.cli.ui import conclude, print_table, tell
-from prism_prm.places import check_folder
+from prism_prm.paths import check_folder
 
 EXAMPLES = """
 **Examples**
@@ -45,14 +45,14 @@ def train(
     Rerun the same command to resume a stopped run. Every round writes a complete PRM folder under OUT/rounds, and
     OUT/run.json names the best one.
     """
-    from prism_prm.training.recipe import check_places, load_recipe
+    from prism_prm.train.recipe import check_places, load_recipe
 
     settings = load_recipe(recipe, assignments or [])
     folder = out or check_folder(str(Path("runs") / recipe.stem))
     check_places(settings)
     from accelerate import Accelerator
 
-    from prism_prm.training.run import train_prm
+    from prism_prm.train.train_prm import train_prm
 
     if num_processes() > 1:
         join_processes()

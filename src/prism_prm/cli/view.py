@@ -59,7 +59,7 @@ def view(
     The page needs no server and loads nothing from elsewhere. It shows the errors of an evaluation with their texts,
     solutions with the score of each step, searches as trees, policies in training, and programs with their verdicts.
     """
-    from prism_prm.page.html import view_results
+    from prism_prm.serve.page_html import view_results
 
     documents = view_results(results, out, data=data or (), split=split)
     size = out.stat().st_size

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from prism_prm.config import check
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.ranges import check
-from prism_prm.records import ROOT, Estimate, Origin, Step, StepTree, content_hash
+from prism_prm.tree import ROOT, Estimate, Origin, Step, StepTree, content_hash
 
 Neutral = Literal["drop", "negative", "positive"]
 Keep = Literal["keep", "drop"]

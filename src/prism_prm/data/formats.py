@@ -12,7 +12,7 @@ from prism_prm.data.draft import Draft, Format, Neutral, ReadOptions, require_te
 from prism_prm.data.plain_solutions import POOL, POOL_FIELDS, SOLUTIONS, refuse_pool
 from prism_prm.errors import DataError
 from prism_prm.plugins import Plugins
-from prism_prm.records import ROOT, Estimate, Origin
+from prism_prm.tree import ROOT, Estimate, Origin
 
 # --- PRM800K, both phases, in its original records: several rated completions per position, one of which continues.
 # The trunk follows the chosen completion, or the human completion where none was chosen. Where neither is there the

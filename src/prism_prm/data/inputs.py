@@ -22,7 +22,7 @@ import msgspec
 from prism_prm.console import Advance, ignore
 from prism_prm.errors import ConfigError, DataError, shown
 from prism_prm.file_types import BOM, HEAD, check_kind, reading_parquet
-from prism_prm.places import is_hub_id, is_offline, nearest, no_connection
+from prism_prm.paths import is_hub_id, is_offline, nearest, no_connection
 
 Kind = Literal["jsonl", "json", "parquet", "hub"]
 SUFFIXES: dict[str, Kind] = {

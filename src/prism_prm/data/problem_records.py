@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from prism_prm.answers.extract import after_hashes, last_boxed
-from prism_prm.answers.plain_answers import normalize, numeral
 from prism_prm.errors import DataError
-from prism_prm.programs.code_benchmarks import read_code_problem
-from prism_prm.programs.problems import TaskProblem
+from prism_prm.grading.code_benchmarks import read_code_problem
+from prism_prm.grading.extract import after_hashes, last_boxed
+from prism_prm.grading.plain_answers import normalize, numeral
+from prism_prm.grading.problems import TaskProblem
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 ANSWER_FIELDS = ("answer", "final_answer", "expected_answer", "ground_truth")

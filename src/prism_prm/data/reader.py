@@ -13,7 +13,7 @@ from prism_prm.data.draft import Draft, Format, ReadOptions
 from prism_prm.data.formats import added_formats, detect, find_format
 from prism_prm.data.inputs import Source, as_places, decode, find_sources, rows
 from prism_prm.errors import DataError
-from prism_prm.records import StepTree
+from prism_prm.tree import StepTree
 
 SHOWN_BAD_RECORDS = 10
 

@@ -17,8 +17,8 @@ from prism_prm.console import progress
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
 from prism_prm.files import write_text, writing
 from prism_prm.job import content_key, refuse_changes
-from prism_prm.lm.files import local_folder, tokenizer_text
-from prism_prm.lm.load import hash_tensors, language_model, plain_config, quiet_transformers
+from prism_prm.models.load_lm import hash_tensors, language_model, plain_config, quiet_transformers
+from prism_prm.models.model_files import local_folder, tokenizer_text
 from prism_prm.rl.held_out import Gold, Row
 from prism_prm.rl.looks import LOOKS, VOTE, Alarm, Look, MonitorSettings, first_alarm, gold_of, read_looks
 from prism_prm.rl.monitors import Monitor, Reward

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from prism_prm.policies.base import Prompting, render
-from prism_prm.tasks import Grader, TaskProblem
+from prism_prm.backends.policy import Prompting, render
+from prism_prm.data.tasks import Grader, TaskProblem
 
 Row = Mapping[str, Any]
 """A problem as the trainer and rewards see it: `prompt`, `problem`, `answer`, and what else a reward reads."""

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from prism_prm.arrays import Floats
+from prism_prm.config import Count, Natural, check
 from prism_prm.files import whole_file
-from prism_prm.ranges import Count, Natural, check
 from prism_prm.stats import Interval, mean_interval
 
 LOOKS = "looks.parquet"

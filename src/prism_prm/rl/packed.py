@@ -10,8 +10,8 @@ import numpy as np
 
 from prism_prm.arrays import Floats
 from prism_prm.errors import DataError
-from prism_prm.protocol import Scorer, TreeScores
-from prism_prm.records import ROOT, Step, StepTree
+from prism_prm.scorer import Scorer, TreeScores
+from prism_prm.tree import ROOT, Step, StepTree
 
 log = logging.getLogger(__name__)
 

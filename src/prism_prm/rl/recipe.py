@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.aggregate import check_aggregator
-from prism_prm.config import read_settings
+from prism_prm.backends.open_scorer import check_scorer
+from prism_prm.backends.policy import Prompting, Sampling
+from prism_prm.config import Count, Natural, NotNegative, Share, check, read_settings
 from prism_prm.data.inputs import find_sources
+from prism_prm.data.tasks import Level
 from prism_prm.errors import ConfigError
-from prism_prm.lm.files import check_model
-from prism_prm.policies import Prompting, Sampling
-from prism_prm.ranges import Count, Natural, NotNegative, Share, check
+from prism_prm.models.model_files import check_model
 from prism_prm.rl.credit import find_credit
 from prism_prm.rl.looks import MonitorSettings
-from prism_prm.scorer.opened import check_scorer
-from prism_prm.tasks import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.aggregate import check_aggregator, solution_score
+from prism_prm.aggregate import card_values, check_aggregator, choose_aggregator, choose_threshold, solution_score
 from prism_prm.arrays import Floats
-from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
-from prism_prm.critics.load import critic_settings, is_critic
+from prism_prm.backends.open_critic import critic_settings, is_critic
+from prism_prm.data.tasks import Grader, Level, TaskGrader, TaskProblem
 from prism_prm.errors import ConfigError
-from prism_prm.protocol import Scorer
 from prism_prm.rl.completions import problem_text, reply_text
 from prism_prm.rl.credit import clip as clipped
 from prism_prm.rl.credit import delta as differences
 from prism_prm.rl.packed import score_solutions
+from prism_prm.scorer import Scorer
 from prism_prm.steps import STOP, cut_steps
-from prism_prm.tasks import Grader, Level, TaskGrader, TaskProblem
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +153,7 @@ class PRMReward:
     def scorer(self) -> Scorer:
         """The PRM, loaded if it was not yet."""
         if self._scorer is None:
-            from prism_prm.scorer.load import open_prm
+            from prism_prm.backends.load_prm import open_prm
 
             self._scorer = open_prm(self.prm, self.loading)
         return self._scorer
@@ -299,7 +298,7 @@ class PRMReward:
 
 def _refuse_gaps(prm: Scorer | str | Path, loading: Mapping[str, Any] | None) -> None:
     """A critic's missing verdict must be something: trainers have no reward for a step without a score."""
-    from prism_prm.critics.critic import Critic
+    from prism_prm.backends.critic import Critic
 
     asked = critic_settings((loading or {}).get("critic")) if is_critic(prm) else None
     if isinstance(prm, Critic):

@@ -14,11 +14,9 @@ from typing import Literal
 import numpy as np
 
 from prism_prm.aggregate import DEFAULT_AGGREGATOR, check_aggregator
-from prism_prm.config import SHOWN
+from prism_prm.backends.policy import Sampling, node_key, rng
+from prism_prm.config import SHOWN, Count, Natural, Positive, Share, check
 from prism_prm.errors import ConfigError
-from prism_prm.policies import Sampling, node_key
-from prism_prm.policies.base import rng
-from prism_prm.ranges import Count, Natural, Positive, Share, check
 from prism_prm.search.tree import SearchNode, merge
 
 RANKED = ("beam", "dvts")

@@ -1,1 +1,1 @@
-"""PRMs behind HTTP: vLLM's and OpenRLHF's routes and our own, over one queue that packs what requests share."""
+"""The server: scores over HTTP, and a page to look at results."""

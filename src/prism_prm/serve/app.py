@@ -24,23 +24,23 @@ from starlette.staticfiles import StaticFiles
 
 from prism_prm import __version__
 from prism_prm.aggregate import solution_score
-from prism_prm.critics.asking import BudgetError
-from prism_prm.critics.verdicts import CriticError
+from prism_prm.backends.critic_asking import BudgetError
+from prism_prm.backends.critic_verdicts import CriticError
 from prism_prm.errors import DataError, PrismError
-from prism_prm.http import ServerError
-from prism_prm.page.document import Document, Results, encode
-from prism_prm.page.documents import find_documents, listing
-from prism_prm.page.html import NAMES, own_file, served_page
-from prism_prm.protocol import sigmoid
-from prism_prm.records import ROOT, Step, StepTree
+from prism_prm.models.load_settings import OnTooLong
+from prism_prm.net import ServerError
 from prism_prm.rl.openrlhf import completion_in, problem_in
-from prism_prm.scorer.settings import OnTooLong
+from prism_prm.scorer import sigmoid
 from prism_prm.serve import schemas
 from prism_prm.serve.admission import HUNG_UP, UNEXPECTED, Gate, RefusedError, error_response, log_failure
 from prism_prm.serve.engine import Engine
 from prism_prm.serve.models import Item, ItemScores, ServedModel
+from prism_prm.serve.page_document import Document, Results, encode
+from prism_prm.serve.page_documents import find_documents, listing
+from prism_prm.serve.page_html import NAMES, own_file, served_page
 from prism_prm.serve.settings import KeyRing
 from prism_prm.steps import cut_steps
+from prism_prm.tree import ROOT, Step, StepTree
 
 ABOUT = (
     "Process reward models behind HTTP. Every route but /health and the page at / needs a key, where the "

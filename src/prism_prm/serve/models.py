@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from prism_prm.chosen import card_values, choose_aggregator, choose_threshold
+from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold
+from prism_prm.backends.remote_prm import SAMPLE
 from prism_prm.errors import DataError, ModelError
-from prism_prm.packing import EncodedTree, encode_tree
-from prism_prm.prms.base import REMEMBERED, Family, listed
-from prism_prm.protocol import Scorer
-from prism_prm.records import StepTree
-from prism_prm.scorer.prefix_cache import PrefixCache, merge_encoded, merge_trees, score_merged
-from prism_prm.scorer.prm import PRM
-from prism_prm.scorer.remote import SAMPLE
-from prism_prm.scorer.settings import OnTooLong
-from prism_prm.scorer.whole_trees import fit, score_encoded, score_items
+from prism_prm.models.families.base import REMEMBERED, Family, listed
+from prism_prm.models.load_settings import OnTooLong
+from prism_prm.models.packing import EncodedTree, encode_tree
+from prism_prm.models.prefix_cache import PrefixCache, merge_encoded, merge_trees, score_merged
+from prism_prm.models.prm import PRM
+from prism_prm.models.whole_trees import fit, score_encoded, score_items
+from prism_prm.scorer import Scorer
+from prism_prm.tree import StepTree
 
 log = logging.getLogger(__name__)
 

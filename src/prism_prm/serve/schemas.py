@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from prism_prm.scorer.settings import OnTooLong
+from prism_prm.models.load_settings import OnTooLong
 
 T = TypeVar("T")
 Many = Annotated[list[T], Field(fail_fast=True)]

@@ -16,15 +16,15 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from prism_prm.backends.load_prm import open_prm
+from prism_prm.backends.open_critic import critic_settings
 from prism_prm.console import say
-from prism_prm.critics.load import critic_settings
-from prism_prm.page.document import Results
-from prism_prm.protocol import Scorer
-from prism_prm.scorer.load import open_prm
-from prism_prm.scorer.settings import LoadSettings
+from prism_prm.models.load_settings import LoadSettings
+from prism_prm.scorer import Scorer
 from prism_prm.serve.app import build_app
 from prism_prm.serve.engine import Engine
 from prism_prm.serve.models import ServedModel, served_model
+from prism_prm.serve.page_document import Results
 from prism_prm.serve.settings import KeyRing, ServeSettings
 
 LINGER = 1.0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from prism_prm.config import Count, NotNegative, Positive, Range, check
 from prism_prm.errors import ConfigError
-from prism_prm.ranges import Count, NotNegative, Positive, Range, check
 
 KEY_VARIABLE = "PRISM_API_KEY"
 Port = Annotated[int, Range(0, 65535)]

@@ -1,0 +1,271 @@
+"""Open a PRM: `load_prm` reads one, `init_prm` makes a new one from a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from prism_prm.backends.open_critic import is_critic, open_critic
+from prism_prm.backends.open_scorer import remote_place
+from prism_prm.backends.remote_prm import PrismPRM, RemotePRM, VllmPRM, compare_with
+from prism_prm.errors import ConfigError, ModelError
+from prism_prm.models.attention import check_attention
+from prism_prm.models.card import CARD_FILE, Card, hub_id, prm_folder
+from prism_prm.models.check_packing import check_packing
+from prism_prm.models.families import find_family
+from prism_prm.models.families.base import Family
+from prism_prm.models.load_lm import language_model, merge_adapter, pick_device, pick_dtype
+from prism_prm.models.load_settings import LoadSettings, OnTooLong
+from prism_prm.models.lower_cache import CacheSettings
+from prism_prm.models.model_files import base_of, is_adapter, local_folder
+from prism_prm.models.module import PrmModule
+from prism_prm.models.prm import PRM
+from prism_prm.models.prm_folder import load_folder
+from prism_prm.models.whole_trees import check_choice
+from prism_prm.net import RetryPolicy, Server
+from prism_prm.scorer import Scorer
+
+
+def load_prm(
+    name: str | Path,
+    *,
+    family: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    adapter: str | Path | None = None,
+    compat: bool | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    device_map: Any = None,
+    attn: str = "sdpa",
+    token_budget: int | None = None,
+    context: int | None = None,
+    on_too_long: OnTooLong = "error",
+    cache: str | Path | CacheSettings | None = None,
+    cache_gb: float = 50.0,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    local: str | Path | None = None,
+    check: bool = False,
+    prm_timeout: float = 300.0,
+    prm_retries: int = 5,
+    prm_concurrency: int = 16,
+) -> PRM | RemotePRM:
+    """Load a PRM from a folder or a hub id, or open one behind a server, which scores but cannot be trained.
+
+    Args:
+        name: folder or hub id of a PRM or a LoRA adapter; for a folder of `prism train`, its best round is loaded.
+            `prism:URL#MODEL` and `vllm:URL#MODEL` are PRMs behind a server.
+        family: the PRM's family, needed if prism.json, name and architecture do not tell; `my_file.py:Mine` is a class
+            in your own file, which is run.
+        settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
+        adapter: folder of a LoRA adapter (peft) to merge into it.
+        compat: reproduce the quirk of the published code, if the family has one.
+        dtype: "auto" for the checkpoint's own; default: "auto" on a GPU, float32 on a CPU.
+        device: where the model runs; default: a GPU if there is one.
+        device_map: spread it over several devices as accelerate does ("auto", or a map); instead of `device`.
+        attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
+        token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
+        context: the maximum length of a path in tokens; default: the model's own.
+        on_too_long: what to do with a step whose path exceeds the context: "error" stops, "drop-left-steps" scores it
+            without the earliest steps, "skip" leaves it without a score (NaN).
+        cache: a folder that caches the activations of the frozen layers that prism.json names.
+        cache_gb: the size limit of the cache folder in GB.
+        allow_pickle: allow pickled weights, which can run arbitrary code.
+        trust_remote_code: let transformers run code from the model's repository.
+        local: a local copy of a remote PRM; `vllm:URL` takes its tokenizer and card.
+        check: compare a remote PRM's scores of one solution with those of its local copy first.
+        prm_timeout: seconds to wait for one complete answer from a remote PRM.
+        prm_retries: how often a failed request to a remote PRM is retried.
+        prm_concurrency: the maximum number of requests to a remote PRM in flight.
+
+    Example:
+        >>> prm = load_prm("my-prm", dtype="float32")
+        >>> len(prm.score("What is 2 + 3 * 4?", ["3 * 4 = 12.", "2 + 12 = 15."]))
+        2
+    """
+    LoadSettings(  # refuses what is out of range
+        token_budget=token_budget, context=context, cache_gb=cache_gb, prm_timeout=prm_timeout,
+        prm_retries=prm_retries, prm_concurrency=prm_concurrency,
+    )  # fmt: skip
+    if (remote := remote_place(name)) is not None:
+        if check and local is None:
+            raise ConfigError(f"{name}: to check it, name its local copy (--local, local= in Python)")
+        check_choice(on_too_long)
+        key = "PRISM_API_KEY" if remote.kind == "prism" else "VLLM_API_KEY"
+        server = Server(remote.url, RetryPolicy(prm_timeout, prm_retries), prm_concurrency, key_variable=key)
+        served: RemotePRM
+        if remote.kind == "prism":
+            served = PrismPRM(server, remote.model, on_too_long)
+        else:
+            served = VllmPRM(
+                server, remote.model, on_too_long,
+                local=None if local is None else str(local), family=family, settings=settings, context=context,
+            )  # fmt: skip
+        if check and local is not None:
+            compare_with(served, load_prm(local, family=family, settings=settings, device=device))
+        return served
+    if device is not None and device_map is not None:
+        raise ConfigError("give device or device_map, not both")
+    name = prm_folder(name)
+    if is_adapter(name):
+        if adapter is not None:
+            raise ConfigError(f"{name} is an adapter itself; give its base model, or no adapter=")
+        name, adapter = base_of(Path(name)), name
+    target = pick_device(device)
+    module, laid_out, card = load_folder(
+        str(name),
+        family=family,
+        settings=settings,
+        compat=compat,
+        dtype=pick_dtype(dtype, target),
+        device=target if device_map is None else None,
+        device_map=device_map,
+        attn=attn,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
+    if adapter is not None:
+        files = module.files
+        assert files is not None, "it was loaded from a folder"
+        files.add(Path(adapter))
+        module = merge_adapter(module, Path(adapter))
+        files.check_loaded()
+    module.eval()
+    check_packing(module)
+    if cache is not None and not isinstance(cache, CacheSettings):
+        if not card.frozen_layers:
+            raise ConfigError(
+                f"{name}: its {CARD_FILE} names no frozen_layers, so there are no activations to cache; leave out the "
+                f"cache, or train with hardware.frozen_layers"
+            )
+        cache = CacheSettings(cache, card.frozen_layers, cache_gb)
+    return PRM(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=cache)
+
+
+def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Scorer:
+    """Return `prm` itself, or load it from a folder or hub id, or open the critic that it names.
+
+    `loading["family"]` may map PRM names to families; `loading["critic"]` has the settings of critics.
+    """
+    if isinstance(prm, Scorer):
+        return prm
+    if not isinstance(prm, str | Path):
+        raise ConfigError(f"expected a PRM, its folder or hub id, or a subclass of Scorer; found {type(prm).__name__}")
+    options = dict(loading or {})
+    critic = options.pop("critic", None)
+    if isinstance(prm, str) and is_critic(prm):
+        return open_critic(prm, critic, dtype=options.get("dtype"), device=options.get("device"))
+    if isinstance(families := options.get("family"), Mapping):
+        options["family"] = families.get(name)
+    return load_prm(prm, **options)
+
+
+def init_prm(
+    backbone: str | Path,
+    *,
+    family: str = "qwen",
+    settings: Mapping[str, str] | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    attn: str = "sdpa",
+    seed: int = 0,
+    layers: int | None = None,
+    token_budget: int | None = None,
+    on_too_long: OnTooLong = "error",
+    allow_pickle: bool = False,
+) -> PRM:
+    """Make a new PRM from a causal language model.
+
+    The head is random, drawn with `seed`, except in families that use the language model's own output layer. Tokens
+    that the family's layout needs are added to the tokenizer, with the mean of all embeddings.
+
+    Args:
+        backbone: the language model: a hub id, a folder, or a folder with one GGUF file.
+        family: how problem and steps are laid out and read; `my_file.py:Mine` is a class in your own file, which is
+            run.
+        settings: settings of the family's layout, such as {"separator": "\\n\\n"}.
+        dtype: "auto" for the checkpoint's own; default: "auto" on a GPU, float32 on a CPU.
+        device: where the model runs; default: a GPU if there is one.
+        attn: "sdpa" (everywhere) or "flex" (GPU; several trees per row).
+        seed: the seed for the head.
+        layers: use only this many of the backbone's lowest layers; middle layers are often as good for judging steps.
+        token_budget: tokens per forward pass, padding included; default 16,384 on a GPU, 8,192 on a CPU.
+        on_too_long: what to do with a step whose path exceeds the context: "error" stops, "drop-left-steps" scores it
+            without the earliest steps, "skip" leaves it without a score (NaN).
+        allow_pickle: allow pickled weights, which can run arbitrary code.
+
+    Example:
+        >>> prm = init_prm("my-lm", family="token-classification", seed=1)
+        >>> prm.save_pretrained("fresh-prm")
+    """
+    kind = find_family(family)
+    kernel = check_attention(attn)
+    target = pick_device(device)
+    folder = local_folder(str(backbone), allow_pickle=allow_pickle)
+    model, tokenizer = language_model(
+        folder, pick_dtype(dtype, target), kernel=kernel, allow_pickle=allow_pickle,
+        output_layer=kind.uses_lm_head, other_heads=True,
+    )  # fmt: skip
+    if layers is not None:
+        _cut(model, layers)
+    _add_tokens(model, tokenizer, kind.new_tokens)
+    laid_out = kind(tokenizer, settings=settings)
+    body = model.base_model if kind.uses_lm_head else model
+    head = _fresh_head(laid_out, model, seed)
+    module = PrmModule(body, head.to(next(body.parameters()).dtype), laid_out).to(target).eval()
+    check_packing(module)
+    card = Card(
+        kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256, base_model=hub_id(backbone)
+    )
+    return PRM(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
+
+
+def _cut(model: Any, layers: int) -> None:
+    """Leave the lowest layers."""
+    backbone, config = model.base_model, model.config
+    if not 0 < layers <= len(backbone.layers):
+        raise ConfigError(f"layers = {layers}: the backbone has {len(backbone.layers)}.")
+    backbone.layers = backbone.layers[:layers]
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = list(config.layer_types)[:layers]
+
+
+def _add_tokens(model: Any, tokenizer: Any, tokens: tuple[str, ...]) -> None:
+    missing = [token for token in tokens if token not in tokenizer.get_vocab()]
+    if not missing:
+        return
+    tokenizer.add_tokens(missing, special_tokens=True)
+    embedding = model.get_input_embeddings()
+    if len(tokenizer) > embedding.weight.shape[0]:
+        mean_H = embedding.weight.detach().mean(dim=0)
+        old = embedding.weight.shape[0]
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        with torch.no_grad():
+            model.get_input_embeddings().weight[old:] = mean_H
+
+
+def _fresh_head(family: Family, model: Any, seed: int) -> nn.Module:
+    """A head drawn as transformers draws linear layers, or the language model's output layer."""
+    config = model.config
+    head = family.make_head(config.hidden_size, config)
+    if family.uses_lm_head:
+        output = model.get_output_embeddings()
+        if output.bias is not None:
+            raise ModelError(f"{config.model_type}: its output layer has a bias, but family {family.name!r} has none")
+        head.weight = output.weight
+        # The folder may have an output layer of its own, whatever its config says.
+        config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
+        return head
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in head.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.normal_(0.0, getattr(config, "initializer_range", 0.02), generator=generator)
+                if layer.bias is not None:
+                    layer.bias.zero_()
+    return head

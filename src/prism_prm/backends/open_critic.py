@@ -1,0 +1,90 @@
+"""Open a critic by its name: `critic:openai:<base url>` or `critic:hf:<id or folder>`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.backends.critic_format import CriticFormat, read_format
+from prism_prm.backends.critic_server import ServedCritic, check_address
+from prism_prm.backends.critic_settings import CriticSettings
+from prism_prm.config import from_mapping
+from prism_prm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prism_prm.backends.critic import Critic
+
+PREFIX = "critic:"
+
+
+def is_critic(place: object) -> bool:
+    """Whether a PRM's name is that of a critic."""
+    return isinstance(place, str) and place.startswith(PREFIX)
+
+
+def critic_settings(given: CriticSettings | Mapping[str, Any] | None) -> CriticSettings:
+    """Settings as they are, or from a recipe's table."""
+    if isinstance(given, CriticSettings):
+        return given
+    return from_mapping(CriticSettings, given or {}, "critic")
+
+
+def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None) -> CriticFormat:
+    """Refuse at once what can be no critic: an unknown kind, a wrong address, no such format. Nothing is asked."""
+    settings = critic_settings(settings)
+    kind, where = _kind_and_where(place)
+    if kind == "openai":
+        check_address(where)
+    else:
+        from prism_prm.models.model_files import check_model
+
+        check_model(where)
+    format = read_format(settings.format, settings.prompt)
+    if settings.code:
+        if not any(stage.code for stage in format.stages):
+            raise ConfigError(f"--critic-code: the format {settings.format} has no part with code")
+        from prism_prm.backends.critic_verdicts import code_runner
+
+        code_runner()
+    return format
+
+
+def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None = None, **loading: Any) -> Critic:
+    """A critic, which scores steps by asking a model in words: one behind a server, or a local one.
+
+    Args:
+        place: `critic:openai:http://localhost:8000/v1` or `critic:hf:my-folder`. A server's key is read from
+            $OPENAI_API_KEY.
+        settings: the format, votes, what to do about missing verdicts, and the budget.
+        loading: `dtype` and `device` of a local model.
+
+    Example:
+        >>> critic = open_critic("critic:hf:my-lm", CriticSettings(on_missing="skip", votes=2))
+        >>> len(critic.score("What is 1 + 2?", ["1 + 2 = 3"]))
+        1
+    """
+    from prism_prm.backends.critic import Critic
+    from prism_prm.backends.critic_verdicts import code_runner
+
+    settings = critic_settings(settings)
+    settings = replace(settings, on_missing=settings.on_missing or "error")
+    format = check_critic(place, settings)
+    kind, where = _kind_and_where(place)
+    run_code = code_runner() if settings.code else None
+    if kind == "openai":
+        return Critic(ServedCritic(where, settings), format, settings, run_code)
+    from prism_prm.backends.critic_local import LocalCritic
+
+    local = LocalCritic(where, dtype=loading.get("dtype"), device=loading.get("device"))
+    return Critic(local, format, settings, run_code)
+
+
+def _kind_and_where(place: str) -> tuple[str, str]:
+    kind, colon, where = place.removeprefix(PREFIX).partition(":")
+    if not is_critic(place) or not colon or kind not in ("openai", "hf") or not where:
+        raise ConfigError(
+            f"{place!r} is not a critic; expected critic:openai:BASE_URL or critic:hf:FOLDER, "
+            f"e.g. critic:openai:http://localhost:8000/v1"
+        )
+    return kind, where

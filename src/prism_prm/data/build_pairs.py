@@ -1,0 +1,354 @@
+"""From labelled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
+
+Trees are read, paired and written in chunks, so that memory does not grow with the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prism_prm import __version__
+from prism_prm.console import Advance, ignore
+from prism_prm.data.draft import Draft
+from prism_prm.data.inputs import as_places, keep_inputs
+from prism_prm.data.pair_arrays import (
+    OtherProblems,
+    PairColumns,
+    Small,
+    add_perturbed,
+    annotated_columns,
+    lookahead_columns,
+)
+from prism_prm.data.pair_rules import PairSettings
+from prism_prm.data.reader import Reader
+from prism_prm.data.same_problem import Exclusions, Splits, split_by_problem
+from prism_prm.data.tables import PAIRS, Forest, pair_writer, tree_table, tree_writer
+from prism_prm.errors import DataError
+from prism_prm.files import whole_file
+from prism_prm.job import Job
+from prism_prm.tree import PAIR_KINDS, PairKind
+
+Write = Callable[[pa.Table], None]
+
+CHUNK_NODES = 16384
+"""Steps per chunk: enough for NumPy to be busy, few enough to stay small."""
+MAX_RATINGS = 16
+"""Ratings are listed by value only where there are not more values than this; soft labels are too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairRecipe:
+    """Everything that decides which pairs are made from the input."""
+
+    pairs: PairSettings = field(default_factory=PairSettings)
+    splits: Splits | None = None
+    exclusions: Exclusions | None = None
+
+
+def build_pairs(
+    inputs: Reader | str | Path | Sequence[str | Path],
+    out: str | Path,
+    recipe: PairRecipe | None = None,
+    *,
+    advance: Advance = ignore,
+) -> dict[str, Any]:
+    """Turn labelled solutions into matched pairs of a right and a wrong step; returns the summary.
+
+    Args:
+        inputs: files, folders or hub datasets of labelled solutions, or a `Reader` of them.
+        out: folder for trees.parquet, pairs.parquet and summary.json.
+        recipe: which steps are compared, splits, and problems to leave out.
+        advance: called with the number of further bytes of input that are done.
+
+    Example:
+        >>> summary = build_pairs("labelled.jsonl", "pairs", PairRecipe(PairSettings(lookahead="none")))
+        >>> summary["trees"]
+        4
+    """
+    reader = inputs if isinstance(inputs, Reader) else Reader(as_places(inputs))
+    recipe = recipe or PairRecipe()
+    settings, exclusions = recipe.pairs, recipe.exclusions
+    out = Path(out)
+    read = [*(source.name for source in reader.sources), *(exclusions.counts if exclusions else ())]
+    keep_inputs(read, [out / name for name in ("trees.parquet", "pairs.parquet", "summary.json")])
+    split_names = tuple(recipe.splits.shares) if recipe.splits else ("",)
+    split_of = split_by_problem(recipe.splits) if recipe.splits else lambda _: ""
+    tree_counts, counts = TreeCounts(settings), PairCounts(split_names)
+    others = OtherProblems(settings, counts.drops["random"])
+    done = 0
+    with Job(out), _three_files(out) as (trees_file, pairs_file, summary_file):
+        with (
+            tree_writer(trees_file) as trees,
+            pair_writer(pairs_file) as pairs,
+            _in_background(trees.write_table) as write_trees,
+            _in_background(pairs.write_table) as write_pairs,
+        ):
+            for sources, drafts in _chunks(reader, exclusions):
+                first_id = tree_counts.trees
+                tree_ids = range(first_id, first_id + len(drafts))
+                names = [split_of(draft.problem) for draft in drafts]
+                splits = np.array([split_names.index(name) for name in names], dtype=np.int32)
+                perturbed = add_perturbed(drafts, first_id, settings, counts.drops["perturbed"])
+                forest = Forest.of(drafts)
+                write_trees(tree_table(forest, tree_ids=tree_ids, splits=names, sources=sources))
+                kinds: dict[PairKind, PairColumns] = {
+                    "annotated": annotated_columns(forest, first_id, settings, counts.drops["annotated"]),
+                    "lookahead": lookahead_columns(forest, first_id, settings, counts.drops["lookahead"]),
+                    "perturbed": perturbed,
+                }
+                _write_by_tree(write_pairs, kinds, splits, first_id, counts)
+                tree_counts.add(forest)
+                for name in names:
+                    counts.splits[name]["trees"] += 1
+                if settings.random:
+                    for tree_id, draft, split in zip(tree_ids, drafts, splits.tolist(), strict=True):
+                        others.add(tree_id, draft, split)
+                advance(reader.report.bytes - done)
+                done = reader.report.bytes
+            if settings.random:  # these come last, since any tree may give the negative
+                anchor, offer = others.draw()
+                kind = np.full(len(anchor), PAIR_KINDS.index("random"))
+                columns = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
+                gap, rollouts = pa.nulls(len(anchor), pa.float64()), pa.nulls(len(anchor), pa.int32())
+                small = [column.astype(np.int32) for column in (*columns, anchor["split"])]
+                _write(write_pairs, small, gap, rollouts, counts)
+        if not tree_counts.trees:
+            left_out = {**reader.report.bad, **reader.report.dropped}
+            for file, reasons in (exclusions.counts if exclusions else {}).items():
+                left_out[f"excluded by {file}"] = sum(reasons.values())
+            listed = ", ".join(f"{reason} {count}" for reason, count in left_out.items() if count)
+            read_from = ", ".join(source.name for source in reader.sources)
+            raise DataError(f"no tree is left from {read_from} (left out: {listed or 'nothing'})", reason="no-trees")
+        report = reader.report
+        summary = {
+            **tree_counts.as_dict(),
+            **counts.as_dict(),
+            "records": {"read": report.records, "formats": dict(report.formats)},
+            "dropped_records": dict(report.dropped),
+            "bad_records": {"count": report.bad.total(), "reasons": dict(report.bad), "first": report.first_bad},
+            "excluded_trees": {file: dict(found) for file, found in exclusions.counts.items()} if exclusions else {},
+            "settings": {
+                "format": reader.format,
+                **asdict(reader.options),
+                **asdict(settings),
+                "split": dict(recipe.splits.shares) if recipe.splits else None,
+                "exclude_ngram": exclusions.ngram if exclusions else None,
+            },
+            "inputs": [
+                {"name": source.name, "bytes": source.size(), "sha256": source.sha256()} for source in reader.sources
+            ],
+            "version": __version__,
+        }
+        summary_file.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return summary
+
+
+def _chunks(reader: Reader, exclusions: Exclusions | None) -> Iterator[tuple[list[str], list[Draft]]]:
+    """Trees that are not excluded, with their sources, in chunks."""
+    sources: list[str] = []
+    drafts: list[Draft] = []
+    size = 0
+    for source, draft in reader.drafts():
+        if exclusions and exclusions.match(draft.problem):
+            continue
+        sources.append(source.name)
+        drafts.append(draft)
+        size += len(draft.texts)
+        if size >= CHUNK_NODES:
+            yield sources, drafts
+            sources, drafts, size = [], [], 0
+    if drafts:
+        yield sources, drafts
+
+
+def _write_by_tree(
+    write: Write, kinds: dict[PairKind, PairColumns], splits: Small, first_id: int, counts: PairCounts
+) -> None:
+    """Write the pairs of a chunk tree by tree; `splits` numbers the split of each tree of the chunk."""
+    tree = np.concatenate([pairs.tree for pairs in kinds.values()])
+    # Numbers of 16 bits are sorted by counting.
+    order = np.argsort(tree.astype(np.uint16) if len(splits) < 2**16 else tree, kind="stable")
+    tree = tree[order]
+    position, chosen, rejected, gap, rollouts = (
+        np.concatenate([getattr(pairs, name) for pairs in kinds.values()])[order]
+        for name in ("position", "chosen", "rejected", "gap", "rollouts")
+    )
+    codes = np.array([PAIR_KINDS.index(kind) for kind in kinds], dtype=np.int32)
+    kind = np.repeat(codes, [len(pairs) for pairs in kinds.values()])[order]
+    tree_id = tree + np.int32(first_id)
+    columns = (tree_id, position, chosen, rejected, tree_id, kind, splits[tree])
+    _write(write, columns, pa.array(gap, mask=np.isnan(gap)), pa.array(rollouts, mask=rollouts < 0), counts)
+
+
+def _write(write: Write, columns: Sequence[Small], gap: Any, rollouts: Any, counts: PairCounts) -> None:
+    """Write pairs, numbered from the last ones on: all columns of `pairs.parquet` after the id, as numbers."""
+    *numbers, kind, split = columns
+    first = sum(counts.kinds.values())
+    if len(kind):
+        ids = np.arange(first, first + len(kind))
+        named = [
+            pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
+            for codes, names in ((kind, PAIR_KINDS), (split, list(counts.splits)))
+        ]
+        table = [*map(pa.array, (ids, *numbers)), *named, gap, rollouts]
+        write(pa.Table.from_arrays(table, schema=PAIRS))
+    for name, count in zip(PAIR_KINDS, np.bincount(kind, minlength=len(PAIR_KINDS)).tolist(), strict=True):
+        counts.kinds[name] += count
+    for of_split, count in zip(
+        counts.splits.values(), np.bincount(split, minlength=len(counts.splits)).tolist(), strict=True
+    ):
+        of_split["pairs"] += count
+
+
+@dataclass(slots=True)
+class TreeCounts:
+    """Counts over trees; `docs/data.md` defines the shares."""
+
+    settings: PairSettings
+    trees: int = 0
+    positions: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
+    ratings: Counter[str] = field(default_factory=Counter)
+    origins: Counter[str] = field(default_factory=Counter)
+    rated: int = 0
+    rated_positive: int = 0
+    trunk: int = 0
+    trunk_positive: int = 0
+    end_known: int = 0
+    all_right: int = 0
+    model_all_right: int = 0
+
+    def add(self, forest: Forest) -> None:
+        """Count a chunk of trees."""
+        labels, ratings = (column.to_numpy(zero_copy_only=False) for column in (forest.labels, forest.ratings))
+        human = pc.equal(forest.origins, "human").to_numpy(zero_copy_only=False)
+        positive, negative = labels > self.settings.positive_above, labels < self.settings.negative_below
+        tree = forest.tree_of_node()
+        self.trees += len(forest.drafts)
+        self.positions += int(np.count_nonzero(np.bincount(forest.node_starts[tree] + tree + forest.parents + 1)))
+        none = int(np.count_nonzero(np.isnan(labels)))
+        num_positive, num_negative = int(np.count_nonzero(positive)), int(np.count_nonzero(negative))
+        undecided = len(labels) - none - num_positive - num_negative
+        self.labels.update(positive=num_positive, negative=num_negative, undecided=undecided, none=none)
+        for counted in pc.value_counts(forest.origins).to_pylist():
+            self.origins[counted["values"]] += counted["counts"]
+        is_rated = ~np.isnan(ratings)
+        self.rated += int(np.count_nonzero(is_rated))
+        self.rated_positive += int(np.count_nonzero(is_rated & positive))
+        for counted in pc.value_counts(forest.ratings).to_pylist():
+            value = counted["values"]
+            self.ratings["none" if value is None else f"{value:g}"] += counted["counts"]
+        tree = np.repeat(np.arange(len(forest.drafts)), np.diff(forest.trunk_starts))
+        nodes = forest.trunk + forest.node_starts[tree]
+        self.trunk += len(nodes)
+        self.trunk_positive += int(np.count_nonzero(positive[nodes]))
+        faults = np.bincount(tree[~positive[nodes]], minlength=len(forest.drafts))
+        helped = np.bincount(tree[human[nodes]], minlength=len(forest.drafts))
+        for draft, num_faults, num_helped in zip(forest.drafts, faults.tolist(), helped.tolist(), strict=True):
+            self.end_known += draft.ended is not None
+            all_right = bool(draft.ended) and bool(draft.trunk) and num_faults == 0
+            self.all_right += all_right
+            self.model_all_right += all_right and num_helped == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `summary.json`; a share of nothing is null."""
+        few = len(self.ratings) <= MAX_RATINGS
+        return {
+            "trees": self.trees,
+            "positions": self.positions,
+            "candidates": sum(self.origins.values()),
+            "trunk_steps": self.trunk,
+            "labels": dict(self.labels),
+            "ratings": dict(sorted(self.ratings.items())) if few else {"distinct": len(self.ratings)},
+            "origins": dict(sorted(self.origins.items())),
+            "positive_step_share": {
+                "rated": _share(self.rated_positive, self.rated),
+                "trunk": _share(self.trunk_positive, self.trunk),
+            },
+            "all_right_share": _share(self.all_right, self.end_known),
+            "model_all_right_share": _share(self.model_all_right, self.end_known),
+        }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass
+class PairCounts:
+    """Counts over pairs, and what made none."""
+
+    split_names: Sequence[str]
+    kinds: Counter[PairKind] = field(default_factory=Counter)
+    drops: dict[PairKind, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in PAIR_KINDS})
+    splits: dict[str, Counter[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.splits = {name: Counter(trees=0, pairs=0) for name in self.split_names}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Pairs and drops by kind; audit marks are shown beside the drops, since they may have been kept."""
+        drops: dict[str, dict[str, int]] = {}
+        marked: dict[str, int] = {}
+        for kind, counts in self.drops.items():
+            for reason, count in sorted(counts.items()):
+                if reason.startswith("marked:"):
+                    marked[reason.removeprefix("marked:")] = count
+                elif count:
+                    drops.setdefault(kind, {})[reason] = count
+        return {
+            "pairs": {**{kind: self.kinds[kind] for kind in PAIR_KINDS}, "total": sum(self.kinds.values())},
+            "dropped_pairs": drops,
+            "audit_marks": marked,
+            "splits": {name: dict(counts) for name, counts in self.splits.items()},
+        }
+
+
+@contextlib.contextmanager
+def _in_background(write: Write) -> Iterator[Write]:
+    """The same, in a thread of its own and in the same order; at most one table waits, so that memory stays small.
+
+    Compressing and writing release Python's lock, so reading continues meanwhile.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        running: list[Future[None]] = []
+
+        def finish() -> None:
+            while running:
+                running.pop().result()
+
+        def write_later(table: pa.Table) -> None:
+            finish()
+            running.append(pool.submit(write, table))
+
+        yield write_later
+        finish()
+
+
+@contextlib.contextmanager
+def _three_files(out: Path) -> Iterator[tuple[Path, Path, Path]]:
+    """The output files, none of which is there before all of them are; other files in the folder stay untouched."""
+    existed = out.exists()
+    try:
+        with (
+            whole_file(out / "trees.parquet") as trees,
+            whole_file(out / "pairs.parquet") as pairs,
+            whole_file(out / "summary.json") as summary,
+        ):
+            yield trees, pairs, summary
+    except BaseException:  # also when it is interrupted
+        if not existed:
+            with contextlib.suppress(OSError):
+                out.rmdir()
+        raise

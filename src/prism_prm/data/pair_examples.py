@@ -1,0 +1,134 @@
+"""Pairs of steps, or labelled steps, as columns beside the trees that hold their texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism_prm.arrays import Ints
+from prism_prm.data.tables import check_pairs, check_split, iter_trees, read_pairs
+from prism_prm.errors import DataError
+from prism_prm.tree import Step, StepTree
+
+COLUMNS = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """N pairs (`labels` is None), or N labelled steps (`chosen` alone counts)."""
+
+    trees: Mapping[int, StepTree]
+    """Every tree that the columns name, by its id."""
+    ids: Ints
+    """The pair's id, or the step's ordinal: for messages and logs."""
+    tree: Ints
+    chosen: Ints
+    rejected: Ints
+    rejected_tree: Ints
+    labels: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, indices: Ints) -> Examples:
+        """Some of the examples, in the order asked for."""
+        taken = {name: column[indices] for name in COLUMNS if (column := getattr(self, name)) is not None}
+        return replace(self, **taken)
+
+    def content_key(self) -> str:
+        """A hash of what the examples are and say, in their order: ids, nodes, labels and the trees they name."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in COLUMNS:
+            column = getattr(self, name)
+            digest.update(f"{name} {None if column is None else len(column)} ".encode())
+            digest.update(b"" if column is None else np.ascontiguousarray(column).tobytes())
+        for tree_id in np.unique(np.concatenate([self.tree, self.rejected_tree])).tolist():
+            digest.update(f"{tree_id} {self.trees[tree_id].content_hash()} ".encode())
+        return digest.hexdigest()
+
+    def right(self) -> NDArray[np.bool_]:
+        """Which labelled steps are right."""
+        assert self.labels is not None, "pairs have no labels"
+        return self.labels > 0.5
+
+    def by_tree(self) -> list[Ints]:
+        """The indices of each tree's examples."""
+        order = np.argsort(self.tree, kind="stable")
+        starts = np.flatnonzero(np.diff(self.tree[order], prepend=-1))
+        return [part for part in np.split(order, starts[1:]) if len(part)]
+
+
+def labelled_steps(trees: Mapping[int, StepTree]) -> Examples:
+    """Every step that has a label, once."""
+    found = [
+        (tree_id, node, step.label)
+        for tree_id, tree in trees.items()
+        for node, step in enumerate(tree.nodes)
+        if step.label is not None
+    ]
+    tree = np.array([row[0] for row in found], dtype=np.int64)
+    node = np.array([row[1] for row in found], dtype=np.int64)
+    labels = np.array([row[2] for row in found], dtype=np.float64)
+    return Examples(trees, np.arange(len(found)), tree, node, node, tree, labels)
+
+
+def as_one_tree(examples: Examples, indices: Sequence[int] | Ints) -> tuple[StepTree, list[tuple[int, ...]]]:
+    """Examples of ONE tree as a tree to score: the tree with their extra leaves, and per example the nodes to read.
+
+    A rejected step after the chosen one's prefix is read where it is; a later step (lookahead) or a step
+    of another tree (random) becomes one more leaf there, once however many examples use it.
+    """
+    tree = examples.trees[int(examples.tree[indices[0]])]
+    leaves: list[tuple[int, Step]] = []
+    place: dict[tuple[int, int, int], int] = {}
+    groups: list[tuple[int, ...]] = []
+    for i in indices:
+        chosen, rejected, other = int(examples.chosen[i]), int(examples.rejected[i]), int(examples.rejected_tree[i])
+        assert examples.tree[i] == tree.tree_id, "the examples are of one tree"
+        if examples.labels is not None:
+            groups.append((chosen,))
+            continue
+        parent = tree.parents[chosen]
+        if other == tree.tree_id and tree.parents[rejected] == parent:
+            groups.append((chosen, rejected))
+            continue
+        key = (parent, other, rejected)
+        if key not in place:
+            place[key] = len(tree.nodes) + len(leaves)
+            leaves.append((parent, examples.trees[other].nodes[rejected]))
+        groups.append((chosen, place[key]))
+    return (tree.with_leaves(leaves) if leaves else tree), groups
+
+
+@dataclass(frozen=True)
+class Split:
+    """The trees and pairs of one split."""
+
+    trees: Mapping[int, StepTree]
+    pairs: Examples
+    kinds: np.ndarray
+    """The kind of each pair."""
+
+    @classmethod
+    def read(cls, folder: Path, split: str | None) -> Split:
+        """From the tables that `prism pairs` wrote; None reads all splits."""
+        check_split(folder, split)
+        trees = {tree.tree_id: tree for tree in iter_trees(folder, split=split)}
+        table = read_pairs(folder, split=split)
+        columns = ("pair_id", "tree_id", "chosen", "rejected", "rejected_tree")
+        arrays = {name: table[name].to_numpy().astype(np.int64) for name in columns}
+        check_pairs(folder, arrays, {tree_id: len(tree.nodes) for tree_id, tree in trees.items()})
+        return cls(trees, Examples(trees, *arrays.values()), np.array(table["kind"].to_pylist(), dtype=object))
+
+    def examples(self, on: str) -> Examples:
+        """What an objective trains on: `pairs`, or the labelled steps (`labels`)."""
+        examples = self.pairs if on == "pairs" else labelled_steps(self.trees)
+        if not len(examples):
+            what = "pairs" if on == "pairs" else "labelled steps"
+            raise DataError(f"The training data has no {what} left; see `summary.json` for what was dropped and why.")
+        return examples

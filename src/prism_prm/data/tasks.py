@@ -1,0 +1,241 @@
+"""Tasks: named lists of problems, each with a reference answer or with tests.
+
+    task = load_task("math-500-100", "math500/test.jsonl")   # without a file: from the Hugging Face hub
+    task = load_task("my-problems.jsonl")                    # fields `problem` and `answer`
+
+How answers to them are found, judged and grouped is in `graders`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from prism_prm.data.inputs import read_records
+from prism_prm.data.problem_records import no_answer, problem_of
+from prism_prm.errors import DataError, SettingError
+from prism_prm.grading.graders import Grader as Grader
+from prism_prm.grading.graders import Level as Level
+from prism_prm.grading.graders import TaskGrader as TaskGrader
+from prism_prm.grading.problems import TaskProblem as TaskProblem
+from prism_prm.plugins import Plugins
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSource:
+    """Where a known task comes from and what is special about it."""
+
+    place: str
+    """`owner/name[:config]:split` on the hub, or a file."""
+    about: str
+    tolerance: float = 0.0
+    subsample: int | None = None
+    """Take this many problems, over all levels in proportion."""
+
+
+TASKS: dict[str, TaskSource] = {
+    "math-500": TaskSource("HuggingFaceH4/MATH-500:test", "500 problems of the MATH test set"),
+    "math-500-100": TaskSource("HuggingFaceH4/MATH-500:test", "100 of them, over all levels", subsample=100),
+    "aime-2024": TaskSource("HuggingFaceH4/aime_2024:train", "30 problems of AIME I and II 2024"),
+    "amc-2023": TaskSource("math-ai/amc23:test", "40 problems of AMC 12 2023"),
+    "amc-83": TaskSource("AI-MO/aimo-validation-amc:train", "83 problems of AMC 12 2022 and 2023"),
+    "gsm8k": TaskSource("openai/gsm8k:main:test", "1,319 word problems"),
+    "minerva": TaskSource("math-ai/minervamath:test", "272 problems of university science", tolerance=0.01),
+    "olympiadbench": TaskSource("math-ai/olympiadbench:test", "675 olympiad problems in English, text only"),
+    "humaneval": TaskSource("openai/openai_humaneval:test", "164 Python functions to complete"),
+    "mbpp": TaskSource("google-research-datasets/mbpp:sanitized:test", "257 short Python functions"),
+    "livecodebench": TaskSource("lighteval/code_generation_lite:release_v6:test", "as livecodebench-v6"),
+}
+"""Minerva's references are rounded to two or three digits, so numbers within 1 % are right there."""
+_LIVECODEBENCH = {1: "400", 2: "511", 3: "612", 4: "713", 5: "880", 6: "1,055"}
+TASKS |= {
+    f"livecodebench-v{release}": TaskSource(
+        f"lighteval/code_generation_lite:release_v{release}:test", f"{size} contest problems, judged by tests"
+    )
+    for release, size in _LIVECODEBENCH.items()
+}
+_PLUGINS = Plugins(
+    "task", TASKS, "prism_prm.tasks", "a TaskSource", lambda found: isinstance(found, TaskSource),
+    also="; or a file of problems",
+)  # fmt: skip
+
+
+Errata = Literal["keep", "drop"]
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which problems of a task are used."""
+
+    since: str | None = None
+    """The first day, YYYY-MM-DD."""
+    until: str | None = None
+    """The last day."""
+    errata: Errata = "keep"
+    """Whether to keep problems that the benchmark's own errata list."""
+
+    def __post_init__(self) -> None:
+        for name, day in (("since", self.since), ("until", self.until)):
+            if day is not None and not _DAY.fullmatch(day):
+                raise SettingError(name, day, "must be a day, such as 2024-08-01")
+
+    def reason_against(self, problem: TaskProblem) -> str:
+        """Why a problem is not used; "" if it is."""
+        if not problem.is_judged:
+            return "no hidden test that can be read"
+        if (self.since or self.until) and not problem.date:
+            raise DataError(
+                f"the problem {problem.name or problem.text[:60]!r} has no date, so --since and --until cannot choose",
+                reason="missing-field",
+            )
+        if (self.since and problem.date < self.since) or (self.until and problem.date > self.until):
+            return "outside the dates"
+        return "in the errata" if self.errata == "drop" and problem.in_errata else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A named list of problems, each with its answer or tests."""
+
+    name: str
+    problems: tuple[TaskProblem, ...]
+    left_out: tuple[tuple[TaskProblem, str], ...] = ()
+    """Problems that are not used, and why."""
+
+    def notes(self) -> list[str]:
+        """What the problems lack and what was left out, a line each."""
+        found = [
+            f"{count:,} problems of {self.name} are left out: {why}."
+            for why, count in Counter(why for _, why in self.left_out).items()
+        ]
+        coded = [problem.tests for problem in self.problems if problem.tests is not None]
+        if bare := sum(not tests.public for tests in coded):
+            found.append(
+                f"{bare:,} of {len(coded):,} code problems have no public tests: votes cannot tell programs apart."
+            )
+        if unread := sum(tests.num_unread for tests in coded):
+            found.append(f"{unread:,} tests of {self.name} cannot be read as arguments and a value, and are not used.")
+        return found
+
+
+class ProblemIndex:
+    """Finds the problem that a record of another file is about."""
+
+    def __init__(self, problems: Iterable[TaskProblem]) -> None:
+        self._by_text: dict[str, list[TaskProblem]] = defaultdict(list)
+        for problem in problems:
+            self._by_text[problem.text.strip()].append(problem)
+
+    def find(self, text: str, *, name: str = "", answer: str | None = None, where: str = "") -> TaskProblem | None:
+        """The problem of this text, or None; of several, the one of this name, or else with this answer.
+
+        Problems that share a text and are judged alike are one; others must be told apart, or it is an error.
+        """
+        found = self._by_text.get(text.strip(), [])
+        named = [problem for problem in found if name and problem.name == name]
+        for some in (named, found, [problem for problem in found if answer and problem.answer == answer]):
+            judged_by = [(problem.answer, problem.tolerance, problem.tests) for problem in some]
+            if some and all(one == judged_by[0] for one in judged_by):
+                return some[0]
+        if not found:
+            return None
+        names = ", ".join(repr(problem.name) for problem in found[:3] if problem.name) or "none"
+        raise DataError(
+            f"{where or 'a record'}: {len(found)} problems of the task have its text, {text.strip()[:60]!r}, and "
+            f"different answers or tests; give it the `name` of one of them (their names: {names})",
+            reason="ambiguous-problem",
+        )
+
+
+def load_problems(place: str, source: str | Path | None = None) -> Task:
+    """A task, a file of problems, or a hub dataset named by its id (`owner/name[:config]:split`)."""
+    if source is None and "/" in place and place not in _PLUGINS.names() and not Path(place).exists():
+        return _used(place, list(read_problems(place)))
+    return load_task(place, source)
+
+
+def load_task(
+    name: str,
+    source: str | Path | None = None,
+    *,
+    answer_field: str | None = None,
+    window: Window | None = None,
+) -> Task:
+    """A task of TASKS, from a local `source` or else from the hub; or, if `name` is a file, your own problems.
+
+    Installed packages may add tasks (docs/plugins.md).
+    Hyphens in a task's name may be left out: `math500` is `math-500`.
+
+    Args:
+        name: math-500, aime-2024, gsm8k, …, or a file of problems with answers.
+        source: a local copy of the task.
+        answer_field: the field that holds the reference answer; default: `answer` and its common synonyms.
+        window: which days to take problems from, and whether to keep flawed ones; default: all.
+
+    Example:
+        >>> task = load_task("problems.jsonl")
+        >>> task.problems[0].answer
+        '3'
+    """
+    names = _PLUGINS.names()
+    name = next((task for task in names if task.replace("-", "") == name.lower().replace("-", "")), name)
+    its_own = name not in names and (source is not None or Path(name).exists())
+    known = None if its_own else _PLUGINS.find(name)
+    where = source or (known.place if known else name)
+    problems = list(read_problems(where, tolerance=known.tolerance if known else 0.0, answer_field=answer_field))
+    if known and known.subsample:
+        problems = subsample(problems, known.subsample)
+    return _used(name if known else Path(name).stem, problems, window or Window())
+
+
+def _used(name: str, problems: Sequence[TaskProblem], window: Window = Window()) -> Task:  # noqa: B008  frozen
+    """The task of those problems that can be judged and lie in the window."""
+    against = [(problem, window.reason_against(problem)) for problem in problems]
+    used = tuple(problem for problem, why in against if not why)
+    if not used:
+        reasons = Counter(why for _, why in against)
+        said = "; ".join(f"{why}: {count:,}" for why, count in reasons.items())
+        raise DataError(f"{name}: none of its {len(problems):,} problems is left. {said or 'It is empty'}.")
+    return Task(name, used, tuple((problem, why) for problem, why in against if why))
+
+
+def read_problems(
+    source: str | Path, *, tolerance: float = 0.0, answer_field: str | None = None
+) -> Iterator[TaskProblem]:
+    """The problems of a file, folder or hub dataset; each must have an answer or tests, be they unreadable ones."""
+
+    def read(record: dict[str, Any]) -> TaskProblem:
+        problem = problem_of(record, tolerance, answer_field=answer_field)
+        if problem.tests is None and not problem.is_judged:
+            raise no_answer(record)
+        if problem.tests is not None and not (problem.is_judged or problem.tests.num_unread):
+            raise DataError("no `tests` to judge programs by, only public ones", reason="missing-field")
+        return problem
+
+    return (problem for _, problem in read_records(source, read))
+
+
+def subsample(problems: Sequence[TaskProblem], size: int) -> list[TaskProblem]:
+    """`size` problems in their order, each level in proportion to its share; which ones depends on their text alone."""
+    if size >= len(problems):
+        return list(problems)
+    levels: dict[str, list[int]] = defaultdict(list)
+    for i, problem in enumerate(problems):
+        levels[problem.level].append(i)
+    quotas = {level: size * len(members) / len(problems) for level, members in levels.items()}
+    seats = Counter({level: int(quota) for level, quota in quotas.items()})
+    for level in sorted(quotas, key=lambda level: (seats[level] - quotas[level], level))[: size - seats.total()]:
+        seats[level] += 1
+
+    def rank(i: int) -> bytes:
+        """Random-looking; neither a seed nor the order of a file can change it."""
+        return hashlib.blake2b(problems[i].text.strip().encode(), digest_size=8).digest()
+
+    chosen = [i for level in levels for i in sorted(levels[level], key=rank)[: seats[level]]]
+    return [problems[i] for i in sorted(chosen)]

@@ -1,0 +1,402 @@
+"""Several evaluated PRMs side by side, on the same steps and the same bootstrap draws, and the report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from prism_prm import __version__
+from prism_prm.console import progress, say
+from prism_prm.data.inputs import keep_inputs
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.evaluate.benchmarks import find_benchmark
+from prism_prm.evaluate.control import (
+    Control,
+    add_control,
+    control_json,
+    finding,
+    headline,
+    make_controls,
+    movable_scores,
+)
+from prism_prm.evaluate.judged_steps import Steps, read_steps
+from prism_prm.evaluate.measure import (
+    RANKINGS,
+    RATES,
+    Measured,
+    Tables,
+    error_curve,
+    histogram,
+    intervals,
+    metric_rows,
+    shown,
+)
+from prism_prm.evaluate.report import (
+    SCORES,
+    TRADE,
+    WrongStep,
+    add_wrong_step,
+    draw_distribution,
+    draw_error_curves,
+    read_wrong_step,
+    steps_file,
+)
+from prism_prm.file_types import read_json
+from prism_prm.job import Job
+from prism_prm.paths import split_name
+from prism_prm.report import STYLES, Report, draw_curve, escaped, finish, percent, telling
+from prism_prm.stats import NUM_DRAWS, SEED
+
+SHOWN = 3
+"""Names shown in a message about many."""
+PAPER_RATES = ("fpr", "fnr", "precision", "tpr", "tnr", "prm_score")
+TESTED = ("fpr", "fnr", "precision", "f1", "negative_f1", "prm_score", "auroc", "fpr_at_tpr_90", "fpr_at_tpr_95",
+          "calibration_error")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """The folder of one `prism eval`."""
+
+    name: str
+    folder: Path
+    metrics: dict[str, Any]
+
+    @property
+    def benches(self) -> list[str]:
+        """The benchmarks it was evaluated on."""
+        return list(self.metrics["benchmarks"])
+
+    def threshold(self, bench: str) -> float:
+        """The threshold it was judged at."""
+        return float(self.metrics["benchmarks"][bench]["threshold"]["value"])
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Threshold(msgspec.Struct):
+    value: float
+
+
+class _Benchmark(msgspec.Struct):
+    threshold: _Threshold
+
+
+class _Metrics(msgspec.Struct):
+    """What must be in metrics.json."""
+
+    run: _Named
+    benchmarks: dict[str, _Benchmark]
+
+
+def load_run(given: str) -> EvalRun:
+    """A run from `FOLDER` or `NAME=FOLDER`."""
+    name, place = split_name(given)
+    folder = Path(place)
+    path = folder / "metrics.json"
+    try:
+        metrics = read_json(path)
+        known = msgspec.convert(metrics, _Metrics)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(
+            f"{path}: no such file; give folders written by `prism eval --out`; rerun `prism eval` if it was stopped"
+        ) from None
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
+    if not known.benchmarks:
+        raise DataError(f"{path}: contains no benchmark")
+    return EvalRun(name or known.run.name, folder, metrics)
+
+
+def load_runs(given: Sequence[str]) -> list[EvalRun]:
+    """Two or more runs, with names that tell them apart."""
+    if len(given) < 2:
+        raise ConfigError("give at least two runs to compare")
+    runs = [load_run(one) for one in given]
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    # Two runs of one PRM: the folder tells them apart.
+    runs = [
+        EvalRun(run.folder.name if names.count(run.name) > 1 else run.name, run.folder, run.metrics) for run in runs
+    ]
+    if len({run.name for run in runs}) < len(runs):
+        raise ConfigError(f"runs have the same name ({', '.join(names)}); name them: NAME=FOLDER")
+    return runs
+
+
+def shared_benches(runs: Sequence[EvalRun]) -> tuple[list[str], list[str]]:
+    """The benchmarks that all runs have, and those that only some have."""
+    every = list(dict.fromkeys(bench for run in runs for bench in run.benches))
+    shared = [bench for bench in every if all(bench in run.benches for run in runs)]
+    if not shared:
+        found = "; ".join(f"{run.name}: {', '.join(run.benches)}" for run in runs)
+        raise DataError(f"no benchmark is in all runs ({found}); evaluate them on the same one")
+    return shared, [bench for bench in every if bench not in shared]
+
+
+def load_steps(runs: Sequence[EvalRun], bench: str) -> dict[str, Steps]:
+    """The judged steps of every run, which must be the same texts with the same labels."""
+    steps = {run.name: read_steps(steps_file(run.folder, bench)) for run in runs}
+    for run in runs:
+        if steps[run.name].item_content is None:
+            raise DataError(
+                f"{run.name}: {steps_file(run.folder, bench)} is of an earlier version and records no texts, so the "
+                "runs may be on different ones; run `prism eval` again"
+            )
+    first = runs[0].name
+    for run in runs[1:]:
+        _require_same(bench, first, steps[first], run.name, steps[run.name])
+    return steps
+
+
+def _require_same(bench: str, name_a: str, a: Steps, name_b: str, b: Steps) -> None:
+    for name, mine, theirs in ((name_a, a, b), (name_b, b, a)):
+        others = set(theirs.items)
+        if extra := [item for item in mine.items if item not in others]:
+            raise DataError(
+                f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run does not have "
+                f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on the "
+                "same --data, with the same --limit, threshold rule and seed"
+            )
+    content_a, content_b = (dict(zip(one.items, one.item_content or (), strict=True)) for one in (a, b))
+    if other := [item for item, content in content_a.items() if content_b[item] != content]:
+        raise DataError(
+            f"{bench}: {name_a} and {name_b} have {len(other):,} of {len(a.items):,} items with the same names but "
+            f"other texts or labels ({', '.join(other[:SHOWN])}, …); evaluate both on the same files"
+        )
+    same = a.items == b.items and np.array_equal(a.starts, b.starts) and np.array_equal(a.parent, b.parent)
+    if not same or not np.array_equal(a.label, b.label):
+        raise DataError(
+            f"{bench}: {name_a} and {name_b} have the same items in another order; evaluate both on the same files"
+        )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One benchmark: what every PRM judged, and its tables, all measured on the same draws."""
+
+    bench: str
+    thresholds: dict[str, float]
+    steps: dict[str, Steps]
+    """PRM → the steps that are in totals."""
+    tables: dict[str, Tables]
+    """PRM → table name → metrics."""
+    controls: dict[str, Control]
+    """PRM → the first one moved to its rates; none where the first has no level to move."""
+    example: WrongStep | None = None
+    """The wrong step that the first PRM scores highest, where its run kept one."""
+
+    @property
+    def runs(self) -> list[str]:
+        """The PRMs; the first is what the others are compared with."""
+        return list(self.tables)
+
+
+def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_DRAWS, seed: int = SEED) -> Compared:
+    """Measure all runs alike."""
+    benchmark = find_benchmark(bench)
+    steps = load_steps(runs, bench)
+    thresholds = {run.name: run.threshold(bench) for run in runs}
+    redundancy = {run.name: float(run.metrics["settings"]["redundancy_threshold"]) for run in runs}
+    measured = {
+        name: benchmark.tables(own, thresholds[name], redundancy[name], num_draws, seed) for name, own in steps.items()
+    }
+    totals = {name: total for name, (total, _) in measured.items()}
+    first = runs[0].name
+    return Compared(
+        bench, thresholds, {name: total.steps for name, total in totals.items()},
+        {name: tables for name, (_, tables) in measured.items()},
+        make_controls(totals, movable_scores(benchmark, totals[first], redundancy[first])),
+        read_wrong_step(runs[0].metrics["benchmarks"][bench].get("example")),
+    )  # fmt: skip
+
+
+def compare_runs(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    rounds: bool = False,
+    num_draws: int = NUM_DRAWS,
+    seed: int = SEED,
+) -> Report:
+    """Put evaluated PRMs side by side (rates, classes, paired differences with p-values), and write a report.
+
+    The report opens with a control: is each PRM more than the first one with its scores shifted?
+
+    Args:
+        runs: folders written by `evaluate_prm`, or NAME=FOLDER; all on the same items. Differences are taken from the
+            first.
+        out: folder for the report.
+        rounds: treat the runs as rounds of a curriculum, in this order.
+        num_draws: bootstrap draws of problems.
+        seed: the seed for the draws.
+
+    Example:
+        >>> settings = EvalSettings(num_draws=100)
+        >>> for name in ("base", "mine"):
+        ...     prm = init_prm("my-lm", seed=len(name))
+        ...     _ = evaluate_prm(prm, "labelled", f"eval-{name}", data="labelled.jsonl", name=name, settings=settings)
+        >>> report = compare_runs(["eval-base", "eval-mine"], "compared", num_draws=100)
+        >>> report.title
+        'base against mine'
+    """
+    loaded = load_runs([str(run) for run in runs])
+    keep_inputs([run.folder / "metrics.json" for run in loaded], [Path(out) / "metrics.json"])
+    shared, left_out = shared_benches(loaded)
+    if left_out:
+        say(f"left out because not in all runs: {', '.join(left_out)}")
+    compared = []
+    with Job(out):
+        for bench in shared:
+            with progress(f"comparing on {bench}", num_draws, unit="draws") as advance:
+                compared.append(compare_bench(loaded, bench, num_draws=num_draws, seed=seed))
+                advance(num_draws)
+            for line in _findings(compared[-1]):
+                say(line)
+        report = build_comparison(loaded, compared, left_out=left_out, rounds=rounds)
+        report.write(out)
+    return report
+
+
+def build_comparison(
+    runs: Sequence[EvalRun], compared: Sequence[Compared], *, left_out: Sequence[str], rounds: bool
+) -> Report:
+    """The report; the first run is what the others are compared with. With `rounds`, runs are rounds in order."""
+    names = [run.name for run in runs]
+    report = Report(" against ".join(names) if len(names) == 2 else f"{len(names)} PRMs side by side")
+    report.subtitle = "; ".join(runs[0].metrics["benchmarks"][one.bench]["described"] for one in compared)
+    findings = [
+        line
+        for one in compared
+        for line in [f"On {one.bench}, {headline(control)}" for control in one.controls.values()] or _findings(one)
+    ]
+    report.finding = " ".join(map(escaped, findings))
+    for one in compared:
+        if len(compared) > 1:
+            report.text(f"## {one.bench}")
+        _add_bench(report, one, rounds=rounds)
+    tokens = {run.name: run.metrics["run"].get("tokens") for run in runs}
+    if any(tokens.values()):
+        caption = "Tokens behind the scores: read by a PRM, read and written by a critic ↓"
+        report.counts("PRM", tokens, caption=caption, unit="tokens")
+    without = f" Left out because not in all runs: {', '.join(left_out)}." if left_out else ""
+    report.text(f"""
+## How to read this
+
+All PRMs judged the same steps. Values are percentages with 95 % bootstrap intervals over problems. Differences from
+**{escaped(names[0])}** are in percentage points and paired: the same problems are drawn for all, so problems that are
+hard for all PRMs cancel out. p is two-sided and not corrected for the number of comparisons.{without}
+""")
+    report.metrics |= {
+        "prism_prm": __version__,
+        "runs": {run.name: {"folder": run.folder.name, **run.metrics["run"]} for run in runs},
+        "benchmarks": {one.bench: _as_json(one) for one in compared},
+    }
+    return report
+
+
+def _findings(one: Compared) -> list[str]:
+    """Per PRM whether it is more than the first one with its level moved."""
+    if not one.controls:
+        return [
+            f"{one.bench}: {one.runs[0]} cannot be shifted (only verdicts, or a threshold of 0 or 1), so there is no "
+            f"control."
+        ]
+    return [f"{one.bench}: {finding(control)}" for control in one.controls.values()]
+
+
+def _as_json(one: Compared) -> dict[str, Any]:
+    first = one.runs[0]
+    return {
+        "thresholds": one.thresholds,
+        "metrics": {name: intervals(tables) for name, tables in one.tables.items()},
+        "differences": {
+            name: {
+                metric: one.tables[name]["steps"][metric].minus(one.tables[first]["steps"][metric])
+                for metric in TESTED
+                if metric in one.tables[name]["steps"] and metric in one.tables[first]["steps"]
+            }
+            for name in one.runs[1:]
+        },
+        "control": {name: control_json(control) for name, control in one.controls.items()},
+    }
+
+
+def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
+    _add_figures(report, one)
+    if rounds:
+        _add_rounds(report, one)
+    _add_rates(report, one)
+    for control in one.controls.values():
+        add_control(report, control, one.tables[control.first]["steps"])
+    if one.example is not None and one.example.item in one.steps[one.runs[0]].items:
+        add_wrong_step(report, one.example, one.steps, caption=telling("wrong step", one.runs[:1]))
+    first, *others = (_tested(one, name) for name in one.runs)
+    for name, own in zip(one.runs[1:], others, strict=True):
+        rows = [
+            ([label], own[label].minus(first[label]) if label in own and label in first else None)
+            for label in {**own, **first}
+        ]
+        report.differences(["metric"], rows, caption=f"{name} minus {one.runs[0]} (percentage points)")
+    find_benchmark(one.bench).add_to_comparison(report, one.tables)
+    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
+    report.text(f"Thresholds: {parts}.")
+
+
+def _add_rates(report: Report, one: Compared) -> None:
+    """The paper's table of rates, with how much of the first PRM's FPR is gone."""
+    base = one.tables[one.runs[0]]["steps"]["fpr"].value
+    rows = []
+    for name in one.runs:
+        table = one.tables[name]["steps"]
+        gone = 1 - table["fpr"].value / base if base else float("nan")
+        rows.append([name, *(shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
+    headers = ["PRM", *(RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
+    report.table(headers, rows, caption="Rates, steps pooled (%)", best="columns")
+    tables = [one.tables[name]["steps"] for name in one.runs]
+    if ranking_rows := metric_rows(RANKINGS, tables):
+        report.table(["metric", *one.runs], ranking_rows, caption="Without a threshold (%)", best="rows")
+
+
+def _tested(one: Compared, name: str) -> dict[str, Measured]:
+    table, labels = one.tables[name]["steps"], {**RATES, **RANKINGS}
+    own = {labels[metric]: table[metric] for metric in TESTED if metric in table}
+    return own | find_benchmark(one.bench).headlines(one.tables[name])
+
+
+def _add_figures(report: Report, one: Compared) -> None:
+    curves = {name: curve for name in one.runs if (curve := error_curve(one.steps[name]))}
+    with report.figure(
+        f"{one.bench}-scores",
+        caption=SCORES + TRADE * bool(curves),
+        alt=f"FPR against FNR, and distributions of scores, of {', '.join(one.runs)} on {one.bench}",
+        panels=bool(curves) + len(one.runs),
+    ) as panels:
+        if curves:
+            draw_error_curves(panels[0], curves, one.thresholds)
+        for axes, name in zip(panels[bool(curves) :], one.runs, strict=True):
+            draw_distribution(axes, histogram(one.steps[name]), one.thresholds[name], name)
+
+
+def _add_rounds(report: Report, one: Compared) -> None:
+    names = ("prm_score", "fpr", "fnr", "precision")
+    rows = [[name, *(shown(one.tables[name]["steps"][metric]) for metric in names)] for name in one.runs]
+    report.table(["round", *(RATES[metric] for metric in names)], rows, caption="Training rounds (%)", best="columns")
+    with report.figure(
+        f"{one.bench}-rounds",
+        caption="What the rounds of training change, with 95 % intervals.",
+        alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
+    ) as axes:
+        for metric, style in zip(("fpr", "fnr", "precision"), STYLES, strict=False):
+            points = [one.tables[name]["steps"][metric].interval() for name in one.runs]
+            draw_curve(axes, range(len(one.runs)), points, RATES[metric], style)
+        axes.set_xticks(range(len(one.runs)), one.runs)
+        finish(axes, "", "%")

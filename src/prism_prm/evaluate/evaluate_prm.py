@@ -1,0 +1,337 @@
+"""`evaluate_prm`, all of `prism eval` from top to bottom: read benchmarks, attach scores, measure, write a report.
+
+`evaluate_steps` is the part of it that measures: the threshold, the subsets, all metrics with intervals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+from prism_prm import aggregate, metrics
+from prism_prm.aggregate import CardValues, card_values
+from prism_prm.backends.open_critic import critic_settings, is_critic
+from prism_prm.backends.open_scorer import check_scorer, remote_place
+from prism_prm.config import SHOWN, Natural, Range, Share, check
+from prism_prm.console import progress, say
+from prism_prm.data.inputs import as_places, find_sources, keep_inputs
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.evaluate.benchmarks import Benchmark, ItemSet, find_benchmark, read_benchmark
+from prism_prm.evaluate.benchmarks.base import REDUNDANCY_THRESHOLD
+from prism_prm.evaluate.judged_steps import Steps
+from prism_prm.evaluate.measure import PairTable, SubsetResult, error_curve, histogram, measure_pairs
+from prism_prm.evaluate.report import RunInfo, WrongStep, find_wrong_step, steps_file, write_run
+from prism_prm.evaluate.scores import score_benchmark, steps_from_predictions, steps_from_table
+from prism_prm.job import Job
+from prism_prm.models.card import prm_folder
+from prism_prm.paths import check_name, own_name
+from prism_prm.stats import NUM_DRAWS, SEED
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Scorer
+    from prism_prm.tree import StepTree
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSettings:
+    """How steps are judged, and how intervals are computed."""
+
+    threshold: Share | Literal["prm"] | None = field(default=None, metadata={SHOWN: "the PRM's card"})
+    """A step counts as right if its score is above this. By default the threshold of the PRM's card, but 0.5 for
+    PRMBench and ProcessBench, as their rules require. "prm" uses the card's threshold for them too."""
+    target_tpr: Annotated[float, Range(above=0, most=1)] | None = None
+    """Instead of `threshold`: choose the highest threshold that keeps this share of the right steps of held-out
+    problems."""
+    holdout: Annotated[float, Range(above=0, below=1)] = 0.2
+    """The share of problems held out to choose a threshold. They are not measured."""
+    redundancy_threshold: Share | None = field(default=None, metadata={SHOWN: "the critic's format, or 0.15"})
+    """For PRMs with a redundancy score: a step is redundant above this (PRMBench NR and NCL). By default ReasonEval's
+    0.15, and for a critic what its format says."""
+    num_draws: Annotated[int, Range(100)] = NUM_DRAWS
+    """The number of bootstrap draws of problems for the intervals."""
+    seed: Natural = SEED
+    """The seed for the draws and for every choice of problems."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def settled(self, card: CardValues | None) -> EvalSettings:
+        """With what the PRM's card says where nothing is given."""
+        own = REDUNDANCY_THRESHOLD if card is None or card.redundancy_threshold is None else card.redundancy_threshold
+        return replace(self, redundancy_threshold=own) if self.redundancy_threshold is None else self
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The threshold that was used, and where it came from."""
+
+    value: float
+    origin: str
+    target_tpr: float | None = None
+    heldout_problems: int = 0
+    heldout_right_steps: int = 0
+    heldout_tpr: float = math.nan
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One PRM on one benchmark."""
+
+    bench: str
+    described: str
+    complete: bool | None
+    files: tuple[str, ...]
+    notes: dict[str, int]
+    threshold: Threshold
+    subsets: dict[str, SubsetResult]
+    """`all`, and where training problems were given also `clean` and `contaminated`."""
+    steps: Steps = field(repr=False)
+    """What was measured, without held-out problems."""
+    curve: dict[str, list[float]] = field(default_factory=dict)
+    histogram: dict[str, list[float]] = field(default_factory=dict)
+    pairs: PairTable | None = None
+    example: WrongStep | None = None
+    """The wrong step that scores highest."""
+    split: str | None = None
+    """The split of the data that was read."""
+
+
+def evaluate_prm(
+    prm: Scorer | str | Path | None,
+    bench: str | Sequence[str],
+    out: str | Path,
+    *,
+    data: str | Path | Sequence[str | Path] = (),
+    split: str | None = None,
+    scores: str | Path | None = None,
+    predictions: str | Path | None = None,
+    name: str | None = None,
+    trained_on: Sequence[str | Path] = (),
+    limit: int | None = None,
+    settings: EvalSettings | None = None,
+    store: str | Path | None = None,
+    loading: Mapping[str, Any] | None = None,
+) -> dict[str, Evaluation]:
+    """Measure how well a PRM judges steps, and write a report; returns the evaluation of each benchmark.
+
+    Scores are kept in `out`: to try another threshold without scoring again, repeat the call with the same PRM and
+    `out`.
+
+    Args:
+        prm: a PRM, or its folder or hub id; None with `scores` or `predictions`.
+        bench: prmbench, processbench, labelled, pairs, or one that an installed package adds; or several.
+        out: folder for report.html, report.md, metrics.json and scores.
+        data: files or folders of the benchmark, or a hub id; by default the data comes from the hub.
+        split: for labelled and pairs, use only this split of a folder written by `build_pairs`.
+        scores: instead of a PRM, a scores table of this data.
+        predictions: instead of a PRM, JSON lines {"id": "…", "scores": […]} or {"id": "…", "labels": […]}.
+        name: the PRM's name in the report; default: the last part of its folder or hub id.
+        trained_on: training data; items on its problems are reported separately, as contaminated.
+        limit: the maximum number of items of each class or split, chosen by the settings' seed.
+        settings: threshold, bootstrap draws and seed.
+        store: a folder of scores to reuse and extend.
+        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+
+    Example:
+        >>> settings = EvalSettings(num_draws=100)
+        >>> found = evaluate_prm("my-prm", "labelled", "eval", data="labelled.jsonl", settings=settings)
+        >>> found["labelled"].subsets["all"].num_steps
+        12
+    """
+    settings, out = settings or EvalSettings(), Path(out)
+    benches = [bench] if isinstance(bench, str) else list(bench)
+
+    # Refuse what cannot work, before anything is read or loaded.
+    source = _source(benches, {"--prm": prm, "--scores": scores, "--predictions": predictions})
+    for one in benches:
+        find_benchmark(one)
+    read = [place for given in (data, scores, predictions, trained_on) if given for place in as_places(given)]
+    keep_inputs(read, [out / "metrics.json", *(steps_file(out, one) for one in benches)])
+    called = check_name(name) if name else own_name(source)
+    if not name and Path(source).is_file():
+        called = called.split(".")[0] or called
+    if is_critic(prm):  # unless its settings say otherwise, the benchmark decides how a missing verdict counts
+        critic = critic_settings((loading or {}).get("critic"))
+        loading = {**(loading or {}), "critic": replace(critic, on_missing=critic.on_missing or "skip")}
+    if prm is not None:
+        check_scorer(prm, loading)
+    for file in (scores, predictions):
+        if file is not None:
+            find_sources([file])
+    if settings.threshold == "prm":
+        _check_card(prm, scores)
+    if trained_on:
+        find_sources(trained_on)
+
+    everything = {}
+    for one in benches:
+        items = read_benchmark(one, data, split)
+        items = items.some(limit, settings.seed) if limit else items
+        everything[one] = items.checked_against([Path(file) for file in trained_on]) if trained_on else items
+
+    evaluations = {}
+    card: CardValues | None = None
+    model_hash, tokens = "", None
+    scored: list[StepTree] = []
+    scorer: Scorer | None = None
+    with Job(out), contextlib.ExitStack() as opened:
+        for one, items in everything.items():
+            say(f"{items.described()}, from {len(items.files)} files")
+            if predictions is not None:
+                steps, notes = steps_from_predictions(items, predictions)
+            else:
+                from prism_prm.backends.open_scorer import opened_prm
+                from prism_prm.evaluate.score_files import card_of_scores
+
+                if scores is not None:
+                    table = Path(scores)
+                else:
+                    assert prm is not None, "one of the three is given"
+                    scorer = scorer or opened.enter_context(opened_prm(prm, loading))
+                    with progress(f"scoring {one}", len(items.items), unit="items") as advance:
+                        table = score_benchmark(scorer, items, out, store=store, advance=advance)
+                    trees = [item.tree for item in items.items]
+                    tokens = (tokens or 0) + scorer.count_all(trees)
+                    scored += trees
+                steps, about = steps_from_table(items, table)
+                card = card_of_scores(table) if scorer is None else card_values(scorer)
+                model_hash, notes = about["model_hash"], about["notes"]
+            with progress(f"measuring {one}", settings.num_draws, unit="draws") as advance:
+                evaluations[one] = evaluate_steps(items, steps, settings, notes=notes, card=card)
+                advance(settings.num_draws)
+
+        summary = None if scorer is None else scorer.summary(scored)
+        run = RunInfo(called, source, model_hash, tokens, summary)
+        write_run(out, run, list(evaluations.values()), settings.settled(card))
+    return evaluations
+
+
+def evaluate_steps(
+    items: ItemSet,
+    steps: Steps,
+    settings: EvalSettings | None = None,
+    *,
+    notes: Mapping[str, int] | None = None,
+    card: CardValues | None = None,
+) -> Evaluation:
+    """Measure the judged steps of a benchmark.
+
+    Args:
+        items: the benchmark, from `read_benchmark`.
+        steps: its steps with scores, from `steps_from_predictions` for example.
+        settings: threshold, bootstrap draws and seed.
+        notes: what was left out and how often, for the report.
+        card: the values of the PRM's card, for the threshold; `card_values(prm)` of `prism_prm.aggregate`.
+
+    Example:
+        >>> items = read_benchmark("labelled", "labelled.jsonl")
+        >>> steps, notes = steps_from_predictions(items, "predictions.jsonl")
+        >>> found = evaluate_steps(items, steps, EvalSettings(num_draws=100), notes=notes)
+        >>> found.subsets["all"].counts["fp"]
+        0
+    """
+    settings = (settings or EvalSettings()).settled(card)
+    benchmark = find_benchmark(items.name)
+    threshold, rest = _choose_threshold(benchmark, steps, settings, card)
+    total = benchmark.in_total(rest)
+    if not (total.right | total.wrong).any():
+        raise DataError(f"{items.name}: no step has a label, so there is nothing to measure", reason="empty-split")
+    subsets = {"all": _measure(benchmark, rest, threshold.value, settings)}
+    if (rest.item_contaminated >= 0).all():
+        for name, value in (("clean", 0), ("contaminated", 1)):
+            keep = rest.item_contaminated == value
+            if keep.any():
+                subsets[name] = _measure(benchmark, rest.only(keep), threshold.value, settings)
+    return Evaluation(
+        items.name, items.described(), items.complete, items.files, {**items.notes, **(notes or {})},
+        threshold, subsets, rest,
+        curve=error_curve(total), histogram=histogram(total),
+        pairs=measure_pairs(total, settings.num_draws, settings.seed),
+        example=find_wrong_step((item.tree for item in items.items), {items.name: total}),
+        split=items.split,
+    )  # fmt: skip
+
+
+def _choose_threshold(
+    benchmark: Benchmark, steps: Steps, settings: EvalSettings, card: CardValues | None
+) -> tuple[Threshold, Steps]:
+    """The threshold that is given, or the benchmark's rule, or the card's, or one chosen on held-out problems; and the
+    steps left to measure."""
+    if settings.target_tpr is None:
+        if settings.threshold is None and benchmark.threshold is not None:
+            return Threshold(benchmark.threshold, "the benchmark's rule"), steps
+        fixed = aggregate.choose_threshold(None if settings.threshold == "prm" else settings.threshold, card)
+        return Threshold(fixed.value, fixed.origin), steps
+    if steps.hard:
+        raise ConfigError("a threshold can be chosen only for scores; give scores instead of labels")
+    rng = np.random.default_rng(settings.seed)
+    held = np.zeros(steps.num_clusters, bool)
+    held[rng.permutation(steps.num_clusters)[: max(1, round(settings.holdout * steps.num_clusters))]] = True
+    held_out = benchmark.in_total(steps.only(held[steps.item_cluster]))
+    rest = steps.only(~held[steps.item_cluster])
+    judged = held_out.judged
+    value = metrics.threshold_for_tpr(held_out.right[judged], held_out.probability[judged], settings.target_tpr)
+    if math.isnan(value) or not rest.items:
+        raise DataError(
+            f"{held_out.num_clusters} held-out problems have no right step to choose a threshold on; hold out more"
+        )
+    tpr = float(np.mean(held_out.probability[held_out.right & judged] > value))
+    num_right = int(held_out.right.sum())
+    origin = "chosen on held-out problems"
+    return Threshold(value, origin, settings.target_tpr, held_out.num_clusters, num_right, tpr), rest
+
+
+def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: EvalSettings) -> SubsetResult:
+    assert settings.redundancy_threshold is not None, "it is settled"
+    whole, tables = benchmark.tables(steps, threshold, settings.redundancy_threshold, settings.num_draws, settings.seed)
+    total, groups = whole.steps, whole.by_group(benchmark.positives_only)
+    masks = {name: total.step_group == i for i, name in enumerate(total.group_names)}
+    for name, mask in masks.items():
+        groups[name] |= whole.rankings(mask, ("auroc",))
+    return SubsetResult(
+        len(total.items), len(total.label), total.num_clusters, whole.counts(), tables,
+        groups, {name: whole.counts(mask) for name, mask in masks.items()},
+    )  # fmt: skip
+
+
+def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
+    """Where the scores come from, in words; it must be one place."""
+    if not benches:
+        raise ConfigError("--bench is empty; name a benchmark")
+    found = {option: value for option, value in given.items() if value is not None}
+    if len(found) != 1:
+        what = f"got {' and '.join(found)}" if found else "got none"
+        raise ConfigError(f"give one of --prm, --scores and --predictions; {what}")
+    [(option, value)] = found.items()
+    if len(benches) > 1 and option != "--prm":
+        raise ConfigError(f"{option} is one file, so give one --bench with it, not {', '.join(benches)}")
+    return str(value) if isinstance(value, str | Path) else type(value).__name__
+
+
+def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> None:
+    """There must be a card to take a threshold from; looked up before the PRM is loaded."""
+    from prism_prm.models.card import CARD_FILE, read_card
+    from prism_prm.models.model_files import local_folder
+
+    lacking = ""
+    if remote_place(prm) is not None or is_critic(prm):
+        return  # its server or format says
+    if isinstance(prm, str | Path):
+        has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
+        lacking = f", which {prm} lacks"
+    elif scores is not None:
+        from prism_prm.evaluate.score_files import card_of_scores, read_scores
+
+        read_scores(scores)
+        has_card = card_of_scores(scores) is not None
+        lacking = f", or scores that record one, which {scores} does not"
+    else:
+        has_card = card_values(prm) is not None
+    if not has_card:
+        raise ConfigError(f"--threshold prm needs a --prm with a {CARD_FILE}{lacking}; give a number instead")

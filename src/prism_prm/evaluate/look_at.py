@@ -1,0 +1,103 @@
+"""`look_at`: the first solutions of a file with what PRMs say of every step, as `prism look` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold, solution_score
+from prism_prm.arrays import Floats
+from prism_prm.backends.load_prm import open_prm
+from prism_prm.console import progress, say
+from prism_prm.data.draft import ReadOptions
+from prism_prm.data.inputs import as_places
+from prism_prm.evaluate.score_files import TreesToScore
+from prism_prm.scorer import Scorer
+from prism_prm.tree import StepTree
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What one PRM says of a solution."""
+
+    prm: str
+    threshold: float
+    aggregator: str
+    probabilities: tuple[float | None, ...]
+    """P(right) of each step; None where the PRM gave no score."""
+    first_error: int | None
+    """The first step at or below the threshold; None where there is none, or the steps are no single solution."""
+    score: float | None
+    """The solution's score; None where a step has none, or the steps are no single solution."""
+
+    def is_right(self, step: int) -> bool | None:
+        """Whether a step counts as right; None where it has no score."""
+        probability = self.probabilities[step]
+        return None if probability is None else probability > self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """A solution, or a tree of candidate steps, as PRMs see it."""
+
+    tree: StepTree
+    by_prm: tuple[Judged, ...]
+
+
+def look_at(
+    prms: Mapping[str, Scorer | str | Path],
+    inputs: str | Path | Sequence[str | Path],
+    *,
+    limit: int | None = 10,
+    threshold: float | None = None,
+    format: str = "auto",
+    options: ReadOptions | None = None,
+    loading: Mapping[str, Any] | None = None,
+) -> list[LookedAt]:
+    """The first solutions of files with what PRMs say of every step; nothing is written.
+
+    Args:
+        prms: name → a PRM, or its folder or hub id.
+        inputs: files, folders or hub datasets: problems with steps, trees, or pools of solutions.
+        limit: how many solutions, starting with the first; None for all.
+        threshold: a step counts as right above this probability; by default each PRM's own.
+        format: the format of the input; by default its records decide.
+        options: how records are read, and what is done with bad ones.
+        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name. A step
+            that exceeds the context gets no score.
+
+    Example:
+        >>> [first, *_] = look_at({"mine": "my-prm"}, "solutions.jsonl", limit=2)
+        >>> [judged.prm for judged in first.by_prm], len(first.by_prm[0].probabilities)
+        (['mine'], 2)
+    """
+    source = TreesToScore(as_places(inputs), format, options)
+    trees = list(islice(source, limit))
+    if source.left_out:
+        say(f"left out: {', '.join(f'{n} {reason}' for reason, n in source.left_out.items())}")
+    columns = []
+    for name, place in prms.items():
+        scorer = open_prm(place, {**(loading or {}), "on_too_long": "skip"}, name)
+        with progress(f"scoring, {name}", len(trees), unit="solutions") as advance:
+            found = scorer.score_trees(trees, advance=advance)
+        card = card_values(scorer)
+        how, limit_of_right = choose_aggregator(None, card).value, choose_threshold(threshold, card).value
+        scores = zip(trees, found, strict=True)
+        columns.append([_judged(name, tree, one.probability, limit_of_right, how) for tree, one in scores])
+        for note in scorer.notes():
+            say(note)
+    return [LookedAt(tree, tuple(column[i] for column in columns)) for i, tree in enumerate(trees)]
+
+
+def _judged(prm: str, tree: StepTree, probability_N: Floats, threshold: float, aggregator: str) -> Judged:
+    values = tuple(None if np.isnan(one) else float(one) for one in probability_N)
+    is_chain = all(parent == number - 1 for number, parent in enumerate(tree.parents))
+    wrong = (number for number, one in enumerate(values) if one is not None and one <= threshold)
+    whole = [one for one in values if one is not None]
+    score = solution_score(whole, aggregator) if is_chain and whole and len(whole) == len(values) else None
+    return Judged(prm, threshold, aggregator, values, next(wrong, None) if is_chain else None, score)

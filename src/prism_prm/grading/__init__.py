@@ -1,0 +1,1 @@
+"""Whether a final answer or a program is right."""

@@ -1,0 +1,274 @@
+"""Problems that ask for a program, in the records of LiveCodeBench, HumanEval and MBPP, and in users' own.
+
+Also what programs do that a benchmark's own harness treats otherwise.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import random
+import re
+import string
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prism_prm.errors import DataError
+from prism_prm.grading.asserts import COMPARING, NotPlainError, parse_python, read_asserts, read_examples
+from prism_prm.grading.problems import (
+    SECONDS,
+    Case,
+    Packed,
+    ProgramTests,
+    TaskProblem,
+    read_cases,
+    read_reference,
+    unpack,
+)
+
+Record = Mapping[str, Any]
+
+
+def _prompt(task: str, how: str) -> str:
+    """The task, how the program is run, and where to write it."""
+    return f"{task}\n\n{how}\n\nPut the program into one block that begins with ```python and ends with ```."
+
+
+def _string(record: Record, field: str) -> str:
+    value = record.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"`{field}` is {value!r:.60}, expected a string", reason="wrong-type")
+    return value
+
+
+# LiveCodeBench: contest problems with public and private tests
+
+ERRATA = frozenset({
+    "abc311_c", "abc326_d", "abc327_b", "abc333_e", "abc343_e", "abc362_c", "find-words-containing-character",
+    "find-the-peaks", "generate-binary-strings-without-adjacent-zeros",
+    "abc337_e", "abc355_e",
+    "abc350_c",
+})  # fmt: skip
+"""Problems that the benchmark's own errata list: several right outputs, interactive ones, and wrong tests."""
+_STAR_IMPORTS = (
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
+    "functools", "operator", "io", "sys", "json",
+)  # fmt: skip
+LIVECODEBENCH_PRELUDE = "\n".join(
+    [
+        *(f"from {name} import *" for name in (*_STAR_IMPORTS, "builtins", "typing")),
+        *(f"import {name}" for name in _STAR_IMPORTS),
+        "sys.setrecursionlimit(50000)",
+    ]
+)
+"""The benchmark imports all of these before every program, which may rely on it."""
+
+
+def _read_livecodebench(record: Record) -> TaskProblem:
+    """Payloads that cannot be read, or that hold code, are refused."""
+    metadata = record.get("metadata") or {}
+    try:
+        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+        name = metadata.get("func_name")
+    except (ValueError, AttributeError):
+        raise DataError(f"`metadata` is {metadata!r:.60}, expected a JSON object", reason="wrong-type") from None
+    function = name if isinstance(name, str) and name else None
+    packed = Packed(_string(record, "private_test_cases"), function)
+    public = read_cases(unpack(_string(record, "public_test_cases")), function)
+    # A bad payload is refused before anybody works on the problem.
+    if not packed.cases() and not public:
+        raise DataError("there are no tests, neither public nor private", reason="missing-field")
+    how = "The program reads standard input and prints its answer to standard output."
+    start = record.get("starter_code")
+    if isinstance(start, str) and start.strip():
+        how = f"Use this code as a start:\n\n```python\n{start.rstrip()}\n```"
+    return TaskProblem(
+        _prompt(_string(record, "question_content").strip(), how),
+        name=str(record.get("question_id") or ""),
+        level=str(record.get("difficulty") or ""),
+        tests=ProgramTests(public, packed, function, LIVECODEBENCH_PRELUDE),
+        date=str(record.get("contest_date") or "")[:10],
+        in_errata=any(str(record.get(field)) in ERRATA for field in ("question_id", "question_title")),
+    )
+
+
+# HumanEval: a function's head and docstring to complete, and Python that tests it
+
+
+def _read_humaneval(record: Record) -> TaskProblem:
+    prompt, name = _string(record, "prompt"), _string(record, "entry_point")
+    tests, num_others = read_asserts(_string(record, "test"), "candidate")
+    if name in _LOOPS:
+        tests, num_others = _LOOPS[name](), num_others - 1
+    try:
+        body = parse_python(prompt + "\n    pass\n").body
+    except NotPlainError as error:
+        raise DataError(f"`prompt` is not Python: {error}", reason="wrong-type") from None
+    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not found:
+        raise DataError(f"`prompt` does not define {name}, which `entry_point` names", reason="wrong-type")
+    prelude = "\n".join(prompt.split("\n")[: found[-1].lineno - 1]).strip()  # imports and other functions
+    examples = read_examples(ast.get_docstring(found[-1]) or "", name)
+    return TaskProblem(
+        _prompt("Complete this Python function, and give the whole function.", f"```python\n{prompt.strip()}\n```"),
+        name=str(record.get("task_id") or name),
+        # Its limit of 3 seconds is for all tests of a problem, ours for each.
+        tests=ProgramTests(
+            tuple(examples), tuple(tests), name, prelude, 3.0, judged_on_public=False, tuples_are_lists=False,
+            num_unread=num_others,
+        ),
+    )  # fmt: skip
+
+
+def _words() -> list[str]:
+    rng = random.Random(0)
+    return ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(10, 20))) for _ in range(100)]
+
+
+def _cyclic_cases() -> list[Case]:
+    def encoded(word: str) -> str:
+        threes = [word[i : i + 3] for i in range(0, len(word), 3)]
+        return "".join(three[1:] + three[0] if len(three) == 3 else three for three in threes)
+
+    return [Case((encoded(word),), word) for word in _words()]
+
+
+def _shifted_cases() -> list[Case]:
+    letters = string.ascii_lowercase
+    shift = str.maketrans(letters, letters[5:] + letters[:5])
+    return [Case((word.translate(shift),), word) for word in _words()]
+
+
+def _polynomial_cases() -> list[Case]:
+    rng = random.Random(42)
+    factors = [[rng.randint(-10, 10) or 1 for _ in range(2 * rng.randint(1, 4))] for _ in range(100)]
+    return [Case((each,), 0.0, 1e-4, "polynomial") for each in factors]
+
+
+_LOOPS = {"decode_cyclic": _cyclic_cases, "decode_shift": _shifted_cases, "find_zero": _polynomial_cases}
+"""Three problems are tested in a loop over random inputs; these are such inputs, drawn with a fixed seed."""
+
+
+# MBPP: a sentence that asks for a function, and three asserts
+
+
+def _read_mbpp(record: Record) -> TaskProblem:
+    """The benchmark's own prompt shows all three asserts, which leaves none hidden.
+
+    We show the first, which tells the function's name, and judge by the others.
+    """
+
+    def strings(field: str) -> list[str]:
+        found = record.get(field) or []
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise DataError(f"`{field}` must be a list of strings", reason="wrong-type")
+        return found
+
+    # The sanitized and the full data set have the sentence in different fields.
+    task = next((record[field] for field in ("prompt", "text") if isinstance(record.get(field), str)), None)
+    asserts = [*strings("test_list"), *strings("challenge_test_list")]
+    if task is None or not asserts:
+        raise DataError(f"no prompt or text, or no asserts; found {sorted(record)}", reason="missing-field")
+    name = _function_under_test(asserts[0])
+    public, num_bad = read_asserts(asserts[0], name)
+    hidden, num_others = read_asserts("\n".join(asserts[1:]), name)
+    setup = [record["test_setup_code"]] if isinstance(record.get("test_setup_code"), str) else []
+    prelude = "\n".join([*strings("test_imports"), *setup]).strip()
+    tests = ProgramTests(
+        tuple(public), tuple(hidden), name, prelude, tuples_are_lists=False, num_unread=num_bad + num_others
+    )  # fmt: skip
+    how = f"The function must pass this test:\n\n```python\n{asserts[0].strip()}\n```"
+    return TaskProblem(_prompt(task.strip(), how), name=f"MBPP/{record.get('task_id', '')}", tests=tests)
+
+
+def _function_under_test(test: str) -> str:
+    """The first function that an assert calls; one of Python's own only if there is no other."""
+    try:
+        nodes = list(ast.walk(parse_python(test)))
+    except NotPlainError:
+        nodes = []
+    names = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    called = [name for name in names if name not in COMPARING]
+    if not called:
+        raise DataError(f"no function is called in the test {test[:60]!r}", reason="wrong-type")
+    return next((name for name in called if not hasattr(builtins, name)), called[0])  # one problem asks for `sum`
+
+
+# Users' own records
+
+
+def _read_own(record: Record) -> TaskProblem:
+    """A problem, `tests`, and maybe `public_tests`, `function`, `prelude` and `seconds`."""
+    function = _string(record, "function") if record.get("function") is not None else None
+    field = next((field for field in ("problem", "question", "prompt") if record.get(field)), "problem")
+    seconds = record.get("seconds", SECONDS)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 3600:
+        raise DataError(f"`seconds` is {seconds!r:.40}, expected a number up to 3600", reason="wrong-type")
+    prelude = _string(record, "prelude") if record.get("prelude") else ""
+    written = record.get("public_tests")
+    if isinstance(written, str):  # as `prism search` writes them into pools
+        try:
+            tests = read_reference(written)
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"`public_tests` is not what was written there ({error})", reason="wrong-type") from None
+        if tests is None:
+            raise DataError("`public_tests` must be a list of tests", reason="wrong-type")
+    else:
+        public, hidden = (read_cases(record.get(name) or [], function) for name in ("public_tests", "tests"))
+        tests = ProgramTests(public, hidden, function, prelude, float(seconds))
+    name = next((str(record[key]) for key in ("name", "id") if isinstance(record.get(key), str | int)), "")
+    level, date = (str(record.get(key) or "") for key in ("level", "date"))
+    return TaskProblem(_string(record, field), name=name, level=level, tests=tests, date=date[:10])
+
+
+_READERS: dict[tuple[str, ...], Callable[[Record], TaskProblem]] = {
+    ("question_content", "public_test_cases", "private_test_cases"): _read_livecodebench,
+    ("prompt", "entry_point", "test"): _read_humaneval,
+    ("test_list",): _read_mbpp,
+    ("tests",): _read_own,
+    ("public_tests",): _read_own,
+}
+"""Fields that a kind of record has → its reader; the first that fits."""
+
+
+def read_code_problem(record: Record) -> TaskProblem | None:
+    """The problem of a record that asks for a program; None for any other record."""
+    for fields, read in _READERS.items():
+        if all(record.get(field) is not None for field in fields):
+            return read(record)
+    return None
+
+
+# What a benchmark's own harness treats otherwise. LiveCodeBench's runs programs within itself, with mocked input and
+# files; and every harness has the packages installed beside it, where our sandbox has only the standard library.
+
+_QUIRKS = {
+    "read sys.stdin.buffer by lines (there always the first)": re.compile(r"\bstdin\.buffer\.readline\b"),
+    "read all lines of sys.stdin (there without line ends, and one more)": re.compile(r"\bstdin\.readlines\b"),
+    "call quit (there None)": re.compile(r"(?<![\w.])quit\s*\("),
+    "open files (there mocked)": re.compile(r"(?<![\w.])open\s*\("),
+    "exit with a code (there no failure)": re.compile(r"(?<!\w)exit\s*\(\s*[^)\s]"),
+}
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([^\n#;]+))", re.MULTILINE)
+
+
+def count_quirks(programs: Iterable[tuple[ProgramTests | None, str | None]]) -> Counter[str]:
+    """What programs for LiveCodeBench's stdin problems do that its harness treats otherwise → how many do."""
+    counts: Counter[str] = Counter()
+    for tests, program in programs:
+        if tests is not None and tests.prelude == LIVECODEBENCH_PRELUDE and tests.function is None and program:
+            counts.update(name for name, pattern in _QUIRKS.items() if pattern.search(program))
+    return counts
+
+
+def count_packages(programs: Iterable[tuple[ProgramTests | None, str | None]]) -> Counter[str]:
+    """Packages outside the standard library that programs import → how many do."""
+    counts: Counter[str] = Counter()
+    for tests, program in programs:
+        if tests is not None and program:
+            found = (one or each.strip() for one, several in _IMPORT.findall(program) for each in several.split(","))
+            counts.update({re.split(r"\W", name)[0] for name in found} - sys.stdlib_module_names - {""})
+    return counts

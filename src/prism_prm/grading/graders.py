@@ -1,0 +1,141 @@
+"""How the answers to problems are found, judged and grouped: a final answer is compared, a program is run.
+
+    with TaskGrader() as grader:
+        right = right_ones(grader, problem, texts)
+
+A problem says itself how it is judged: by its `answer`, or by its `tests`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+from prism_prm.console import Advance, ignore
+from prism_prm.errors import ConfigError
+from prism_prm.grading.answer_judge import Judge, Key, Verdict
+from prism_prm.grading.extract import EXTRACTORS, Extraction, extract_answer, find_program
+from prism_prm.grading.problems import ProgramTests, TaskProblem
+
+if TYPE_CHECKING:
+    from prism_prm.grading.program_judge import ProgramJudge
+
+
+T = TypeVar("T")
+Answers = Sequence[tuple[TaskProblem, str | None]]
+"""Problems and answers to them; None where a solution has none. The answer to a code problem is a program."""
+
+
+class Grader(Protocol):
+    """Finds, judges and groups the answers to problems."""
+
+    def extract(self, problem: TaskProblem, text: str) -> Extraction:
+        """The answer in a solution, and how it was found."""
+
+    def judge(self, answers: Answers, advance: Advance = ignore) -> list[Verdict]:
+        """Whether each answer is right."""
+
+    def keys(self, answers: Answers, advance: Advance = ignore) -> list[Key]:
+        """What each answer votes under; equal keys of a problem are equal answers."""
+
+
+def unguarded(sandbox: str, problems: Iterable[TaskProblem]) -> list[str]:
+    """A warning for reports if programs ran without a sandbox."""
+    ran = sandbox == "none" and any(problem.tests is not None for problem in problems)
+    return ["Warning: programs ran WITHOUT a sandbox (--sandbox none): they could do whatever you may do."] * ran
+
+
+def right_ones(grader: Grader, problem: TaskProblem, texts: Sequence[str]) -> list[bool]:
+    """Whether each solution of a problem is right."""
+    answers = [(problem, grader.extract(problem, text).answer) for text in texts]
+    return [verdict.correct for verdict in grader.judge(answers)]
+
+
+class TaskGrader:
+    """Grades final answers with a `Judge`, and programs by running them in a sandbox.
+
+    Use as a context manager, or call `close`. The sandbox is opened for the first program, or by `prepare`.
+    """
+
+    def __init__(
+        self,
+        *,
+        methods: Sequence[str] = tuple(EXTRACTORS),
+        workers: int | None = None,
+        seconds: float = 5.0,
+        sandbox: str = "auto",
+    ) -> None:
+        unknown = [method for method in methods if method not in EXTRACTORS]
+        if unknown or not methods:
+            raise ConfigError(f"Unknown ways to extract an answer {unknown}. Known: {', '.join(EXTRACTORS)}.")
+        self.methods = tuple(methods)
+        self.workers = workers
+        self.seconds = seconds
+        self.sandbox = sandbox
+        self._answers = Judge(workers=workers, seconds=seconds)
+        self._programs: ProgramJudge | None = None
+
+    def __enter__(self) -> TaskGrader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._answers.close()
+        if self._programs is not None:
+            self._programs.close()
+
+    def prepare(self, problems: Iterable[TaskProblem]) -> None:
+        """Open the sandbox if a problem needs it, so that one that does not work stops the work before it begins."""
+        if any(problem.tests is not None for problem in problems):
+            self.programs.open()
+
+    def extract(self, problem: TaskProblem, text: str) -> Extraction:
+        """The answer in a solution, or its program, and how it was found."""
+        return extract_answer(text, self.methods) if problem.tests is None else find_program(text)
+
+    def judge(self, answers: Answers, advance: Advance = ignore) -> list[Verdict]:
+        """Whether each answer is right: equal to the reference, or a program that passes all tests."""
+
+        def compare(some: Answers) -> list[Verdict]:
+            for problem, _ in some:
+                assert problem.answer is not None, f"a problem without an answer: {problem.text[:60]}"
+            pairs = [(problem.answer, answer) for problem, answer in some]
+            return self._answers.judge(pairs, [problem.tolerance for problem, _ in some], advance)
+
+        return _in_order(answers, compare, lambda some: self.programs.judge(some, advance))
+
+    def keys(self, answers: Answers, advance: Advance = ignore) -> list[Key]:
+        """What each answer votes under: its value, or what the program does on the public tests."""
+        return _in_order(
+            answers,
+            lambda some: self._answers.keys([answer for _, answer in some], advance),
+            lambda some: self.programs.keys(some, advance),
+        )
+
+    @property
+    def programs(self) -> ProgramJudge:
+        """The judge of programs."""
+        if self._programs is None:
+            from prism_prm.grading.program_judge import ProgramJudge
+
+            self._programs = ProgramJudge(sandbox=self.sandbox, workers=self.workers)
+        return self._programs
+
+
+def _in_order(
+    answers: Answers,
+    compare: Callable[[Answers], list[T]],
+    run: Callable[[list[tuple[ProgramTests, str | None]]], list[T]],
+) -> list[T]:
+    """What `compare` says about final answers and `run` about programs, in the answers' order."""
+    programs = [(problem.tests, program) for problem, program in answers if problem.tests is not None]
+    others = [pair for pair in answers if pair[0].tests is None]
+    ran, compared = iter(run(programs) if programs else []), iter(compare(others) if others else [])
+    return [next(compared) if problem.tests is None else next(ran) for problem, _ in answers]
+
+
+Level = Literal["auto", "bubblewrap", "landlock", "none"]
+"""The sandbox that programs run in; auto is the best that works here, and never none."""

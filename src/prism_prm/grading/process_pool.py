@@ -1,0 +1,245 @@
+"""A few processes that run calls which may hang, crash or eat memory; each call is bounded, its failure reported.
+
+Plain child processes that speak JSON lines: nothing is forked from a process that holds torch, nothing is pickled, a
+script needs no `if __name__ == "__main__"`, and what a call returns does not depend on how many processes there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prism_prm.console import Advance, ignore
+from prism_prm.errors import PrismError
+from prism_prm.grading.cores import available_cores
+
+Call = tuple[str, tuple[Any, ...]]
+"""The name of a function of the pool's module, and its arguments; all of it JSON."""
+WALL_FACTOR = 6.0
+"""A call that sleeps uses no CPU time; it is ended after this many times the CPU limit."""
+_START_SECONDS = 120.0
+"""How long a process may take to import its module; generous, for cold disks."""
+_CHUNK = 16
+"""Calls sent to a process at a time."""
+_HAS_TIMERS = hasattr(signal, "setitimer")  # not on Windows
+_TIMED_OUT = (-signal.SIGPROF, -signal.SIGALRM) if _HAS_TIMERS else (1,)
+"""How a process ends that has reached a limit of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a call."""
+
+    status: Literal["ok", "timeout", "error"]
+    value: Any = None
+    detail: str = ""
+
+
+class _Worker:
+    """One child process that serves calls one after another, and is restarted after a call that killed it."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._command, self._environment = command, environment
+        self._process: subprocess.Popen[str] | None = None
+
+    def serve(self, calls: Sequence[Call], stopped: threading.Event) -> list[Outcome]:
+        """The outcomes of some calls, which are sent together; each has one, unless the run is stopped."""
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(calls) and not stopped.is_set():
+            process = self._alive()
+            if stopped.is_set():  # in the meantime: whoever stopped the run may not have seen this process
+                break
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # if it died, no reply comes
+                process.stdin.write(json.dumps(calls[len(outcomes) :]) + "\n")
+                process.stdin.flush()
+            while len(outcomes) < len(calls) and (line := process.stdout.readline()):
+                outcomes.append(Outcome(**json.loads(line)))
+            if len(outcomes) < len(calls):  # the next call has killed it; those after it are sent again
+                status = self.end()
+                is_late = status in _TIMED_OUT
+                detail = "ended by the time limit" if is_late else f"the worker died with status {status}"
+                outcomes.append(Outcome("timeout" if is_late else "error", detail=detail))
+        return outcomes
+
+    def end(self) -> int:
+        """Kill the process, if there is one; returns how it ended (negative: by which signal)."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.kill()
+        status = process.wait()
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError, ValueError):
+                assert stream is not None
+                stream.close()
+        return status
+
+    def kill(self) -> None:
+        """Kill the process; whoever waits for its reply sees it end."""
+        if (process := self._process) is not None:
+            process.kill()
+
+    def _alive(self) -> subprocess.Popen[str]:
+        """The process; a new one if there is none, or if it died while idle."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                return self._process
+            self.end()
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=self._environment, start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its workers
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            status = self.end()
+            raise PrismError(
+                f"A worker process could not start (status {status}). To see why, run: {shlex.join(self._command)}"
+            )
+        return self._process
+
+
+@dataclass(slots=True, eq=False)
+class _ActiveRun:
+    stopped: threading.Event = field(default_factory=threading.Event)
+    """Set when the run is given up: nothing is started any more."""
+    busy: set[_Worker] = field(default_factory=set)
+    """The workers that serve it now; they serve no other run meanwhile."""
+
+    def stop(self) -> None:
+        """Give the run up; calls in progress lose their process."""
+        self.stopped.set()
+        for worker in tuple(self.busy):
+            worker.kill()
+
+
+class ProcessPool:
+    """Run calls of the functions of a module in killable processes, which start when first needed and stay.
+
+    Use as a context manager, or call `close`. Threads may share it: a worker serves one of them at a time. A call ends
+    after `cpu_seconds` of CPU time, so that a busy machine changes no outcome, or after WALL_FACTOR times as much on
+    the clock.
+    """
+
+    def __init__(
+        self, module: str, *, count: int | None = None, cpu_seconds: float = 5.0, memory_bytes: int = 4 << 30
+    ) -> None:
+        program = [sys.executable, "-P", "-c", f"from {__name__} import _serve_calls; _serve_calls()"]
+        command = [*program, module, str(cpu_seconds), str(cpu_seconds * WALL_FACTOR), str(memory_bytes)]
+        # The child must find the same code as its parent, and hash seeds must not change the order of a set.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
+        self.count = count or available_cores()
+        self._workers = [_Worker(command, environment) for _ in range(self.count)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._runs: set[_ActiveRun] = set()
+        self._closing = threading.Lock()
+
+    def __enter__(self) -> ProcessPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, and the runs of other threads with an error; a later `run` starts new processes."""
+        with self._closing:
+            for run in tuple(self._runs):
+                run.stop()
+            workers = [self._idle.get() for _ in self._workers]
+            for worker in workers:
+                worker.end()
+                self._idle.put(worker)
+
+    def run(self, calls: Sequence[Call], advance: Advance = ignore) -> list[Outcome]:
+        """The outcome of every call, in order; `advance` is told of calls that are done."""
+        run = _ActiveRun()
+
+        def serve(some: Sequence[Call]) -> list[Outcome]:
+            worker = self._idle.get()
+            run.busy.add(worker)
+            outcomes: list[Outcome] = []
+            try:
+                outcomes = worker.serve(some, run.stopped)
+            finally:
+                if len(outcomes) < len(some):  # replies that nobody reads must not reach the next run
+                    worker.end()
+                run.busy.remove(worker)
+                self._idle.put(worker)
+            return outcomes
+
+        # Neighbors often share a reference, which a worker then parses once; small chunks share the work out evenly.
+        size = max(1, min(_CHUNK, len(calls) // (4 * self.count)))
+        threads = ThreadPoolExecutor(self.count)
+        self._runs.add(run)
+        try:
+            futures = [threads.submit(serve, calls[start : start + size]) for start in range(0, len(calls), size)]
+            for future in as_completed(futures):
+                advance(len(future.result()))
+            if run.stopped.is_set():
+                raise PrismError("The worker processes were closed by another thread while calls were under way.")
+            return [outcome for future in futures for outcome in future.result()]
+        except BaseException:  # Ctrl-C too
+            run.stop()
+            raise
+        finally:
+            threads.shutdown(cancel_futures=True)
+            self._runs.remove(run)
+
+
+def _serve_calls() -> None:
+    """What runs in a worker: it answers lists of calls until standard input ends; the system ends it at a limit."""
+    module_name, cpu_seconds, wall_seconds, memory_bytes = sys.argv[1], *map(float, sys.argv[2:4]), int(sys.argv[4])
+    _limit_time(0, _START_SECONDS)
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not land among the answers
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    module = importlib.import_module(module_name)
+    getattr(module, "warm_up", lambda: None)()
+    _limit_time(0, 0)
+    out.write("ready\n")
+    out.flush()
+    for line in sys.stdin:
+        for name, arguments in json.loads(line):
+            _limit_time(cpu_seconds, wall_seconds)
+            try:
+                reply = {"status": "ok", "value": getattr(module, name)(*arguments)}
+            except Exception as error:  # a parser may raise anything on a text nobody foresaw; the caller counts it
+                reply = {"status": "error", "detail": f"{type(error).__name__}: {error}"[:300]}
+            _limit_time(0, 0)
+            out.write(json.dumps(reply) + "\n")
+            out.flush()
+
+
+def _limit_time(cpu_seconds: float, wall_seconds: float) -> None:
+    """End this process after so much time; 0 means no limit.
+
+    It is CPU time that counts, so that a busy machine changes no verdict. The default action of both signals ends the
+    process, even in the middle of C code that never looks at signals.
+    """
+    if _HAS_TIMERS:
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
+    elif wall_seconds:
+        faulthandler.dump_traceback_later(wall_seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,315 @@
+"""Run programs that nobody has read: isolated, under limits, and with outcomes that no program can fake.
+
+`sandbox_policy` says what a program may do.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import platform
+import queue
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from prism_prm.config import Count, fault
+from prism_prm.errors import SettingError
+from prism_prm.grading import sandbox_policy as policy
+from prism_prm.grading.cores import available_cores
+from prism_prm.grading.sandbox_policy import (
+    FIRST_USER,
+    LEVELS,
+    Limits,
+    SandboxError,
+    interpreter,
+    landlock_abi,
+    readable_paths,
+)
+from prism_prm.grading.sandbox_process import ProcessResult, run_process
+
+Status = Literal["ok", "timeout", "memory", "output", "error", "sandbox"]
+"""How a run ended: by itself; over the limit of time, memory or output; by an exception, a signal or an exit code other
+than 0; or without the program having been started, which says nothing about the program."""
+_NUM_SLOTS = 256
+"""Runs at the same time, each as a user of its own where the sandbox is started by root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to run with some standard input."""
+
+    code: str
+    stdin: str | bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function to call once for each list of arguments, all in one process."""
+
+    code: str
+    function: str
+    """The name of a function, or of a method of class `Solution` (`f` or `Solution.f`)"""
+    arguments: Sequence[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How one run or call ended. `ok` says that it ended by itself, never that its result is right."""
+
+    status: Status
+    stdout: bytes = b""
+    """What a program has printed; empty for calls"""
+    stderr: bytes = b""
+    """The traceback and other messages"""
+    seconds: float = 0.0
+    value: Any = None
+    """What the function has returned, as a JSON value (a tuple comes as a list)"""
+
+
+class Sandbox:
+    """Runs programs and functions in isolation, on several cores; threads may share it."""
+
+    def __init__(
+        self,
+        level: str = "auto",
+        limits: Limits = Limits(),  # noqa: B008  frozen
+        workers: int | None = None,
+    ) -> None:
+        """Find the first level that works here, proved by a self-test; `auto` never means `none`."""
+        if level not in ("auto", *LEVELS):
+            raise SettingError("sandbox", level, f"must be one of auto, {', '.join(LEVELS)}")
+        if reason := fault(workers, Count | None):
+            raise SettingError("workers", workers, reason)
+        self.limits = limits
+        self.workers = workers or available_cores()
+        self._thread = threading.local()
+        self._slots: queue.LifoQueue[int] = queue.LifoQueue()
+        for slot in reversed(range(_NUM_SLOTS)):
+            self._slots.put(slot)
+        reasons = []
+        for self.level in LEVELS[:-1] if level == "auto" else (level,):
+            try:
+                policy.check_machine(self.level)
+                self.refused = self_test(self)
+                """What the self-test has seen refused; nothing at level `none`"""
+                return
+            except SandboxError as error:
+                reasons.append(f"\n- {self.level}: {error}")
+        raise SandboxError(f"Programs cannot be run in isolation on this machine:{''.join(reasons)}")
+
+    def with_limits(self, limits: Limits) -> Sandbox:
+        """The same sandbox with other limits; the self-test is not repeated."""
+        other = copy.copy(self)
+        other.limits = limits
+        return other
+
+    def run(self, code: str, stdin: str | bytes = b"") -> Run:
+        """Run a program with this standard input."""
+        given = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
+        ended = self._run_process(given, num_lines=1, code=code)
+        seconds = ended.ended_at - ended.lines[0][0] if ended.lines else 0.0
+        return Run(self._status(ended), bytes(ended.stdout), bytes(ended.stderr), seconds)
+
+    def call(self, code: str, function: str, arguments: Sequence[list[Any]]) -> list[Run]:
+        """Call a function of the program once for each list of arguments, in one process.
+
+        A call that ends the process (by its time) leaves those after it without a result: they get its status.
+        """
+        num_calls = len(arguments)
+        calls = {"function": function, "arguments": json.dumps(list(arguments))}
+        ended = self._run_process(b"", num_lines=num_calls + 2, num_calls=num_calls, code=code, **calls)
+        status = self._status(ended)
+        lost = Run("error" if status == "ok" else status, stderr=bytes(ended.stderr))  # without a report it is not ok
+        loaded, *reports = [_reported(line) for _, line in ended.lines[1 : num_calls + 2]] or [lost]
+        if loaded.status != "ok":
+            return [loaded] * num_calls
+        times = [at for at, _ in ended.lines[1:]]
+        runs = [dataclasses.replace(run, seconds=times[i + 1] - times[i]) for i, run in enumerate(reports)]
+        if len(runs) < num_calls:
+            runs.append(lost)
+            after = Run(lost.status, stderr=f"not called: call {len(runs)} has ended the process".encode())
+            runs += [after] * (num_calls - len(runs))
+        return runs
+
+    def map(self, jobs: Iterable[Program | Call]) -> Iterator[Run | list[Run]]:
+        """Do the jobs on all workers; outcomes come in the jobs' order, and few jobs are read ahead.
+
+        Closing the iterator stops what still runs.
+        """
+
+        def do(job: Program | Call) -> Run | list[Run]:
+            if isinstance(job, Program):
+                return self.run(job.code, job.stdin)
+            return self.call(job.code, job.function, job.arguments)
+
+        waiting: deque[Future[Run | list[Run]]] = deque()
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(self.workers, initializer=setattr, initargs=(self._thread, "stop", stop))
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(do, job))
+                if len(waiting) > 2 * self.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+    def _run_process(self, stdin: bytes, *, num_lines: int, num_calls: int = 0, **job: Any) -> ProcessResult:
+        slot = self._slots.get()
+        try:
+            user = policy.user_of_slot(slot)
+            command, confine = policy.start(self.level, user)
+            job = {
+                "function": "", **job, "limits": policy.resource_limits(self.level, self.limits, num_calls, user),
+                "is_first": self.level == "bubblewrap", "confine": confine,
+                "filter": policy.system_call_filter(platform.machine()) if confine else None,
+            }  # fmt: skip
+            stop = getattr(self._thread, "stop", threading.Event())
+            return run_process(command, job, stdin, limits=self.limits, num_lines=num_lines, stop=stop)
+        except InterruptedError:
+            raise
+        except OSError as error:
+            return ProcessResult(stderr=bytearray(f"no process could be started: {error}".encode()))
+        finally:
+            self._slots.put(slot)
+
+    def _status(self, ended: ProcessResult) -> Status:
+        """How a process has ended, judged from outside."""
+        if not ended.lines:
+            return "sandbox"
+        if ended.ended_by != "itself":
+            return ended.ended_by
+        # bubblewrap turns the signal that ended the program into an exit code.
+        code = 128 - ended.exit_code if ended.exit_code < 0 else ended.exit_code
+        if code == 128 + signal.SIGKILL and ended.ended_at - ended.lines[0][0] >= self.limits.cpu:
+            return "timeout"
+        if code and any(line == b"memory" for _, line in ended.lines):
+            return "memory"
+        return "error" if code else "ok"
+
+
+def _reported(line: bytes) -> Run:
+    """What the process says about one call; anything other than a report is an error of the program."""
+    try:
+        status, value = json.loads(line)
+    except (ValueError, RecursionError, TypeError):
+        status, value = "", None
+    if status == "ok":
+        return Run(status, value=value)
+    if status not in ("memory", "error"):
+        status, value = "error", "what was written in place of a result cannot be read"
+    return Run(status, stderr=str(value).encode("utf-8", "surrogatepass"))
+
+
+_PROBE = """
+import os, socket, sys
+
+def read(path):
+    open(path, "rb").read(1)
+
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+
+def connect(kind, address):
+    with socket.socket(kind, socket.SOCK_DGRAM) as made:
+        made.connect(address)
+
+def send(folder):
+    os.chdir(folder)  # a socket's path may have 107 characters
+    socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", "socket")
+
+folder = sys.stdin.readline().strip()
+attempts = {
+    "read your files": lambda: read(folder + "/canary"),
+    "list your files": lambda: os.listdir(folder),
+    "write files": lambda: open(folder + "/written", "w"),
+    "delete your files": lambda: os.unlink(folder + "/canary"),
+    "change your files' modes": lambda: os.chmod(folder + "/canary", 0),
+    "write temporary files": lambda: open("/tmp/prism-sandbox-" + str(os.getpid()), "w"),
+    "read the environment of processes": lambda: read("/proc/1/environ"),
+    "open kernel settings": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
+    "use the network": lambda: connect(socket.AF_INET, ("127.0.0.1", 9)),
+    "use the network (IPv6)": lambda: connect(socket.AF_INET6, ("::1", 9)),
+    "send to your sockets": lambda: send(folder),
+    "start processes": fork,
+    "start other programs": lambda: os.execv("/bin/true", ["true"]),
+    "send signals": lambda: os.kill(os.getppid(), 0),
+}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        print("could", name)
+    except OSError:
+        print("could not", name)
+print("could" if "PRISM_CANARY" in os.environ else "could not", "see your environment")
+print("done", sys.stdin.readline().strip())
+"""
+_HARMLESS = "input()\nprint('done', input())"
+"""What is tried without isolation, where the probe would succeed."""
+
+
+def self_test(sandbox: Sandbox) -> list[str]:
+    """What the probe could not do; anything it could do, and any end but its normal one, refutes the level."""
+    word = os.urandom(8).hex()
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        if sandbox.level != "none":
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                listener.bind(f"/proc/self/fd/{descriptor}/socket")  # short, however long the folder's own path is
+                os.chmod("socket", 0o777, dir_fd=descriptor)
+            except OSError as error:
+                raise SandboxError(f"no socket can be made in {folder} ({error}): set TMPDIR to a local one") from None
+            finally:
+                os.close(descriptor)
+        canary = Path(folder) / "canary"
+        canary.write_text(word, encoding="utf-8")
+        for path in (Path(folder), canary):
+            path.chmod(0o777)  # only the sandbox stands in the way
+        os.environ["PRISM_CANARY"] = word
+        try:
+            run = sandbox.run(_HARMLESS if sandbox.level == "none" else _PROBE, f"{folder}\n{word}\n")
+        finally:
+            del os.environ["PRISM_CANARY"]
+    *found, last = run.stdout.decode(errors="replace").split("\n")[:-1] or [""]
+    if run.status != "ok" or last != f"done {word}":
+        lines = run.stderr.decode(errors="replace").strip().splitlines()
+        raise SandboxError(f"the self-test did not run ({run.status}): {lines[-1] if lines else 'no message'}")
+    if could := [line for line in found if not line.startswith("could not ")]:
+        raise SandboxError(f"the self-test's program {', '.join(could)}")
+    return [line.removeprefix("could not ") for line in found]
+
+
+def main() -> int:
+    """Exit with 0 if programs can be run in isolation."""
+    who = f"root; programs run as users from {FIRST_USER} on" if os.geteuid() == 0 else f"user {os.getuid()}"
+    print(f"{platform.machine()}, landlock ABI {landlock_abi()}, {who}, interpreter {interpreter()}")
+    working = []
+    for level in LEVELS[:-1]:
+        try:
+            box = Sandbox(level)
+        except SandboxError as error:
+            print(str(error).splitlines()[-1])
+            continue
+        working.append(level)
+        print(f"- {level}: works. The self-test's program could not {', '.join(box.refused)}.")
+    print(f"Programs can read {', '.join(readable_paths())}.")
+    print(f"Level auto is {working[0]}." if working else "There is no isolation here.")
+    return 0 if working else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

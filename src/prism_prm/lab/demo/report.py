@@ -1,0 +1,333 @@
+"""The demo's report: what was trained, what it did to false positives, and what that did to Best-of-N."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from prism_prm.data.tables import iter_trees
+from prism_prm.evaluate.measure import histogram
+from prism_prm.evaluate.report import add_wrong_step, draw_distribution, find_wrong_step
+from prism_prm.lab.demo.arms import ARMS
+from prism_prm.lab.demo.findings import (
+    SUMMARY,
+    Findings,
+    at_n,
+    differences,
+    find_curve,
+    plain,
+    predicted_best_of_n,
+    summary,
+    title_of,
+)
+from prism_prm.lab.demo.policies import over_optimisation, policy_metrics, report_policies
+from prism_prm.lab.demo.reinforcement import ANSWER
+from prism_prm.lab.demo.stages import BASE, GUIDED_NS, NATURAL
+from prism_prm.lab.world.oracle import VERDICTS
+from prism_prm.lab.world.trees import PERTURBATIONS
+from prism_prm.report import (
+    NO_DATA,
+    Report,
+    finish,
+    nested,
+    number,
+    percent,
+    signed_percent,
+    styles,
+    telling,
+)
+from prism_prm.search.curves import Curve
+from prism_prm.stats import over_seeds
+
+OURS = "prism"
+NUM_DRAWN = 4
+"""PRMs in figures of lines: the base PRM and the arms of every demo. More could not be told apart; tables have all."""
+
+
+QUICK = "This quick run only shows that everything works: its world is so small that its numbers mean nothing."
+
+
+def make_report(found: Findings, command: str, *, quick: bool = False) -> Report:
+    """The page and its metrics."""
+    seeds = len(found.results)
+    report = Report("PRISM in the embedded world", subtitle=f"{command}: {seeds} seed{'s' if seeds > 1 else ''}")
+    report.finding = QUICK if quick else _finding(found)
+    report.text(
+        "The *embedded world* is a small synthetic task that ships with the package: arithmetic modulo "
+        f"{found.results[0].world.settings.modulus}, one operation per step, where the truth about every step is known."
+    )
+    failed = [(arm, one.seed, reason) for one in found.results for arm, reason in one.failed.items()]
+    if failed:
+        report.text("**Not trained, so in no table:**")
+        report.notes(f"{ARMS[arm].title}, seed {seed}: {reason}" for arm, seed, reason in failed)
+    _draw_best_of_n(found, report, far=False)
+    _summarise(found, report, far=False)
+    _add_example(found, report)
+    _introduce(found, report)
+    _compare(found, report)
+    _imbalance(found, report)
+    _distributions(found, report)
+    _classes(found, report)
+    _rounds(found, report)
+    _tabulate_best_of_n(found, report, far=False)
+    _theory(found, report)
+    if found.far_steps:
+        report.text("## Out of distribution\nLonger problems, solved by another policy with other errors.")
+        _draw_best_of_n(found, report, far=True)
+        _summarise(found, report, far=True)
+        _tabulate_best_of_n(found, report, far=True)
+    report_policies(found, report)
+    report.metrics = _metrics(found)
+    return report
+
+
+def _summarise(found: Findings, report: Report, *, far: bool) -> None:
+    """The closing table in two, which fit a page: how PRMs judge steps, and what comes of using them."""
+    headers, rows = summary(found, far=far)
+    where = "out of distribution" if far else "in distribution"
+    steps = range(1, 1 + len(SUMMARY))
+    for about, columns in (("judging steps", steps), ("using the PRM", range(steps.stop, len(headers)))):
+        chosen = [[row[0], *(row[i] for i in columns)] for row in rows]
+        report.table(
+            [headers[0], *(headers[i] for i in columns)],
+            [row for row in chosen if set(row[1:]) != {NO_DATA}],
+            caption=f"Summary (%), {where}: {about}",
+            best="columns",
+        )
+
+
+def _finding(found: Findings) -> str:
+    """What PRISM does to false positives, Best-of-N and RL, beside the base PRM and the usual training."""
+    n = found.reference_ns[1]
+
+    def reached(prm: str) -> list[str]:
+        values = (found.of_class(prm, NATURAL), found.of_pool("best-of-n", prm, n))
+        return [f"{percent(over_seeds(of_seeds).value)} %" for of_seeds in values]
+
+    ours = OURS if OURS in found.prms else found.prms[-1]
+    (fpr, best), (base_fpr, base_best) = reached(ours), reached(BASE)
+    text = (
+        f"With {title_of(ours)}, {fpr} of the wrong steps pass (FPR at TPR 90) instead of the base PRM's {base_fpr}, "
+        f"and Best-of-{n} solves {best} of the problems instead of {base_best}"
+    )
+    if "pointwise" in found.prms:
+        text += "; pointwise training reaches {} and {}".format(*reached("pointwise"))
+    text += "."
+    runs = {run.prm: run for run in found.plain_runs}
+    named = [prm for prm in (BASE, "pointwise", ours) if prm in runs]
+    if named:
+        start = percent(over_seeds(found.of_policy(runs[named[0]], ANSWER, 0)).value)
+        after = {prm: percent(over_seeds(found.of_policy(runs[prm], ANSWER)).value) for prm in named}
+        ends = ", ".join(f"{share} % with {title_of(prm)}" for prm, share in after.items())
+        text += f" Reinforcement learning with the PRM as reward takes the policy from {start} % solved to {ends}."
+    return text
+
+
+def _add_example(found: Findings, report: Report) -> None:
+    """A wrong step of the natural test set, with what PRMs say of it (first seed)."""
+    result = found.results[0]
+    steps = {title_of(prm): result.scored[prm].steps.only_groups([NATURAL]) for prm in found.prms[:NUM_DRAWN]}
+    wrong = find_wrong_step(iter_trees(result.world.trees(NATURAL)), steps)
+    if wrong is not None:
+        modulus = result.world.settings.modulus
+        caption = f"{telling('wrong step', list(steps))}; results are modulo {modulus}"
+        add_wrong_step(report, wrong, steps, caption=caption)
+
+
+def _introduce(found: Findings, report: Report) -> None:
+    settings = found.results[0].world.settings
+    arms = "\n".join(f"- **{ARMS[name].title}**: {ARMS[name].about}" for name in found.prms if name != BASE)
+    several = "Values are means over seeds with Student's 95 % interval; differences are paired by seed."
+    report.text(f"""
+## What was compared
+
+A tiny policy ({settings.policy.layers} layers of width {settings.policy.hidden}) was trained from scratch on chains of
+arithmetic modulo {settings.modulus}, until {percent(settings.policy.target, digits=0)} % of its steps were right. The
+**base PRM** was trained on {number(settings.base_trees)} problems whose labels let
+{percent(settings.passing_errors, digits=0)} % of the wrong steps pass, some kinds nearly always and others hardly ever.
+Everything else starts from it, with exact labels on {number(settings.pair_trees)} other problems and the same number
+of epochs and pairs per update, each with its own learning rate, chosen on development seeds:
+
+{arms}
+
+FPR is the share of wrong steps that are judged right, FNR that of right steps judged wrong. "At TPR 90" means at the
+threshold that keeps 90 % of the right steps. {several if len(found.results) > 1 else "One seed: no interval."}
+""")
+
+
+def _compare(found: Findings, report: Report) -> None:
+    """Each arm against the base, and against the arm before it, paired."""
+    n_few, n_many = found.reference_ns
+    compared = ("FPR at TPR 90 ↓", "injected errors: FPR at TPR 90 ↓", "FNR at 0.5 ↓")
+    rows = []
+    pairs = [(prm, BASE) for prm in found.prms[1:]]
+    pairs += [(prm, "pointwise") for prm in found.prms[1:] if prm != "pointwise" and "pointwise" in found.prms]
+    for a, b in pairs:
+        cells = [
+            signed_percent(differences(found.of_steps(a, SUMMARY[name]), found.of_steps(b, SUMMARY[name])))
+            for name in compared
+        ]
+        best = differences(found.of_pool("best-of-n", a, n_many), found.of_pool("best-of-n", b, n_many))
+        beam = differences(found.of_guided(a, GUIDED_NS[-1]), found.of_guided(b, GUIDED_NS[-1]))
+        rows.append([f"{title_of(a)} − {title_of(b)}", *cells, signed_percent(best), signed_percent(beam)])
+    headers = ["difference", *compared, f"Best-of-{n_many}", f"beam search {GUIDED_NS[-1]}"]
+    report.table(headers, rows, caption="Differences in percentage points, paired by seed")
+    growth = []
+    for prm in found.prms:
+        more, fewer = (found.of_pool("best-of-n", prm, n) for n in (n_many, n_few))
+        wide, narrow = (found.of_guided(prm, n) for n in reversed(GUIDED_NS))
+        growth.append([title_of(prm), *map(signed_percent, (differences(more, fewer), differences(wide, narrow)))])
+    caption = "Do more samples help? More minus fewer, percentage points"
+    beams = " − ".join(f"beam search {n}" for n in reversed(GUIDED_NS))
+    report.table(["PRM", f"Best-of-{n_many} − Best-of-{n_few}", beams], growth, caption=caption)
+
+
+def _imbalance(found: Findings, report: Report) -> None:
+    """What the labels say, and what is true."""
+    names = {"base PRM's problems": "base", "arms' problems": "annotated", "natural test set": NATURAL}
+    shares = {}
+    for about, name in names.items():
+        counts = [result.world.verdicts()[name] for result in found.results]
+        total = sum(sum(count.values()) for count in counts)
+        shares[about] = {verdict: sum(count.get(verdict, 0) for count in counts) / total for verdict in VERDICTS}
+    rows = [
+        [verdict.replace("_", " "), *(percent(of_set[verdict]) for of_set in shares.values())] for verdict in VERDICTS
+    ]
+    report.text("## The steps that policies write\nMost are right, and most errors are wrong results.")
+    report.table(["verdict", *shares], rows, caption="The oracle's verdicts on all steps (%)")
+
+
+def _distributions(found: Findings, report: Report) -> None:
+    """Scores of right and wrong steps, first seed."""
+    report.text("## Over-credit\nHow each PRM scores the natural test set's right and wrong steps.")
+    names = found.prms[:NUM_DRAWN]
+    caption = "P(right) given to right steps (up) and to wrong steps (down), first seed; the dotted line is 0.5."
+    alt = f"Histograms of scores of right and wrong steps for {', '.join(map(title_of, names))}"
+    with report.figure("scores", caption=caption, alt=alt, size=(2.35, 2.5), panels=len(names)) as panels:
+        for axes, name in zip(panels, names, strict=True):
+            steps = found.results[0].scored[name].steps.only_groups([NATURAL])
+            draw_distribution(axes, histogram(steps), 0.5, title_of(name))
+
+
+def _classes(found: Findings, report: Report) -> None:
+    """FPR at matched TPR, class by class."""
+    groups = (NATURAL, *PERTURBATIONS)
+    values = {prm: [over_seeds(found.of_class(prm, group)) for group in groups] for prm in found.prms}
+    rows = [[title_of(prm), *map(percent, values[prm])] for prm in found.prms]
+    report.text("## Which errors are credited")
+    shown = [group.replace("_", " ") for group in groups]
+    caption = "FPR at TPR 90 by class of error; all classes but natural are injected errors."
+    alt = "Bars of FPR at TPR 90 by error class for each PRM"
+    drawn = styles(found.prms[:NUM_DRAWN])
+    with report.figure("classes", caption=caption, alt=alt, size=(4.4, 0.55 * len(groups) + 1)) as axes:
+        width = 0.8 / len(drawn)
+        for i, (prm, style) in enumerate(drawn.items()):
+            lengths = [mean.value for mean in values[prm]]
+            axes.barh(np.arange(len(groups)) + i * width, lengths, width, color=style.color, label=title_of(prm))
+        axes.set_yticks(np.arange(len(groups)) + 0.4 - width / 2, shown)
+        axes.invert_yaxis()
+        finish(axes, "FPR (%)", percent="x")
+    caption = "FPR (%) ↓ at the threshold that keeps 90 % of the right steps"
+    report.table(["PRM", *shown], rows, caption=caption, best="columns")
+
+
+def _rounds(found: Findings, report: Report) -> None:
+    """What each round of a curriculum did, on the validation problems."""
+    rows = []
+    for name in found.prms[1:]:
+        for key, result in found.results[0].rounds[name].items():
+            cells = [percent(result.get(metric)) for metric in ("auroc", "fpr_at_tpr_90", "fpr_at_0.5", "fnr_at_0.5")]
+            rows.append([f"{title_of(name)} · {key}", *cells])
+    report.text("## Rounds\nValidation problems of the first seed; `0_base` is the PRM that training started from.")
+    headers = ["round", "AUROC ↑", "FPR at TPR 90 ↓", "FPR at 0.5 ↓", "FNR at 0.5 ↓"]
+    report.table(headers, rows, caption="Validation by round (%)")
+
+
+def _draw_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
+    curves = found.far_curves if far else found.curves
+    drawn = found.prms[:NUM_DRAWN]
+    lines = [("best-of-n", prm, found.aggregator(prm).value) for prm in drawn]
+    lines += [("majority", "", ""), ("oracle", "", ""), ("mean", "", "")]
+    names = [*map(title_of, drawn), "majority vote", "oracle", "one solution"]
+    style = nested(styles(names))
+    caption = "Accuracy against the number of solutions" + (", out of distribution." if far else ".")
+    alt = "Accuracy against n for Best-of-N and the weighted vote of every PRM, majority vote and oracle"
+    with report.figure(f"{'far-' * far}best-of-n", caption=caption, alt=alt, size=(4.4, 3.7), panels=2) as panels:
+        for axes, method in zip(panels, ("best-of-n", "weighted"), strict=True):
+            for (kind, prm, how), name in zip(lines, names, strict=True):
+                chosen = [find_curve(seed, method if prm else kind, prm, how) for seed in curves]
+                values = np.mean([[point.value for point in curve.points] for curve in chosen], axis=0)
+                axes.plot(chosen[0].ns, values, **style[name])
+            title = "Best-of-n" if method == "best-of-n" else "weighted vote"
+            ns = chosen[0].ns
+            finish(axes, "solutions drawn, n", "accuracy (%)", title=title, ns=ns, names_at_ends=True)
+
+
+def _tabulate_best_of_n(found: Findings, report: Report, *, far: bool) -> None:
+    if not far:
+        hows: dict[str, list[str]] = {}
+        for prm in found.prms:
+            hows.setdefault(str(found.aggregator(prm)), []).append(title_of(prm))
+        used = "; ".join(how if len(hows) == 1 else f"{how} ({', '.join(names)})" for how, names in hows.items())
+        report.text(f"## Best-of-N\nStep scores become a solution's score by: {used}. Each value is an expectation.")
+    ns = (found.far_curves if far else found.curves)[0][0].ns
+    rows = []
+    for method in ("best-of-n", "weighted"):
+        rows += [[f"{title_of(prm)} · {method}", *_cells(found, method, prm, ns, far)] for prm in found.prms]
+    rows += [[method, *_cells(found, method, "", ns, far)] for method in ("majority", "oracle")]
+    caption = f"Accuracy (%) ↑{', out of distribution' * far}"
+    report.table(["selection", *(f"n = {n}" for n in ns)], rows, caption=caption, best="columns", apart=("oracle",))
+
+
+def _cells(found: Findings, method: str, prm: str, ns: Sequence[int], far: bool) -> list[str]:
+    return [percent(over_seeds(found.of_pool(method, prm, n, far=far))) for n in ns]
+
+
+def _theory(found: Findings, report: Report) -> None:
+    """Best-of-N predicted from solution-level error rates, against what was measured (first seed)."""
+    ns = found.ns
+    rows = []
+    for prm in found.prms:
+        how = found.aggregator(prm).value
+        measured = [at_n(find_curve(found.curves[0], "best-of-n", prm, how), n) for n in ns]
+        p, alpha, beta, predicted = predicted_best_of_n(found.graded[0], found.results[0].scored[prm].pool, how, ns)
+        rows.append([f"{title_of(prm)}: predicted", percent(alpha), percent(beta), *map(percent, predicted)])
+        rows.append([f"{title_of(prm)}: measured", "", "", *map(percent, measured)])
+    report.text(
+        "## Theory\nA yes-or-no verifier with the solution-level error rates α (FPR) and β (FNR) of each PRM at its "
+        f"90 % threshold, and the policy's share of right solutions ({percent(p)} %), predicts Best-of-N by the "
+        "paper's closed form. The measured value uses the full score, which ranks among the accepted solutions too."
+    )
+    report.table(["Best-of-N (%)", "α", "β", *(f"n = {n}" for n in ns)], rows, caption="Predicted and measured")
+
+
+def _metrics(found: Findings) -> dict[str, Any]:
+    def pool(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+        names = ("method", "prm", "aggregator", "ns")
+        return [
+            {name: getattr(curve, name) for name in names} | {"accuracy": [point.value for point in curve.points]}
+            for curve in curves
+        ]
+
+    def guided(far: bool) -> list[dict[str, dict[int, float]]]:
+        shares = {(prm, n): found.of_guided(prm, n, far=far) for prm in found.prms for n in GUIDED_NS}
+        return [
+            {prm: {n: shares[prm, n][i] for n in GUIDED_NS} for prm in found.prms} for i in range(len(found.results))
+        ]
+
+    return {
+        "seeds": [result.seed for result in found.results],
+        "steps": [plain(seed) for seed in found.steps],
+        "aggregators": {prm: asdict(found.aggregator(prm)) for prm in found.prms},
+        "pool": [pool(curves) for curves in found.curves],
+        "far_steps": [plain(seed) for seed in found.far_steps],
+        "guided": guided(far=False),
+        "far_pool": [pool(curves) for curves in found.far_curves],
+        "far_guided": guided(far=True) if found.far_steps else [],
+        "policies": policy_metrics(found),
+        "over_optimisation": over_optimisation(found),
+        "verdicts": [result.world.verdicts() for result in found.results],
+    }

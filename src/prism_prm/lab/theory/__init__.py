@@ -1,0 +1,1 @@
+"""What verifier errors cost: closed forms, simulations, and a report on real scores."""

@@ -1,0 +1,172 @@
+"""Build a world: train its policies, sample and judge, and write ordinary files; what was built before is reused.
+
+Each stage is a folder named by the content of the settings it depends on, written whole or not at all, so a stopped
+build can be resumed, and worlds that share a stage share its folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_prm.console import progress
+from prism_prm.data.tables import write_trees
+from prism_prm.files import whole_folder, write_text
+from prism_prm.job import content_key
+from prism_prm.lab.world.policy import PolicySettings, shown_problems, train_policy
+from prism_prm.lab.world.problems import Problem, draw_problems
+from prism_prm.lab.world.sampling import sample_solutions
+from prism_prm.lab.world.settings import FORMAT, WorldSettings
+from prism_prm.lab.world.tokens import make_tokenizer
+from prism_prm.lab.world.trees import PERTURBATIONS, count_verdicts, let_errors_pass, perturbed_trees, sample_trees
+from prism_prm.models.load_lm import language_model
+from prism_prm.tree import StepTree
+
+UPDATES = "updates"
+"""How many updates the models of a folder have seen, beside their settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Where the files of a built world are."""
+
+    settings: WorldSettings
+    policy: Path
+    """A causal language model with its tokenizer, as transformers saves it."""
+    backbone: Path
+    """The policy, trained longer: the backbone of PRMs."""
+    data: Path
+    far_policy: Path | None = None
+    far_data: Path | None = None
+    """Out of distribution, where it was asked for."""
+
+    def trees(self, name: str, *, far: bool = False) -> Path:
+        """A trees.parquet: `base` (lenient labels), `annotated`, `natural`, or a class of errors."""
+        return self._data(far) / f"{name}.parquet"
+
+    def pool(self, *, far: bool = False) -> Path:
+        """Problems with sampled solutions, as `prism rerank` reads them."""
+        return self._data(far) / "pool.jsonl"
+
+    def verdicts(self, *, far: bool = False) -> dict[str, dict[str, int]]:
+        """For each file of trees, how many nodes have each of the oracle's verdicts."""
+        found: dict[str, dict[str, int]] = json.loads((self._data(far) / "verdicts.json").read_text(encoding="utf-8"))
+        return found
+
+    def _data(self, far: bool) -> Path:
+        folder = self.far_data if far else self.data
+        assert folder is not None, "built without its far part"
+        return folder
+
+
+def build_world(settings: WorldSettings, cache: str | Path, *, far: bool = False) -> World:
+    """Build what is not in `cache` yet."""
+    cache = Path(cache)
+    models = _models(settings.policy, settings, 0, cache)
+    policy, backbone = models / "policy", models / "backbone"
+    data = _data(settings, policy, cache, far=False)
+    if not far:
+        return World(settings, policy, backbone, data)
+    far_policy = _models(settings.far_policy, settings, 1, cache) / "policy"
+    far_data = _data(settings, far_policy, cache, far=True)
+    return World(settings, policy, backbone, data, far_policy, far_data)
+
+
+def load_policy(folder: str | Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of a policy's folder."""
+    model, tokenizer = language_model(Path(folder), "auto")
+    return model.eval(), tokenizer
+
+
+def unseen_problems(world: World, count: int, stream: int) -> list[Problem]:
+    """Problems of the world's kind that no policy, backbone or PRM of it was trained on or measured by."""
+    settings = world.settings
+    made = json.loads((world.policy.parent / "settings.json").read_text(encoding="utf-8"))
+    updates = made.pop(UPDATES, settings.policy.max_updates)
+    shown = shown_problems(PolicySettings(**made), settings.pretraining, updates)
+    used = _split_problems(settings, far=False).values()
+    exclude = {problem.text for problem in (*shown, *(problem for some in used for problem in some))}
+    rng = np.random.default_rng(_seed(settings, False, stream))
+    return draw_problems(settings.problems, count, rng, exclude=exclude)
+
+
+def _models(policy: PolicySettings, settings: WorldSettings, stream: int, cache: Path) -> Path:
+    """Train a policy and a backbone; the world's seed and `stream` keep two policies of one world apart."""
+    policy = replace(policy, seed=1000 * settings.seed + 2 * policy.seed + stream)
+    folder = cache / f"models-{content_key(FORMAT, policy, settings.pretraining)}"
+    if folder.exists():
+        return folder
+    tokenizer = make_tokenizer(settings.modulus)
+    with progress("policy: right steps (%)", policy.percent) as advance:
+        *models, updates = train_policy(policy, settings.pretraining, tokenizer, advance=advance)
+    with whole_folder(folder) as aside:
+        for name, model in zip(("policy", "backbone"), models, strict=True):
+            model.save_pretrained(aside / name)
+            tokenizer.save_pretrained(aside / name)
+        made = dataclasses.asdict(policy) | {UPDATES: updates}
+        write_text(aside / "settings.json", json.dumps(made, indent=2) + "\n")
+    return folder
+
+
+def _data(settings: WorldSettings, policy: Path, cache: Path, *, far: bool) -> Path:
+    """Sample, judge and write all files of one problem range."""
+    folder = cache / f"{'far-' if far else ''}data-{content_key(FORMAT, settings, far, policy.parent.name)}"
+    if folder.exists():
+        return folder
+    model, tokenizer = load_policy(policy)
+    problems = _split_problems(settings, far)
+
+    def sampled(name: str, candidates: int, stream: int) -> list[StepTree]:
+        return sample_trees(
+            model, tokenizer, problems[name], candidates=candidates, temperature=settings.temperature,
+            seed=_seed(settings, far, stream), name=name,
+        )  # fmt: skip
+
+    with progress("samples", len(problems) + 1) as advance, whole_folder(folder) as aside:
+        trees = {"natural": sampled("natural", settings.pair_candidates, 1)}
+        for error in PERTURBATIONS:
+            trees[error] = perturbed_trees(problems["natural"], error, seed=_seed(settings, far, 2))
+        advance(2)
+        if not far:
+            lenient = sampled("base", settings.base_candidates, 3)
+            share, evenness = settings.passing_errors, settings.passing_evenness
+            trees["base"] = let_errors_pass(lenient, share, evenness, settings.seed)
+            trees["annotated"] = sampled("annotated", settings.pair_candidates, 4)
+            advance(2)
+        for name, some in trees.items():
+            write_trees(aside / f"{name}.parquet", some, source=f"world-{settings.seed}")
+        counts = {name: dict(count_verdicts(some, settings.modulus)) for name, some in trees.items()}
+        write_text(aside / "verdicts.json", json.dumps(counts, indent=2) + "\n")
+        written = sample_solutions(
+            model, tokenizer, [problem.text for problem in problems["pool"]], copies=settings.pool_size,
+            temperature=settings.temperature, seed=_seed(settings, far, 5),
+        )  # fmt: skip
+        pool = ""
+        for i, (problem, found) in enumerate(zip(problems["pool"], written, strict=True)):
+            solutions = [{"steps": [step for step in steps if step]} for steps, _ in found]
+            record = {"problem": problem.text, "answer": problem.answer, "name": f"world-{i}", "solutions": solutions}
+            pool += json.dumps(record) + "\n"
+        write_text(aside / "pool.jsonl", pool)
+        write_text(aside / "settings.json", json.dumps(dataclasses.asdict(settings), indent=2) + "\n")
+        advance(1)
+    return folder
+
+
+def _seed(settings: WorldSettings, far: bool, stream: int) -> int:
+    """A seed of its own for every use of chance."""
+    return int(np.random.SeedSequence([settings.seed, int(far), stream]).generate_state(1)[0])
+
+
+def _split_problems(settings: WorldSettings, far: bool) -> dict[str, list[Problem]]:
+    """Problems for every use, no problem in two of them."""
+    sizes = {"natural": settings.test_trees, "pool": settings.pool_problems}
+    if not far:
+        sizes |= {"base": settings.base_trees, "annotated": settings.pair_trees}
+    kind = settings.far_problems if far else settings.problems
+    drawn = iter(draw_problems(kind, sum(sizes.values()), np.random.default_rng(_seed(settings, far, 0))))
+    return {name: [next(drawn) for _ in range(size)] for name, size in sizes.items()}

@@ -1,0 +1,178 @@
+"""A tiny Qwen2 policy, trained from scratch on right solutions with ordinary causal language modelling.
+
+The policy is taken as soon as a stated share of its steps is right: by then it has learned the form of a solution, and
+not yet all of the arithmetic, so its errors are natural ones. Training continues for the backbone that PRMs start from.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from prism_prm.errors import ModelError
+from prism_prm.lab.world.problems import Problem, ProblemSettings, draw_problem
+from prism_prm.lab.world.tokens import STEP_END, STEP_SEPARATOR, prompt_of, solution_text
+
+# Shapes: B rows of a batch, S tokens of a row, V tokens of the vocabulary.
+
+CHECK_EVERY = 5
+"""Updates between two looks at how good the policy is; learning is sudden, and a rare look overshoots."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """Size and training of a policy; with the problems it learns from they fix its weights."""
+
+    layers: int = 3
+    hidden: int = 64
+    heads: int = 4
+    target: float = 0.8
+    """The policy is taken when this share of steps, sampled at temperature 1 under right prefixes, is right."""
+    backbone_target: float = 0.97
+    """Training continues to this share for the backbone of PRMs: a judge that knows more than the policy it judges."""
+    max_updates: int = 1000
+    """A policy that has not got there by then is an error."""
+    batch: int = 64
+    learning_rate: float = 6e-3
+    warmup: int = 30
+    """Updates over which the learning rate rises; it stays there after."""
+    weight_decay: float = 0.01
+    seed: int = 0
+
+    @property
+    def targets(self) -> tuple[float, float]:
+        """The shares of right steps at which the policy and the backbone are taken."""
+        return self.target, max(self.target, self.backbone_target)
+
+    @property
+    def percent(self) -> int:
+        """The last target in whole percent: where progress ends, since nobody knows after how many updates."""
+        return int(100 * self.targets[-1])
+
+
+def make_model(settings: PolicySettings, tokenizer: Any, max_tokens: int) -> Any:
+    """A Qwen2 with random weights."""
+    torch.manual_seed(settings.seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden,
+        intermediate_size=2 * settings.hidden,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        max_position_embeddings=max_tokens,
+        # About 1/√hidden. With the 0.02 of large models a model this narrow needs several times the updates.
+        initializer_range=0.1,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def training_batch(problems: list[Problem], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Problems with their right solutions: ids, attention mask, and labels that ask for the solutions only."""
+    prompts = [prompt_of(problem.text) for problem in problems]
+    solutions = [solution_text(problem.solution()) for problem in problems]
+    texts = [prompt + solution for prompt, solution in zip(prompts, solutions, strict=True)]
+    encoded = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
+    ids_BS, mask_BS = encoded["input_ids"], encoded["attention_mask"]
+    lengths_B1 = torch.tensor([[len(ids)] for ids in tokenizer(prompts)["input_ids"]])
+    asked_BS = (torch.arange(ids_BS.shape[1]) >= lengths_B1) & mask_BS.bool()
+    return ids_BS, mask_BS, ids_BS.masked_fill(~asked_BS, -100)
+
+
+@torch.no_grad()
+def right_step_share(model: Any, tokenizer: Any, problems: list[Problem]) -> float:
+    """P(the policy writes the right step) at temperature 1, averaged over all positions of right solutions; exact."""
+    ids_BS, mask_BS, labels_BS = training_batch(problems, tokenizer)
+    logits_BSV = model(input_ids=ids_BS, attention_mask=mask_BS).logits[:, :-1]
+    labels_BS = labels_BS[:, 1:]
+    asked_BS = labels_BS != -100
+    chosen_BS1 = labels_BS.clamp(min=0)[..., None]
+    log_p_BS = torch.log_softmax(logits_BSV.float(), -1).gather(-1, chosen_BS1)[..., 0] * asked_BS
+    end = tokenizer.convert_tokens_to_ids(STEP_END)
+    # A step's tokens are those since the last separator, its own separator or end of text included.
+    ends_BS = (labels_BS == end) & asked_BS
+    step_BS = ends_BS.long().cumsum(1) - ends_BS.long()
+    count = int(step_BS.max()) + 1
+    log_p_BT = torch.zeros(len(problems), count).scatter_add_(1, step_BS, log_p_BS)
+    is_step_BT = torch.zeros(len(problems), count).scatter_add_(1, step_BS, asked_BS.float()) > 0
+    return float(log_p_BT.exp()[is_step_BT].mean())
+
+
+HELD_OUT = 200
+"""Problems by which the share of right steps is measured."""
+
+
+def pretraining_problems(settings: PolicySettings, problems: ProblemSettings) -> Iterator[Problem]:
+    """What a policy is shown, without end: the problems that it is measured by, then batch after batch."""
+    rng = np.random.default_rng([settings.seed, 1])
+    while True:
+        yield draw_problem(problems, rng)
+
+
+def shown_problems(settings: PolicySettings, problems: ProblemSettings, updates: int) -> Iterator[Problem]:
+    """The problems that a training run of this many updates has seen."""
+    return islice(pretraining_problems(settings, problems), HELD_OUT + updates * settings.batch)
+
+
+def train_policy(
+    settings: PolicySettings,
+    problems: ProblemSettings,
+    tokenizer: Any,
+    *,
+    advance: Callable[[int], None] = lambda _: None,
+) -> tuple[Any, Any, int]:
+    """(policy, backbone, updates): the same training, stopped earlier and later, and how long the later one took.
+
+    `advance` is told of every percent of right steps that is reached, `settings.percent` of them in all.
+    """
+    drawn = pretraining_problems(settings, problems)
+    held_out = list(islice(drawn, HELD_OUT))
+    longest = 5 * problems.max_operations + 11
+    model = make_model(settings, tokenizer, max_tokens=4 * longest).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.98)
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / settings.warmup))
+    share, reached = 0.0, 0
+    taken: list[Any] = []
+    for update in range(1, settings.max_updates + 1):
+        ids_BS, mask_BS, labels_BS = training_batch(list(islice(drawn, settings.batch)), tokenizer)
+        model(input_ids=ids_BS, attention_mask=mask_BS, labels=labels_BS).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        if update % CHECK_EVERY == 0:
+            share = right_step_share(model, tokenizer, held_out)
+            now = max(reached, min(int(100 * share), settings.percent))
+            advance(now - reached)
+            reached = now
+            while len(taken) < 2 and share >= settings.targets[len(taken)]:
+                taken.append(copy.deepcopy(model).eval())
+                _start_separator(taken[-1], tokenizer)
+            if len(taken) == 2:
+                return taken[0], taken[1], update
+    raise ModelError(
+        f"The policy takes {share:.0%} of the steps right after {settings.max_updates} updates, not "
+        f"the {settings.targets[len(taken)]:.0%} asked for. Raise max_updates, lower the target, or ease the problems."
+    )
+
+
+def _start_separator(model: Any, tokenizer: Any) -> None:
+    """Let the PRM's separator start as what the policy writes between steps: a PRM made of this policy reads there."""
+    end, separator = tokenizer.convert_tokens_to_ids([STEP_END, STEP_SEPARATOR])
+    with torch.no_grad():
+        # Only as it is read: as an output it would be sampled half of the time.
+        embeddings = model.get_input_embeddings().weight
+        embeddings[separator] = embeddings[end]

@@ -1,0 +1,184 @@
+"""PRM800K-style trees: a right trunk, and under every prefix what the policy would have written there, judged; and
+PRMBench-style trees: right solutions with one kind of injected error.
+
+As PRM800K's labelers did, the trunk continues with a right candidate if the policy wrote one, and with a step written
+for it ("human") where it did not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from prism_prm.errors import ConfigError
+from prism_prm.lab.world.oracle import Verdict, judge_step
+from prism_prm.lab.world.problems import OPERATORS, UNDO, Operation, Problem
+from prism_prm.lab.world.sampling import sample_next_steps
+from prism_prm.tree import ROOT, Step, StepTree
+
+
+def labelled(text: str, verdict: Verdict, **more: Any) -> Step:
+    """A step with the oracle's label."""
+    right = verdict == "right"
+    return Step(text, label=float(right), rating=1.0 if right else -1.0, **more)
+
+
+def grow(problem: Problem, candidates: Sequence[Sequence[str]], *, tree_id: int = 0, name: str = "") -> StepTree:
+    """The tree of a problem, given the candidates under each prefix of its right solution."""
+    nodes: list[Step] = []
+    parents: list[int] = []
+    trunk: list[int] = []
+    solution = problem.solution()
+    for position, (right, written) in enumerate(zip(solution, candidates, strict=True)):
+        parent = trunk[-1] if trunk else ROOT
+        trunk.append(len(nodes))
+        nodes.append(labelled(right, "right", origin="model" if right in written else "human"))
+        parents.append(parent)
+        for text in dict.fromkeys(written):
+            # A policy can stop before it has written anything; there is no step to judge then.
+            if text and text != right:
+                nodes.append(labelled(text, judge_step(problem, solution[:position], text)))
+                parents.append(parent)
+    return StepTree(
+        tree_id, problem.text, tuple(nodes), tuple(parents), tuple(trunk), name, answer=problem.answer, ended=True
+    )
+
+
+def sample_trees(
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[Problem],
+    *,
+    candidates: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    name: str = "natural",
+) -> list[StepTree]:
+    """One tree per problem, with `candidates` samples of the policy under every prefix; equal texts count once."""
+    solutions = [(problem.text, problem.solution()) for problem in problems]
+    written = sample_next_steps(model, tokenizer, solutions, copies=candidates, temperature=temperature, seed=seed)
+    return [
+        grow(problem, some, tree_id=i, name=f"{name}-{i}")
+        for i, (problem, some) in enumerate(zip(problems, written, strict=True))
+    ]
+
+
+def let_errors_pass(trees: Sequence[StepTree], share: float, evenness: float, seed: int) -> list[StepTree]:
+    """The same trees as a lenient labeller sees them, who lets a share of the wrong steps pass as right.
+
+    Some errors are easier to miss than others: each kind of step has a chance to pass of its own, the same wherever it
+    occurs, from a Beta distribution with mean `share`. Towards infinite `evenness` all have the same chance; towards 0
+    a kind passes always or never.
+    """
+
+    @cache
+    def chance_to_pass(kind: str) -> float:
+        if share in (0.0, 1.0):
+            return share
+        rng = np.random.default_rng([seed, 4, *kind.encode()])
+        return float(rng.beta(share * evenness, (1 - share) * evenness))
+
+    rng = np.random.default_rng([seed, 2])
+    noisy = []
+    for tree in trees:
+        nodes = []
+        for node, draw in zip(tree.nodes, rng.random(len(tree.nodes)).tolist(), strict=True):
+            # The kind of a step: its operation and result, whatever value it starts from.
+            passes = node.label == 0.0 and draw < chance_to_pass(node.text.lstrip("0123456789"))
+            nodes.append(replace(node, label=1.0, rating=1.0) if passes else node)
+        noisy.append(replace(tree, nodes=tuple(nodes)))
+    return noisy
+
+
+Proposal = Callable[[Problem, int, np.random.Generator], str]
+"""A candidate for an error at a position of the right solution; the oracle says whether it is one."""
+TRIES = 50
+
+
+def _worked_out(problem: Problem, value: int, operation: Operation) -> str:
+    return f"{value}{operation}={operation.apply(value, problem.modulus)}"
+
+
+def _skipped(problem: Problem, at: int, rng: np.random.Generator) -> str:
+    """An operation from further on, on the present value."""
+    later = int(rng.integers(at + 1, len(problem.operations)))
+    return _worked_out(problem, problem.values()[at], problem.operations[later])
+
+
+def _circular(problem: Problem, at: int, rng: np.random.Generator) -> str:  # noqa: ARG001
+    """The last operation undone."""
+    last = problem.operations[at - 1]
+    undo = Operation(UNDO.get(last.operator, last.operator), last.operand)
+    return _worked_out(problem, problem.values()[at], undo)
+
+
+def _missing_premise(problem: Problem, at: int, rng: np.random.Generator) -> str:
+    """An operation that is not in the problem, worked out rightly on the present value."""
+    operator = list(OPERATORS)[int(rng.integers(len(OPERATORS)))]
+    return _worked_out(problem, problem.values()[at], Operation(operator, int(rng.integers(1, problem.modulus))))
+
+
+PERTURBATIONS: dict[Verdict, Proposal] = {
+    # The right operation with another result.
+    "counterfactual": lambda problem, at, rng: (
+        f"{problem.solution()[at].rpartition('=')[0]}={rng.integers(problem.modulus)}"
+    ),
+    # The right operation on another value, worked out rightly.
+    "contradiction": lambda problem, at, rng: _worked_out(
+        problem, int(rng.integers(problem.modulus)), problem.operations[at]
+    ),
+    "skipped": _skipped,
+    # A later step of the right solution, word for word; the answer is one of them.
+    "premature": lambda problem, at, rng: problem.solution()[int(rng.integers(at + 1, len(problem.operations) + 1))],
+    # An earlier step, word for word.
+    "redundant": lambda problem, at, rng: problem.solution()[int(rng.integers(at))],
+    "circular": _circular,
+    "missing_premise": _missing_premise,
+}
+"""Error class → how such an error is proposed. Only proposals that the oracle gives this very class are used."""
+
+
+def perturbed_trees(problems: Sequence[Problem], kind: Verdict, *, seed: int = 0) -> list[StepTree]:
+    """For each problem its right solution, and beside one of its steps an error of `kind`; named `<kind>-<number>`.
+
+    A problem without a place for the error (nothing to undo) is left out; none at all is an error.
+    """
+    rng = np.random.default_rng([seed, 3, list(PERTURBATIONS).index(kind)])
+    trees: list[StepTree] = []
+    for i, problem in enumerate(problems):
+        solution = problem.solution()
+        for _ in range(TRIES):
+            at = int(rng.integers(len(problem.operations)))
+            if kind in ("redundant", "circular") and at == 0:
+                continue
+            if kind == "skipped" and at + 1 == len(problem.operations):
+                continue
+            error = PERTURBATIONS[kind](problem, at, rng)
+            if judge_step(problem, solution[:at], error) != kind:
+                continue
+            nodes = (*(labelled(step, "right") for step in solution), labelled(error, kind))
+            parents = (*range(ROOT, len(solution) - 1), at - 1 if at else ROOT)
+            trunk = tuple(range(len(solution)))
+            trees.append(
+                StepTree(len(trees), problem.text, nodes, parents, trunk, f"{kind}-{i}", problem.answer, ended=True)
+            )
+            break
+    if not trees:
+        raise ConfigError(f"None of {len(problems)} problems has a place for an error of kind {kind!r}.")
+    return trees
+
+
+def count_verdicts(trees: Sequence[StepTree], modulus: int) -> Counter[Verdict]:
+    """The oracle's verdict on every node, whatever its label says."""
+    counts: Counter[Verdict] = Counter()
+    for tree in trees:
+        problem = Problem.parse(tree.problem, modulus)
+        for node in range(len(tree.nodes)):
+            *prefix, text = tree.texts(tree.path(node))
+            counts[judge_step(problem, prefix, text)] += 1
+    return counts

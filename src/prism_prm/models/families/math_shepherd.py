@@ -1,0 +1,37 @@
+"""Math-Shepherd: a language model that, at each tag `ки`, says `+` or `-`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from prism_prm.models.families.base import LabelTokens
+
+_NUMBERED = re.compile(r"Step \d+:")
+
+
+class MathShepherd(LabelTokens):
+    """`{question} Step 1: … ки\\nStep 2: … ки`; read at `ки` from the rows of `+` and `-`."""
+
+    name = "math-shepherd"
+    known: ClassVar = {"peiyi9979/math-shepherd-mistral-7b-prm": {}}
+
+    def __init__(self, tokenizer: Any, **options: Any) -> None:
+        super().__init__(tokenizer, **options)
+        self.rows = self.plus_and_minus()
+        self._tag = self.text.token("ки")
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        return [*self.text.bos(), *self.text.plain(problem)]
+
+    def step_ids(self, text: str, index: int) -> tuple[list[int], int]:
+        self.text.step(text)
+        numbered = text if _NUMBERED.match(text) else f"Step {index + 1}: {text}"
+        # After a tag a step begins a new line. Its ids are taken as they are after the tag: alone, a SentencePiece
+        # tokenizer would put a space before the line break that the published text does not have.
+        ids = self.text.step(numbered) if index == 0 else self._after_tag(f"\n{numbered}")
+        return [*ids, self._tag], len(ids)
+
+    def _after_tag(self, text: str) -> tuple[int, ...]:
+        ids = self.text.step("ки" + text)
+        return ids[1:] if ids[0] == self._tag else self.text.step(text)

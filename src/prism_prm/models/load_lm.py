@@ -1,0 +1,308 @@
+"""Load a model, with every weight accounted for; place it on a device; identify it by a hash; run it in halves when
+memory runs out.
+
+transformers fills weights that a folder lacks with random numbers and ignores those it does not know, at most with a
+log message. Here both are errors that name them. No pickle, no remote code unless asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from prism_prm.errors import ConfigError, MissingExtraError, ModelError, is_out_of_memory
+from prism_prm.models.model_files import ADAPTER_FILE, ModelFiles, check_pickled, is_adapter, load_tokenizer, readable
+
+log = logging.getLogger(__name__)
+
+OUTPUT_LAYER = "lm_head."
+"""How the names of a language model's output layer begin."""
+_BIG_BYTES = 2 * 10**9
+"""Reading a model this big takes seconds, so it shows progress bars."""
+_NAMED = 3
+"""How many weights an error names."""
+_CHANGES_NOTHING = (
+    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels", "problem_type",
+    "return_dict", "torch_dtype", "transformers_version", "use_cache",
+)  # fmt: skip
+
+Module = TypeVar("Module", bound=nn.Module)
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@contextlib.contextmanager
+def quiet_transformers(*others: str, bars: bool = False) -> Iterator[None]:
+    """transformers, and the loggers of `others`, report errors only; without transformers' bars unless `bars`."""
+    from transformers.utils import logging as theirs
+
+    levels = {name: logging.getLogger(name).level for name in ("transformers", *others)}
+    shown = theirs.is_progress_bar_enabled()
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if not bars:
+        theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if shown:
+            theirs.enable_progress_bar()
+
+
+def pick_device(device: torch.device | str | None) -> torch.device:
+    """The device that was asked for, which must be here; by default a GPU where there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"device {str(device)!r} cannot be used here ({reason}); cpu always works") from error
+
+
+def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | str:
+    """The dtype that was asked for by name; by default the checkpoint's own on a GPU, float32 on a CPU."""
+    if isinstance(dtype, str) and dtype != "auto":
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ConfigError(f"dtype={dtype!r} is not a torch dtype such as bfloat16, float16, float32")
+        return found
+    return dtype or (torch.float32 if device.type == "cpu" else "auto")
+
+
+def language_model(
+    folder: Path,
+    dtype: torch.dtype | str,
+    device: torch.device | None = None,
+    *,
+    kernel: str = "sdpa",
+    allow_pickle: bool = False,
+    output_layer: bool = True,
+    other_heads: bool = False,
+) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder, which may hold a single GGUF file.
+
+    Args:
+        folder: where it is.
+        dtype: of its weights, or "auto".
+        device: where it goes; default: it stays in the machine's memory.
+        kernel: transformers' name of its attention.
+        allow_pickle: read pickled weights.
+        output_layer: whether the language model's output layer is needed; without it the backbone alone is loaded.
+        other_heads: whether heads of other kinds may be left out.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    kind, what = (AutoModelForCausalLM, "language model") if output_layer else (AutoModel, "backbone")
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": kernel, "unread": None if other_heads else ()}
+    files = ModelFiles(folder)
+    gguf = sorted(folder.glob("*.gguf"))
+    if gguf and not (folder / "config.json").exists():
+        model, tokenizer = _from_gguf(kind, folder, gguf, options)
+    else:
+        check_pickled(folder, allow_pickle=allow_pickle)
+        options["use_safetensors"] = not allow_pickle or None
+        model, tokenizer = load_checked(kind, folder, what, **options), load_tokenizer(folder)
+    own_weights(model, device)
+    files.check_loaded()
+    return model, tokenizer
+
+
+def own_weights(model: nn.Module, device: torch.device | None) -> None:
+    """Move a model to a device, if one is given, and copy what is still mapped from its files.
+
+    Mapped weights change with the file, and a file that is cut short would end the process.
+    """
+    if device is not None:
+        model.to(device)
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if tensor.device.type == "cpu" and not tensor.untyped_storage().resizable():  # memory of torch's own is
+            tensor.data = tensor.data.clone()
+
+
+def _from_gguf(kind: Any, folder: Path, files: Sequence[Path], options: dict[str, Any]) -> tuple[Any, Any]:
+    """A model from a GGUF file, copied into a fresh one of its config: one read from GGUF refuses to be saved."""
+    if len(files) > 1:
+        raise ModelError(f"{folder}: GGUF files {', '.join(f.name for f in files)}; leave one of them in the folder")
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("gguf", "gguf") from None
+    if options["dtype"] == "auto":
+        options["dtype"] = torch.bfloat16
+    name = files[0].name
+    read = load_checked(kind, folder, name, gguf_file=name, **options)
+    with quiet_transformers():
+        tokenizer = load_tokenizer(folder, gguf_file=name)
+    vars(read.config).pop("quantization_config", None)
+    fresh = kind.from_config(read.config, attn_implementation=options["attn_implementation"]).to(options["dtype"])
+    fresh.load_state_dict(read.state_dict())
+    return fresh, tokenizer
+
+
+def load_checked(kind: Any, folder: Path, what: str, *, unread: Collection[str] | None = (), **options: Any) -> Any:
+    """A model of transformers' class `kind`, or an error that names the weights that are missing, misshapen or left.
+
+    Heads whose weights' names begin as `unread` says may be left; with None any head, which is then logged.
+    """
+    if is_adapter(folder):
+        raise ModelError(f"{folder}: this is a LoRA adapter, not a model; merge it into its base model first")
+    is_big = sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) >= _BIG_BYTES
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    with readable(folder, what), quiet_transformers(bars=is_big):
+        try:
+            model, report = kind.from_pretrained(folder, **options)
+        except ValueError as error:  # some architectures have no SDPA, or no flex attention
+            reason = str(error).split(". ")[0]
+            if "does not support an attention implementation" not in reason:
+                raise
+            raise ModelError(
+                f"{folder}: {reason}. A PRM may work with attn='flex'; a policy can be served (openai:<base url>)."
+            ) from error
+
+    def in_backbone(key: str) -> bool:
+        """Whether a weight belongs to the backbone by its name, such as one layer more than the config has."""
+        part = key.removeprefix(f"{model.base_model_prefix}.").split(".")[0]
+        return part in dict(model.base_model.named_children())
+
+    missing, unexpected = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+    misshapen = [
+        f"{key}: {'×'.join(map(str, found))} instead of {'×'.join(map(str, wanted))}"
+        for key, found, wanted in sorted(report["mismatched_keys"])
+    ]
+    left = [key for key in unexpected if in_backbone(key) or not (unread is None or key.startswith(tuple(unread)))]
+    faults = [
+        *_counted(missing, "is missing", "are missing"),
+        *_counted(misshapen, "has another shape", "have another shape"),
+        *_counted(left, *(f"{has} no place in {type(model).__name__}" for has in ("has", "have"))),
+    ]
+    if faults:
+        if any(key.startswith(OUTPUT_LAYER) for key in missing):
+            remedy = (
+                "Without its output layer this is not a language model. A PRM cannot be a policy, and a new PRM on "
+                "this checkpoint needs a family with its own head, such as qwen or token-classification."
+            )
+        elif not missing and not misshapen and not any(map(in_backbone, left)):
+            remedy = "A head that nobody would read belongs to a PRM of another family, and a PRM is not a policy."
+        else:
+            remedy = (
+                "Weights that are missing would be random: the folder is incomplete, or its config is another model's."
+            )
+        raise ModelError(f"{folder}: {'; '.join(faults)}. {remedy}")
+    if unread is None:
+        others = [key for key in unexpected if not key.startswith(OUTPUT_LAYER)]
+        for unused in _counted(others, "is not used", "are not used"):
+            log.warning("%s: %s", folder, unused)
+    return model
+
+
+def _counted(names: Sequence[str], one: str, many: str) -> Iterator[str]:
+    """How many there are and the first of them; nothing if there are none."""
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        is_so = f"1 weight {one}" if len(names) == 1 else f"{len(names)} weights {many}"
+        yield f"{is_so} ({', '.join(names[:_NAMED])}{more})"
+
+
+def read_weights(folder: Path, wanted: set[str], *, allow_pickle: bool = False) -> dict[str, Tensor]:
+    """Those of the wanted weights that the folder has."""
+    from safetensors import safe_open
+
+    if allow_pickle and not any(folder.glob("*.safetensors")):
+        states = (torch.load(path, map_location="cpu", weights_only=True) for path in sorted(folder.glob("*.bin")))
+        return {key: value for state in states for key, value in state.items() if key in wanted}
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted({folder / where[key] for key in wanted if key in where})
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    found: dict[str, Tensor] = {}
+    for path in files:
+        with readable(folder, path.name), safe_open(path, framework="pt") as weights:
+            found |= {key: weights.get_tensor(key) for key in wanted & set(weights.keys())}
+    return found
+
+
+def merge_adapter(module: Module, folder: Path) -> Module:
+    """The module with a LoRA adapter (peft) merged into its weights; an error unless all of the adapter fits."""
+    from peft import PeftConfig, PeftModel
+
+    if not is_adapter(folder):
+        raise ModelError(f"{folder}: no {ADAPTER_FILE}, so this is not a LoRA adapter")
+    if not (folder / "adapter_model.safetensors").exists():
+        raise ModelError(f"{folder}: no adapter_model.safetensors; pickled adapters are not read")
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        config.task_type = None  # the tasks' own classes ask for methods that only some models have
+        config.inference_mode = True
+        wrapped: Any = PeftModel(module, config, "default")
+        report = wrapped.load_adapter(str(folder), "default")
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise ModelError(f"{folder}: this adapter does not fit the model: {reason}") from error
+    faults = [
+        f"{fault} {len(keys)} weight{'s' * (len(keys) > 1)}, such as {sorted(keys)[0].replace('.default', '')}"
+        for keys, fault in ((report.missing_keys, "it lacks"), (report.unexpected_keys, "the model has no place for"))
+        if keys
+    ]
+    if faults:
+        raise ModelError(
+            f"{folder}: this adapter does not fit the model: {'; '.join(faults)}. Is this the model that it was "
+            "trained on?"
+        )
+    merged: Module = wrapped.merge_and_unload()
+    return merged
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """What of a model's config decides its output."""
+    return {key: value for key, value in config.to_dict().items() if key not in _CHANGES_NOTHING}
+
+
+def hash_tensors(texts: Iterable[str], tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of texts, and of named tensors with their types and shapes, in any order."""
+    digest = xxhash.xxh3_128()
+    for text in texts:
+        digest.update(text.encode())
+    for name, tensor in sorted(tensors):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def halving(
+    items: Sequence[T], run: Callable[[Sequence[T]], R], name: Callable[[T], str]
+) -> Iterator[tuple[Sequence[T], R]]:
+    """(items, result) of the whole batch, or of its halves if memory does not suffice, down to single items."""
+    result = None
+    try:
+        result = run(items)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(items) == 1:
+            raise ModelError(
+                f"out of memory with {name(items[0])} alone: lower the token budget, or use a smaller dtype or "
+                "another device"
+            ) from error
+    if result is not None:
+        yield items, result
+        return
+    # Only here, outside the handler, are the failed batch's tensors let go; then cached blocks can be given back.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = (len(items) + 1) // 2
+    yield from halving(items[:half], run, name)
+    yield from halving(items[half:], run, name)

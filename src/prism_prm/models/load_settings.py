@@ -1,0 +1,60 @@
+"""Settings for loading a PRM: the options that all commands with a PRM share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from prism_prm.config import Count, Natural, NotNegative, Positive, check
+
+OnTooLong = Literal["error", "drop-left-steps", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How a PRM is read and run; `load_prm` takes each of these by its name."""
+
+    family: str | None = None
+    """The PRM's family, needed if its folder does not name it. my_file.py:Mine is a class in your own file."""
+    adapter: Path | None = None
+    """A LoRA adapter (peft) to merge into the PRM."""
+    compat: bool | None = None
+    """Read the PRM exactly as its published code does, including quirks. By default as its card says."""
+    dtype: str | None = None
+    """The precision of the weights: auto (the checkpoint's own), bfloat16, float16 or float32. By default auto on a GPU
+    and float32 on a CPU."""
+    device: str | None = None
+    """Where the model runs: cpu, cuda, cuda:1, … By default a GPU if there is one."""
+    device_map: str | None = None
+    """Set this to auto to spread the model over all GPUs."""
+    attn: Literal["sdpa", "flex"] = "sdpa"
+    """The attention kernel. flex packs several trees into a row and needs a GPU."""
+    token_budget: Count | None = None
+    """Tokens per forward pass, padding included. By default 16,384 on a GPU and 8,192 on a CPU."""
+    context: Count | None = None
+    """The maximum length of a path in tokens. By default the model's own limit."""
+    on_too_long: OnTooLong = "error"
+    """What to do with a step whose path exceeds the context: stop (error), score it without the earliest steps
+    (drop-left-steps), or leave it without a score (skip, where offered)."""
+    cache: Path | None = None
+    """A folder that caches frozen-layer activations. PRMs that share their frozen layers then score faster."""
+    cache_gb: NotNegative = 50.0
+    """The size limit of the cache folder in GB. When it is full, further activations are computed each time."""
+    allow_pickle: bool = False
+    """Allow pickled weights, which can run arbitrary code."""
+    trust_remote_code: bool = False
+    """Run code from the model's repository."""
+    local: str | None = None
+    """A local copy of a remote PRM: vllm:URL takes its tokenizer and card. By default the served model's own."""
+    check: bool = False
+    """Compare a remote PRM's scores of one solution with those of its local copy first."""
+    prm_timeout: Positive = 300.0
+    """Seconds to wait for one complete answer from a remote PRM."""
+    prm_retries: Natural = 5
+    """How often a failed request to a remote PRM is retried."""
+    prm_concurrency: Count = 16
+    """The maximum number of requests to a remote PRM in flight."""
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,256 @@
+"""Requests to a server that may be slow, busy, broken or gone: deadlines, retries with back-off, plain errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import re
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from prism_prm.config import Natural, NotNegative, Positive, check
+from prism_prm.errors import ConfigError, PrismError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHOWN = 200
+"""Characters of a strange answer that an error shows."""
+LONGEST_WAIT = 60.0
+SECONDS_TO_CONNECT = 10.0
+SECONDS_TO_CLOSE = 60.0
+MOST_BYTES = 64 * 2**20
+"""The size limit of one answer; a server that sends more is broken."""
+BUSY = (408, 425, 429)
+"""Statuses that ask for a retry, as all from 500 on do."""
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|size|window)|maximum (model|input|sequence) length|(prompt|input) is too long"
+    r"|too many (input )?tokens",
+    re.IGNORECASE,
+)
+"""How vLLM, SGLang, llama.cpp and OpenAI say that a text does not fit."""
+
+
+class ServerError(PrismError):
+    """A server that cannot be reached, or does not do what was asked."""
+
+    def __init__(self, message: str, *, status: int = 502) -> None:
+        super().__init__(message)
+        self.status = status
+        """What a gateway before it would answer: 502 if it is gone or broken, 503 if it is busy, 504 if it is slow."""
+
+
+class TooMuchError(ServerError):
+    """A request that is too large for the server, or takes it too long."""
+
+
+class TooLongError(TooMuchError):
+    """A request with a text that is too long for the server or its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a request failed that may succeed if it is sent again."""
+
+    problem: str
+    status: int = 502
+    """As ServerError has it."""
+    wait: float = 0.0
+    """Seconds that the server asks us to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to wait for a server, and how often to retry."""
+
+    timeout: Positive = 300.0
+    """Seconds to wait for one complete answer from the server."""
+    retries: Natural = 5
+    """How often a failed request is retried. Waits that a busy server asks for count only after the time-out."""
+    backoff: NotNegative = 1.0
+    """Seconds before the first retry. Each further wait is twice as long."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class Server:
+    """The address of an API; its key is in the environment, under the name `key_variable`.
+
+    Requests run in an event loop in a thread of its own, so that this also works where another loop is running (in a
+    notebook), and a request that hangs delays neither an error nor the end of the program.
+    """
+
+    def __init__(self, url: str, patience: RetryPolicy, concurrency: int, *, key_variable: str) -> None:
+        if concurrency < 1:
+            raise ConfigError(f"concurrency = {concurrency} must be 1 or more")
+        self.patience = patience
+        self.url = server_address(url)
+        self.shown = _without_secrets(self.url)
+        self.key_variable = key_variable
+        self.num_retries = 0
+        """How many requests were retried."""
+        self._last_problem = ""
+        # Held here and by the client alone, so that no record of ours can hold it.
+        self._key = os.environ.get(key_variable, "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise ServerError(f"the key in ${key_variable} contains a line break or another invalid character")
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(None, connect=min(SECONDS_TO_CONNECT, patience.timeout)),
+            limits=httpx.Limits(max_connections=concurrency),
+            verify=self.url.scheme == "https",  # reading all certificates takes long, and plain HTTP needs none
+        )
+        self._turns = asyncio.Semaphore(concurrency)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
+
+    def close(self) -> None:
+        """End all connections; logs how many requests were retried."""
+        if self.num_retries:
+            log.warning(
+                "%s: requests retried: %d, the last after: %s", self.shown, self.num_retries, self._last_problem
+            )
+        with contextlib.suppress(TimeoutError):  # whatever was asked for is here; the process's end closes the rest
+            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(SECONDS_TO_CLOSE)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def together(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of all, in order; the first error ends the others."""
+
+        async def gather() -> list[T]:
+            tasks = [asyncio.ensure_future(one) for one in work]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+        future = asyncio.run_coroutine_threadsafe(gather(), self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[dict[str, Any]], T],
+        body: dict[str, Any] | None = None,
+        *,
+        can_split: bool = False,
+    ) -> T:
+        """What `read` makes of the JSON object that answers; it raises ValueError if the answer makes no sense.
+
+        With `can_split` a request that takes the server too long is a TooMuchError at once.
+        """
+        where = f"{method} {self.shown}{path}"
+        wait = self.patience.backoff
+        left = self.patience.retries
+        tries = 0
+        honored_until: float | None = None
+        while True:
+            async with self._turns:
+                answer = await self._once(method, path, body, where, can_split)
+            tries += 1
+            if not isinstance(answer, _Failure):
+                try:
+                    return read(answer)
+                except ValueError as error:
+                    answer = _Failure(self._without_key(str(error)))
+            # A busy server that says when to come back is healthy, so for a while its waits use up no retries.
+            now = asyncio.get_running_loop().time()
+            honored_until = now + self.patience.timeout if honored_until is None else honored_until
+            honors_retry_after = answer.status == 503 and answer.wait > 0 and now < honored_until
+            if not left and not honors_retry_after:
+                raise ServerError(
+                    f"{where}: {answer.problem} ({tries} tries). Check the server and rerun the "
+                    "same command to resume.",
+                    status=answer.status,
+                )
+            self.num_retries += 1
+            self._last_problem = answer.problem
+            # With jitter, so that many requests do not all come back at once.
+            await asyncio.sleep(min(LONGEST_WAIT, max(answer.wait, wait * random.uniform(0.75, 1.25))))
+            if not honors_retry_after:
+                left, wait = left - 1, 2 * wait
+
+    async def _once(
+        self, method: str, path: str, body: dict[str, Any] | None, where: str, can_split: bool
+    ) -> dict[str, Any] | _Failure:
+        """The answer, or why it failed; raises if a retry is pointless."""
+        seconds = self.patience.timeout
+        try:
+            # One deadline for all of it: a server that sends a byte now and then must not hold us for good.
+            async with (
+                asyncio.timeout(seconds),
+                self._client.stream(method, f"{self.url}{path}", json=body) as response,
+            ):
+                data = bytearray()
+                async for chunk in response.aiter_bytes():
+                    data += chunk
+                    if len(data) > MOST_BYTES:
+                        return _Failure(f"the answer is longer than {MOST_BYTES:,} bytes")
+        except httpx.ConnectTimeout:
+            return _Failure(f"no connection within {min(SECONDS_TO_CONNECT, seconds):g} seconds", 504)
+        except TimeoutError:
+            return _Failure(f"no answer within {seconds:g} seconds", 504)
+        except httpx.HTTPError as error:
+            return _Failure(f"no connection ({type(error).__name__}: {self._without_key(str(error))})")
+        # Some gateways repeat the key that they were sent.
+        status, said = response.status_code, self._without_key(data.decode("utf-8", "replace"))
+        text = said if len(said) <= SHOWN else said[:SHOWN] + "…"
+        if status == 504 and can_split:
+            raise TooMuchError(f"{where}: status {status}: {text}", status=504)
+        if status in BUSY or status >= 500:
+            is_busy = status in BUSY or status == 503
+            try:
+                wait = max(0.0, float(response.headers.get("Retry-After", "0")))
+            except ValueError:
+                wait = 0.0
+            return _Failure(f"status {status}: {text}", 503 if is_busy else 502, wait)
+        if status in (401, 403):
+            raise ServerError(f"{where}: status {status}; is the key in ${self.key_variable} correct for this server?")
+        if response.has_redirect_location:
+            # Not followed: the key is for the server that the user named.
+            target = self._without_key(_without_secrets(response.url.join(response.headers["Location"])))
+            raise ServerError(f"{where}: status {status}, a redirect to {target}; give that address instead")
+        if status == 413 or (status == 400 and _TOO_LONG.search(said)):
+            raise TooLongError(f"{where}: status {status}: {text}")
+        if status >= 400:
+            raise ServerError(f"{where}: status {status}: {text}")
+        try:
+            answer = json.loads(data)
+        except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deep
+            answer = None
+        if not isinstance(answer, dict):
+            return _Failure(f"the answer is not a JSON object: {text!r}")
+        return answer
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+def server_address(url: str) -> httpx.URL:
+    """The URL of a server, if it is one."""
+    try:
+        address = httpx.URL(url.rstrip("/"))
+    except (httpx.InvalidURL, ValueError, TypeError):  # httpx raises all three for ports that are no numbers
+        address = httpx.URL("")
+    if address.scheme not in ("http", "https") or not address.host or not 0 < (address.port or 80) < 2**16:
+        raise ServerError(f"{url!r} is not the address of a server; expected e.g. http://localhost:8000/v1")
+    return address
+
+
+def _without_secrets(url: httpx.URL) -> str:
+    return str(url.copy_with(username=None, password=None, query=None))

@@ -1,0 +1,166 @@
+"""`plan_run`: what a run takes, as numbers that `prism plan` shows as tables or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prism_prm.config import override, read_toml
+from prism_prm.data.inputs import find_sources
+from prism_prm.errors import ConfigError
+from prism_prm.models.load_settings import LoadSettings
+from prism_prm.paths import named_places, split_name
+from prism_prm.plan.gpus import Cluster, Fit
+from prism_prm.plan.skeleton import Stand
+from prism_prm.search.search_recipe import SearchRecipe, read_recipe
+from prism_prm.train.recipe import Recipe, check_data, load_recipe
+
+SCORE_BYTES = 60
+"""Bytes of a score in the store, with its key."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a run."""
+
+    name: str
+    tokens: int
+    """Tokens through the model, padding and idle passes included."""
+    separate: int
+    """Tokens that one sequence per step would have."""
+    flops: int
+    hours: float
+    updates: int = 0
+    examples: int = 0
+    times: int = 1
+    """How often the stage runs; the numbers are those of one time."""
+    efficiency: float = 1.0
+    """The share of the GPUs' time that is not spent waiting for the busiest of them."""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times fewer tokens run than with one sequence per step."""
+        return self.separate / self.tokens if self.tokens and self.separate else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run takes."""
+
+    kind: str
+    model: dict[str, Any]
+    cluster: Cluster
+    stages: list[Stage]
+    fits: list[Fit]
+    remedies: list[str]
+    disk: dict[str, float]
+    """Bytes, by what they are for."""
+    notes: list[str] = field(default_factory=list)
+    """What the numbers assume."""
+
+    @property
+    def hours(self) -> float:
+        return sum(stage.hours * stage.times for stage in self.stages)
+
+    @property
+    def flops(self) -> int:
+        return sum(stage.flops * stage.times for stage in self.stages)
+
+    def facts(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        return {
+            "kind": self.kind, "model": self.model, "cluster": asdict(self.cluster),
+            "room_bytes": self.cluster.room,
+            "stages": [{**asdict(stage), "ratio": stage.ratio} for stage in self.stages],
+            "hours": self.hours, "gpu_hours": self.hours * self.cluster.count, "flops": self.flops,
+            "memory": [
+                {"way": one.name, "fits": one.fits, "peak": one.memory.peak, **one.memory.parts} for one in self.fits
+            ],
+            "remedies": self.remedies, "disk": self.disk, "notes": self.notes,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScoringJob:
+    """What `prism score` would be told."""
+
+    prm: str
+    inputs: tuple[str, ...]
+    loading: LoadSettings = field(default_factory=LoadSettings)
+
+
+def plan_run(
+    what: Recipe | SearchRecipe | ScoringJob | str | Path,
+    cluster: Cluster | None = None,
+    *,
+    config: Sequence[str] = (),
+    tokenizer: str | None = None,
+    margins: str | Path | None = None,
+    solution_tokens: int = 512,
+    assignments: Sequence[str] = (),
+) -> Plan:
+    """What training, search or scoring will take: tokens, operations, memory, disk and hours. No weights are loaded.
+
+    Args:
+        what: a `Recipe`, a `SearchRecipe`, a `ScoringJob`, or the TOML file of one of the recipes.
+        cluster: the GPUs to plan for; default: one A6000.
+        config: stands in for models that are not at hand: a folder with config.json, or a known size such as
+            "qwen2.5-7b"; MODEL=PLACE stands in for that model of a search.
+        tokenizer: a folder with the tokenizer to count with, if the model's own is not at hand.
+        margins: a table of `measure_margins`, with which the rounds of a curriculum are exact.
+        solution_tokens: how many tokens a solution of a search is taken to have.
+        assignments: settings to override, as `--set` takes them.
+
+    Returns:
+        A `Plan`: `stages`, `fits` (memory by part), `remedies`, `disk`, `hours`, and `facts()` as plain values.
+
+    Raises:
+        PrismError: a setting, an input or a config cannot be used; the message says what to change.
+
+    Example:
+        >>> plan = plan_run("recipe.toml", Cluster("h100", count=2))
+        >>> [(stage.name, stage.updates) for stage in plan.stages if stage.updates]
+        [('round at most: all pairs', 4)]
+        >>> plan.fits[0].fits
+        True
+    """
+    cluster = cluster or Cluster()
+    if isinstance(what, str | Path):
+        what = read_any(what, assignments)
+    elif assignments:
+        raise ConfigError("assignments apply to a recipe file; change an object with dataclasses.replace")
+    named = {name: Stand(place, tokenizer) for name, place in map(split_name, config)}
+    stands = {"": Stand(tokenizer=tokenizer), **named}  # "" is for all models that are not named
+    # Data and models that are not there are refused before anything heavy is imported.
+    if isinstance(what, Recipe):
+        check_data(what)
+        models = [str(what.base.prm or what.base.backbone)]
+    elif isinstance(what, ScoringJob):
+        find_sources(what.inputs)
+        models = [what.prm]
+    else:
+        kind, _, policy = what.policy.name.partition(":")
+        models = [*([policy] if kind == "hf" else []), *named_places(what.prm).values()]
+    for model in models:
+        stands.get(model, stands[""]).check(model)
+    if isinstance(what, Recipe):
+        from prism_prm.plan.plan_training import plan_training
+
+        return plan_training(what, cluster, stands[""], None if margins is None else Path(margins))
+    from prism_prm.plan.plan_inference import plan_scoring, plan_search
+
+    if isinstance(what, SearchRecipe):
+        return plan_search(what, cluster, stands, solution_tokens)
+    return plan_scoring(what, cluster, stands[""])
+
+
+def read_any(path: str | Path, assignments: Sequence[str] = ()) -> Recipe | SearchRecipe:
+    """A recipe of training or search, told apart by what only one of them has."""
+    found = override(read_toml(path), assignments)
+    if "problems" in found:
+        raise ConfigError(f"{path}: this is a recipe of `prism grpo`, which `prism plan` does not cover")
+    if "task" in found or "search" in found:
+        return read_recipe(path, {}, assignments)
+    return load_recipe(path, assignments)

@@ -1,0 +1,202 @@
+"""`train_policy`: a policy trained by GRPO with a PRM's reward, measured before and after, as `prism grpo` does it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism_prm.backends.policy import PolicySettings, open_policy
+from prism_prm.config import to_toml
+from prism_prm.console import say, silent_unless
+from prism_prm.data.same_problem import Exclusions
+from prism_prm.data.tasks import Grader, TaskGrader, TaskProblem, load_problems, load_task
+from prism_prm.errors import ConfigError
+from prism_prm.files import JsonLines, write_text
+from prism_prm.grading.graders import unguarded
+from prism_prm.job import Job, content_key
+from prism_prm.models.model_files import load_tokenizer, local_folder
+from prism_prm.paths import file_name
+from prism_prm.rl.grpo import Curve, check_installed, grpo_config, train_with_reward
+from prism_prm.rl.held_out import AnswerGold, problem_rows
+from prism_prm.rl.recipe import GrpoRecipe, read_grpo_recipe
+from prism_prm.rl.report import make_report
+from prism_prm.rl.reward import PRMReward
+from prism_prm.search.methods import SearchSettings
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import Point, search_task
+
+if TYPE_CHECKING:
+    from prism_prm.rl.monitors import Reward
+
+COSTS = "critic-costs-{}.jsonl"
+"""In the run's folder, one file per process: what a critic has cost, a line each time the command ran."""
+Evaluated = dict[tuple[str, str], Point]
+"""(task, greedy or sampled) → what was solved."""
+
+
+def train_policy(
+    recipe: GrpoRecipe | str | Path,
+    out: str | Path,
+    *,
+    assignments: Sequence[str] = (),
+) -> Curve:
+    """Train a policy by GRPO with a PRM's scores as its reward; returns its curve on held-out problems.
+
+    It also solves the tasks of the evaluation before and after. Repeat a stopped call to resume from the last
+    checkpoint. `out` holds `policy/` (a transformers model), looks.parquet, TRL's log and a report. Under `accelerate
+    launch` all processes call this.
+
+    Args:
+        recipe: a recipe, or the TOML file that holds one.
+        out: the run's folder.
+        assignments: settings to override, as `--set` takes them: "trainer.max_steps=20".
+
+    Example:
+        >>> curve = train_policy("grpo.toml", "trained", assignments=["trainer.max_steps=1"])
+        >>> [look.update for look in curve.looks]
+        [0, 1]
+        >>> policy = open_policy("hf:trained/policy")
+    """
+    check_installed()
+    from accelerate import PartialState
+
+    if not isinstance(recipe, GrpoRecipe):
+        recipe = read_grpo_recipe(recipe, assignments)
+    elif assignments:
+        raise ConfigError("assignments apply to a recipe file; change a GrpoRecipe object with dataclasses.replace")
+    out = Path(out)
+    grpo_config(recipe.trainer, out)  # refuses what TRL does not know before anything is loaded
+    state = PartialState()
+    with (
+        silent_unless(state.is_main_process),
+        Job(out, is_main=state.is_main_process),
+        TaskGrader(sandbox=recipe.sandbox) as grader,
+    ):
+        train, held_out = split_problems(recipe)
+        grader.prepare(held_out)
+        before: Evaluated = {}
+
+        def begin() -> None:
+            if state.is_main_process:
+                write_text(out / "recipe.toml", to_toml(recipe))
+            before.update(_evaluated(recipe, recipe.policy, out / "evaluation" / "before", state))
+
+        tokenizer = load_tokenizer_of(recipe.policy)
+        with _reward(recipe, grader, state, out) as (reward, identity):
+            curve = train_with_reward(
+                recipe.policy, reward, train=problem_rows(train, recipe.prompting, tokenizer),
+                held_out=problem_rows(held_out, recipe.prompting, tokenizer), gold=AnswerGold(grader), out=out,
+                trainer=recipe.trainer, credit=recipe.credit, monitor=recipe.monitor, identity=identity, begin=begin,
+            )  # fmt: skip
+        after = _evaluated(recipe, str(curve.policy), out / "evaluation" / "after", state)
+        if state.is_main_process:
+            costs = [line for path in sorted(out.glob(COSTS.format("*"))) for line in JsonLines(path).read()]
+            notes = unguarded(recipe.sandbox, [*train, *held_out])
+            make_report(recipe, curve, before, after, costs, notes).write(out)
+        state.wait_for_everyone()
+    return curve
+
+
+def split_problems(recipe: GrpoRecipe) -> tuple[list[TaskProblem], list[TaskProblem]]:
+    """(to train on, to be watched on): disjoint, and none of the first is in a task of the evaluation."""
+    sets = recipe.problems
+    train = list(load_problems(sets.train, sets.train_data).problems[: sets.limit])
+    if sets.held_out is None:
+        held_out, train = train[-sets.num_held_out :], train[: -sets.num_held_out]
+    else:
+        held_out = list(load_problems(sets.held_out, sets.held_out_data).problems[: sets.num_held_out])
+    excluded = Exclusions()
+    for problem in held_out:
+        excluded.add(problem.text, "held out")
+    for task in recipe.evaluation.tasks:
+        for problem in load_task(task, recipe.evaluation.data.get(task)).problems:
+            excluded.add(problem.text, task)
+    kept = [problem for problem in train if not excluded.match(problem.text)]
+    if len(kept) < len(train):
+        say(
+            f"{len(train) - len(kept):,} of {len(train):,} problems are also held out or used for evaluation, and are "
+            f"left out."
+        )
+    if not kept or not held_out:
+        raise ConfigError(
+            f"{sets.train}: {len(kept):,} problems to train on and {len(held_out):,} held-out problems are left; lower "
+            "problems.num_held_out, or name other problems"
+        )
+    return kept, held_out
+
+
+def load_tokenizer_of(policy: str) -> Any:
+    """The tokenizer of a model's folder, which may hold a single GGUF file."""
+    folder = local_folder(policy)
+    gguf = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
+    options: dict[str, Any] = {"gguf_file": gguf[0].name} if gguf else {}
+    return load_tokenizer(folder, **options)
+
+
+@contextlib.contextmanager
+def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> Iterator[tuple[Reward, str]]:
+    """The reward, and what names it; afterwards it is written down what a critic has cost, whatever happened."""
+    if not recipe.prm:
+        yield AnswerReward(grader), "right answers"
+        return
+    here = {"device": str(state.device)} if state.num_processes > 1 else {}
+    reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, loading={**here, **recipe.loading})
+    scorer = reward.scorer
+    try:
+        # The card decides what the recipe leaves open. Its threshold changes what is logged, and no reward.
+        yield reward, content_key(scorer.identity(), replace(recipe.reward, aggregator=reward.aggregator))
+    finally:
+        said = scorer.summary()
+        if said is not None and said["verdicts"] | said["missing"]:
+            with contextlib.closing(JsonLines(out / COSTS.format(state.process_index))) as costs:
+                costs.append(said)
+            for note in scorer.notes():
+                say(note)
+        reward.close()
+
+
+class AnswerReward:
+    """1 for a right final answer or program, 0 for any other."""
+
+    __name__ = "AnswerReward"
+
+    def __init__(self, grader: Grader) -> None:
+        self.grader = grader
+
+    def __call__(
+        self, prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **columns: Any
+    ) -> list[float | None]:
+        tolerances = columns.get("tolerance") or [0.0] * len(prompts)
+        asked = zip(prompts, answer, tolerances, strict=True)
+        problems = [TaskProblem.with_reference(*one) for one in asked]
+        answers = [
+            (problem, self.grader.extract(problem, text).answer)
+            for problem, text in zip(problems, completions, strict=True)
+        ]
+        return [float(found.correct) for found in self.grader.judge(answers)]
+
+
+def _evaluated(recipe: GrpoRecipe, policy: str, out: Path, state: Any) -> Evaluated:
+    """Every task solved greedily and by sampling; one process does it, and the others wait."""
+    found: Evaluated = {}
+    chosen = recipe.evaluation
+    if state.is_main_process and chosen.tasks:
+        asked = PolicySettings(f"hf:{policy}", prompting=recipe.prompting)
+        with contextlib.closing(open_policy(asked)) as who:
+            for task in chosen.tasks:
+                greedy = SearchRecipe(
+                    task=task, task_data=chosen.data.get(task), limit=chosen.limit, policy=asked, select="majority",
+                    sandbox=recipe.sandbox,
+                    search=SearchSettings("greedy", max_steps=chosen.max_steps, sampling=chosen.sampling),
+                )  # fmt: skip
+                place = out / file_name(Path(task).stem)
+                (found[task, "greedy"],) = search_task(greedy, place / "greedy", policy=who)
+                if chosen.samples:
+                    sampled = replace(greedy, search=replace(greedy.search, method="sample"), n=(1, chosen.samples))
+                    points = search_task(sampled, place / "sampled", policy=who)
+                    found[task, "sampled"] = next(point for point in points if point.n == 1)
+    state.wait_for_everyone()
+    return found

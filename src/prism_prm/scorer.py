@@ -1,0 +1,349 @@
+"""`Scorer`: the base class of everything that scores steps, and the scores it gives.
+
+`PRM`, PRMs behind a server, critics, a PRM on a Ray cluster and the oracles of toy worlds are subclasses. A subclass of
+yours needs `identity`, `score_trees` and `count_tokens`; it overrides of the rest what differs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+
+from prism_prm.aggregate import CardLike, card_values, choose_aggregator, solution_score
+from prism_prm.console import Advance, ignore
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.job import Workers
+from prism_prm.tree import StepTree
+
+Solution = StepTree | tuple[str, Sequence[str]] | Mapping[str, Any]
+"""What `score_many` takes: (problem, steps), {"problem": …, "steps": […]}, or a tree that is one."""
+
+
+def as_trees(solutions: Sequence[Solution]) -> list[StepTree]:
+    """The solutions as numbered trees; an error says what is none."""
+    if isinstance(solutions, Mapping | StepTree):
+        raise DataError("this is one solution; give a list of solutions", reason="wrong-type")
+    return [_as_tree(solution, number) for number, solution in enumerate(solutions)]
+
+
+def _as_tree(solution: Solution, number: int) -> StepTree:
+    if isinstance(solution, StepTree):
+        return solution
+    match solution:
+        case {"problem": problem, "steps": steps}:
+            pass
+        case Mapping():
+            raise _no_solution(number, f"a dict with the keys {list(solution)}")
+        case str():
+            raise _no_solution(number, f"a string, {solution[:40]!r}")
+        case [problem, steps]:
+            pass
+        case _:
+            raise _no_solution(number, f"a {type(solution).__name__} of {len(solution)}")
+    try:
+        if not isinstance(problem, str):
+            raise DataError(f"the problem must be a string, not of type {type(problem).__name__}")
+        tree = StepTree.chain(problem, steps, tree_id=number)
+        for i, step in enumerate(tree.nodes):
+            if not isinstance(step.text, str):
+                raise DataError(f"step {i} must be a string, not of type {type(step.text).__name__}")
+    except DataError as error:
+        raise DataError(f"solution {number}: {error}", reason="wrong-type") from error
+    return tree
+
+
+def _no_solution(number: int, found: str) -> DataError:
+    expected = '(problem, [step, …]), {"problem": …, "steps": […]} or a StepTree'
+    return DataError(f"solution {number}: expected {expected}, found {found}", reason="wrong-type")
+
+
+def sigmoid(log_odds: np.ndarray) -> np.ndarray:
+    """Probabilities of log-odds, without overflow."""
+    small = np.exp(-np.abs(log_odds))
+    return np.asarray(np.where(log_odds >= 0, 1.0, small) / (1.0 + small))
+
+
+@dataclass(frozen=True, slots=True)
+class TreeScores:
+    """The scores of one tree, one row per node.
+
+    A node that was not requested, was left out by `on_too_long="skip"` or was not judged is NaN; otherwise a score is
+    never NaN.
+    """
+
+    outputs: tuple[str, ...]
+    log_odds_NO: np.ndarray
+    too_long: tuple[int, ...] = ()
+    """Nodes whose path exceeds the context: left unscored, or scored without their earliest steps."""
+    unjudged: tuple[int, ...] = ()
+    """Nodes on which a critic gave no verdict: requested, and NaN."""
+
+    @property
+    def probability(self) -> np.ndarray:
+        """P(the step is right) of each node."""
+        return sigmoid(self.log_odds_NO[:, 0])
+
+    def named(self, output: str) -> np.ndarray:
+        """The probability of one named output, such as ReasonEval's redundancy, for each node."""
+        if output not in self.outputs:
+            raise ConfigError(f"This PRM has no output {output!r}; it has: {', '.join(self.outputs)}.")
+        return sigmoid(self.log_odds_NO[:, self.outputs.index(output)])
+
+    @property
+    def scored(self) -> list[int]:
+        """The nodes that have a score."""
+        return np.flatnonzero(~np.isnan(self.log_odds_NO[:, 0])).tolist()
+
+
+class ScoredStep(Protocol):
+    """A step of a session, or a problem itself (a root)."""
+
+    @property
+    def depth(self) -> int:
+        """How many steps come before it; -1 for a root."""
+
+    @property
+    def probability(self) -> float:
+        """P(the step is right); NaN if it was too long to score."""
+
+    @property
+    def log_odds(self) -> tuple[float, ...]:
+        """The named log-odds behind it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it adds to those before it."""
+
+
+StepT = TypeVar("StepT", bound=ScoredStep)
+
+
+class StepSession(Protocol[StepT]):
+    """Growing trees of steps, one per problem; what was computed for a step is kept until it is dropped.
+
+    A subclass whose steps hold all that is known of them has nothing to drop.
+    """
+
+    roots: list[StepT]
+    """One per problem, to be extended by first steps."""
+
+    def extend(self, steps: Iterable[tuple[StepT, str]]) -> list[StepT]:
+        """Score one more step after each given one; equal steps after one are scored once and share their node."""
+
+    def keep(self, nodes: Iterable[StepT]) -> None:  # noqa: ARG002
+        """Free everything but these and the roots."""
+        return
+
+    def drop(self, nodes: Iterable[StepT]) -> None:  # noqa: ARG002
+        """Free these."""
+        return
+
+    def close(self) -> None:
+        """Free everything."""
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Scorer(ABC):
+    """Scores the steps of solutions."""
+
+    outputs: tuple[str, ...] = ("correct",)
+    """Names of the log-odds; the first is that the step is right."""
+    context: int = 2**31
+    """The longest path that is scored, in tokens."""
+    on_too_long: str = "error"
+    """What happens to a step beyond the context: "error", "drop-left-steps" or "skip" (NaN)."""
+    card: CardLike | None = None
+    """Its aggregator and threshold are the defaults for these scores."""
+    reads_whole_solutions: bool = False
+    """Whether the score of a step depends on later steps too."""
+    judges_every_step: bool = True
+    """False if no step after the first wrong one is judged."""
+    by_sample: bool = False
+    """Whether equal solutions may get different scores, by their `tree_id`."""
+    workers: Workers[Scorer] | None = None
+    """Who holds the model, if not this process."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Equal for scorers that score alike: what decides whether earlier scores may be used."""
+
+    @abstractmethod
+    def score_trees(
+        self,
+        trees: Sequence[StepTree],
+        wanted: Sequence[Sequence[int]] | None = None,
+        *,
+        progress: bool = False,
+        advance: Advance = ignore,
+    ) -> list[TreeScores]:
+        """The scores of all nodes of each tree, or only of the wanted ones; `advance` is called with finished trees."""
+
+    @abstractmethod
+    def count_tokens(self, tree: StepTree) -> int:
+        """How many tokens the scores of a tree take: a PRM reads the problem, and every step once."""
+
+    def model_hash(self) -> str:
+        """A hash of the model alone, where it is known apart from how it is used."""
+        return self.identity()
+
+    def score(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """P(the step is right) for each step of one solution; NaN where a step was not judged.
+
+        Args:
+            problem: the problem's text.
+            steps: the texts of the steps, in order; `split_steps` cuts a whole solution into them.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> [0 <= score <= 1 for score in prm.score("What is 2 + 3 * 4?", ["3 * 4 = 12.", "2 + 12 = 15."])]
+            [True, True]
+        """
+        return self.score_many([(problem, steps)])[0]
+
+    def score_many(self, solutions: Sequence[Solution], *, progress: bool = False) -> list[list[float]]:
+        """P(right) for each step of each solution, in the order given; batched by length.
+
+        Args:
+            solutions: each (problem, steps), {"problem": …, "steps": […]} or a `StepTree`.
+            progress: show a progress bar on standard error.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> found = prm.score_many([("1 + 2?", ["1 + 2 = 3"]), {"problem": "2?", "steps": ["It is", "2"]}])
+            >>> [len(scores) for scores in found]
+            [1, 2]
+        """
+        return [found.probability.tolist() for found in self.score_trees(as_trees(solutions), progress=progress)]
+
+    def solution_score(self, problem: str, steps: Sequence[str], how: str | None = None) -> float:
+        """The score of a whole solution: its step scores, combined by the card's aggregator (`card.aggregator`).
+
+        Args:
+            problem: the problem's text.
+            steps: the texts of the steps, in order.
+            how: an aggregator other than the card's: last, min, product, mean or soft-min.
+
+        Example:
+            >>> prm = load_prm("my-prm")
+            >>> prm.card.aggregator
+            'product'
+            >>> 0 < prm.solution_score("1 + 2?", ["Add.", "3"]) < min(prm.score("1 + 2?", ["Add.", "3"]))
+            True
+        """
+        how = choose_aggregator(how, card_values(self)).value
+        return solution_score(self.score(problem, steps), how)
+
+    def session(self, problems: Sequence[str]) -> StepSession[Any]:
+        """Growing trees of steps, one per problem; here each new step is scored with the whole path before it."""
+        if isinstance(problems, str):
+            raise DataError("a session takes a list of problems; for one problem: session([problem])")
+        return PathSession(self, problems)
+
+    def can_score(self, step: str, depth: int) -> bool:  # noqa: ARG002
+        """Whether a step after this many others fits the layout, regardless of its length."""
+        return bool(step.strip())
+
+    def can_score_all(self, solutions: Sequence[StepTree]) -> list[bool]:
+        """For each solution, whether all its steps fit the layout."""
+        return [all(self.can_score(step.text, depth) for depth, step in enumerate(tree.nodes)) for tree in solutions]
+
+    def count_all(self, trees: Sequence[StepTree]) -> int:
+        """How many tokens the scores of all these trees take."""
+        return sum(map(self.count_tokens, trees))
+
+    def notes(self) -> list[str]:
+        """What users should know about its scores, in lines, e.g. what a critic has cost."""
+        return []
+
+    def summary(self, trees: Iterable[StepTree] | None = None) -> dict[str, Any] | None:  # noqa: ARG002
+        """For metrics.json: how a critic was asked and its verdicts on some trees, or on all; None for PRMs."""
+        return None
+
+    def close(self) -> None:  # noqa: B027
+        """End connections, if there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerFacts:
+    """What is known of a scorer that others hold; enough to file its scores, and to choose by its card."""
+
+    name: str = ""
+    """Its identity; "" for no scorer."""
+    outputs: tuple[str, ...] = ()
+    context: int = 0
+    card: CardLike | None = None
+    reads_whole_solutions: bool = False
+
+    @classmethod
+    def of(cls, scorer: Scorer) -> ScorerFacts:
+        return cls(scorer.identity(), scorer.outputs, scorer.context, scorer.card, scorer.reads_whole_solutions)
+
+    def identity(self) -> str:
+        """As that of the scorer."""
+        return self.name
+
+
+@dataclass(eq=False, slots=True)
+class PathStep:
+    """A step of a `PathSession`, or a problem itself (a root)."""
+
+    problem: int
+    parent: PathStep | None
+    text: str
+    depth: int
+    num_tokens: int
+    log_odds: tuple[float, ...] = ()
+
+    @property
+    def probability(self) -> float:
+        """P(the step is right)."""
+        return float(sigmoid(np.asarray(self.log_odds[0])))
+
+    def steps(self) -> list[str]:
+        """The texts from the first step to here."""
+        texts: list[str] = []
+        node = self
+        while node.parent is not None:
+            texts.append(node.text)
+            node = node.parent
+        return texts[::-1]
+
+
+class PathSession(StepSession[PathStep]):
+    """A session of a scorer that keeps nothing between calls; nothing is held but texts and scores."""
+
+    def __init__(self, scorer: Scorer, problems: Sequence[str]) -> None:
+        self.scorer = scorer
+        self.problems = list(problems)
+        self.roots = [PathStep(i, None, "", -1, 0) for i in range(len(self.problems))]
+
+    def extend(self, steps: Iterable[tuple[PathStep, str]]) -> list[PathStep]:
+        """Score one more step after each given one; equal steps after one are scored once and share their node."""
+        new: dict[tuple[PathStep, str], PathStep] = {}
+        nodes = []
+        for parent, text in steps:
+            if (parent, text) not in new:
+                new[parent, text] = PathStep(parent.problem, parent, text, parent.depth + 1, 0)
+            nodes.append(new[parent, text])
+        chains = [StepTree.chain(self.problems[node.problem], node.steps()) for node in new.values()]
+        scores = self.scorer.score_trees(chains, [[node.depth] for node in new.values()])
+        for node, chain, found in zip(new.values(), chains, scores, strict=True):
+            node.log_odds = tuple(found.log_odds_NO[-1].tolist())
+            before = self.scorer.count_tokens(StepTree.chain(chain.problem, chain.nodes[:-1]))
+            node.num_tokens = self.scorer.count_tokens(chain) - before
+            if not node.depth:
+                self.roots[node.problem].num_tokens = before
+        return nodes

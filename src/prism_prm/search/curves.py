@@ -1,0 +1,235 @@
+"""The expected accuracy of selecting from n of a problem's N solutions, over all ways to draw them.
+
+The pool is one large sample. Each value here is the expectation over ordered draws of n different solutions, so it does
+not depend on one lucky draw. pass@n and Best-of-n have closed forms; votes are averaged over many seeded draws, the
+same draws for every n and every PRM, so that comparisons are paired. Drawing in random order makes "the earlier of
+equals" fair: tied solutions share their chance.
+
+Shapes: N solutions, D draws, G groups of equal answers, K values of n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism_prm.aggregate import log_score
+from prism_prm.arrays import Bools, Floats, Ints
+from prism_prm.console import Advance, ignore
+from prism_prm.data.pools import Pool
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.search.grade_pool import GradedPool, check_measured
+from prism_prm.search.select import TIE, after_tests, relative_weights
+from prism_prm.search.step_scores import StepScores
+from prism_prm.stats import Comparison, Interval, compare_means, mean_interval, number_clusters
+
+NUM_DRAWS = 1000
+
+
+def chance_of_none(num_solutions: int, n: int) -> Floats:
+    """For r = 0 … N: the chance that none of r given solutions is among n drawn, C(N−r, n) / C(N, n)."""
+    drawn = np.arange(num_solutions)
+    factors = np.clip(num_solutions - n - drawn, 0, None) / (num_solutions - drawn)
+    return np.concatenate([[1.0], np.cumprod(factors)])
+
+
+def pass_at(correct_N: Bools, ns: Sequence[int]) -> Floats:
+    """The oracle: the chance that at least one of n drawn solutions is right. Exact."""
+    return np.array([1.0 - chance_of_none(len(correct_N), n)[int(correct_N.sum())] for n in ns])
+
+
+def best_of(correct_N: Bools | Floats, scores_N: Floats, ns: Sequence[int]) -> Floats:
+    """The chance that the best-scored of n drawn solutions is right; tied ones share it. Exact.
+
+    Of any other value of solutions in the place of `correct_N`, this is the expectation.
+    """
+    order = np.argsort(-scores_N, kind="stable")
+    ranked_scores, ranked_correct = scores_N[order], correct_N[order].astype(np.float64)
+    starts = np.flatnonzero(np.concatenate([[True], ranked_scores[1:] != ranked_scores[:-1]]))
+    ends = np.append(starts[1:], len(order))
+    shares = np.add.reduceat(ranked_correct, starts) / (ends - starts)
+    values = []
+    for n in ns:
+        none_above = chance_of_none(len(order), n)  # that no solution ranked before a place was drawn
+        values.append(float(((none_above[starts] - none_above[ends]) * shares).sum()))
+    return np.array(values)
+
+
+def draw_orders(num_solutions: int, num_draws: int, seed: Sequence[int]) -> Ints:
+    """(D, N) random orders of the solutions; the first n of a row are one draw of n."""
+    orders_DN = np.tile(np.arange(num_solutions), (num_draws, 1))
+    return np.random.default_rng(seed).permuted(orders_DN, axis=1)
+
+
+def voted(groups_N: Ints, correct_N: Bools, weights_N: Floats, ns: Sequence[int], orders_DN: Ints) -> Floats:
+    """The share of draws in which `vote` on the first n of each order gives a right answer.
+
+    `groups_N` numbers equal answers alike, from 0 up; −1 casts no vote.
+    """
+    if not correct_N[groups_N >= 0].any():
+        return np.zeros(len(ns))
+    num_draws, num_groups = len(orders_DN), int(groups_N.max()) + 1
+    rows = np.arange(num_draws)
+    # One more column takes what those without an answer add; it is never looked at.
+    total_DG = np.zeros((num_draws, num_groups + 1))
+    first_DG = np.full((num_draws, num_groups + 1), len(groups_N))
+    best_DG = np.full((num_draws, num_groups + 1), -np.inf)
+    right_DG = np.zeros((num_draws, num_groups + 1), dtype=bool)
+    shares = {}
+    for place in range(max(ns)):
+        drawn = orders_DN[:, place]
+        group, weight = groups_N[drawn], weights_N[drawn]
+        total_DG[rows, group] += weight
+        first_DG[rows, group] = np.minimum(first_DG[rows, group], place)
+        is_best = weight > best_DG[rows, group]
+        best_DG[rows[is_best], group[is_best]] = weight[is_best]
+        right_DG[rows[is_best], group[is_best]] = correct_N[drawn[is_best]]
+        if place + 1 in ns:
+            winner = _winner(total_DG[:, :num_groups], first_DG[:, :num_groups], len(groups_N))
+            shares[place + 1] = float(right_DG[rows, winner].mean())
+    return np.array([shares[n] for n in ns])
+
+
+def _winner(total_DG: Floats, first_DG: Ints, absent: int) -> Ints:
+    """Per draw the group with the most weight, of equals the one seen first.
+
+    Where no group was drawn this is group 0, of which nothing is known to be right.
+    """
+    total_DG = np.where(first_DG < absent, total_DG, -np.inf)
+    most_D1 = total_DG.max(axis=1, keepdims=True)
+    is_top_DG = total_DG >= np.where(most_D1 > 0, most_D1 * (1 - TIE), most_D1)
+    return np.asarray(np.where(is_top_DG, first_DG, absent + 1).argmin(axis=1))
+
+
+WITHOUT_PRM = ("mean", "majority", "oracle")
+WITH_PRM = ("best-of-n", "weighted")
+TESTED = "public-tests"
+"""Where programs have public tests, with and without a PRM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The expected accuracy of one way to select, for each n."""
+
+    method: str
+    """mean (pass@1), majority, oracle (pass@n), best-of-n, weighted or public-tests."""
+    prm: str
+    """Whose scores; "" for the methods that need none."""
+    aggregator: str
+    ns: tuple[int, ...]
+    values: Floats
+    """One row per n, one column per measured problem."""
+    clusters: Ints
+    """Problems with the same text are one cluster."""
+    points: tuple[Interval, ...]
+    """The accuracy over all problems, for each n."""
+
+    def minus(self, other: Curve, n: int) -> Comparison:
+        """This one's accuracy minus the other's, on the same draws of the same problems."""
+        return compare_means(self.values[self.ns.index(n)], other.values[other.ns.index(n)], self.clusters)
+
+
+def default_ns(graded: GradedPool) -> tuple[int, ...]:
+    """1, 2, 4, … up to the size of the largest measured problem's pool, and that size."""
+    most = largest([len(graded.grades[problem]) for problem in graded.measured])
+    powers = [1 << i for i in range(most.bit_length())]
+    return tuple(sorted({*powers, most}))
+
+
+def check_ns(pool: Pool, ns: Sequence[int]) -> tuple[int, ...]:
+    """`ns` sorted; each must be possible for some problem."""
+    most = largest([len(entry.solutions) for entry in pool.problems])
+    bad = [n for n in ns if not 1 <= n <= most]
+    if bad or not ns:
+        raise ConfigError(
+            f"n = {bad} is not possible: no problem of this pool has more than {most} solutions, so n must be from 1 "
+            f"to {most}."
+        )
+    return tuple(sorted(set(ns)))
+
+
+def largest(sizes: Sequence[int]) -> int:
+    """The largest n that is possible for some problem; a problem with fewer solutions takes all it has."""
+    most = max(sizes, default=0)
+    if not most:
+        raise DataError(f"none of the {len(sizes):,} problems has a solution, so there is nothing to select from")
+    return most
+
+
+def count_smaller(graded: GradedPool, ns: Sequence[int]) -> dict[int, int]:
+    """n → how many of the measured problems have solutions, but fewer than n; only where there are such problems."""
+    sizes = [len(graded.grades[problem]) for problem in graded.measured]
+    counts = {n: sum(0 < size < n for size in sizes) for n in ns}
+    return {n: count for n, count in counts.items() if count}
+
+
+def compute_curves(
+    graded: GradedPool,
+    scores: Mapping[str, StepScores],
+    *,
+    aggregators: Sequence[str],
+    ns: Sequence[int] | None = None,
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
+    advance: Advance = ignore,
+) -> list[Curve]:
+    """All curves of a pool's measured problems; `scores` maps the name of a PRM to its step scores.
+
+    At each n a problem with fewer solutions takes all it has. `advance` is told of each problem.
+    """
+    check_measured(graded)
+    ns = default_ns(graded) if ns is None else tuple(sorted(set(ns)))
+    log_scores = {(prm, how): log_scores_of(steps, how) for prm, steps in scores.items() for how in aggregators}
+    tested = (TESTED,) * graded.has_tests
+    names = [(method, "", "") for method in WITHOUT_PRM + tested]
+    names += [(method, *key) for key in log_scores for method in WITH_PRM + tested]
+    columns: list[list[Floats]] = []
+    ends = np.cumsum([len(grades) for grades in graded.grades])
+    for problem in graded.measured:
+        here = slice(ends[problem] - len(graded.grades[problem]), ends[problem])
+        columns.append(
+            _of_problem(graded, problem, [values[here] for values in log_scores.values()], ns, num_draws, seed)
+        )
+        advance(1)
+    clusters, _ = number_clusters(graded.pool.problems[problem].problem.text for problem in graded.measured)
+    curves = []
+    for i, name in enumerate(names):
+        values = np.stack([column[i] for column in columns], axis=1)
+        points = tuple(mean_interval(of_n, clusters) for of_n in values)
+        curves.append(Curve(*name, tuple(ns), values, clusters, points))
+    return curves
+
+
+def log_scores_of(steps: StepScores, aggregator: str) -> Floats:
+    """The log of the score of each solution; −inf where it has none."""
+    return np.array([-np.inf if step is None else log_score(step, aggregator) for step in steps])
+
+
+def _of_problem(
+    graded: GradedPool, problem: int, log_scores: Sequence[Floats], ns: Sequence[int], num_draws: int, seed: int
+) -> list[Floats]:
+    """The values of one problem: without a PRM, then for each set of scores Best-of-n and the weighted vote; in the end
+    of each, those that pass the public tests, where there are any."""
+    correct_N, groups_N = graded.correct(problem), graded.groups(problem)
+    tested = graded.has_tests
+    if not len(correct_N):
+        return [np.zeros(len(ns))] * (len(WITHOUT_PRM) + tested + (len(WITH_PRM) + tested) * len(log_scores))
+    ns = [min(n, len(correct_N)) for n in ns]
+    orders_DN = draw_orders(len(correct_N), num_draws, [seed, problem])
+
+    def votes(weights_N: Floats) -> Floats:
+        values_K = voted(groups_N, correct_N, weights_N, ns, orders_DN)
+        # One solution outvotes nobody: this value is known exactly.
+        return np.where(np.asarray(ns) == 1, (correct_N & (groups_N >= 0)).mean(), values_K)
+
+    def passing(log_scores_N: Floats) -> list[Floats]:
+        return [best_of(correct_N, after_tests(log_scores_N, graded.passed(problem)), ns)] * tested
+
+    values = [np.full(len(ns), correct_N.mean()), votes(np.ones(len(correct_N))), pass_at(correct_N, ns)]
+    values += passing(np.zeros(len(correct_N)))
+    for log_scores_N in log_scores:
+        values += [best_of(correct_N, log_scores_N, ns), votes(relative_weights(log_scores_N))]
+        values += passing(log_scores_N)
+    return values

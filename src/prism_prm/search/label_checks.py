@@ -1,0 +1,169 @@
+"""Keep the labels on which two opinions agree; the second is another policy's rollouts, or any scorer of steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prism_prm.console import Advance, ignore
+from prism_prm.stats import Interval, wilson
+from prism_prm.tree import Step, StepTree
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Scorer
+
+
+def keep_agreed(trees: Sequence[StepTree], others: Sequence[StepTree], counts: Counter[str]) -> list[StepTree]:
+    """The trees, with labels only where the same steps of `others` have one on the same side of ½.
+
+    Estimates and texts stay; `counts` hears how many labels were kept and dropped, and why.
+    """
+    kept = []
+    for tree, other in zip(trees, others, strict=True):
+        assert len(tree.nodes) == len(other.nodes), "a second opinion is about the same steps"
+        steps = [_agreed(step, second, counts) for step, second in zip(tree.nodes, other.nodes, strict=True)]
+        kept.append(replace(tree, nodes=tuple(steps)))
+    return kept
+
+
+def _agreed(step: Step, second: Step, counts: Counter[str]) -> Step:
+    if step.label is None:
+        return step
+    if second.label is None:
+        counts["no second opinion"] += 1
+    elif (step.label > 0.5) == (second.label > 0.5):
+        counts["agreed"] += 1
+        return step
+    else:
+        counts["only the first calls it right" if step.label > 0.5 else "only the second calls it right"] += 1
+    return replace(step, label=None)
+
+
+def scored_opinion(
+    trees: Sequence[StepTree],
+    scorer: Scorer,
+    threshold: float = 0.5,
+    *,
+    store: Path | None = None,
+    advance: Advance = ignore,
+) -> list[StepTree]:
+    """The same trees labelled by a scorer (a PRM, a critic): steps are right above a threshold of its probability.
+
+    It is asked only about steps that have a label. With a `store`, what is in there is not scored again.
+    """
+    from prism_prm.store import Request, ScoreStore
+
+    wanted = [[i for i, step in enumerate(tree.nodes) if step.label is not None] for tree in trees]
+    if store is None:
+        all_scores = scorer.score_trees(trees, wanted, advance=advance)
+    else:
+        requests = [Request(tree, nodes) for tree, nodes in zip(trees, wanted, strict=True)]
+        all_scores = ScoreStore(store, scorer).score(requests, advance=advance)
+    found = []
+    for tree, scores in zip(trees, all_scores, strict=True):
+        probabilities = scores.probability.tolist()
+        labels = [None if p != p else float(p > threshold) for p in probabilities]  # NaN: it could not be scored
+        steps = tuple(replace(step, label=label) for step, label in zip(tree.nodes, labels, strict=True))
+        found.append(replace(tree, nodes=steps))
+    return found
+
+
+LAST_POSITION = 9
+"""Steps from here on are one group."""
+
+
+@dataclass(slots=True)
+class Confusion:
+    """How steps are labelled that are right or wrong in truth."""
+
+    right: int = 0
+    right_called_wrong: int = 0
+    wrong: int = 0
+    wrong_called_right: int = 0
+
+    def add(self, truth: bool, label: bool) -> None:
+        """Count a step."""
+        if truth:
+            self.right += 1
+            self.right_called_wrong += not label
+        else:
+            self.wrong += 1
+            self.wrong_called_right += label
+
+    @property
+    def fpr(self) -> Interval:
+        """The share of wrong steps that are called right."""
+        return _share(self.wrong_called_right, self.wrong)
+
+    @property
+    def fnr(self) -> Interval:
+        """The share of right steps that are called wrong."""
+        return _share(self.right_called_wrong, self.right)
+
+
+def _share(part: int, whole: int) -> Interval:
+    value = part / whole if whole else float("nan")
+    return Interval(value, *(wilson(part, whole) if whole else (float("nan"), float("nan"))), whole)
+
+
+@dataclass(slots=True)
+class LabelNoise:
+    """The noise of labels, in groups; intervals are Wilson's, step by step."""
+
+    groups: dict[str, Confusion] = field(default_factory=dict)
+    """"all", "position 1" and so on, and by the answer that the step's own solution reached."""
+    solved: int = 0
+    """Solutions with the right answer that are known to have a wrong step, or to have none."""
+    solved_wrongly: int = 0
+    """Those of them with a wrong step."""
+    solved_wrongly_unnoticed: int = 0
+    """Those of them whose wrong steps are all called right."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What was left out, and why."""
+
+
+def measure_noise(
+    exact: Sequence[StepTree], labelled: Sequence[StepTree], reached: Iterable[bool | None]
+) -> LabelNoise:
+    """Compare the labels of equal trees; `reached` says for each whether its solution has the right answer."""
+    noise = LabelNoise({"all": Confusion()})
+    for truth, guess, right in zip(exact, labelled, reached, strict=True):
+        _count_steps(truth, guess, right, noise)
+        trunk = [(truth.nodes[i].label, guess.nodes[i].label) for i in truth.trunk]
+        wrong = [label for real, label in trunk if real is not None and real < 0.5]
+        if right and trunk and (wrong or all(real is not None for real, _ in trunk)):
+            noise.solved += 1
+            noise.solved_wrongly += bool(wrong)
+            noise.solved_wrongly_unnoticed += bool(wrong) and all(label is not None and label > 0.5 for label in wrong)
+    noise.groups = {name: noise.groups[name] for name in sorted(noise.groups, key=_rank)}
+    return noise
+
+
+def _rank(group: str) -> tuple[int, int, str]:
+    """All, then positions by number, then the rest."""
+    kind, _, rest = group.partition(" ")
+    is_numbered = kind == "position"
+    return (0 if group == "all" else 1 if is_numbered else 2), int(rest.split()[0]) if is_numbered else 0, group
+
+
+def _count_steps(truth: StepTree, guess: StepTree, right: bool | None, noise: LabelNoise) -> None:
+    depths, trunk = truth.depths(), set(truth.trunk)
+    for i, (real, found) in enumerate(zip(truth.nodes, guess.nodes, strict=True)):
+        if real.label is None or real.label == 0.5:
+            noise.counts["steps without an exact label"] += 1
+            continue
+        if found.label is None:
+            noise.counts["steps without a label from rollouts"] += 1
+            continue
+        position = f"position {depths[i] + 1}" if depths[i] < LAST_POSITION else f"position {LAST_POSITION + 1} and on"
+        for name in ("all", position, _outcome(i in trunk, right)):
+            noise.groups.setdefault(name, Confusion()).add(real.label > 0.5, found.label > 0.5)
+
+
+def _outcome(in_trunk: bool, right: bool | None) -> str:
+    if not in_trunk:
+        return "alternatives"
+    return "solutions with the right answer" if right else "other solutions"

@@ -1,0 +1,104 @@
+"""From how many rollouts reached the answer to a label: the rules, and when further rollouts cannot change it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from prism_prm.backends.policy import Sampling
+from prism_prm.config import Count, Natural, Range, check
+from prism_prm.errors import ConfigError, SettingError
+from prism_prm.stats import wilson
+from prism_prm.tree import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which values make a step right."""
+
+    threshold: float | None
+    """A step is right if its value is above this; None keeps the value itself as a soft label."""
+    inclusive: bool = False
+    """Whether a value of exactly the threshold is right, too."""
+
+    def label(self, value: float) -> float:
+        """The label of a step with this value."""
+        if self.threshold is None:
+            return value
+        return float(value > self.threshold or (self.inclusive and value == self.threshold))
+
+    def needed(self, rollouts: int) -> int:
+        """How many of so many rollouts must reach the answer for a step to be right."""
+        return next(hits for hits in range(rollouts + 2) if hits > rollouts or self.label(hits / rollouts))
+
+
+RULES: dict[str, Rule] = {"any": Rule(0.0), "half": Rule(0.5, inclusive=True), "soft": Rule(None)}
+"""Name → rule; `value>T` is a rule for every T."""
+KNOWN_RULES = f"{', '.join(RULES)}, or value>T with T from 0 to 1, e.g. value>0.25"
+
+
+def find_rule(text: str) -> Rule:
+    """A rule by its name."""
+    if text in RULES:
+        return RULES[text]
+    name, above, number = text.partition(">")
+    try:
+        threshold = float(number) if name.strip() == "value" and above else -1.0
+    except ValueError:
+        threshold = -1.0
+    if not 0 <= threshold < 1:
+        raise ConfigError(f"Unknown label rule {text!r}. Known: {KNOWN_RULES}.")
+    return Rule(threshold)
+
+
+@dataclass(slots=True)
+class Tally:
+    """The rollouts of one step so far."""
+
+    hits: int = 0
+    """Those that reached the answer."""
+    rollouts: int = 0
+
+    def estimate(self, level: float) -> Estimate:
+        """The value, and its Wilson interval."""
+        assert self.rollouts, "no rollouts, no estimate"
+        return Estimate(self.hits / self.rollouts, self.rollouts, *wilson(self.hits, self.rollouts, level))
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSettings:
+    """A method of labelling, and its size."""
+
+    method: Literal["monte-carlo", "binary", "adaptive"] = "monte-carlo"
+    """Which steps get rollouts and how many: all steps alike (monte-carlo), those that bisection for the first error
+    asks for (binary), or all steps until the label is decided (adaptive)."""
+    rollouts: Count = 8
+    """The maximum number of rollouts per step."""
+    alternatives: Natural = 4
+    """Other candidates to sample under each prefix of a solution. Equal texts count once."""
+    solutions: Count = 1
+    """Solutions to sample per problem. Each becomes a tree; equal ones count once."""
+    rule: str = "any"
+    """When a step is right: any of its rollouts reaches the answer (any), at least half of them (half), or a larger
+    share than T (value>T); soft keeps the share itself as label."""
+    after_error: Literal["keep", "drop"] = "keep"
+    """Whether steps after a wrong one (label 0) in the same solution keep their labels (Math-Shepherd) or not
+    (OmegaPRM). With binary they never do."""
+    confidence: Annotated[float, Range(above=0, below=1)] = 0.95
+    """The level of intervals. With adaptive, a step's rollouts stop when its interval excludes the rule's threshold."""
+    per_round: Count = 2
+    """Rollouts per step between two decisions whether to continue, for adaptive and binary."""
+    max_policy_tokens: Count | None = None
+    """The policy's tokens per problem after which no more rollouts are started. By default there is no limit."""
+    seed: Natural = 0
+    """The seed of all sampling."""
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        check(self)
+        try:
+            rule = find_rule(self.rule)
+        except ConfigError as error:
+            raise SettingError("rule", self.rule, str(error)) from None
+        if rule.threshold is None and self.method != "monte-carlo":
+            raise SettingError("rule", self.rule, f"{self.method} stops at a threshold, which this rule has not")

@@ -1,0 +1,260 @@
+"""`label_task`: from problems with answers to labelled trees and a report, as `prism label` does it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prism_prm.aggregate import card_values, choose_threshold
+from prism_prm.backends.open_critic import is_critic
+from prism_prm.backends.open_scorer import check_scorer
+from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy, policy_for_workers
+from prism_prm.console import progress, say
+from prism_prm.data.inputs import keep_inputs
+from prism_prm.data.reader import Reader
+from prism_prm.data.tables import write_trees
+from prism_prm.data.tasks import ProblemIndex, TaskGrader, TaskProblem, load_task
+from prism_prm.errors import ConfigError, DataError
+from prism_prm.grading.graders import Level, unguarded
+from prism_prm.grading.problems import Packed
+from prism_prm.job import Finished, Here, Job, Opening, Workers, content_key, stoppable
+from prism_prm.ray import executor_of
+from prism_prm.ray.settings import RaySettings
+from prism_prm.search.engine import RoundStats, Speedometer
+from prism_prm.search.label_checks import keep_agreed, measure_noise, scored_opinion
+from prism_prm.search.label_engine import Judging, Labelled, Labeller, by_answer, problem_of_tree
+from prism_prm.search.label_recipe import LabelRecipe
+from prism_prm.search.label_report import LabelRun, make_report
+from prism_prm.search.label_settings import LabelSettings
+from prism_prm.tree import StepTree, unique_names
+
+
+def label_task(
+    recipe: LabelRecipe,
+    out: str | Path,
+    *,
+    policy: Policy | None = None,
+    judge: Judging | None = None,
+    judges: int | None = None,
+    ray: RaySettings | None = None,
+    loading: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Label the steps of a policy's solutions by rollouts: trees that every other function reads, and a report.
+
+    Writes trees.parquet, metrics.json and the report; returns the metrics. Repeat a stopped call to resume it.
+
+    Args:
+        recipe: the task, the policy, and how its steps are labelled: a `LabelRecipe`, not a file.
+        out: folder for trees.parquet, metrics.json and the report.
+        policy: an open policy to use instead of the recipe's; it stays open.
+        judge: says which whole solutions are right; default: by their final answers.
+        judges: processes that judge answers; default: all cores.
+        ray: the Ray cluster whose workers label; default: this process.
+        loading: options of `load_prm` for the recipe's `consensus`; `critic` has the settings of a critic.
+
+    Raises:
+        PrismError: a setting, an input or a model cannot be used; the message says what to change.
+
+    Example:
+        >>> settings = LabelSettings(rollouts=2, sampling=Sampling(max_tokens=16, stop=" "))
+        >>> recipe = LabelRecipe(task="problems.jsonl", policy=PolicySettings("hf:my-lm"), label=settings)
+        >>> metrics = label_task(recipe, "labels", judges=1)
+        >>> metrics["num_problems"]
+        1
+    """
+    out = Path(out)
+    keep_inputs([recipe.task, recipe.task_data, recipe.check], [out / "trees.parquet", out / "metrics.json"])
+    second = recipe.second
+    for chosen in filter(None, (None if policy else recipe.policy, second)):
+        check_policy(chosen)
+    if recipe.consensus:
+        check_scorer(recipe.consensus, loading)
+    task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
+    known = ProblemIndex(task.problems)
+    task = replace(task, problems=task.problems[: recipe.limit])
+    exact, left_out = _exact_trees(recipe, known) if recipe.check else ([], Counter[str]())
+    if ray is not None and (policy is not None or judge is not None):
+        raise ConfigError(
+            "workers of a Ray cluster open a policy and a judge themselves: name the policy in the recipe"
+        )
+    notes = task.notes() + unguarded(recipe.sandbox, task.problems)
+    for note in notes:
+        say(note)
+    consensus: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        job = stack.enter_context(Job(out, executor=executor_of(ray)))
+        if judge is None and ray is None:
+            grader = stack.enter_context(TaskGrader(workers=judges, sandbox=recipe.sandbox))
+            grader.prepare(task.problems)
+            judge = by_answer(grader)
+
+        @contextlib.contextmanager
+        def labelers(chosen: PolicySettings, opened: Policy | None = None) -> Iterator[Workers[Labeler]]:
+            if ray is None:
+                assert judge is not None
+                with contextlib.nullcontext(opened) if opened else contextlib.closing(open_policy(chosen)) as who:
+                    yield Here(Labeler(who, judge))
+                return
+            of_policy = policy_for_workers(chosen)
+            make = functools.partial(
+                _make_labeler, policy=of_policy.make, judges=judges or ray.cpus_per_worker, sandbox=recipe.sandbox,
+                has_programs=any(problem.tests is not None for problem in task.problems),
+            )  # fmt: skip
+            opening = Opening(make, of_policy.folders, of_policy.loads)
+            with job.executor.open(opening, alike=_policy_identity) as workers:
+                yield workers
+
+        def run(
+            name: str, workers: Workers[Labeler], problems: Sequence[TaskProblem], trees: Sequence[StepTree] | None,
+            keys: Sequence[str], settings: LabelSettings = recipe.label,
+        ) -> list[Labelled]:  # fmt: skip
+            """Label problems or trees; each part of the run has its journal."""
+            of = [None] * len(keys) if trees is None else trees
+            items = [_Item(problem, tree) for problem, tree in zip(problems, of, strict=True)]
+            mapped = job.map(
+                functools.partial(label_chunk, settings=settings), dict(zip(keys, items, strict=True)), name=name,
+                verb="labelled", unit="problems" if trees is None else "trees", workers=workers, kind=Labelled,
+                chunk=recipe.at_once, made_with={"settings": asdict(settings), "policy": workers.ask(_policy_identity)},
+                made_from={key: item.content() for key, item in zip(keys, items, strict=True)},
+                begin=lambda _: job.write_settings(recipe), hear=Speedometer().hear,
+            )  # fmt: skip
+            labelled[name] = list(mapped.results.values())
+            return labelled[name]
+
+        labelled: dict[str, list[Labelled]] = {}
+        noise = None
+        with labelers(recipe.policy, policy) as workers:
+            solved = run("labels", workers, task.problems, None, unique_names(one.text for one in task.problems))
+            trees = [tree for one in solved for tree in one.trees]
+            names = unique_names(tree.name or f"tree-{i}" for i, tree in enumerate(trees))
+            trees = [replace(tree, tree_id=i, name=names[i]) for i, tree in enumerate(trees)]
+            if recipe.check:  # label an exactly labelled sample in the same way, and compare
+                problems = [problem_of_tree(tree, known) for tree in exact]
+                checked = run("check", workers, problems, exact, unique_names(tree.problem for tree in exact))
+                noise = measure_noise(exact, [one.trees[0] for one in checked], [one.reached[0] for one in checked])
+                noise.counts.update(left_out)
+        if second is not None:
+            # It labels the steps there are, and need not search for them. Its random numbers are its own: two
+            # policies that draw the same ones agree more often than they should.
+            settings = recipe.label
+            if settings.method == "binary":
+                settings = replace(settings, method="adaptive")
+            problems = [problem for problem, one in zip(task.problems, solved, strict=True) for _ in one.trees]
+            keys = [f"second {key}" for key in unique_names(tree.problem for tree in trees)]
+            with labelers(second) as workers:
+                others = run("second", workers, problems, trees, keys, settings)
+            trees = keep_agreed(trees, [one.trees[0] for one in others], consensus)
+        critic = None
+        if recipe.consensus:
+            how = {"on_too_long": "skip", **(loading or {}), "ray": ray}
+            trees, critic = _confirmed(trees, recipe.consensus, how, out, consensus)
+        if not trees:
+            raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
+        job.write_settings(recipe)
+        write_trees(out / "trees.parquet", trees, source=recipe.policy.name)
+        report = make_report(LabelRun(recipe, task.name, labelled, trees, consensus, noise, critic, notes))
+        report.write(out)
+    return report.metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Labeler:
+    """What a worker holds."""
+
+    policy: Policy
+    judge: Judging
+
+
+def _make_labeler(
+    found: Mapping[str, str],
+    *,
+    policy: Callable[[Mapping[str, str]], Policy],
+    judges: int,
+    sandbox: Level,
+    has_programs: bool,
+) -> Labeler:
+    grader = TaskGrader(workers=judges, sandbox=sandbox)
+    if has_programs:
+        grader.programs.open()
+    return Labeler(policy(found), by_answer(grader))
+
+
+def _policy_identity(labeler: Labeler) -> str:
+    return labeler.policy.identity()
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A problem whose solutions are sampled and labelled, or a tree of it whose steps are labelled."""
+
+    problem: TaskProblem
+    tree: StepTree | None
+
+    def content(self) -> str:
+        """A hash of what its labels follow from, besides settings and policy: answer or tests, and the tree."""
+        tests = self.problem.tests
+        if tests is not None and isinstance(tests.hidden, Packed):  # LiveCodeBench's would take minutes to unpack
+            judged_by: Any = tests.shown().reference(), tests.hidden.payload
+        else:
+            judged_by = self.problem.reference, self.problem.tolerance
+        return content_key(judged_by, None if self.tree is None else self.tree.content_hash())
+
+
+def label_chunk(
+    labeler: Labeler, items: Mapping[str, _Item], settings: LabelSettings
+) -> Iterator[Finished[Labelled] | RoundStats]:
+    """Label problems or trees side by side; `items` are all of one kind."""
+    keys, every = list(items), list(items.values())
+    trees = [item.tree for item in every if item.tree is not None] or None
+    engine = Labeller(labeler.policy, labeler.judge, settings, at_once=len(keys))
+    for event in engine.run([item.problem for item in every], keys, trees):
+        yield event if isinstance(event, RoundStats) else Finished(keys[event[0]], event[1])
+
+
+def _confirmed(
+    trees: Sequence[StepTree], place: str, loading: dict[str, Any], out: Path, counts: Counter[str],
+) -> tuple[list[StepTree], dict[str, Any] | None]:  # fmt: skip
+    """The trees with the labels that a scorer confirms, and what it has cost if it is a critic."""
+    from prism_prm.backends.open_scorer import opened_prm
+
+    # A critic is asked from here, all trees at once, and keeps replies itself; a PRM's scores are kept in a store.
+    store, loading = (None, {**loading, "ray": None}) if is_critic(place) else (out / "journal" / "scores", loading)
+    with opened_prm(place, loading) as scorer:
+        threshold = choose_threshold(None, card_values(scorer)).value
+        with (
+            stoppable(lambda: "with the second opinion"),
+            progress("second opinion", len(trees), unit="trees") as advance,
+        ):
+            others = scored_opinion(trees, scorer, threshold, store=store, advance=advance)
+        for note in scorer.notes():
+            say(note)
+        return keep_agreed(trees, others, counts), scorer.summary(trees)
+
+
+def _exact_trees(recipe: LabelRecipe, known: ProblemIndex) -> tuple[list[StepTree], Counter[str]]:
+    """The exactly labelled sample: trees about a problem that is known, or with a reference answer of their own."""
+    assert recipe.check is not None, "asked for only where there is a sample"
+    reader = Reader([recipe.check])
+    left_out: Counter[str] = Counter()
+    trees: list[StepTree] = []
+    for _, draft in reader.drafts():
+        tree = draft.tree(len(trees))
+        problem = problem_of_tree(tree, known)
+        if not problem.is_judged:
+            left_out["trees without a reference answer or tests"] += 1
+        elif len(trees) == recipe.check_limit:
+            left_out["trees over --check-limit"] += 1
+        else:
+            trees.append(tree)
+    left_out.update({f"records dropped: {reason}": count for reason, count in reader.report.dropped.items()})
+    if not trees:
+        raise DataError(
+            f"{recipe.check}: no tree has a reference answer, and none is about a problem of {recipe.task}, so their "
+            "rollouts cannot be judged. Name the task whose problems they solve."
+        )
+    return trees, left_out

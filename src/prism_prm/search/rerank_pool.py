@@ -1,0 +1,236 @@
+"""`rerank_pool`: from a pool to its grades, scores, curves and report, as `prism rerank` does it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from prism_prm.aggregate import AGGREGATORS, GIVEN, CardValues, Choice, card_values, check_aggregator, choose_aggregator
+from prism_prm.backends.open_scorer import check_scorer
+from prism_prm.config import SHOWN, Count, Natural, Range, check
+from prism_prm.console import progress, say
+from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
+from prism_prm.data.pools import Pool, read_pool
+from prism_prm.data.tasks import Errata, Level, TaskGrader, Window, load_task
+from prism_prm.errors import ConfigError
+from prism_prm.grading.extract import EXTRACTORS
+from prism_prm.job import Here, Job, stoppable
+from prism_prm.paths import file_name
+from prism_prm.report import remove_report
+from prism_prm.search.curves import NUM_DRAWS, Curve, check_ns, compute_curves, largest
+from prism_prm.search.grade_pool import Grade, GradedPool, grade_chunk, with_task
+from prism_prm.search.rerank_report import Results, make_report
+from prism_prm.search.selected import select_solutions, write_selected
+from prism_prm.search.solutions import grading_hash, read_grades, write_solutions
+from prism_prm.search.step_scores import StepScores, scores_in_pool, scores_in_table
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Scorer
+
+SOLUTIONS = "solutions.parquet"
+SELECTED = "selected.jsonl"
+SOLUTIONS_PER_CHUNK = 512
+"""Solutions that are graded together, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RerankSettings:
+    """How answers are found and judged, and how one of n solutions is selected."""
+
+    aggregators: tuple[str, ...] | None = field(default=None, metadata={SHOWN: "all, with the PRM's own first"})
+    """How step scores become a solution's score: last, min, product, mean, soft-min. The first one selects and is
+    drawn in the main figures. By default that is the PRM's own, and all are measured."""
+    ns: tuple[Count, ...] | None = None
+    """The numbers of solutions to select from, e.g. 1,4,16. By default 1, 2, 4, … up to all."""
+    extract: tuple[str, ...] = tuple(EXTRACTORS)
+    """The ways to find the answer in a solution, most reliable first."""
+    answer_field: str | None = None
+    """The field of the pool, or of the task's file, that holds the reference answer. By default `answer`,
+    `final_answer`, `expected_answer` or `ground_truth`."""
+    num_draws: Count = NUM_DRAWS
+    """The number of draws per problem over which votes are averaged."""
+    seed: Natural = 0
+    """The seed for the draws."""
+    judges: Count | None = None
+    """The number of processes that judge answers. By default one per core."""
+    time_limit: Annotated[float, Range(0.1)] = 5.0
+    """The limit in CPU seconds for one comparison of answers."""
+    since: str | None = None
+    """Of a code task: use only problems from this day on, e.g. 2024-08-01."""
+    until: str | None = None
+    """Of a code task: use only problems up to this day."""
+    errata: Errata = "keep"
+    """Whether to keep problems that the benchmark itself lists as flawed."""
+    sandbox: Level = "auto"
+    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
+    them do whatever you may do."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.aggregators == ():
+            raise ConfigError(f"no aggregator is named. Known: {', '.join(AGGREGATORS)}.")
+        for how in self.aggregators or ():
+            check_aggregator(how)
+        self.window  # noqa: B018 - refuses a day that is none
+
+    @property
+    def window(self) -> Window:
+        """Which problems of a task are used."""
+        return Window(self.since, self.until, self.errata)
+
+
+def rerank_pool(
+    pool: Pool | str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    prms: Mapping[str, Scorer | str | Path] | None = None,
+    scores: Mapping[str, str | Path] | None = None,
+    task: str | None = None,
+    task_data: str | Path | None = None,
+    settings: RerankSettings | None = None,
+    store: str | Path | None = None,
+    loading: Mapping[str, Any] | None = None,
+) -> Results:
+    """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
+    report.
+
+    Problems without a reference answer are not measured; a problem with fewer than n solutions uses all of them.
+    Repeat a stopped call to resume it.
+
+    Args:
+        pool: a pool, or the files, folders or hub datasets that hold one.
+        out: folder for tables, metrics.json and the report.
+        prms: name → a PRM, or its folder or hub id, to score the solutions with.
+        scores: name → an existing scores table of this pool.
+        task: take the reference answers from this task (math-500, gsm8k, …) or file, not from the pool.
+        task_data: the local file of `task`; by default the task comes from the hub.
+        settings: aggregators, numbers of solutions, draws and the judging of answers.
+        store: a folder of scores to reuse and extend.
+        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+
+    Returns:
+        `Results`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl), the
+        `curves` over n, the grades and the scores.
+
+    Raises:
+        PrismError: a setting, an input or a model cannot be used; the message says what to change.
+
+    Example:
+        >>> settings = RerankSettings(aggregators=("min",), num_draws=100, judges=1)
+        >>> results = rerank_pool("pool.jsonl", "rerank", prms={"mine": "my-prm"}, settings=settings)
+        >>> results.curve("majority").points[-1].value
+        1.0
+        >>> results.curve("best-of-n", "mine", "min").ns
+        (1, 2, 3)
+        >>> [chosen.answer for chosen in results.selections if chosen.rule == "majority"]
+        ['3', '7']
+    """
+    from prism_prm.backends.open_scorer import opened_prm
+    from prism_prm.evaluate.score_files import card_of_scores, read_scores, write_scores
+
+    settings, out = settings or RerankSettings(), Path(out)
+    prms, tables = prms or {}, scores or {}
+    read = [*([] if isinstance(pool, Pool) else as_places(pool)), *tables.values()]
+    written = (SOLUTIONS, SELECTED, "curves.parquet", "metrics.json")
+    keep_inputs([*read, task, task_data], [out / name for name in written])
+    # Mistyped places are refused before solutions are judged, which takes long.
+    for name, prm in prms.items():
+        check_scorer(prm, loading, name)
+    find_sources(tables.values())
+    _refuse_twice([*prms, *tables])
+    for path in tables.values():
+        read_scores(path)
+    reference = None
+    if task:
+        reference = load_task(task, task_data, answer_field=settings.answer_field, window=settings.window)
+    title = "Re-ranking"
+    if not isinstance(pool, Pool):
+        places = as_places(pool)
+        title = f"Re-ranking {', '.join(Path(place).name for place in places)}"
+        with progress("reading", total_size(find_sources(places)), unit="bytes") as advance:
+            pool = read_pool(places, advance, answer_field=settings.answer_field, with_answers=task is None)
+    if reference is not None:
+        pool = with_task(pool, reference)
+        for note in reference.notes():
+            say(note)
+    most = largest([len(entry.solutions) for entry in pool.problems])
+    ns = None if settings.ns is None else check_ns(pool, settings.ns)
+    with Job(out) as job:
+        graded, graded_as = _grade(job, pool, settings, chunk=max(1, SOLUTIONS_PER_CHUNK // max(most, 1)))
+        step_scores: dict[str, StepScores] = {}
+        cards: dict[str, CardValues | None] = {}
+        tokens: dict[str, int] = {}
+        critics: dict[str, dict[str, Any]] = {}
+        with stoppable(lambda: "with all answers judged"):
+            if (own_scores := scores_in_pool(pool)) is not None:
+                step_scores["pool"], cards["pool"] = own_scores, None
+            _refuse_twice([*step_scores, *prms, *tables])
+            for name, path in tables.items():
+                step_scores[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
+            for name, prm in prms.items():
+                table = out / "scores" / f"{file_name(name)}.parquet"
+                with opened_prm(prm, loading, name) as scorer:
+                    with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
+                        write_scores(scorer, pool.trees(), table, store=store, advance=advance)
+                    step_scores[name], cards[name] = scores_in_table(table, pool), card_values(scorer)
+                    tokens[name] = scorer.count_all(pool.trees())
+                    if (summary := scorer.summary(pool.trees())) is not None:
+                        critics[name] = summary
+        aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
+        own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
+        curves: list[Curve] = []
+        if graded.measured:
+            with progress("curves", len(graded.measured), unit="problems") as advance:
+                curves = compute_curves(
+                    graded, step_scores, aggregators=aggregators, ns=ns, num_draws=settings.num_draws,
+                    seed=settings.seed, advance=advance,
+                )  # fmt: skip
+        selections = select_solutions(graded, step_scores, own)
+        results = Results(
+            title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
+            tokens, critics,
+        )  # fmt: skip
+        report = make_report(results)
+        remove_report(out)  # or a killed process could leave its solutions beside another run's metrics
+        write_solutions(out / SOLUTIONS, graded, graded_as, step_scores, aggregators)
+        write_selected(out / SELECTED, selections)
+        results.write_curves(out / "curves.parquet")
+        report.write(out)
+    return results
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(
+            f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
+        )
+
+
+def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice[str]:
+    """What selects by a PRM's scores."""
+    return Choice(settings.aggregators[0], GIVEN) if settings.aggregators else choose_aggregator(None, card)
+
+
+def _grade(job: Job, pool: Pool, settings: RerankSettings, chunk: int) -> tuple[GradedPool, str]:
+    """The grades of the pool, from an earlier run where it has them: to run programs may take hours."""
+    table = job.out / SOLUTIONS
+    with TaskGrader(
+        methods=settings.extract, workers=settings.judges, seconds=settings.time_limit, sandbox=settings.sandbox
+    ) as grader:
+        graded_as = grading_hash(pool, grader)
+        known = read_grades(table, pool, graded_as)
+        if known is not None:
+            say(f"Reusing the grades in {table}")
+            return known, graded_as
+        name = f"grades {graded_as}"
+        mapped = job.map(
+            grade_chunk, {str(i): entry for i, entry in enumerate(pool.problems)}, name=name, verb="judged",
+            unit="problems", workers=Here(grader), made_with={}, kind=tuple[Grade, ...], chunk=chunk,
+        )  # fmt: skip
+    graded = GradedPool(pool, tuple(mapped.results.values()))
+    write_solutions(table, graded, graded_as)
+    job.forget(name)
+    return graded, graded_as

@@ -1,0 +1,90 @@
+"""The settings of `prism search`, from a recipe file and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from prism_prm.backends.policy import PolicySettings
+from prism_prm.config import Count, check, read_settings
+from prism_prm.data.tasks import Errata, Level, Window
+from prism_prm.errors import ConfigError, SettingError
+from prism_prm.search.engine import AT_ONCE
+from prism_prm.search.methods import SearchSettings, find_method
+from prism_prm.search.select import SELECTORS
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRecipe:
+    """One experiment: a policy, PRMs, a task, a method, and the sizes to run it at."""
+
+    task: str = ""
+    """A known task (math-500, gsm8k, humaneval, livecodebench, …), or a file of problems with answers or tests."""
+    task_data: str | None = None
+    """The local file of a known task. By default the task comes from the hub."""
+    answer_field: str | None = None
+    """The field of the task's file that holds the reference answer. By default `answer`, `final_answer`,
+    `expected_answer` or `ground_truth`."""
+    limit: Count | None = None
+    """Use only this many problems, starting with the first."""
+    since: str | None = None
+    """Of a code task: use only problems from this day on, e.g. 2024-08-01."""
+    until: str | None = None
+    """Of a code task: use only problems up to this day."""
+    errata: Errata = "keep"
+    """Whether to keep problems that the benchmark itself lists as flawed."""
+    sandbox: Level = "auto"
+    """What programs run in: bubblewrap, landlock, the better one that works here (auto), or nothing (none), which lets
+    them do whatever you may do."""
+    n: tuple[Count, ...] = (16,)
+    """How many solutions to sample, or candidates per round of a tree search. Several sizes (`-n 4,16,64`) run one
+    after the other."""
+    select: Literal["argmax", "majority", "weighted", "public-tests"] | None = None
+    """How solutions become one answer. By default weighted with a PRM and majority without. public-tests is for code
+    tasks: programs that pass the samples first, then the best-scored."""
+    prm: tuple[str, ...] = ()
+    """A PRM: a folder, a hub id, a server (prism:URL, vllm:URL), a critic (critic:openai:URL, critic:hf:FOLDER), or
+    NAME=place. Repeat to compare several."""
+    at_once: Count = AT_ONCE
+    """The number of problems searched together: a portion, which a Ray worker gets at a time."""
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    search: SearchSettings = field(default_factory=SearchSettings)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.policy.name:
+            raise ConfigError("no policy: give one with --policy, e.g. --policy hf:Qwen/Qwen2.5-Math-1.5B-Instruct")
+        if not self.task:
+            raise ConfigError("no task: give one with --task, e.g. --task math-500, or a file of problems with answers")
+        find_method(self.search, bool(self.prm))
+        if not self.n:
+            raise SettingError("n", self.n, "must name at least one size, such as 16")
+        if self.selector not in SELECTORS:
+            raise ConfigError(f"Unknown selection rule {self.select!r}. Known: {', '.join(SELECTORS)}.")
+        self.window  # noqa: B018 - refuses a day that is none
+        if self.selector in ("argmax", "weighted") and not self.prm and self.search.method != "greedy":
+            raise ConfigError(
+                f"--select {self.selector} needs a PRM's scores: give a PRM with --prm, or use --select majority"
+            )
+
+    @property
+    def window(self) -> Window:
+        """Which problems of the task are used."""
+        return Window(self.since, self.until, self.errata)
+
+    @property
+    def selector(self) -> str:
+        """How solutions become one answer."""
+        return self.select or ("weighted" if self.prm else "majority")
+
+    @property
+    def ns(self) -> tuple[int, ...]:
+        """The sizes to run, in order; greedy has one solution."""
+        return (1,) if self.search.method == "greedy" else tuple(sorted(set(self.n)))
+
+
+def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> SearchRecipe:
+    """A recipe file, then the options that were given ("search.method" → value), then `--set` assignments."""
+    return read_settings(SearchRecipe, path, assignments, given)

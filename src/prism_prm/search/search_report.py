@@ -1,0 +1,140 @@
+"""The report of a search: accuracy against n and against tokens, what it cost, and PRMs compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from prism_prm.arrays import Ints
+from prism_prm.backends.critic_asking import verdicts_in_words
+from prism_prm.grading.graders import unguarded
+from prism_prm.report import NO_DATA, Report, draw_curve, escaped, finish, number, percent, signed_percent, styles
+from prism_prm.search.grade_pool import GradedPool
+from prism_prm.search.methods import METHODS
+from prism_prm.search.rerank_report import add_answers, answer_counts, unlike_the_benchmark
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_task import Point, plain_settings
+from prism_prm.stats import Comparison, compare_means
+
+
+def differences(points: Sequence[Point], clusters: Ints) -> list[tuple[str, str, int, Comparison]]:
+    """(A, B, n, A minus B on the same problems): every later PRM against every earlier one."""
+    names = list(dict.fromkeys(point.prm for point in points))
+    at = {(point.prm, point.n): point for point in points}
+    return [
+        (a, b, n, compare_means(at[a, n].correct, at[b, n].correct, clusters))
+        for i, b in enumerate(names)
+        for a in names[i + 1 :]
+        for n in dict.fromkeys(point.n for point in points)
+    ]
+
+
+def make_report(
+    recipe: SearchRecipe,
+    task: str,
+    points: Sequence[Point],
+    pools: Sequence[GradedPool],
+    clusters: Ints,
+    critics: Mapping[str, dict[str, Any]],
+) -> Report:
+    """The page and its metrics; `critics` are the summaries of those PRMs that are critics."""
+    found = differences(points, clusters)
+    method = recipe.search.method
+    report = Report(
+        f"Search: {method} on {task}",
+        subtitle=f"{number(len(clusters))} problems, {recipe.policy.name}, select {recipe.selector}",
+        finding=_finding(method, points, found),
+        metrics={
+            "settings": plain_settings(recipe),
+            "task": task,
+            "num_problems": len(points[0].correct),
+            "points": [asdict(point) for point in points],
+            "differences": [{"a": a, "b": b, "n": n, **asdict(gain)} for a, b, n, gain in found],
+            "answers": answer_counts(pools),
+            "critics": dict(critics),
+        },
+    )
+    problems = [entry.problem for entry in pools[0].pool.problems]
+    report.notes(unguarded(recipe.sandbox, problems) + unlike_the_benchmark(pools))
+    _draw(points, report)
+    _tabulate(points, report)
+    report.notes(
+        f"{escaped(name)}, on the solutions found: {verdicts_in_words(said)}" for name, said in critics.items()
+    )
+    compared = [([f"{a} − {b}", str(n)], gain) for a, b, n, gain in found]
+    report.differences(["PRMs", "n"], compared, caption="PRMs compared (percentage points, paired)")
+    add_answers(report, pools)
+    report.text(_introduction(recipe, points))
+    return report
+
+
+def _finding(method: str, points: Sequence[Point], found: Sequence[tuple[str, str, int, Comparison]]) -> str:
+    """The best PRM at the largest n, and what it gains on the first one."""
+    most = max(point.n for point in points)
+    best = max((point for point in points if point.n == most), key=lambda point: point.accuracy.value)
+    guided = f" guided by {escaped(best.prm)}" if best.prm else ""
+    text = f"With n = {most}, {method}{guided} solves {percent(best.accuracy.value)} % of the problems"
+    first = points[0].prm
+    gain = next((gain for a, b, n, gain in found if (a, b, n) == (best.prm, first, most)), None)
+    if gain is not None:
+        text += f", {signed_percent(gain)} points compared with {escaped(first)}"
+    return f"{text}."
+
+
+def aggregators_used(points: Sequence[Point]) -> str:
+    """How each PRM's step scores became the score of a path, and why so; "" without a PRM."""
+    return "; ".join(dict.fromkeys(f"{point.prm}: {point.aggregator}" for point in points if point.aggregator))
+
+
+def _introduction(recipe: SearchRecipe, points: Sequence[Point]) -> str:
+    search = recipe.search
+    method = METHODS[search.method]
+    text = "## How to read this\n\n"
+    text += f"**{search.method}**: {method.about}. Steps are sampled at temperature {search.sampling.temperature:g}. "
+    if used := aggregators_used(points):
+        text += f"Step scores become a path's score by: {used}. "
+    if method.independent:
+        text += "Each value is the expectation over all ways to draw n of the sampled solutions. "
+    text += (
+        "Intervals are 95 % bootstrap intervals over problems. Policy tokens include dropped beams and lookaheads. PRM "
+        "tokens are those that went through the model; cached key/values are not counted again."
+    )
+    return text
+
+
+def _draw(points: Sequence[Point], report: Report) -> None:
+    by_prm: dict[str, list[Point]] = {}
+    for point in points:
+        by_prm.setdefault(point.prm, []).append(point)
+    first, ours = next(iter(by_prm.items()))
+    style = styles([*by_prm, "oracle"])
+    panels: dict[str, Callable[[Point], float]] = {
+        "n": lambda point: point.n,
+        "policy tokens per problem": lambda point: point.policy_tokens,
+    }
+    caption = "Accuracy against the size of the search and against policy tokens; bands are 95 % intervals."
+    alt = f"Accuracy of {', '.join(name or 'the search' for name in by_prm)} against n and against policy tokens"
+    with report.figure("accuracy", caption=caption, alt=alt, panels=len(panels)) as drawn:
+        for axes, (label, x) in zip(drawn, panels.items(), strict=True):
+            for name, own in by_prm.items():
+                draw_curve(axes, [*map(x, own)], [one.accuracy for one in own], name or "accuracy", style[name])
+            oracle = f"oracle ({first})" if first else "oracle"
+            draw_curve(axes, [*map(x, ours)], [one.oracle.value for one in ours], oracle, style["oracle"])
+            finish(axes, label, "accuracy (%)", ns=[*map(x, ours)])
+
+
+def _tabulate(points: Sequence[Point], report: Report) -> None:
+    rows = [
+        [
+            point.prm or NO_DATA, str(point.n),
+            percent(point.accuracy), percent(point.oracle.value),
+            number(round(point.policy_tokens)), number(round(point.prm_tokens)), number(point.solutions, 1),
+            number(point.seconds, 1),
+        ]
+        for point in points
+    ]  # fmt: skip
+    headers = ["PRM", "n", "accuracy (%) ↑", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
+    caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
+    report.table(headers, rows, caption=caption, best="columns")
+    report.notes(point.empty_note() for point in points)

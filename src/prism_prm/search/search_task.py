@@ -1,0 +1,420 @@
+"""`search_task`: from a task to pools, accuracy and a report, as `prism search` does it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism_prm.aggregate import Choice, card_values, choose_aggregator, choose_threshold, log_score
+from prism_prm.arrays import Floats
+from prism_prm.backends.open_scorer import check_scorer
+from prism_prm.backends.policy import Policy, check_policy, open_policy, policy_for_workers
+from prism_prm.console import progress, say
+from prism_prm.data.inputs import keep_inputs
+from prism_prm.data.pools import Pool, PoolProblem, write_pool
+from prism_prm.data.tasks import TaskGrader, TaskProblem, load_task
+from prism_prm.errors import ConfigError
+from prism_prm.job import Finished, Here, Job, Opening, Workers
+from prism_prm.paths import file_name, named_places
+from prism_prm.ray import executor_of
+from prism_prm.scorer import ScorerFacts, TreeScores
+from prism_prm.search.curves import compute_curves
+from prism_prm.search.engine import Engine, RoundStats, Speedometer
+from prism_prm.search.grade_pool import GradedPool, grade_pool
+from prism_prm.search.methods import METHODS, SearchSettings
+from prism_prm.search.rerank_report import without_solution
+from prism_prm.search.rounds import FOLDER, Round, Rounds, ToldRound, told_round
+from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.select import SELECTORS, Candidates
+from prism_prm.search.solutions import write_solutions
+from prism_prm.search.step_scores import StepScores, scorable, scores_by_prm
+from prism_prm.search.tree import Found
+from prism_prm.stats import Interval, mean_interval, number_clusters
+from prism_prm.store import Request, ScoreStore
+from prism_prm.tree import StepTree, unique_names
+
+if TYPE_CHECKING:
+    from prism_prm.scorer import Scorer
+
+CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted", "public-tests": "public-tests"}
+"""`--select` → the name of its curve in `prism rerank`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One search at one size."""
+
+    prm: str
+    """"" where there is none."""
+    aggregator: Choice[str] | None
+    """How the scores of steps became those of paths and solutions; None without a PRM."""
+    n: int
+    accuracy: Interval
+    oracle: Interval
+    """How often a right solution is among those found."""
+    policy_tokens: float
+    """Mean per problem."""
+    prm_tokens: float
+    solutions: float
+    """Mean per problem."""
+    seconds: float
+    """The time of the whole run over all problems; for independent samples, at the largest n."""
+    correct: Floats
+    """For each problem whether it was solved, or how likely."""
+    num_empty: int = 0
+    """Problems without a solution; they count as not solved."""
+
+    def empty_note(self) -> str:
+        """A line on these problems; "" where there are none."""
+        size = f"{self.prm}, n = {self.n}" if self.prm else f"n = {self.n}"
+        note = without_solution(self.num_empty, len(self.correct))
+        return note and f"{size}: {note}"
+
+
+def search_task(
+    recipe: SearchRecipe,
+    out: str | Path,
+    *,
+    prms: Mapping[str, Scorer | str | Path] | None = None,
+    policy: Policy | None = None,
+    loading: Mapping[str, Any] | None = None,
+    judges: int | None = None,
+    store: str | Path | None = None,
+) -> list[Point]:
+    """Search for solutions of a task's problems, and measure how many are solved.
+
+    Writes pools that `rerank_pool` reads, metrics.json and a report. Repeat a stopped call to resume it.
+
+    Args:
+        recipe: the policy, PRMs, task, method, and the sizes to run it at: a `SearchRecipe`, not a file.
+        out: folder for pools, metrics.json and the report.
+        prms: name → a PRM, or its folder or hub id; default: those of the recipe.
+        policy: an open policy to use instead of the recipe's; it stays open.
+        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+            `on_too_long` is "skip" here by default: a solution too long for a PRM ranks last. With `ray`, workers of a
+            Ray cluster search.
+        judges: processes that judge answers; default: all cores.
+        store: a folder of scores to reuse and extend.
+
+    Returns:
+        One `Point` per PRM and size n: accuracy, oracle, tokens and seconds.
+
+    Raises:
+        PrismError: a setting, an input or a model cannot be used; the message says what to change.
+
+    Example:
+        >>> search = SearchSettings(method="beam", max_steps=2, sampling=Sampling(max_step_tokens=4))
+        >>> recipe = SearchRecipe(
+        ...     task="problems.jsonl", policy=PolicySettings("hf:my-lm"), prm=("my-prm",), n=(4,), search=search
+        ... )
+        >>> [point] = search_task(recipe, "beam", judges=1)
+        >>> point.prm, point.n
+        ('my-prm', 4)
+    """
+    from prism_prm.search.search_report import make_report
+
+    out = Path(out)
+    keep_inputs([recipe.task, recipe.task_data], [out / "pools", out / "metrics.json"])
+    given = named_places(recipe.prm) if prms is None else prms
+    # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
+    options = {"on_too_long": "skip", **(loading or {})}
+    for name, place in given.items():
+        check_scorer(place, options, name)
+    if policy is None:
+        check_policy(recipe.policy)
+    task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field, window=recipe.window)
+    if recipe.selector == "public-tests" and not any(one.tests and one.tests.public for one in task.problems):
+        raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another rule")
+    for note in task.notes():
+        say(note)
+    ray = options.get("ray")
+    if ray is not None and policy is not None:
+        raise ConfigError("workers of a Ray cluster open a policy themselves: name it in the recipe, not the policy")
+    with contextlib.ExitStack() as stack:
+        job = stack.enter_context(Job(out, executor=executor_of(ray)))
+        # A server is asked for log-probabilities only where the search needs them.
+        likelihood = recipe.policy.log_likelihood or recipe.search.needs_log_likelihood
+        asked = replace(recipe.policy, log_likelihood=likelihood)
+        if policy is None and ray is None:
+            policy = stack.enter_context(contextlib.closing(open_policy(asked)))
+        grader = stack.enter_context(TaskGrader(workers=judges, sandbox=recipe.sandbox))
+        grader.prepare(task.problems)
+        searchers = Searchers(job, asked, policy, given, options)
+        run = _Run(recipe, task.problems[: recipe.limit], job, searchers, grader, Path(store or out / "scores"))
+        points, pools = run.independent() if METHODS[recipe.search.method].independent else run.guided()
+        for note in [note for scorer in searchers.opened.values() for note in scorer.notes()]:
+            say(note)
+        trees = [tree for graded in pools for tree in graded.pool.trees()]
+        summaries = {name: scorer.summary(trees) for name, scorer in searchers.opened.items()}
+        critics = {name: summary for name, summary in summaries.items() if summary is not None}
+        job.write_settings(recipe)
+        make_report(recipe, task.name, points, pools, run.clusters, critics).write(out)
+    return points
+
+
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """What a worker holds."""
+
+    policy: Policy
+    prm: Scorer | None = None
+
+
+def search_chunk(searcher: Searcher, problems: Mapping[str, str], settings: SearchSettings) -> Iterator[Any]:
+    """Search problems (key → text) side by side: a `Finished` for each, and rounds as (key, `ToldRound`)."""
+    keys = list(problems)
+    engine = Engine(searcher.policy, searcher.prm, settings, at_once=len(keys))
+    for event in engine.run(list(problems.values()), keys):
+        match event:
+            case Found():
+                yield Finished(keys[event.problem], event)
+            case Round():
+                yield keys[event.problem], told_round(event, likelihood=settings.prm_weight < 1)
+            case _:
+                yield event
+
+
+def prm_facts(searcher: Searcher) -> ScorerFacts:
+    """What must be known of the PRM without holding it."""
+    return ScorerFacts() if searcher.prm is None else ScorerFacts.of(searcher.prm)
+
+
+@dataclass(slots=True)
+class Searchers:
+    """Opens those who search: with this process's policy, or workers that open it themselves."""
+
+    job: Job
+    asked: Any
+    policy: Policy | None
+    prms: Mapping[str, Scorer | str | Path]
+    options: Mapping[str, Any]
+    opened: dict[str, Scorer] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[Workers[Searcher]]:
+        """With a PRM, or with none ("")."""
+        if self.policy is not None:
+            with self.prm(name) if name else contextlib.nullcontext() as prm:
+                yield Here(Searcher(self.policy, prm))
+            return
+        from prism_prm.backends.open_scorer import prm_for_workers
+
+        loading = {key: value for key, value in self.options.items() if key != "ray"}
+        of_policy = policy_for_workers(self.asked)
+        of_prm = prm_for_workers(self.prms[name], loading, name) if name else Opening(_no_prm, loads=False)
+        make = functools.partial(_make_searcher, policy=of_policy.make, prm=of_prm.make)
+        folders = tuple(dict.fromkeys([*of_policy.folders, *of_prm.folders]))
+        opening = Opening(make, folders, of_policy.loads or of_prm.loads)
+        with self.job.executor.open(opening, alike=_identities) as workers:
+            yield workers
+
+    @contextlib.contextmanager
+    def prm(self, name: str) -> Iterator[Scorer]:
+        """A PRM that this process asks."""
+        from prism_prm.backends.open_scorer import opened_prm
+
+        with opened_prm(self.prms[name], self.options, name) as scorer:
+            self.opened[name] = scorer
+            yield scorer
+
+
+def _make_searcher(
+    found: Mapping[str, str],
+    *,
+    policy: Callable[[Mapping[str, str]], Policy],
+    prm: Callable[[Mapping[str, str]], Scorer | None],
+) -> Searcher:
+    return Searcher(policy(found), prm(found))
+
+
+def _no_prm(_found: Mapping[str, str]) -> None:
+    pass
+
+
+def _policy_identity(searcher: Searcher) -> str:
+    return searcher.policy.identity()
+
+
+def _identities(searcher: Searcher) -> str:
+    return f"{searcher.policy.identity()} {searcher.prm.identity() if searcher.prm else ''}"
+
+
+@dataclass(slots=True)
+class _Run:
+    """The work of one recipe."""
+
+    recipe: SearchRecipe
+    problems: Sequence[TaskProblem]
+    job: Job
+    searchers: Searchers
+    grader: TaskGrader
+    store: Path
+    policy_identity: str = ""
+
+    @property
+    def clusters(self) -> Any:
+        """Equal problems have equal numbers."""
+        return number_clusters(problem.text for problem in self.problems)[0]
+
+    def guided(self) -> tuple[list[Point], list[GradedPool]]:
+        """Search with each PRM at each size: points, and the graded pools they come from."""
+        points: list[Point] = []
+        pools: list[GradedPool] = []
+        for name in list(self.searchers.prms) or [""]:
+            with self.searchers.open(name) as workers:
+                prm = workers.ask(prm_facts)
+                for n in self.recipe.ns:
+                    found, seconds = self._search(workers, prm, name, n)
+                    graded = self._grade(self._pool(found, name, n))
+                    how = self._aggregator(prm)
+                    chosen = self._select(name, how, n, graded)
+                    solved = [one is not None and bool(graded.correct(i)[one]) for i, one in enumerate(chosen)]
+                    correct = np.array(solved, dtype=np.float64)
+                    oracle = np.array([graded.correct(i).any() for i in range(len(found))], dtype=np.float64)
+                    pools.append(graded)
+                    points.append(
+                        Point(
+                            name, how, n, mean_interval(correct, self.clusters), mean_interval(oracle, self.clusters),
+                            float(np.mean([entry.policy_tokens for entry in found])),
+                            float(np.mean([entry.prm_tokens for entry in found])),
+                            float(np.mean([len(entry.solutions) for entry in found])), seconds, correct,
+                            graded.pool.num_empty,
+                        )
+                    )  # fmt: skip
+        return points, pools
+
+    def independent(self) -> tuple[list[Point], list[GradedPool]]:
+        """Sample once; one pool tells the expected accuracy for every n, and every PRM scores the same solutions."""
+        most, prms = self.recipe.ns[-1], self.searchers.prms
+        with self.searchers.open("") as workers:
+            found, seconds = self._search(workers, ScorerFacts(), "", most)
+        pool = self._pool(found, "", most)
+        graded = self._grade(pool)
+        scores: dict[str, StepScores] = {}
+        hows: dict[str, Choice[str] | None] = {"": None}
+        read: dict[str, float] = {"": 0.0}
+        for name in prms:
+            with self.searchers.prm(name) as prm:
+                hows[name] = self._aggregator(prm)
+                with progress(f"scoring, {name}", len(pool.trees())) as advance:
+                    scores[name] = scores_by_prm(ScoreStore(self.store, prm), pool, advance)
+                scored = self._pool(found, name, most, scores[name])
+                self._select(name, hows[name], most, GradedPool(scored, graded.grades))
+                read[name] = prm.count_all(scorable(prm, pool)) / len(self.problems)
+        if not prms:
+            self._select("", None, most, graded)
+        used = list(dict.fromkeys(how.value for how in hows.values() if how))
+        with progress("curves", len(self.problems)) as advance:
+            curves = compute_curves(graded, scores, aggregators=used, ns=self.recipe.ns, advance=advance)
+        of = {(curve.method, curve.prm, curve.aggregator): curve for curve in curves}
+        sizes = np.array([len(entry.solutions) for entry in found])
+        written = float(np.mean([entry.policy_tokens for entry in found]))
+        points = []
+        for name in list(prms) or [""]:
+            method, how = CURVE_OF[self.recipe.selector], hows[name]
+            curve = of[method, "", ""] if method == "majority" or how is None else of[method, name, how.value]
+            for k, n in enumerate(self.recipe.ns):
+                tokens = (written * n / most, read[name] * n / most)
+                oracle, solutions = of["oracle", "", ""].points[k], float(np.minimum(n, sizes).mean())
+                points.append(
+                    Point(
+                        name, how, n, curve.points[k], oracle, *tokens, solutions, seconds, curve.values[k],
+                        pool.num_empty,
+                    )
+                )  # fmt: skip
+        return points, [graded]
+
+    def _search(self, workers: Workers[Searcher], prm: ScorerFacts, name: str, n: int) -> tuple[list[Found], float]:
+        """What the search of one size finds, and the seconds it took."""
+        how = self._aggregator(prm)
+        settings = replace(self.recipe.search, n=n, aggregator=None if how is None else how.value)
+        if METHODS[settings.method].independent:  # sampled once, for all PRMs and with none of them
+            settings = replace(settings, method="sample")
+        # Once: hashing billions of weights takes a while.
+        self.policy_identity = self.policy_identity or workers.ask(_policy_identity)
+        label = _label(name, n)
+        threshold = choose_threshold(None, card_values(prm)).value
+        named = ("method", "n", "expand", "lookahead", "prm_weight", "max_steps", "seed")
+        about = {"prm": name, "aggregator": settings.how, "threshold": threshold}
+        about |= {setting: getattr(settings, setting) for setting in named}
+        with contextlib.ExitStack() as stack:
+            rounds: list[Rounds] = []
+            speed = Speedometer()
+
+            def begin(done: Collection[str]) -> None:
+                self.job.write_settings(self.recipe)
+                file = self.job.out / FOLDER / f"{file_name(label)}.jsonl"
+                rounds.append(stack.enter_context(Rounds(file, about, done)))
+
+            def hear(event: Finished[Found] | RoundStats | tuple[str, ToldRound]) -> str:
+                if isinstance(event, tuple):
+                    rounds[0].add(*event)
+                return speed.hear(event)
+
+            mapped = self.job.map(
+                functools.partial(search_chunk, settings=settings),
+                dict(zip(unique_names(p.text for p in self.problems), (p.text for p in self.problems), strict=True)),
+                name=label, verb="searched", unit="problems", workers=workers, kind=Found, chunk=self.recipe.at_once,
+                made_with={"settings": asdict(settings), "policy": self.policy_identity, "prm": prm.name},
+                begin=begin, hear=hear,
+            )  # fmt: skip
+        found = [replace(one, problem=i) for i, one in enumerate(mapped.results.values())]
+        if prm.name and not prm.reads_whole_solutions:  # otherwise a step was scored before its solution was whole
+            # For whoever scores the same solutions with the same PRM.
+            solutions = [(entry.problem, one) for entry in found for one in entry.solutions if one.log_odds]
+            trees = [StepTree.chain(self.problems[problem].text, one.steps) for problem, one in solutions]
+            scores = [TreeScores(prm.outputs, np.array(one.log_odds)) for _, one in solutions]
+            ScoreStore(self.store, prm).add([Request.all_of(tree) for tree in trees], scores)
+        return found, mapped.seconds
+
+    def _aggregator(self, prm: Scorer | ScorerFacts) -> Choice[str] | None:
+        if isinstance(prm, ScorerFacts) and not prm.name:
+            return None
+        return choose_aggregator(self.recipe.search.aggregator, card_values(prm))
+
+    def _pool(self, found: Sequence[Found], name: str, n: int, scores: StepScores | None = None) -> Pool:
+        """The pool of what was found, written for `prism rerank`; `scores` replace the solutions' own."""
+        flat = iter(scores or ())
+        entries = []
+        for problem, entry in zip(self.problems, found, strict=True):
+            solutions = [solution.in_pool() for solution in entry.solutions]
+            if scores is not None:
+                own = [next(flat) for _ in solutions]
+                solutions = [
+                    replace(solution, scores=None if values is None else tuple(values.tolist()))
+                    for solution, values in zip(solutions, own, strict=True)
+                ]
+            entries.append(PoolProblem(problem, tuple(solutions)))
+        write_pool(self.job.out / "pools" / f"{file_name(_label(name, n))}.jsonl", entries)
+        return Pool(tuple(entries))
+
+    def _grade(self, pool: Pool) -> GradedPool:
+        with progress("judging", 2 * len(pool.solutions)) as advance:
+            return grade_pool(pool, self.grader, advance)
+
+    def _select(self, name: str, how: Choice[str] | None, n: int, graded: GradedPool) -> list[int | None]:
+        """Which solution of each problem is selected; written with all grades for `prism view`."""
+        chosen = []
+        for i, entry in enumerate(graded.pool.problems):
+            scores = [log_score(one.scores, how.value) if how and one.scores else -np.inf for one in entry.solutions]
+            keys = [None if group < 0 else str(group) for group in graded.groups(i).tolist()]
+            passed = graded.passed(i) if graded.has_tests else None
+            chosen.append(SELECTORS[self.recipe.selector](Candidates(keys, np.array(scores), passed)))
+        file = self.job.out / "solutions" / f"{file_name(_label(name, n))}.parquet"
+        write_solutions(file, graded, chosen=chosen)
+        return chosen
+
+
+def _label(prm: str, n: int) -> str:
+    return f"{prm}-n{n}" if prm else f"n{n}"
+
+
+def plain_settings(recipe: SearchRecipe) -> dict[str, Any]:
+    """The resolved settings, for `metrics.json`."""
+    return asdict(recipe) | {"select": recipe.selector, "n": recipe.ns}

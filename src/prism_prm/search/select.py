@@ -1,0 +1,151 @@
+"""Select one of N solutions: the best-scored one, or a member of the group of equal answers with the most votes.
+
+Ties: the earlier solution, or the group whose first member comes earlier. A voted group answers with its best-scored
+member. Solutions without an answer cast no vote.
+
+The answer to a code problem is a program; programs that do the same on the public tests are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism_prm.arrays import Bools, Floats
+from prism_prm.errors import DataError
+from prism_prm.grading.answer_judge import Judge
+
+TIE = 1e-9
+"""Sums of weights that differ by less than this, relatively, are equal: the order of adding must not decide a vote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """The outcome of a vote."""
+
+    index: int | None
+    """The solution that gives the answer; None where no solution has one."""
+    answer: str | None
+    weights: dict[str, float]
+    """The sum of the weights behind each group's key, in order of first sight."""
+
+
+def best_of_n(scores: Sequence[float] | Floats) -> int:
+    """The index of the highest score, the first of equals.
+
+    Args:
+        scores: one per solution, on any scale, e.g. logarithms; −inf means "no score".
+
+    Example:
+        >>> best_of_n([0.2, 0.9, 0.9])
+        1
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or np.isnan(values).any():
+        raise DataError(f"Best-of-N needs one number per solution; got {values.tolist()}")
+    return int(values.argmax())
+
+
+def weighted_vote(
+    answers: Sequence[str | None], scores: Sequence[float] | Floats, *, judge: Judge | None = None
+) -> Vote:
+    """The answer whose solutions' scores have the largest sum; equivalent spellings are one answer.
+
+    Args:
+        answers: one per solution; None casts no vote.
+        scores: one per solution, not negative and not logarithms.
+        judge: a `Judge` that keeps its worker processes between votes; by default they are started for this vote alone.
+
+    Example:
+        >>> weighted_vote(["1/2", "0.5", "3"], [0.3, 0.3, 0.5]).answer
+        '1/2'
+    """
+    if len(answers) != len(scores):
+        raise DataError(f"a vote needs one score per answer; got {len(scores)} scores for {len(answers)} answers")
+    weights = np.asarray(scores, dtype=np.float64)
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError(f"the weights of a vote are finite and not negative; got {weights.tolist()}")
+    keys = _keys(answers, judge)
+    index = vote(keys, weights)
+    return Vote(index, None if index is None else answers[index], _totals(keys, weights))
+
+
+def majority_vote(answers: Sequence[str | None], *, judge: Judge | None = None) -> Vote:
+    """The answer that most solutions give, over equivalent spellings.
+
+    Args:
+        answers: one per solution; None casts no vote.
+        judge: a `Judge` that keeps its worker processes between votes; by default they are started for this vote alone.
+
+    Example:
+        >>> majority_vote(["12", "7", "12.0", None]).answer
+        '12'
+    """
+    return weighted_vote(answers, [1.0] * len(answers), judge=judge)
+
+
+def _keys(answers: Sequence[str | None], judge: Judge | None) -> list[str | None]:
+    if judge is not None:
+        return [key.key for key in judge.keys(answers)]
+    with Judge() as own:
+        return [key.key for key in own.keys(answers)]
+
+
+def _totals(keys: Sequence[str | None], weights: Floats) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for key, weight in zip(keys, weights.tolist(), strict=True):
+        if key is not None:
+            totals[key] = totals.get(key, 0.0) + weight
+    return totals
+
+
+def vote(keys: Sequence[str | None], weights: Floats) -> int | None:
+    """The index of the solution that speaks for the winning group of keys; None where nobody votes."""
+    totals = _totals(keys, weights)
+    if not totals:
+        return None
+    most = max(totals.values())
+    winner = next(key for key, total in totals.items() if total >= most * (1 - TIE))
+    return best_of_n([weight if key == winner else -1.0 for key, weight in zip(keys, weights.tolist(), strict=True)])
+
+
+def relative_weights(log_scores: Sequence[float] | Floats) -> Floats:
+    """Weights in proportion to the scores, the largest 1: what a vote needs, without underflow."""
+    values = np.asarray(log_scores, dtype=np.float64)
+    top = values.max(initial=-np.inf)
+    return np.zeros_like(values) if np.isneginf(top) else np.exp(values - top)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """All that a selector may know of some solutions of one problem, one entry each."""
+
+    keys: Sequence[str | None]
+    """What each votes under; None casts no vote."""
+    log_scores: Floats
+    passed: Bools | None = None
+    """Whether each program passes the public tests; None where an answer is asked for."""
+
+
+Selector = Callable[[Candidates], int | None]
+
+
+def after_tests(log_scores: Floats, passed: Bools | None) -> Floats:
+    """Ranks by which programs that pass the public tests come first, and then the better-scored; equals stay equal."""
+    if passed is None:
+        return log_scores
+    _, ranks = np.unique(log_scores, return_inverse=True)
+    return ranks + len(ranks) * passed.astype(np.float64)
+
+
+SELECTORS: dict[str, Selector] = {
+    "argmax": lambda given: best_of_n(given.log_scores) if len(given.log_scores) else None,
+    "majority": lambda given: vote(given.keys, np.ones(len(given.log_scores))),
+    "weighted": lambda given: vote(given.keys, relative_weights(given.log_scores)),
+    "public-tests": lambda given: (
+        best_of_n(after_tests(given.log_scores, given.passed)) if len(given.log_scores) else None
+    ),
+}
+"""How a set of solutions becomes one: the index of a solution, or None."""

@@ -1,0 +1,305 @@
+"""Which pairs make an update. Chosen first, packed later, so that packing never changes what is learned.
+
+Pairs of one tree share their prefix, so training several of them together costs little more than one. An update
+therefore takes its pairs in groups from one tree, up to a stated number, and groups from many trees in random order.
+Where a random order would end in many short updates, because some trees have far more pairs than others, the pairs are
+dealt out evenly instead.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prism_prm.arrays import Ints
+from prism_prm.data.pair_examples import Examples, as_one_tree
+from prism_prm.errors import ConfigError
+from prism_prm.models.lower_cache import LowerCache
+from prism_prm.models.module import PrmModule
+from prism_prm.models.packing import EncodedTree, Layout, PackedBatch, Row, encode_tree, merge_rows, pack, read_index
+from prism_prm.train.settings import Packing
+
+
+def plan_updates(trees_P: NDArray[np.integer], *, per_update: int, per_tree: int, seed: tuple[int, ...]) -> list[Ints]:
+    """One epoch: every pair once, as a list of updates of `per_update` pair indices or, evenly, a few less.
+
+    `trees_P` names the tree of each pair; at most `per_tree` pairs of an update come from one tree, except for trees
+    that have too many (`over_limit` counts them). The plan depends on these arguments alone, not on packing,
+    micro-batches or the number of processes.
+    """
+    for name, value in (("per_update", per_update), ("per_tree", per_tree)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}: an update needs at least one pair.")
+    rng = np.random.default_rng(seed)
+    size = min(per_tree, per_update)
+    updates = _filled(tree_groups(trees_P, size, rng), trees_P, per_update, per_tree)
+    fewest = math.ceil(len(trees_P) / per_update)
+    return updates if len(updates) <= fewest + 1 else _dealt(trees_P, per_update, size, rng)
+
+
+def tree_groups(trees_P: NDArray[np.integer], size: int, rng: np.random.Generator) -> list[Ints]:
+    """The pairs of each tree in random order, cut into groups of at most `size`; the groups in random order."""
+    groups = [tree[i : i + size] for tree in _by_tree(trees_P, rng) for i in range(0, len(tree), size)]
+    return [groups[i] for i in rng.permutation(len(groups))]
+
+
+def _by_tree(trees_P: NDArray[np.integer], rng: np.random.Generator) -> list[Ints]:
+    """The pairs of each tree in random order."""
+    order = rng.permutation(len(trees_P))
+    order = order[np.argsort(trees_P[order], kind="stable")]
+    starts = np.flatnonzero(np.diff(trees_P[order], prepend=-1))
+    return [tree for tree in np.split(order, starts[1:]) if len(tree)]
+
+
+def _filled(groups: Sequence[Ints], trees_P: NDArray[np.integer], per_update: int, per_tree: int) -> list[Ints]:
+    """Groups in their order; what a tree has beyond its share of an update goes into the next ones."""
+    queues: dict[int, deque[tuple[int, Ints]]] = {}
+    for place, group in enumerate(groups):
+        queues.setdefault(int(trees_P[group[0]]), deque()).append((place, group))
+    first = [(queue[0][0], tree) for tree, queue in queues.items()]  # a tree by the place of its first group: a heap
+    updates: list[Ints] = []
+    while first:
+        update: list[Ints] = []
+        room, taken = per_update, Counter[int]()
+        has_its_share: list[tuple[int, int]] = []
+        while first and room:
+            place, tree = heapq.heappop(first)
+            queue = queues[tree]
+            group = queue.popleft()[1]
+            count = min(room, per_tree - taken[tree], len(group))
+            update.append(group[:count])
+            room -= count
+            taken[tree] += count
+            if count < len(group):
+                queue.appendleft((place, group[count:]))
+            if queue and taken[tree] < per_tree:
+                heapq.heappush(first, (queue[0][0], tree))
+            elif queue:
+                has_its_share.append((queue[0][0], tree))
+        for item in has_its_share:
+            heapq.heappush(first, item)
+        updates.append(np.concatenate(update))
+    return updates
+
+
+def _dealt(trees_P: NDArray[np.integer], per_update: int, size: int, rng: np.random.Generator) -> list[Ints]:
+    """Tree after tree in blocks of `size`, a block to each update in turn, so that a tree meets none of them twice
+    before it has been in all; the updates in random order."""
+    trees = _by_tree(trees_P, rng)
+    order = np.concatenate([trees[i] for i in rng.permutation(len(trees))])
+    num_blocks = math.ceil(len(order) / size)
+    num_updates = math.ceil(num_blocks / (per_update // size))
+    update_P = rng.permutation(num_updates)[np.arange(len(order)) // size % num_updates]
+    starts = np.cumsum(np.bincount(update_P))[:-1]
+    return np.split(order[np.argsort(update_P, kind="stable")], starts)
+
+
+def over_limit(trees_P: NDArray[np.integer], updates: Sequence[Ints], per_tree: int) -> tuple[int, int]:
+    """How many trees have more than `per_tree` pairs in an update, and how many pairs that is at most."""
+    over: set[int] = set()
+    most = 0
+    for update in updates:
+        trees, counts = np.unique(trees_P[update], return_counts=True)
+        over.update(trees[counts > per_tree].tolist())
+        most = max(most, int(counts.max()))
+    return len(over), most if over else 0
+
+
+def share(weights: NDArray[np.float64], ranks: int) -> Ints:
+    """The rank of each group of work, so that the ranks' loads are even: heaviest first, to the lightest rank."""
+    load = np.zeros(ranks)
+    owner = np.empty(len(weights), dtype=np.int64)
+    for i in np.argsort(-weights, kind="stable"):
+        owner[i] = load.argmin()
+        load[owner[i]] += weights[i]
+    return owner
+
+
+Read = tuple[int, int]
+"""(number of the row, node): one score."""
+
+MUCH_PADDING = 1.1
+"""Padded tokens per token from which rows are joined instead."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that belong together, and where in them each example is read."""
+
+    rows: tuple[Row, ...]
+    examples: tuple[int, ...]
+    """Indices into the round's examples."""
+    reads: tuple[tuple[Read, ...], ...]
+    """Per example its reads: chosen and rejected, or the labelled step alone."""
+
+    @property
+    def length(self) -> int:
+        return max(len(row) for row in self.rows)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and backward pass."""
+
+    batch: PackedBatch
+    examples: Ints
+    reads_NK: Tensor
+    """Per example the indices of its reads in the batch."""
+    weight: float
+    """0 where the pass only keeps step with other processes, else 1."""
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """How long rows may be; see `packing.pack`."""
+
+    tokens: int
+    pair_cost: float = 0.0
+
+    def rows(self, tree: EncodedTree, groups: Sequence[Sequence[int]]) -> list[Row]:
+        return pack([tree], self.tokens, [groups], pair_cost=self.pair_cost)
+
+
+def parts_of_update(
+    examples: Examples, update: Ints, family: Layout, packing: Packing, limits: RowLimits
+) -> list[Part]:
+    """The update's examples, laid out tree by tree: the same list on every process."""
+    parts: list[Part] = []
+    number = 0
+    for tree_id in np.unique(examples.tree[update]):
+        indices = update[examples.tree[update] == tree_id]
+        tree, groups = as_one_tree(examples, indices)
+        for part in LAYOUTS[packing](encode_tree(tree, family), groups, limits):
+            parts.append(_numbered(part, indices, number))
+            number += len(part.rows)
+    return parts
+
+
+def _tree_parts(tree: EncodedTree, groups: Sequence[tuple[int, ...]], limits: RowLimits) -> Iterable[Part]:
+    """All groups of a tree share its prefix; a tree too big for a row is split between groups."""
+    left = dict(enumerate(groups))
+    for row in limits.rows(tree, groups):
+        nodes = {node for _, node in row.owners}
+        here = {i: group for i, group in left.items() if nodes.issuperset(group)}
+        left = {i: group for i, group in left.items() if i not in here}
+        yield Part((row,), tuple(here), tuple(tuple((0, node) for node in group) for group in here.values()))
+    assert not left, "every group is read in one row"
+
+
+def _pair_parts(tree: EncodedTree, groups: Sequence[tuple[int, ...]], limits: RowLimits) -> Iterable[Part]:
+    """The two steps of a pair share their prefix."""
+    for i, group in enumerate(groups):
+        yield Part(tuple(limits.rows(tree, [group])), (i,), (tuple((0, node) for node in group),))
+
+
+def _separate_parts(tree: EncodedTree, groups: Sequence[tuple[int, ...]], limits: RowLimits) -> Iterable[Part]:
+    """Every step is a sequence of its own: the slow, obvious way."""
+    for i, group in enumerate(groups):
+        rows = tuple(limits.rows(tree, [(node,)])[0] for node in group)
+        yield Part(rows, (i,), (tuple(enumerate(group)),))
+
+
+LAYOUTS: dict[Packing, Callable[[EncodedTree, Sequence[tuple[int, ...]], RowLimits], Iterable[Part]]] = {
+    "tree": _tree_parts,
+    "pair": _pair_parts,
+    "none": _separate_parts,
+}
+
+
+def _numbered(part: Part, indices: Ints, first: int) -> Part:
+    """The part with the round's example indices, and rows numbered from `first`."""
+    rows = tuple(
+        replace(row, owners=tuple((first + i, node) for _, node in row.owners)) for i, row in enumerate(part.rows)
+    )
+    reads = tuple(tuple((first + row, node) for row, node in group) for group in part.reads)
+    return Part(rows, tuple(int(indices[i]) for i in part.examples), reads)
+
+
+def arranged(module: PrmModule, rows: Sequence[Row], tokens: int) -> Sequence[Row]:
+    """Rows as they are batched for the module's attention: for flex several to a row of whole blocks, else padded.
+
+    Where attention pays only for what is seen, rows of uneven length are put behind each other, too: padding is work.
+    """
+    padded = len(rows) * max(map(len, rows))
+    if module.attention == "flex" or (module.in_blocks and padded > MUCH_PADDING * sum(map(len, rows))):
+        return merge_rows(rows, tokens)
+    return rows
+
+
+def batch_maker(
+    module: PrmModule, tokens: int, cache: LowerCache | None = None
+) -> Callable[[Sequence[Row]], PackedBatch]:
+    """How rows become a batch for the module's attention."""
+
+    def make(rows: Sequence[Row]) -> PackedBatch:
+        rows = arranged(module, rows, tokens)
+        batch = module.collate(rows)
+        return batch if cache is None else cache.attach(batch, rows)
+
+    return make
+
+
+def passes(parts: Sequence[Part], tokens: int, ranks: int = 1) -> list[list[tuple[list[Part], float]]]:
+    """For each process its (parts, weight) per micro-batch; every process has the same number.
+
+    A process without work repeats the shortest part without weight, since gradients are averaged in step.
+    """
+    owner = share(np.array([part.tokens for part in parts], dtype=np.float64), ranks)
+    own: list[list[Part]] = [[] for _ in range(ranks)]
+    for part, who in zip(parts, owner.tolist(), strict=True):
+        own[who].append(part)
+    plans = [_batched(some, tokens) for some in own]
+    idle = [min(parts, key=lambda part: part.tokens)]
+    most = max(map(len, plans))
+    return [[(some, 1.0) for some in plan] + [(idle, 0.0)] * (most - len(plan)) for plan in plans]
+
+
+def micro_batches(
+    parts: Sequence[Part], make: Callable[[Sequence[Row]], PackedBatch], tokens: int, rank: int = 0, ranks: int = 1
+) -> list[MicroBatch]:
+    """The micro-batches of one process, of at most `tokens` padded tokens each; every process has the same number."""
+    return [_micro_batch(some, make, weight) for some, weight in passes(parts, tokens, ranks)[rank]]
+
+
+def _batched(parts: Sequence[Part], tokens: int) -> list[list[Part]]:
+    """Parts of similar length together, longest first."""
+    batches: list[list[Part]] = []
+    rows = length = 0
+    for part in sorted(parts, key=lambda part: -part.length):
+        rows += len(part.rows)
+        if batches and rows * length <= tokens:
+            batches[-1].append(part)
+        else:
+            batches.append([part])
+            rows, length = len(part.rows), part.length
+    return batches
+
+
+def _micro_batch(parts: Sequence[Part], make: Callable[[Sequence[Row]], PackedBatch], weight: float) -> MicroBatch:
+    batch = make([row for part in parts for row in part.rows])
+    at = read_index(batch)
+    reads = [[at[read] for read in group] for part in parts for group in part.reads]
+    examples = np.array([i for part in parts for i in part.examples], dtype=np.int64)
+    return MicroBatch(batch, examples, torch.tensor(reads), weight)
+
+
+def too_long(examples: Examples, family: Layout, context: int) -> Ints:
+    """The examples with a step whose path is longer than the model's context."""
+    found = []
+    for indices in examples.by_tree():
+        tree, groups = as_one_tree(examples, indices)
+        encoded = encode_tree(tree, family)
+        found += [i for i, group in zip(indices, groups, strict=True) if max(map(encoded.path_tokens, group)) > context]
+    return np.array(sorted(found), dtype=np.int64)

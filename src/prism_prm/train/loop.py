@@ -1,0 +1,200 @@
+"""One round of training: updates over planned examples, with checkpoints from which a killed run resumes.
+
+This is a short loop on accelerate and not a transformers.Trainer: an update here is a stated number of PAIRS, however
+they are packed, micro-batched or spread over processes; a non-finite loss must stop the run before it touches the
+weights; and checkpoints must appear whole or not at all. Trainer counts sequences per device, hides NaN by default and
+writes checkpoints in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from prism_prm.arrays import Ints
+from prism_prm.data.pair_examples import Examples
+from prism_prm.errors import PrismError
+from prism_prm.losses import Objective
+from prism_prm.models.packing import Layout, PackedBatch, Row
+from prism_prm.train.batches import MicroBatch, RowLimits, micro_batches, over_limit, parts_of_update, plan_updates
+from prism_prm.train.checkpoints import Checkpoints
+from prism_prm.train.model import is_sharded, to_training, whole
+from prism_prm.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class NotFiniteError(PrismError):
+    """Training met a loss or gradient that is not a number; the weights of the last checkpoint are good."""
+
+
+@dataclass
+class Round:
+    """What one round works with; `run` trains it to its end."""
+
+    name: str
+    model: torch.nn.Module
+    """As the optimiser sees it: a PRM's module, perhaps wrapped by peft or sharded."""
+    family: Layout
+    make_batch: Callable[[Sequence[Row]], PackedBatch]
+    limits: RowLimits
+    examples: Examples
+    objective: Objective
+    settings: TrainSettings
+    seed: tuple[int, ...]
+    folder: Path
+    """Where its checkpoints are."""
+    on_update: Callable[[dict[str, Any]], None] = lambda _: None
+    """Called on the main process after every update with its log line."""
+    on_resume: Callable[[int], None] = lambda _: None
+    """Called with the number of updates that are already done."""
+    updates: list[Ints] = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.checkpoints = Checkpoints(self.folder, settings.keep_checkpoints)
+        self.updates = [
+            update
+            for epoch in range(settings.epochs)
+            for update in plan_updates(
+                self.examples.tree,
+                per_update=settings.pairs_per_update,
+                per_tree=settings.max_pairs_per_tree_per_update,
+                seed=(*self.seed, epoch),
+            )
+        ]
+
+    def broken_limit(self) -> str:
+        """What is to be said of a limit per tree that the updates do not keep, or ""."""
+        limit = self.settings.max_pairs_per_tree_per_update
+        over, most = over_limit(self.examples.tree, self.updates, limit)
+        if not over:
+            return ""
+        return (
+            f"train.max_pairs_per_tree_per_update = {limit} cannot be met in updates of even size: {over} trees have "
+            f"too many examples, up to {most} of one tree in an update"
+        )
+
+    def run(self, accelerator: Accelerator) -> None:
+        """Train the model, or resume from the last checkpoint."""
+        settings = self.settings
+        to_training(self.model)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
+        )
+        model: Any = self.model
+        if not is_sharded(model):
+            model, optimizer = accelerator.prepare(model, optimizer)
+        start = self.checkpoints.load(self._plan_hash, self.model, optimizer)
+        self.on_resume(start)
+        for number in range(start, len(self.updates)):
+            started = time.perf_counter()
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr_at(number, len(self.updates))
+            with seeded(chance_of(self.seed, number, accelerator.process_index), accelerator.device):
+                line = self._update(accelerator, model, optimizer, number)
+            line |= {"lr": group["lr"], "seconds": time.perf_counter() - started}
+            if accelerator.is_main_process:
+                self.on_update(line)
+            if (number + 1) % settings.checkpoint_every == 0 and number + 1 < len(self.updates):
+                self.checkpoints.save(number + 1, self._plan_hash, self.model, optimizer, accelerator)
+
+    def resumed(self) -> str:
+        """Where a run that is stopped now will be resumed."""
+        done = self.checkpoints.updates_done()
+        if not done:
+            return f"from the beginning of round {self.name}"
+        return f"from update {done:,} of {len(self.updates):,} of round {self.name}"
+
+    def _update(self, accelerator: Accelerator, model: Any, optimizer: Any, number: int) -> dict[str, Any]:
+        """One update; raises before the weights change if its loss or gradient is not a number."""
+        settings, update = self.settings, self.updates[number]
+        parts = parts_of_update(self.examples, update, self.family, settings.pack, self.limits)
+        batches = micro_batches(
+            parts, self.make_batch, settings.microbatch_tokens, accelerator.process_index, accelerator.num_processes
+        )
+        total = 0.0
+        for i, micro in enumerate(batches):
+            # Copies of the weights sum their gradients once per update. Sharded ones after every pass: gradients kept
+            # back would be whole on every process, and need more memory than sharding saves.
+            at_once = is_sharded(model) or i == len(batches) - 1
+            with contextlib.nullcontext() if at_once else accelerator.no_sync(model):
+                loss_N = self._losses(model, micro, accelerator.device)
+                self._check_losses(number, micro, loss_N.detach())
+                # Processes average their gradients; the update's loss is the mean over all its examples.
+                accelerator.backward(loss_N.sum() * (micro.weight * accelerator.num_processes / len(update)))
+            total += micro.weight * float(loss_N.detach().sum())
+        norm = self._gradient_norm(accelerator, model)
+        if not math.isfinite(norm):
+            raise self._not_finite(number, f"gradient norm {norm}", self.examples.ids[update])
+        optimizer.step()
+        optimizer.zero_grad()
+        tokens = sum(micro.batch.input_ids_BL.numel() for micro in batches)
+        sums = torch.tensor([total, tokens], dtype=torch.float64, device=accelerator.device)
+        loss, all_tokens = accelerator.reduce(sums, "sum").tolist()
+        return {
+            "round": self.name, "update": number, "updates": len(self.updates), "loss": loss / len(update),
+            "grad_norm": norm, "examples": len(update), "tokens": int(all_tokens),
+            "max_per_tree": int(np.unique(self.examples.tree[update], return_counts=True)[1].max()),
+        }  # fmt: skip
+
+    def _losses(self, model: Any, micro: MicroBatch, device: torch.device) -> torch.Tensor:
+        log_odds_R = model(micro.batch.to(device))[:, 0]
+        read_NK = log_odds_R[micro.reads_NK.to(device)]
+        if self.examples.labels is None:
+            return self.objective.of_pairs(read_NK[:, 0], read_NK[:, 1])
+        labels_N = torch.as_tensor(self.examples.labels[micro.examples], dtype=read_NK.dtype, device=device)
+        return self.objective.of_steps(read_NK[:, 0], labels_N)
+
+    def _gradient_norm(self, accelerator: Accelerator, model: Any) -> float:
+        norm = accelerator.clip_grad_norm_(model.parameters(), self.settings.max_grad_norm or math.inf)
+        return float(whole(norm))
+
+    def _check_losses(self, number: int, micro: MicroBatch, loss_N: torch.Tensor) -> None:
+        """Raise before the backward pass if a loss is not a number; the launcher then ends the other processes."""
+        bad_N = ~torch.isfinite(loss_N)
+        if bad_N.any():
+            bad = self.examples.ids[micro.examples[bad_N.cpu().numpy()]]
+            raise self._not_finite(number, f"loss {loss_N[bad_N][0].item()}", bad)
+
+    def _not_finite(self, number: int, what: str, ids: Ints) -> NotFiniteError:
+        kind = "pairs" if self.examples.labels is None else "labelled steps"
+        last = self.checkpoints.last()
+        kept = f"The last good checkpoint is {last}" if last else "This round has no checkpoint yet and starts again"
+        return NotFiniteError(
+            f"round {self.name}, update {number}: {what}, from the {kind} {ids[:20].tolist()}. {kept}. "
+            'Lower train.lr, or use float32 (hardware.mixed_precision = "no"), in a new run (another --out).'
+        )
+
+    @cached_property
+    def _plan_hash(self) -> str:
+        digest = hashlib.blake2b(repr((self.settings, self.objective)).encode(), digest_size=8)
+        digest.update(self.examples.content_key().encode())
+        for update in self.updates:
+            digest.update(np.ascontiguousarray(update).tobytes() + b"|")
+        return digest.hexdigest()
+
+
+def chance_of(seed: tuple[int, ...], update: int, process: int) -> int:
+    """The seed of an update's dropout: a formula, so nothing to resume."""
+    return int(np.random.SeedSequence((*seed, update, process)).generate_state(1, np.uint64)[0])
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Chance from a seed, within the block alone."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

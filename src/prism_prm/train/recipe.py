@@ -1,0 +1,232 @@
+"""A recipe: everything that decides a run, in one TOML file.
+
+Each section is documented where it is used: [data.read] in data/draft.py, [data.pairs] in data/pair_rules.py,
+[objective] in losses.py, [curriculum] in curriculum.py, [train] in settings.py, and the rest here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from prism_prm.aggregate import check_aggregator
+from prism_prm.config import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check, read_settings
+from prism_prm.curriculum import Curriculum
+from prism_prm.data.draft import ReadOptions
+from prism_prm.data.formats import find_format
+from prism_prm.data.inputs import find_sources
+from prism_prm.data.pair_rules import PairSettings
+from prism_prm.data.same_problem import Splits
+from prism_prm.data.tables import check_pairs_folder
+from prism_prm.errors import ConfigError
+from prism_prm.losses import Objective
+from prism_prm.models.card import check_prm
+from prism_prm.models.families import find_family
+from prism_prm.models.model_files import check_model
+from prism_prm.train.settings import TrainSettings
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Section [data]: which solutions are read, and which of their steps are compared."""
+
+    inputs: tuple[str, ...] = ()
+    """Files, folders or hub datasets of labelled solutions, as `prism pairs` takes them."""
+    folder: str | None = None
+    """Instead of inputs: a folder written by `prism pairs`. The rest of this section then does not apply."""
+    format: str = "auto"
+    """The format of the records. With auto, their fields decide."""
+    exclude: tuple[str, ...] = ()
+    """Files whose problems must not be trained on."""
+    split: dict[str, Share] = field(default_factory=lambda: {"train": 0.95, "validation": 0.05})
+    """The share of problems in each split. The split `train` is trained on."""
+    read: ReadOptions = field(default_factory=ReadOptions)
+    """Section [data.read]: neutral ratings, finish reasons and other choices of reading."""
+    pairs: PairSettings = field(default_factory=PairSettings)
+    """Section [data.pairs]: lookahead, audit, ablations, seed."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if bool(self.inputs) == bool(self.folder):
+            raise ConfigError('[data] needs either inputs = ["file.jsonl", …] or folder = "made by prism pairs".')
+        Splits(self.split)
+
+
+@dataclass(frozen=True)
+class BaseSettings:
+    """Section [base]: the PRM that training starts from and that scores the margins."""
+
+    prm: str | None = None
+    """Folder or hub id of a PRM."""
+    backbone: str | None = None
+    """Instead of a PRM: a causal language model (hub id, folder, or folder with a GGUF file) that gets a new head."""
+    family: str | None = None
+    """The PRM's family, needed if its folder does not name it. With a backbone, the family to make (default qwen).
+    `my_file.py:Mine` is a class in your own file, which is run."""
+    settings: dict[str, Annotated[str, MAY_BE_EMPTY]] = field(default_factory=dict)
+    """With a backbone: settings of the family's layout, e.g. the labels of `verdict`."""
+    layers: Count | None = None
+    """With a backbone: use only this many of its lowest layers. By default all."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if bool(self.prm) == bool(self.backbone):
+            raise ConfigError('[base] needs either prm = "…" or backbone = "…".')
+        for name in ("layers", "settings"):
+            if getattr(self, name) and self.prm:
+                raise ConfigError(f"[base] {name} applies only to a backbone, not to a PRM.")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Section [hardware.lora]: train low-rank adapters (peft) instead of the weights; each round merges them."""
+
+    r: Count = 16
+    """The rank of the adapters."""
+    alpha: Positive = 32
+    """The adapters' output is scaled by alpha / r."""
+    dropout: Annotated[float, Range(0, below=1)] = 0.0
+    """The dropout rate of the adapters' input in training."""
+    targets: tuple[str, ...] = TARGETS
+    """The names of the layers that get adapters."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class HardwareSettings:
+    """Section [hardware]: how the model is held and run; none of it changes what is learned, rounding aside."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """The dtype of the weights in training."""
+    save_dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """The dtype of the saved PRM folders, from which each next round starts. By default that of training."""
+    mixed_precision: Literal["no", "bf16"] = "no"
+    """With bf16 the arithmetic is 16-bit; the weights stay in `dtype`."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """With several processes, what each holds in training: a copy of the model (`none`), or its part of the weights,
+    gradients and optimiser (`fsdp`)."""
+    attn: Literal["sdpa", "flex"] = "sdpa"
+    """The attention kernel. flex packs several trees into a row and needs a GPU."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    frozen_layers: Natural = 0
+    """Freeze the embedding and this many of the lowest layers. With 0, nothing is frozen."""
+    cache: str | None = None
+    """A folder that caches frozen-layer activations on disk, so that only the other layers run. Several runs and
+    `prism eval --cache` can share it."""
+    cache_gb: NotNegative = 50.0
+    """The size limit of the cache folder in GB. When it is full, further activations are computed each time."""
+    lora: Lora | None = None
+    score_tokens: Count | None = None
+    """Tokens per forward pass, including padding, for margins and validation. By default as in `prism score`."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.cache and not self.frozen_layers:
+            raise ConfigError("hardware.cache caches frozen-layer activations: set hardware.frozen_layers too.")
+        if self.cache and self.sharding != "none":
+            raise ConfigError("hardware.cache does not work with sharded weights: leave out it or hardware.sharding.")
+
+
+CRITERIA = {
+    "fpr_at_tpr_80": False,
+    "fpr_at_tpr_90": False,
+    "fpr_at_tpr_95": False,
+    "auroc": True,
+    "pairwise_accuracy": True,
+}
+"""Validation metric that may choose the best round → whether more is better."""
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """Section [validation]: how each round is measured on problems that are not trained on."""
+
+    split: Annotated[str, MAY_BE_EMPTY] | None = "validation"
+    """The split to measure on. With "" there is no validation, and the last round counts as the best."""
+    max_trees: Count | None = None
+    """Measure only this many trees, spread evenly over the split."""
+    criterion: Literal["fpr_at_tpr_80", "fpr_at_tpr_90", "fpr_at_tpr_95", "auroc", "pairwise_accuracy"] = (
+        "fpr_at_tpr_90"
+    )
+    """The metric that decides which round is best."""
+    threshold: Annotated[float, Range(0, below=1)] | None = None
+    """The threshold saved with every PRM, above which a step counts as right. By default the one that reaches `tpr` on
+    the validation split, steps labelled by rollouts aside; if it has no others, the base PRM's."""
+    tpr: Annotated[float, Range(above=0, most=1)] = 0.9
+    """The share of right steps that the saved threshold keeps."""
+    aggregator: str = "min"
+    """The aggregator saved with every PRM: how step scores become a solution's score (last, min, product, mean or
+    soft-min). It replaces the base PRM's own, which for `qwen` is product."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_aggregator(self.aggregator)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run."""
+
+    data: DataSettings
+    base: BaseSettings
+    seed: Natural = 0
+    """The seed for the order of pairs and for new weights."""
+    lookahead_ratio: NotNegative | None = None
+    """The maximum number of lookahead pairs per annotated pair in a round, chosen by the seed. By default all are
+    used."""
+    report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    """Where training curves are logged."""
+    objective: Objective = field(default_factory=Objective)
+    curriculum: Curriculum = field(default_factory=Curriculum)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    hardware: HardwareSettings = field(default_factory=HardwareSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.objective.on == "labels" and self.curriculum.mode != "none":
+            raise ConfigError("objective.on = 'labels' has no margins: set curriculum.mode = 'none'.")
+
+
+def check_places(recipe: Recipe) -> None:
+    """Refuse data and models that are not there, before anything is imported or made."""
+    check_data(recipe)
+    base = recipe.base
+    if base.prm:
+        check_prm(base.prm, family=base.family)
+    elif base.backbone:
+        check_model(base.backbone)
+        find_family(base.family or "qwen")
+
+
+def check_data(recipe: Recipe) -> None:
+    """Refuse data that is not there."""
+    data = recipe.data
+    find_sources([*data.inputs, *data.exclude])
+    if data.folder:
+        check_pairs_folder(data.folder)
+
+
+def load_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
+    """A recipe for `train_prm`; paths in it are relative to the working directory.
+
+    Args:
+        path: a TOML file.
+        assignments: settings to override, as `--set` takes them.
+
+    Example:
+        >>> recipe = load_recipe("recipe.toml", ["train.lr=2e-6"])
+        >>> recipe.train.lr
+        2e-06
+    """
+    recipe = read_settings(Recipe, path, assignments)
+    if recipe.data.format != "auto":
+        find_format(recipe.data.format)
+    return recipe

@@ -1,0 +1,137 @@
+"""Validation on held-out problems: it decides the best round and the thresholds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism_prm.aggregate import card_values, choose_threshold
+from prism_prm.arrays import Bools, Floats
+from prism_prm.console import Advance
+from prism_prm.data.pair_examples import Examples, Split, labelled_steps
+from prism_prm.errors import DataError
+from prism_prm.metrics import Ranking, fnr, fpr, pairwise_accuracy, sum_counts, threshold_for_tpr
+from prism_prm.scorer import sigmoid
+from prism_prm.store import ScoreStore, Share
+from prism_prm.train.batches import too_long
+from prism_prm.train.margins import score_examples
+from prism_prm.train.recipe import CRITERIA, ValidationSettings
+
+if TYPE_CHECKING:
+    from prism_prm.models.prm import PRM
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The held-out data: labelled steps, and pairs with their kinds."""
+
+    steps: Examples
+    pairs: Examples
+    kinds: np.ndarray
+    left_out: Mapping[str, int]
+    """How many steps and pairs are not measured, and why."""
+    is_sure: Bools
+    """Which steps have labels that a threshold can be chosen on: not from rollouts, which call wrong steps right."""
+
+    @classmethod
+    def of(cls, split: Split, prm: PRM, settings: ValidationSettings) -> Validation:
+        """The part of a split that the PRM can read; a step that is as likely right as wrong says nothing."""
+        chosen = _some_trees(split, settings.max_trees)
+        labelled = labelled_steps({tree_id: split.trees[tree_id] for tree_id in chosen})
+        assert labelled.labels is not None
+        decided = labelled.take(np.flatnonzero(labelled.labels != 0.5))
+        steps, _ = _fitting(decided, prm)
+        of_chosen = np.flatnonzero(np.isin(split.pairs.tree, chosen))
+        pairs, kept = _fitting(split.pairs.take(of_chosen), prm)
+        kinds = split.kinds[of_chosen][kept]
+        left_out = {
+            "undecided_steps": len(labelled) - len(decided),
+            "too_long_steps": len(decided) - len(steps),
+            "too_long_pairs": len(of_chosen) - len(pairs),
+        }
+        right = steps.right()
+        if right.all() or not right.any():
+            found = "no labelled step" if not len(right) else f"only {'right' if right.all() else 'wrong'} steps"
+            raise DataError(
+                f"The validation split has {found} (left out: {left_out}): give it a larger share in data.split, "
+                'or train without validation (validation.split = "").'
+            )
+        nodes = zip(steps.tree.tolist(), steps.chosen.tolist(), strict=True)
+        is_sure = np.array([split.trees[tree].nodes[node].estimate is None for tree, node in nodes], bool)
+        if settings.threshold is None and not (is_sure & right).any():
+            log.warning(
+                "validation: all labels are from rollouts, which call wrong steps right, so no threshold is chosen on "
+                "them: PRMs keep the base PRM's. Set validation.threshold, or validate on steps that people labelled."
+            )
+        return cls(steps, pairs, kinds, left_out, is_sure)
+
+    def content_key(self) -> str:
+        """A hash of what is measured on."""
+        return f"{self.steps.content_key()} {self.pairs.content_key()}"
+
+    def described(self) -> str:
+        """What is measured, and what is not, in a line."""
+        said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.left_out.items() if count)
+        return f"validation: {len(self.steps)} steps and {len(self.pairs)} pairs; left out: {said or 'nothing'}"
+
+    @property
+    def num_trees(self) -> int:
+        """How many trees are scored: those with labelled steps, and those with pairs."""
+        return len(np.unique(self.steps.tree)) + len(np.unique(self.pairs.tree))
+
+    def measure(
+        self, store: ScoreStore, settings: ValidationSettings, share: Share, advance: Advance
+    ) -> dict[str, Any]:
+        """The metrics of the store's PRM, and the threshold they give; without sure labels, the one that it has."""
+        right = self.steps.right()
+        scores = sigmoid(score_examples(store, self.steps, share=share, advance=advance)[:, 0])
+        threshold, sure = settings.threshold, self.is_sure
+        if threshold is None:
+            threshold = threshold_for_tpr(right[sure], scores[sure], settings.tpr)
+        if np.isnan(threshold):
+            threshold = choose_threshold(None, card_values(store.scorer)).value
+        half, chosen = (sum_counts(right, scores > at) for at in (0.5, threshold))
+        result: dict[str, Any] = {
+            "trees": len(np.unique(self.steps.tree)), "steps": len(right), "right_steps": int(right.sum()),
+            **self.left_out, **Ranking.of(right, scores).metrics(),
+            "fpr_at_0.5": float(fpr(half)), "fnr_at_0.5": float(fnr(half)),
+            "threshold": float(threshold), "fpr": float(fpr(chosen)), "fnr": float(fnr(chosen)),
+        }  # fmt: skip
+        if len(self.pairs):
+            chosen_N, rejected_N = score_examples(store, self.pairs, share=share, advance=advance).T
+            result |= {"pairs": len(self.pairs), **self._pairwise(pairwise_accuracy(chosen_N, rejected_N))}
+        return result
+
+    def _pairwise(self, right_N: Floats) -> dict[str, float]:
+        by_kind = {
+            f"pairwise_accuracy_{kind}": float(right_N[self.kinds == kind].mean()) for kind in sorted(set(self.kinds))
+        }
+        return {"pairwise_accuracy": float(right_N.mean()), **by_kind}
+
+
+def best_round(results: Mapping[str, Mapping[str, Any]], criterion: str) -> str:
+    """The round with the best value of the criterion; the earlier one of equals."""
+    missing = [name for name, result in results.items() if criterion not in result]
+    if missing:
+        raise DataError(f"validation.criterion = {criterion!r} was not measured in {missing}: the split has no pair.")
+    sign = 1 if CRITERIA[criterion] else -1
+    return max(results, key=lambda name: sign * results[name][criterion])
+
+
+def _some_trees(split: Split, limit: int | None) -> list[int]:
+    """All trees, or `limit` of them spread evenly over the split."""
+    ids = list(split.trees)
+    if limit is None or limit >= len(ids):
+        return ids
+    return [ids[i] for i in np.linspace(0, len(ids) - 1, limit).astype(int)]
+
+
+def _fitting(examples: Examples, prm: PRM) -> tuple[Examples, np.ndarray]:
+    kept = np.setdiff1d(np.arange(len(examples)), too_long(examples, prm.family, prm.context))
+    return examples.take(kept), kept

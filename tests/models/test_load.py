@@ -1,0 +1,229 @@
+"""Weights that a folder lacks are named, and never drawn at random; nor are weights left out without a word."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from prism_prm import PrismError, init_prm, load_prm
+from prism_prm.backends.hf_policy import load_hf
+from prism_prm.lab.world.build import load_policy
+from tiny import gguf_model
+
+PROBLEM, STEPS = "What is 1 + 2?", ["x = 1", "then x + 2 = 3", "done"]
+Q_PROJ = "layers.1.self_attn.q_proj.weight"
+OPENERS: dict[str, Callable[[Path], Any]] = {
+    "fresh head": lambda folder: init_prm(folder, family="qwen"),
+    "own output layer": lambda folder: init_prm(folder, family="rlhflow"),
+    "PRM": lambda folder: load_prm(folder, family="rlhflow"),
+    "policy": load_hf,
+    "world": load_policy,
+}
+"""Every way to load a language model."""
+
+
+def changed(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    """A copy of a folder with its weights changed in place."""
+    shutil.copytree(folder, to)
+    weights = load_file(to / "model.safetensors")
+    change(weights)
+    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+@pytest.fixture
+def qwen_prm(tiny_lm: Callable[..., Path], tmp_path: Path) -> Path:
+    init_prm(tiny_lm("qwen2"), family="qwen").save(tmp_path / "qwen-prm")
+    return tmp_path / "qwen-prm"
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_missing_weights_of_a_layer_are_named(tiny_lm: Callable[..., Path], tmp_path: Path, opener: str) -> None:
+    lm = changed(tiny_lm("llama"), tmp_path / "lm", lambda weights: weights.pop(f"model.{Q_PROJ}"))
+    with pytest.raises(PrismError, match=rf"lm: 1 weight is missing \((model\.)?{Q_PROJ}\)"):
+        OPENERS[opener](lm)
+
+
+@pytest.mark.parametrize("opener", [name for name in OPENERS if name != "fresh head"])
+def test_a_missing_output_layer_is_named_where_it_is_read(
+    tiny_lm: Callable[..., Path], tmp_path: Path, opener: str
+) -> None:
+    lm = changed(tiny_lm("llama"), tmp_path / "lm", lambda weights: weights.pop("lm_head.weight"))
+    with pytest.raises(PrismError, match=r"lm_head\.weight"):
+        OPENERS[opener](lm)
+    init_prm(lm, family="token-classification")  # draws its own head, which is its purpose
+
+
+@pytest.mark.parametrize("opener", [name for name in OPENERS if name != "fresh head"])
+def test_tied_output_layers_are_not_missing(tiny_lm: Callable[..., Path], opener: str) -> None:
+    OPENERS[opener](tiny_lm("llama", tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_weights_of_another_shape_are_named(tiny_lm: Callable[..., Path], tmp_path: Path, opener: str) -> None:
+    def narrow(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.norm.weight"] = torch.ones(5)
+
+    lm = changed(tiny_lm("llama"), tmp_path / "lm", narrow)
+    with pytest.raises(PrismError, match=r"norm\.weight: 5 instead of 32"):
+        OPENERS[opener](lm)
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_layers_that_the_config_does_not_have_are_named(
+    tiny_lm: Callable[..., Path], tmp_path: Path, opener: str
+) -> None:
+    shutil.copytree(tiny_lm("llama"), tmp_path / "lm")
+    config = json.loads((tmp_path / "lm/config.json").read_text())
+    (tmp_path / "lm/config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(PrismError, match=r"9 weights have no place .*layers\.1\.input_layernorm\.weight.*and 6 more"):
+        OPENERS[opener](tmp_path / "lm")
+
+
+def test_a_prm_is_no_policy(tiny_lm: Callable[..., Path], qwen_prm: Path, tmp_path: Path) -> None:
+    with pytest.raises(PrismError, match=r"missing \(lm_head\.weight\).*no place .*score\.0\.bias"):
+        load_hf(qwen_prm)
+    # With tied weights no output layer is missing, but the head still says what it is.
+    init_prm(tiny_lm("llama", tie_word_embeddings=True), family="token-classification").save(tmp_path / "tied")
+    with pytest.raises(PrismError, match=r"2 weights have no place .*score\.bias, score\.weight"):
+        load_hf(tmp_path / "tied")
+    init_prm(tiny_lm("llama"), family="rlhflow").save(tmp_path / "language-model")
+    load_hf(tmp_path / "language-model")
+
+
+def test_a_prm_has_no_head_beside_its_own(qwen_prm: Path, tmp_path: Path) -> None:
+    expected = load_prm(qwen_prm).score(PROBLEM, STEPS)
+
+    def with_output_layer(weights: dict[str, torch.Tensor]) -> None:
+        weights["lm_head.weight"] = torch.ones_like(weights["model.embed_tokens.weight"])
+
+    published = changed(qwen_prm, tmp_path / "published", with_output_layer)
+    assert load_prm(published).score(PROBLEM, STEPS) == pytest.approx(expected, abs=1e-6)
+    two = changed(qwen_prm, tmp_path / "two", lambda weights: weights.update({"v_head.weight": torch.ones(1, 32)}))
+    with pytest.raises(PrismError, match=r"1 weight has no place .*v_head\.weight"):
+        load_prm(two)
+
+
+def test_a_fresh_head_replaces_others_and_says_so(qwen_prm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        init_prm(qwen_prm, family="token-classification")
+    assert "4 weights are not used (score.0.bias, score.0.weight, score.2.bias and 1 more)" in caplog.text
+
+
+def test_an_output_layer_that_is_not_the_embedding_is_not_tied(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    """Some configs say "tied" beside an output layer of its own, which then counts, as in transformers."""
+
+    def with_output_layer(weights: dict[str, torch.Tensor]) -> None:
+        weights["lm_head.weight"] = 0.5 * weights["model.embed_tokens.weight"]
+
+    lm = changed(tiny_lm("llama", tie_word_embeddings=True), tmp_path / "lm", with_output_layer)
+    half = [prm.score_trees([_chain()])[0].log_odds_NO for prm in _made_loaded_and_saved(lm, tmp_path / "half")]
+    tied = init_prm(tiny_lm("llama", tie_word_embeddings=True), family="rlhflow").score_trees([_chain()])
+    for log_odds in half:
+        assert log_odds == pytest.approx(0.5 * tied[0].log_odds_NO, abs=1e-5)
+
+
+def _made_loaded_and_saved(lm: Path, to: Path) -> list[Any]:
+    made = init_prm(lm, family="rlhflow")
+    made.save(to)
+    return [made, load_prm(lm, family="rlhflow"), load_prm(to)]
+
+
+def _chain() -> Any:
+    from prism_prm import StepTree
+
+    return StepTree.chain(PROBLEM, STEPS)
+
+
+def test_an_output_layer_with_a_bias_is_refused(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    def with_bias(weights: dict[str, torch.Tensor]) -> None:
+        weights["lm_head.bias"] = torch.ones(len(weights["lm_head.weight"]))
+
+    lm = changed(tiny_lm("llama"), tmp_path / "lm", with_bias)
+    with pytest.raises(PrismError, match=r"no place .*lm_head\.bias"):
+        load_prm(lm, family="rlhflow")
+
+
+@pytest.mark.parametrize("with_output", [True, False])
+def test_gguf_is_complete(tmp_path: Path, with_output: bool) -> None:
+    family = "math-shepherd" if with_output else "qwen"
+    expected = gguf_model(tmp_path / "whole")
+    found = load_hf(tmp_path / "whole", dtype="float32").model.state_dict()
+    assert {key: torch.equal(value, expected[key]) for key, value in found.items()} == dict.fromkeys(expected, True)
+    gguf_model(tmp_path / "cut", without="blk.1.attn_q.weight")
+    for opener in (load_hf, lambda folder: init_prm(folder, family=family)):
+        with pytest.raises(PrismError, match=rf"1 weight is missing \((model\.)?{Q_PROJ}\)"):
+            opener(tmp_path / "cut")
+
+
+@pytest.fixture
+def adapter(qwen_prm: Path, tmp_path: Path) -> Path:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"])
+    get_peft_model(load_prm(qwen_prm).module, config).save_pretrained(tmp_path / "adapter")
+    load_prm(qwen_prm, adapter=tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda key: key.replace(".model.layers", ".layers"),
+            r"lacks 8 weights, .*layers\.0\.self_attn\.q_proj\.lora_A",
+        ),
+        (lambda key: None if "layers.1.self_attn.v_proj.lora_B" in key else key, r"lacks 1 weight.*1.*v_proj\.lora_B"),
+        (lambda key: None if "score.2.bias" in key else key, r"score\.2\.bias"),
+        (lambda key: key.replace("layers.1", "layers.7"), r"no place for 4 weights, .*layers\.7\.self_attn\.q_proj"),
+    ],
+    ids=["other names", "one is missing", "head is missing", "other layers"],
+)
+def test_an_adapter_must_fit(qwen_prm: Path, adapter: Path, change: Callable[[str], str | None], message: str) -> None:
+    file = adapter / "adapter_model.safetensors"
+    weights = {change(key): value for key, value in load_file(file).items()}
+    save_file({key: value for key, value in weights.items() if key is not None}, file)
+    with pytest.raises(PrismError, match=message):
+        load_prm(qwen_prm, adapter=adapter)
+
+
+def test_an_adapter_of_another_size_or_model_is_named(qwen_prm: Path, adapter: Path) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "r": 8}))
+    with pytest.raises(PrismError, match=r"adapter: .*q_proj\.lora_A"):
+        load_prm(qwen_prm, adapter=adapter)
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["c_attn"]}))
+    with pytest.raises(PrismError, match=r"adapter: .*does not fit the model: No modules were targeted"):
+        load_prm(qwen_prm, adapter=adapter)
+
+
+def test_an_adapter_of_a_language_model_fits_its_prm(tiny_lm: Callable[..., Path], tmp_path: Path) -> None:
+    """Its task is another one, but its weights are the same backbone's."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    lm = AutoModelForCausalLM.from_pretrained(tiny_lm("llama"))
+    wrapped = get_peft_model(lm, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    found = load_prm(tiny_lm("llama"), family="rlhflow", adapter=tmp_path / "adapter")
+    merged = wrapped.merge_and_unload().state_dict()[f"model.{Q_PROJ}"]
+    assert torch.equal(found.module.state_dict()[f"model.{Q_PROJ}"], merged)
+
+
+def test_an_adapter_alone_is_no_language_model(tiny_lm: Callable[..., Path], adapter: Path) -> None:
+    shutil.copy(tiny_lm("qwen2") / "config.json", adapter)
+    for opener in (load_hf, init_prm):
+        with pytest.raises(PrismError, match="is a LoRA adapter"):
+            opener(adapter)

@@ -1,0 +1,329 @@
+"""One update is one update, whatever the packing: the same loss and the same new weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from some_pairs import random_examples
+from torch import Tensor
+
+from prism_prm import init_prm, load_prm
+from prism_prm.data.pair_examples import Examples, as_one_tree, labelled_steps
+from prism_prm.errors import ConfigError, PrismError
+from prism_prm.losses import Objective
+from prism_prm.models.lower_cache import CacheSettings, LowerCache
+from prism_prm.models.packing import collate
+from prism_prm.models.prm import PRM
+from prism_prm.train.batches import RowLimits, batch_maker, micro_batches, parts_of_update
+from prism_prm.train.loop import NotFiniteError, Round, chance_of
+from prism_prm.train.margins import fill_cache
+from prism_prm.train.model import merged, prepare
+from prism_prm.train.recipe import HardwareSettings, Lora
+from prism_prm.train.settings import Packing, TrainSettings
+
+
+def tiny_copy(tiny_prm: Callable[..., Any]) -> PRM:
+    """A tiny PRM in 64 bits that a test may train."""
+    return copy.deepcopy(tiny_prm("qwen", "qwen2"))
+
+
+def a_round(prm: PRM, folder: Path, examples: Examples, objective: Objective | None = None, **settings: Any) -> Round:
+    defaults = {"lr": 1e-3, "pairs_per_update": 24, "max_pairs_per_tree_per_update": 8, "warmup": 0.0}
+    wanted = TrainSettings(**(defaults | settings))
+    return Round(
+        "1_all", prm.module, prm.family, collate, RowLimits(wanted.row_tokens), examples, objective or Objective(),
+        wanted, (0, 1), folder / "checkpoints",
+    )  # fmt: skip
+
+
+def train(
+    prm: PRM, folder: Path, examples: Examples, **settings: Any
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The trained weights, and the log lines."""
+    lines: list[dict[str, Any]] = []
+    work = a_round(prm, folder, examples, **settings)
+    work.on_update = lines.append
+    work.run(Accelerator(cpu=True))
+    return {name: value.detach().clone() for name, value in prm.module.state_dict().items()}, lines
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=tolerance, rtol=0)
+
+
+OBJECTIVES = [Objective(), Objective(space="log-odds"), Objective("bce"), Objective("hybrid", anchor_on="chosen")]
+Tiny = Callable[..., Any]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.name}-{o.space}")
+def test_packing_and_micro_batches_change_nothing(tmp_path: Path, tiny_prm: Tiny, objective: Objective) -> None:
+    examples = random_examples()
+    start = tiny_copy(tiny_prm).module.state_dict()
+    reference, lines = train(
+        tiny_copy(tiny_prm), tmp_path, examples, objective=objective, pack="none", microbatch_tokens=1
+    )
+    assert len(lines) > 3
+    assert all((reference[name] != start[name]).any() for name in ("score.2.weight", "model.embed_tokens.weight"))
+    for pack, microbatch, row in [("tree", 10_000, 4096), ("tree", 200, 60), ("pair", 500, 4096), ("none", 300, 4096)]:
+        weights, others = train(
+            tiny_copy(tiny_prm), tmp_path, examples, objective=objective, pack=pack, microbatch_tokens=microbatch,
+            row_tokens=row,
+        )  # fmt: skip
+        assert [line["loss"] for line in others] == pytest.approx([line["loss"] for line in lines], abs=1e-9)
+        assert_same(weights, reference, 1e-9)
+
+
+def test_tree_packing_runs_far_fewer_tokens(tmp_path: Path, tiny_prm: Tiny) -> None:
+    examples = random_examples(steps=8)
+    tokens = {
+        pack: sum(
+            line["tokens"]
+            for line in train(tiny_copy(tiny_prm), tmp_path, examples, pack=pack, microbatch_tokens=300)[1]
+        )
+        for pack in ("tree", "pair", "none")
+    }
+    assert tokens["tree"] < 0.5 * tokens["pair"]
+    assert tokens["pair"] < 0.6 * tokens["none"]
+
+
+def test_labelled_steps_train_too(tmp_path: Path, tiny_prm: Tiny) -> None:
+    steps = labelled_steps(random_examples().trees)
+    assert steps.labels is not None
+    assert len(steps) == 75
+    objective = Objective("bce", on="labels", negative_weight=2.0)
+    packed, lines = train(tiny_copy(tiny_prm), tmp_path, steps, objective=objective, pack="tree")
+    separate, _ = train(tiny_copy(tiny_prm), tmp_path, steps, objective=objective, pack="none", microbatch_tokens=50)
+    assert_same(packed, separate, 1e-9)
+    prm = tiny_copy(tiny_prm)
+    by_hand = []
+    for i in a_round(prm, tmp_path, steps, objective).updates[0]:
+        tree, node = steps.trees[int(steps.tree[i])], int(steps.chosen[i])
+        p, y = prm.score(tree.problem, tree.texts(tree.path(node)))[-1], steps.labels[i]
+        by_hand.append(-y * math.log(p) - 2 * (1 - y) * math.log(1 - p))
+    assert lines[0]["loss"] == pytest.approx(np.mean(by_hand), abs=1e-9)
+
+
+def test_as_one_tree_reads_in_place_or_adds_one_leaf() -> None:
+    examples = random_examples(num_trees=2, steps=3)
+    tree = examples.trees[0]
+    mine = np.flatnonzero(examples.tree == 0)
+    expanded, groups = as_one_tree(examples, mine)
+    for i, (chosen, rejected) in zip(mine, groups, strict=True):
+        assert chosen == examples.chosen[i]
+        assert expanded.parents[chosen] == expanded.parents[rejected]
+        source = examples.trees[int(examples.rejected_tree[i])]
+        assert expanded.nodes[rejected] == source.nodes[int(examples.rejected[i])]
+    # 3 lookaheads and 3 random negatives are leaves; the 6 annotated negatives stand in their places
+    assert len(expanded.nodes) == len(tree.nodes) + 6
+
+
+@pytest.mark.parametrize("pack", ["tree", "pair", "none"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_processes_share_an_update_and_keep_step(tiny_prm: Tiny, pack: Packing, ranks: int) -> None:
+    examples = random_examples(num_trees=2)
+    family = tiny_prm("qwen", "qwen2").family
+    parts = parts_of_update(examples, np.arange(len(examples)), family, pack, RowLimits(4096))
+    shares = [micro_batches(parts, collate, 400, rank, ranks) for rank in range(ranks)]
+    assert len({len(share) for share in shares}) == 1
+    seen = [i for share in shares for micro in share if micro.weight for i in micro.examples]
+    assert sorted(seen) == list(range(len(examples)))
+
+
+def test_a_loss_that_is_no_number_stops_before_the_weights_change(tmp_path: Path, tiny_prm: Tiny) -> None:
+    prm = tiny_copy(tiny_prm)
+    with torch.no_grad():
+        prm.module.get_parameter("score.2.bias")[0] = float("nan")
+    before = {name: value.clone() for name, value in prm.module.state_dict().items()}
+    message = r"round 1_all, update 0: loss nan, from the pairs \[10\d\d.*This round has no checkpoint yet"
+    with pytest.raises(NotFiniteError, match=message):
+        train(prm, tmp_path, random_examples())
+    for name, value in prm.module.state_dict().items():
+        torch.testing.assert_close(value, before[name], equal_nan=True, rtol=0, atol=0)
+
+
+def test_resume_gives_bitwise_the_same_weights(tmp_path: Path, tiny_prm: Tiny) -> None:
+    examples = random_examples()
+    whole, lines = train(tiny_copy(tiny_prm), tmp_path / "whole", examples, checkpoint_every=2)
+    assert len(lines) == 6
+    for stop in (3, 4):
+        folder = tmp_path / f"stopped-{stop}"
+        stopped = a_round(tiny_copy(tiny_prm), folder, examples, checkpoint_every=2)
+
+        def interrupt(line: dict[str, Any], stop: int = stop) -> None:
+            if line["update"] == stop:
+                raise InterruptedError
+
+        stopped.on_update = interrupt
+        with pytest.raises(InterruptedError):
+            stopped.run(Accelerator(cpu=True))
+        resumed, rest = train(tiny_copy(tiny_prm), folder, examples, checkpoint_every=2)
+        assert [line["update"] for line in rest] == list(range(2 if stop == 3 else 4, 6))
+        assert_same(resumed, whole, 0.0)
+
+
+def test_a_checkpoint_in_many_files_is_read_again(
+    tmp_path: Path, tiny_prm: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = random_examples()
+    whole, _ = train(tiny_copy(tiny_prm), tmp_path, examples, checkpoint_every=4)
+    monkeypatch.setattr("prism_prm.train.checkpoints.FILE_BYTES", 20_000)
+    train(tiny_copy(tiny_prm), tmp_path / "many", examples, checkpoint_every=4)
+    (checkpoint,) = (tmp_path / "many" / "checkpoints").iterdir()
+    num_files = len(list(checkpoint.glob("state-*.safetensors")))
+    assert num_files > 3
+    resumed, lines = train(tiny_copy(tiny_prm), tmp_path / "many", examples, checkpoint_every=4)
+    assert [line["update"] for line in lines] == [4, 5]
+    assert_same(resumed, whole, 0.0)
+    next(checkpoint.glob("state-*.safetensors")).unlink()
+    message = rf"update-000004: not what `prism train` writes there \({num_files - 1} of {num_files} files\); remove"
+    with pytest.raises(PrismError, match=message):
+        train(tiny_copy(tiny_prm), tmp_path / "many", examples, checkpoint_every=4)
+
+
+DROPOUT = {
+    "attention": HardwareSettings(),
+    "adapters": HardwareSettings(lora=Lora(r=2, dropout=0.3)),
+    "upper layers": HardwareSettings(frozen_layers=1),
+    "recomputed": HardwareSettings(gradient_checkpointing=True),
+}
+
+
+@pytest.mark.parametrize("hardware", DROPOUT.values(), ids=DROPOUT)
+def test_dropout_is_the_same_each_time_and_after_a_resume(
+    tmp_path: Path, tiny_lm: Callable[..., Path], hardware: HardwareSettings
+) -> None:
+    examples = random_examples()
+
+    def train_it(folder: Path, dropout: float = 0.2, stop: int | None = None) -> tuple[dict[str, Tensor], list[float]]:
+        prm = init_prm(tiny_lm("qwen2", attention_dropout=dropout), family="qwen", dtype="float64")
+        work = a_round(prm, folder, examples, checkpoint_every=2)
+        work.model = prepare(prm.module, hardware, seed=0)
+        losses: list[float] = []
+
+        def on_update(line: dict[str, Any]) -> None:
+            losses.append(line["loss"])
+            if line["update"] == stop:
+                raise InterruptedError
+
+        work.on_update = on_update
+        torch.manual_seed(len(str(folder)))  # whatever chance the process had before
+        before = torch.get_rng_state()
+        work.run(Accelerator(cpu=True))
+        assert torch.equal(torch.get_rng_state(), before), "chance elsewhere is not touched"
+        return {name: value.detach().clone() for name, value in prm.module.state_dict().items()}, losses
+
+    whole, losses = train_it(tmp_path / "whole")
+    again, losses_again = train_it(tmp_path / "once-more")
+    assert losses_again == losses
+    assert_same(again, whole, 0.0)
+    with pytest.raises(InterruptedError):
+        train_it(tmp_path / "stopped", stop=3)
+    resumed, rest = train_it(tmp_path / "stopped")
+    assert rest == losses[2:]
+    assert_same(resumed, whole, 0.0)
+    assert losses != train_it(tmp_path / "without", dropout=0.0)[1], "there is dropout"
+
+
+def test_flex_attention_with_dropout_is_refused_before_training(tiny_lm: Callable[..., Path]) -> None:
+    prm = init_prm(tiny_lm("qwen2", attention_dropout=0.2), family="qwen")
+    with pytest.raises(ConfigError, match=r"attention_dropout = 0.2: set it to 0 there, or train with"):
+        prepare(prm.module, HardwareSettings(attn="flex"), seed=0)
+
+
+def test_every_update_and_process_has_dropout_of_its_own() -> None:
+    seeds = {chance_of((1, 0), update, process) for update in range(20) for process in range(8)}
+    assert len(seeds) == 160
+    assert chance_of((1, 0), 3, 2) == chance_of((1, 0), 3, 2) != chance_of((2, 0), 3, 2)
+
+
+def test_a_checkpoint_of_other_pairs_is_refused(tmp_path: Path, tiny_prm: Tiny) -> None:
+    train(tiny_copy(tiny_prm), tmp_path, random_examples(), checkpoint_every=2)
+    with pytest.raises(PrismError, match="made for other pairs or settings"):
+        train(tiny_copy(tiny_prm), tmp_path, random_examples(steps=6), checkpoint_every=2)
+
+
+def test_learning_rate_is_a_formula() -> None:
+    linear = TrainSettings(lr=1.0, warmup=0.2)
+    assert [linear.lr_at(i, 10) for i in range(10)] == pytest.approx([0.5, 1, *(1 - i / 8 for i in range(8))])
+    assert TrainSettings(lr=1.0, warmup=0.0, schedule="cosine").lr_at(5, 10) == pytest.approx(0.5)
+    assert TrainSettings(lr=1.0, warmup=0.0, schedule="constant").lr_at(9, 10) == 1.0
+
+
+def test_impossible_settings() -> None:
+    with pytest.raises(ConfigError, match="pairs_per_update = 0: must be 1 or more"):
+        TrainSettings(pairs_per_update=0)
+    with pytest.raises(ConfigError, match="warmup"):
+        TrainSettings(warmup=1.0)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("lora", [None, Lora(r=2)], ids=["layers", "adapters"])
+def test_kept_states_train_the_same(tmp_path: Path, tiny_prm: Tiny, lora: Lora | None, dropout: float) -> None:
+    """What frozen layers make of texts may be computed each time or kept: the same losses and weights."""
+    examples = random_examples()
+    results = []
+    for is_kept in (False, True):
+        prm = tiny_copy(tiny_prm)
+        for layer in prm.module.backbone.layers:
+            layer.self_attn.attention_dropout = dropout
+        if is_kept:
+            prm.cache = LowerCache(prm.module, CacheSettings(tmp_path / "cache", 1))
+            fill_cache(prm, examples)
+        work = a_round(prm, tmp_path, examples, epochs=2)
+        work.model = prepare(prm.module, HardwareSettings(frozen_layers=1, lora=lora), seed=0)
+        work.make_batch = batch_maker(prm.module, 10_000, prm.cache)
+        lines: list[dict[str, Any]] = []
+        work.on_update = lines.append
+        start = {name: value.clone() for name, value in prm.module.state_dict().items()}
+        with pytest.MonkeyPatch.context() as patch:
+            if is_kept:
+                patch.setattr(type(prm.module), "lower", lambda *_: pytest.fail("the frozen layers run again"))
+            work.run(Accelerator(cpu=True))
+        trained = dict(prm.module.state_dict())
+        assert any(not torch.equal(trained[name], start[name]) for name in start if "layers.1" in name)
+        results.append(([line["loss"] for line in lines], trained))
+    (plain, reference), (kept, weights) = results
+    assert kept == pytest.approx(plain, abs=1e-9)
+    assert_same(weights, reference, 1e-9)
+
+
+@pytest.mark.parametrize("hardware", [HardwareSettings(frozen_layers=1), HardwareSettings(lora=Lora(r=2))])
+def test_a_head_that_is_the_embedding_too_is_trained_and_saved(
+    tmp_path: Path, tiny_lm: Callable[..., Path], hardware: HardwareSettings
+) -> None:
+    prm = init_prm(tiny_lm("llama", tie_word_embeddings=True), family="rlhflow", dtype="float64")
+    embedding = prm.module.backbone.get_input_embeddings().weight
+    assert prm.module.head.weight is embedding
+    before = embedding.detach().clone()
+    work = a_round(prm, tmp_path, random_examples())
+    work.model = prepare(prm.module, hardware, seed=0)
+    work.run(Accelerator(cpu=True))
+    prm.module = merged(work.model)
+    scores = prm.score("p", ["x = 1", "y = 2"])
+    prm.save(tmp_path / "saved")
+    found = load_prm(tmp_path / "saved", dtype="float64")
+    assert found.score("p", ["x = 1", "y = 2"]) == pytest.approx(scores, abs=1e-9)
+    assert torch.equal(found.module.backbone.get_input_embeddings().weight, before)
+    assert not torch.equal(found.module.head.weight, before)
+
+
+def test_uneven_rows_are_joined_and_score_the_same(tiny_prm: Tiny) -> None:
+    prm = tiny_copy(tiny_prm)
+    examples = random_examples()
+    parts = parts_of_update(examples, np.arange(len(examples)), prm.family, "none", RowLimits(4096))
+    rows = [row for part in parts for row in part.rows]
+    joined, padded = batch_maker(prm.module, 300)(rows), collate(rows)
+    assert joined.input_ids_BL.numel() < 0.8 * padded.input_ids_BL.numel()
+    assert sorted(joined.owners) == sorted(padded.owners)
+    scores = [dict(zip(batch.owners, prm.module(batch)[:, 0].tolist(), strict=True)) for batch in (joined, padded)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-9)
