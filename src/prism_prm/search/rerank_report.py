@@ -404,8 +404,8 @@ def answer_counts(pools: Sequence[GradedPool]) -> dict[str, int]:
     """How answers were found, and how they were judged."""
     counts: Counter[str] = Counter()
     for pool in pools:
-        for field, words in (("method", "found by"), ("status", "judged")):
-            counts.update({f"{words}: {value}": count for value, count in pool.count(field).items()})
+        for about, words in (("method", "found by"), ("status", "judged")):
+            counts.update({f"{words}: {value}": count for value, count in pool.count(about).items()})
     return dict(counts)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from prism_prm import grading
@@ -16,7 +15,6 @@ from prism_prm.aggregate import log_score
 from prism_prm.data.pools import Pool
 from prism_prm.data.tasks import TaskGrader
 from prism_prm.files import whole_file
-from prism_prm.grading import graders
 from prism_prm.job import KEY, is_made_for
 from prism_prm.search.grade_pool import Grade, GradedPool
 from prism_prm.search.step_scores import StepScores
@@ -25,19 +23,13 @@ from prism_prm.search.step_scores import StepScores
 def grading_hash(pool: Pool, grader: TaskGrader) -> str:
     """A hash of all that decides the grades of a pool."""
     kept = [field.name for field in fields(Grade)]
-    parts: tuple[Any, ...] = (
-        pool.content_hash(), kept, grader.methods, grader.seconds, metadata.version("latex2sympy2-extended"),
-        _code_of(grading),
-    )  # fmt: skip
+    code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(grading.__path__[0]).glob("*.py"))]
+    parts = [
+        pool.content_hash(), kept, grader.methods, grader.seconds, metadata.version("latex2sympy2-extended"), code,
+    ]  # fmt: skip
     if any(entry.problem.tests is not None for entry in pool.problems):
-        from prism_prm.grading import sandbox
-
-        parts += (grader.sandbox, sys.version, _code_of(graders), _code_of(sandbox))
+        parts += [grader.sandbox, sys.version]
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-def _code_of(package: ModuleType) -> list[str]:
-    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(package.__path__[0]).glob("*.py"))]
 
 
 def write_table(rows: list[dict[str, Any]], path: str | Path, about: Mapping[str, str] | None = None) -> None:
