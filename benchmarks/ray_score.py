@@ -19,7 +19,7 @@ import torch
 from _real_trees import small_prm
 from _side_by_side import conclude, median, options, print_ratios, side_by_side
 from prism_prm import Scorer, load_prm
-from prism_prm.backends.open_scorer import opened_prm
+from prism_prm.backends.open_scorer import PrmOptions, opened_prm
 from prism_prm.ray.settings import RaySettings
 from prism_prm.store import CHUNK, Request, ScoreStore
 from prism_prm.tree import StepTree
@@ -61,7 +61,7 @@ def main() -> None:
         stack.callback(ray.shutdown)
         here, one, two = "this process, one thread", "one worker", "two workers"
         prms = {here: load_prm(folder)} | {
-            name: stack.enter_context(opened_prm(folder, {"ray": RaySettings(ray="local", workers=count)}))
+            name: stack.enter_context(opened_prm(folder, PrmOptions(ray=RaySettings(ray="local", workers=count))))
             for name, count in {one: 1, two: 2}.items()
         }
         for prm in prms.values():

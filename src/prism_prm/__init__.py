@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from prism_prm.backends.load_prm import init_prm as init_prm
     from prism_prm.backends.load_prm import load_prm as load_prm
     from prism_prm.backends.open_critic import open_critic as open_critic
+    from prism_prm.backends.open_scorer import PrmOptions as PrmOptions
     from prism_prm.backends.policy import PolicySettings as PolicySettings
     from prism_prm.backends.policy import Sampling as Sampling
     from prism_prm.backends.policy import open_policy as open_policy
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _EXPORTS = {
+    "PrmOptions": "prism_prm.backends.open_scorer",
     "Cluster": "prism_prm.plan.gpus",
     "ConfigError": "prism_prm.errors",
     "CriticSettings": "prism_prm.backends.critic_settings",

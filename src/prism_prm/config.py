@@ -26,9 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
-import tomli_w
-
 from prism_prm.errors import ConfigError, DataError, SettingError, shown
 from prism_prm.file_types import read_text
 
@@ -258,6 +255,8 @@ def from_mapping(cls: type[T], settings: Mapping[str, Any], where: str = "") -> 
             raise ConfigError(f"{name} = {shown(value)}: must be a section [{name}]")
         elif reason := fault(value, known[field.name]):
             raise ConfigError(f"{name} = {shown(value)}: {reason}")
+    import msgspec  # not needed by those who only declare settings, as the sandbox does
+
     try:
         return msgspec.convert(settings, type=cls)
     except SettingError as error:
@@ -302,13 +301,18 @@ def settings_of(cls: type) -> dict[str, Setting]:
 
 
 def _field_texts(cls: type) -> dict[str, str]:
-    """Field → the string literal below it; Python keeps it in the source alone."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(definition, ast.ClassDef)
+    """Field → the string literal below it, also of base classes; Python keeps it in the source alone."""
     found: dict[str, str] = {}
-    for line, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[ast.unparse(line.target)] = " ".join(str(below.value.value).split())
+    for one in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        assert isinstance(definition, ast.ClassDef)
+        for line, below in zip(definition.body, definition.body[1:], strict=False):
+            if (
+                isinstance(line, ast.AnnAssign)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[ast.unparse(line.target)] = " ".join(str(below.value.value).split())
     return found
 
 
@@ -342,6 +346,8 @@ def _shown(default: Any) -> str:
 
 def to_toml(config: Any) -> str:
     """The settings of a dataclass as TOML, sections last; None is left out, since TOML has no such value."""
+    import tomli_w
+
     text = tomli_w.dumps(_without_none(dataclasses.asdict(config)), indent=2)
     return re.sub(r"\[\n([^\[\]\"]*),\n *\]", _on_one_line, text)
 

@@ -36,6 +36,7 @@ from prism_prm import (
     search_task,
 )
 from prism_prm.backends.critic_asking import Question
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.store import Request, ScoreStore
@@ -60,8 +61,8 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         yield found
 
 
-def settings(tmp_path: Path, **more: Any) -> dict[str, Any]:
-    return {"critic": CriticSettings(replies=str(tmp_path / "replies"), votes=1, **more)}
+def settings(tmp_path: Path, **more: Any) -> PrmOptions:
+    return PrmOptions(critic=CriticSettings(replies=str(tmp_path / "replies"), votes=1, **more))
 
 
 def processbench(folder: Path) -> Path:
@@ -84,7 +85,7 @@ def processbench(folder: Path) -> Path:
 def test_a_critic_on_processbench(tmp_path: Path, server: tuple[str, list[dict[str, Any]]], format: str) -> None:
     url, asked = server
     place, data = f"critic:openai:{url}", processbench(tmp_path)
-    how = {"data": data, "settings": FAST, "loading": settings(tmp_path, format=format)}
+    how = {"data": data, "settings": FAST, "prm_options": settings(tmp_path, format=format)}
     found = evaluate_prm(place, "processbench", tmp_path / "eval", **how)["processbench"]
     table = found.subsets["all"].tables["split:gsm8k"]
     assert table["acc_error"].value == pytest.approx(1 / 3)
@@ -111,7 +112,7 @@ def test_a_benchmark_that_needs_every_step_refuses_a_critic_that_stops(
     tmp_path: Path, server: tuple[str, list[dict[str, Any]]]
 ) -> None:
     url, asked = server
-    how = {"data": processbench(tmp_path), "settings": FAST, "loading": settings(tmp_path, format="processbench")}
+    how = {"data": processbench(tmp_path), "settings": FAST, "prm_options": settings(tmp_path, format="processbench")}
     with pytest.raises(ConfigError, match=r"labelled needs a verdict on every step.*choose another --critic"):
         evaluate_prm(f"critic:openai:{url}", "labelled", tmp_path / "eval", **how)
     assert not [body for body in asked if not is_probe(body)]
@@ -132,7 +133,7 @@ def test_an_answer_without_a_verdict_never_matches_on_processbench(tmp_path: Pat
             return chat("Yes" if is_probe(body) else reply(int(said(body).partition("step ")[2][0])))
 
         with serve(answer, models=OTHER) as (url, _):
-            how = {"data": data, "settings": FAST, "loading": settings(tmp_path / name, format="processbench")}
+            how = {"data": data, "settings": FAST, "prm_options": settings(tmp_path / name, format="processbench")}
             found = evaluate_prm(f"critic:openai:{url}", "processbench", tmp_path / name, **how)["processbench"]
         tables = found.subsets["all"].tables
         shares = {key: value.value for key, value in tables["steps"].items() if key.startswith("first_error_")}
@@ -186,8 +187,8 @@ def test_a_rerun_knows_what_was_missing(tmp_path: Path) -> None:
     with serve(answer, models=OTHER) as (url, _):
         for _ in range(2):
             place = f"critic:openai:{url}"
-            evaluate_prm(place, "labelled", tmp_path / "eval", data=data, settings=FAST, loading=how)
-            results = rerank_pool(pool, tmp_path / "rerank", prms={"c": place}, settings=fast, loading=how)
+            evaluate_prm(place, "labelled", tmp_path / "eval", data=data, settings=FAST, prm_options=how)
+            results = rerank_pool(pool, tmp_path / "rerank", prms={"c": place}, settings=fast, prm_options=how)
             critic_run = json.loads((tmp_path / "eval" / "metrics.json").read_text())["run"]["critic"]
             assert (critic_run["missing"], critic_run["verdicts"]) == ({"no-verdict": 2}, {"votes": 8})
             assert (results.critics["c"]["missing"], results.critics["c"]["verdicts"]) == (
@@ -204,7 +205,7 @@ def test_a_critic_beside_a_prm_in_compare_and_rerank(
     place, data = f"critic:openai:{server[0]}", processbench(tmp_path)
     prm = init_prm(tiny_lm("qwen2"), seed=1)
     evaluate_prm(prm, "processbench", tmp_path / "prm", data=data, settings=FAST, name="prm")
-    how = {"data": data, "settings": FAST, "loading": settings(tmp_path, format="processbench")}
+    how = {"data": data, "settings": FAST, "prm_options": settings(tmp_path, format="processbench")}
     evaluate_prm(place, "processbench", tmp_path / "critic", **how)
     report = compare_runs([tmp_path / "prm", tmp_path / "critic"], tmp_path / "compared", num_draws=100).markdown()
     assert "Tokens behind the scores" in report
@@ -217,7 +218,7 @@ def test_a_critic_beside_a_prm_in_compare_and_rerank(
     pool.write_text(json.dumps({"problem": "1 + 2?", "answer": "3", "solutions": solutions}) + "\n")
     fast = RerankSettings(aggregators=("min",), num_draws=100, judges=1)
     results = rerank_pool(
-        pool, tmp_path / "rerank", prms={"prm": prm, "critic": place}, settings=fast, loading=settings(tmp_path)
+        pool, tmp_path / "rerank", prms={"prm": prm, "critic": place}, settings=fast, prm_options=settings(tmp_path)
     )
     assert results.curve("best-of-n", "critic", "min").points[-1].value == 1
     assert results.tokens["critic"] == 4 * 15
@@ -244,7 +245,7 @@ def test_score_writes_a_table_and_says_what_it_cost(tmp_path: Path, server: tupl
     assert "cost 0.001" in said_aloud
     report = score_files(
         f"critic:openai:{server[0]}", tmp_path / "solutions.jsonl", tmp_path / "t.parquet",
-        loading=settings(tmp_path, format="processbench"),
+        prm_options=settings(tmp_path, format="processbench"),
     )  # fmt: skip
     assert (report.steps, report.unjudged, report.too_long) == (2, 1, 0)
 
@@ -258,11 +259,11 @@ def test_a_search_guided_by_a_critic(
         policy=PolicySettings(f"hf:{memorising_policy}"),
         search=SearchSettings("beam", expand=2, max_steps=4, sampling=Sampling(temperature=0.1, max_step_tokens=12)),
     )  # fmt: skip
-    (point,) = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), judges=1)
+    (point,) = search_task(recipe, tmp_path / "beam", prm_options=settings(tmp_path), judges=1)
     assert (point.prm, point.accuracy.value) == ("critic", 1)
     assert point.prm_tokens >= 3 * 15
     assert any("verdicts from what it writes" in line for line in said)
-    again = search_task(recipe, tmp_path / "beam", loading=settings(tmp_path), judges=1)
+    again = search_task(recipe, tmp_path / "beam", prm_options=settings(tmp_path), judges=1)
     assert [one.prm_tokens for one in again] == [point.prm_tokens]
     metrics = json.loads((tmp_path / "beam" / "metrics.json").read_text())
     assert metrics["critics"]["critic"]["verdicts"]["votes"] >= 3, "of a search that was done before"
@@ -270,8 +271,8 @@ def test_a_search_guided_by_a_critic(
 
 
 def test_a_reward_from_a_critic(tmp_path: Path, server: tuple[str, list[dict[str, Any]]]) -> None:
-    given = {"critic": {"replies": str(tmp_path / "replies"), "votes": 1}}
-    reward = PRMReward(f"critic:openai:{server[0]}", gate=False, loading=given)
+    given = settings(tmp_path)
+    reward = PRMReward(f"critic:openai:{server[0]}", gate=False, prm_options=given)
     found = reward(prompts=["1 + 2?"] * 2, completions=["fine\n\n#### 3", "bad\n\n#### 4"])
     assert found == pytest.approx([1, 0], abs=1e-9)
     reward.close()
@@ -280,10 +281,10 @@ def test_a_reward_from_a_critic(tmp_path: Path, server: tuple[str, list[dict[str
 @pytest.mark.parametrize("as_object", [False, True])
 def test_a_reward_needs_every_verdict(tmp_path: Path, as_object: bool) -> None:
     """A step that is skipped would get the reward of a wrong one."""
-    given = {"replies": str(tmp_path / "replies"), "on_missing": "skip"}
+    given = PrmOptions(critic=CriticSettings(replies=str(tmp_path / "replies"), on_missing="skip"))
     with critic(tmp_path, lambda _: chat("Yes"), on_missing="skip") as (prm, _):  # noqa: SIM117
         with pytest.raises(ConfigError, match=r'on_missing = "skip".*"wrong"'):
-            PRMReward(prm if as_object else "critic:openai:http://localhost:9/v1", loading={"critic": given})
+            PRMReward(prm if as_object else "critic:openai:http://localhost:9/v1", prm_options=given)
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, 0.5), (0.9, 0.9)])

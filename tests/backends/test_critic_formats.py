@@ -20,6 +20,7 @@ from prism_prm.backends.critic_format import FORMATS, read_format
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.backends.critic_verdicts import code_runner, program
 from prism_prm.backends.open_critic import open_critic
+from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError
 from prism_prm.grading.sandbox import Run
 from prism_prm.grading.sandbox_policy import SandboxError
@@ -435,9 +436,9 @@ def test_what_is_no_critic_is_refused_before_anything_is_asked(
 
 def test_settings_may_come_from_a_recipe() -> None:
     with pytest.raises(ConfigError, match=r"Unknown keys \['vote'\] in \[critic\]"):
-        open_critic("critic:openai:http://x/v1", {"vote": 3})
+        from_mapping(CriticSettings, {"vote": 3}, "critic")
     with pytest.raises(ConfigError, match=r"critic\.votes = 0: must be 1 or more"):
-        open_critic("critic:openai:http://x/v1", {"votes": 0})
+        from_mapping(CriticSettings, {"votes": 0}, "critic")
 
 
 def test_votes_at_temperature_0_make_no_sense(tmp_path: Path) -> None:

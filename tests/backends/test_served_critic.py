@@ -15,6 +15,7 @@ from scripted import OTHER, chat, is_probe, said
 
 from loopback import Answer, serve
 from prism_prm import CriticSettings
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.serve.server import with_request_timeout
 from serving_prms import Running, command, running, until, wait_ready
 
@@ -36,7 +37,7 @@ def served(folder: Path, answer: Callable[[dict[str, Any]], Answer], **more: Any
     critic = CriticSettings(replies=str(folder / "replies"), votes=1, **more.pop("critic", {}))
     with (
         serve(lambda body: judged(body) if is_probe(body) else answer(body), models=OTHER) as (url, _),
-        running({"c": f"critic:openai:{url}"}, loading={"critic": critic}, **more) as server,
+        running({"c": f"critic:openai:{url}"}, prm_options=PrmOptions(critic=critic), **more) as server,
     ):
         yield server
 

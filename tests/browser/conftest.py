@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from prism_prm import EvalSettings, evaluate_prm, example_folder, example_prm, init_prm, score_files
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.serve.page_html import view_results
 from prism_prm.tree import StepTree
@@ -106,7 +107,9 @@ def results(tmp_path_factory: pytest.TempPathFactory, readers: dict[str, Path]) 
     benches = ["labelled", "processbench"]
     evaluate_prm(Known(), benches, folder / "eval", data=folder / "data", name="mine", settings=settings)
     for name, place in readers.items():
-        score_files(place, folder / "data" / "labelled", folder / f"{name}.parquet", loading={"on_too_long": "skip"})
+        score_files(
+            place, folder / "data" / "labelled", folder / f"{name}.parquet", prm_options=PrmOptions(on_too_long="skip")
+        )
     return folder
 
 

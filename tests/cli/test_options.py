@@ -152,7 +152,7 @@ def test_every_setting_that_is_an_option_is_described(name: str) -> None:
 def test_load_prm_takes_the_settings_of_loading() -> None:
     keywords = {key: value.default for key, value in inspect.signature(load_prm).parameters.items()}
     del keywords["name"], keywords["settings"]
-    assert keywords == {setting.name: setting.default for setting in fields(LoadSettings)}
+    assert keywords == {one.name: one.default for one in fields(LoadSettings)} | {"on_too_long": "error"}
 
 
 @pytest.mark.parametrize("wrong", [{"token_budget": 0}, {"context": 0}, {"cache_gb": -1.0}])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from prism_prm import PrismError, StepTree, init_prm, load_prm, open_policy
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.store import Request, ScoreStore
 from serving_prms import running
 
@@ -87,7 +88,10 @@ def test_files_that_change_while_they_are_read_are_refused(folders: tuple[Path, 
 def test_a_server_keeps_its_weights_and_says_so(folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     mine, new = folders
     item = {"problem": PROBLEM, "steps": STEPS}
-    with running({"mine": mine}, loading={"device": "cpu"}, cache_mb=0) as server, caplog.at_level(logging.WARNING):
+    with (
+        running({"mine": mine}, prm_options=PrmOptions(device="cpu"), cache_mb=0) as server,
+        caplog.at_level(logging.WARNING),
+    ):
         before = server.steps(item)
         assert not caplog.messages
         overwrite(mine, new)

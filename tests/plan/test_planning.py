@@ -15,6 +15,7 @@ import pytest
 from accelerate import Accelerator
 
 from prism_prm.backends.load_prm import init_prm
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.backends.policy import PolicySettings
 from prism_prm.data.pair_examples import Examples
 from prism_prm.errors import ConfigError, DataError, ModelError
@@ -135,7 +136,7 @@ def test_scoring_is_counted_as_it_runs(place: Path, tmp_path: Path, monkeypatch:
         return forward(self, batch)
 
     monkeypatch.setattr(PrmModule, "forward", counting)
-    score_files(place / "base", place / "sums.jsonl", tmp_path / "s.parquet", loading={"device": "cpu"})
+    score_files(place / "base", place / "sums.jsonl", tmp_path / "s.parquet", prm_options=PrmOptions(device="cpu"))
     plan = plan_run(ScoringJob(str(place / "base"), (str(place / "sums.jsonl"),)), CPU)
     assert plan.stages[0].tokens == sum(tokens for tokens, _ in ran)
     assert plan.stages[0].separate > 1.2 * plan.stages[0].tokens

@@ -17,6 +17,7 @@ from fakes import fake
 
 from prism_prm import ConfigError, PRMReward
 from prism_prm.aggregate import AGGREGATORS, solution_score
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.tree import StepTree
 
 GOOD = "0.9 a\n\n0.5 b\n\n0.8 #### 3"
@@ -35,7 +36,7 @@ def test_steps_are_put_together_as_asked(how: str) -> None:
 def test_the_card_says_how_unless_the_user_does(tiny_prm: Callable[..., Any], tmp_path: Path) -> None:
     prm = tiny_prm("qwen", "qwen2")
     prm.save(tmp_path / "prm", aggregator="mean", threshold=0.25)
-    reward = PRMReward(tmp_path / "prm", loading={"dtype": "float64"})
+    reward = PRMReward(tmp_path / "prm", prm_options=PrmOptions(dtype="float64"))
     steps = ["1 + 2 = 3", "#### 3"]
     assert (reward.aggregator, reward.threshold) == ("mean", 0.25)
     assert rewards(reward, ["\n\n".join(steps)]) == [pytest.approx(np.mean(reward.scorer.score("1 + 2?", steps)))]

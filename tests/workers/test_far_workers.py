@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from prism_prm import evaluate_prm, init_prm, rerank_pool
-from prism_prm.backends.open_scorer import prm_for_workers
+from prism_prm.backends.open_scorer import PrmOptions, prm_for_workers
 from prism_prm.backends.policy import PolicySettings, Sampling, policy_for_workers
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening
@@ -106,7 +106,7 @@ def search(place: Path, out: Path, ray: RaySettings | None, method: str) -> None
         task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), prm=(str(place / "prm"),),
         n=(4,), at_once=2, search=SearchSettings(method, max_steps=3, sampling=SAMPLING),
     )  # fmt: skip
-    search_task(recipe, out, loading={"ray": ray}, judges=1)
+    search_task(recipe, out, prm_options=PrmOptions(ray=ray), judges=1)
 
 
 def label(place: Path, out: Path, ray: RaySettings | None, method: str, consensus: bool = False) -> None:
@@ -165,12 +165,12 @@ def test_what_workers_cannot_hold_is_refused_before_anything_is_sampled(
         n=(4,), search=SearchSettings("best-of-n", sampling=SAMPLING),
     )  # fmt: skip
     with pytest.raises(ConfigError, match=said):
-        search_task(recipe, tmp_path, prms={"mine": prm}, loading={"ray": RAY}, judges=1)
+        search_task(recipe, tmp_path, prms={"mine": prm}, prm_options=PrmOptions(ray=RAY), judges=1)
     assert asked == []
     with pytest.raises(ConfigError, match=said):
-        rerank_pool("pool.jsonl", tmp_path, prms={"mine": prm}, loading={"ray": RAY})
+        rerank_pool("pool.jsonl", tmp_path, prms={"mine": prm}, prm_options=PrmOptions(ray=RAY))
     with pytest.raises(ConfigError, match=said):
-        evaluate_prm(prm, "labelled", tmp_path, data="labelled.jsonl", loading={"ray": RAY})
+        evaluate_prm(prm, "labelled", tmp_path, data="labelled.jsonl", prm_options=PrmOptions(ray=RAY))
 
 
 @pytest.mark.parametrize(
@@ -194,4 +194,4 @@ def test_a_policy_is_opened_where_its_folder_is_found(
 
 @pytest.mark.parametrize(("prm", "loads"), [("owner/name", True), ("prism:http://x:8000", False)])
 def test_a_served_prm_needs_no_gpu(prm: str, loads: bool) -> None:
-    assert prm_for_workers(prm, {}).loads == loads
+    assert prm_for_workers(prm, PrmOptions()).loads == loads

@@ -24,7 +24,7 @@ import pytest
 import prism_process
 from killing import run_killed
 from prism_prm import RerankSettings, evaluate_prm, init_prm, load_prm, measure_margins, rerank_pool, score_files
-from prism_prm.backends.open_scorer import RayScorer, _make, opened_prm
+from prism_prm.backends.open_scorer import PrmOptions, RayScorer, _make, opened_prm
 from prism_prm.console import Console, shown_on
 from prism_prm.data.tables import write_pairs, write_trees
 from prism_prm.errors import DataError
@@ -95,7 +95,7 @@ class Spread:
 def spread(cluster: RayCluster, place: Path) -> Iterator[Spread]:
     said: list[str] = []
     settings = RaySettings(ray=cluster.address, workers=3)
-    with shown_on(Console(said.append)), opened_prm(place / "prm", {"ray": settings}) as prm:
+    with shown_on(Console(said.append)), opened_prm(place / "prm", PrmOptions(ray=settings)) as prm:
         found = Spread(prm, said)
         found.wait_for_all()
         assert len({slot.node for slot in found.slots}) > 1

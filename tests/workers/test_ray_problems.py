@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.backends.policy import PolicySettings, Sampling
 from prism_prm.ray.pool import Pool
 from prism_prm.ray.settings import RaySettings
@@ -55,7 +56,7 @@ def search(place: Path, out: Path, ray: RaySettings | None = None, method: str =
         task=str(place / "task.jsonl"), policy=PolicySettings(f"hf:{place / 'policy'}"), prm=(str(place / "prm"),),
         n=(4,), at_once=AT_ONCE, search=SearchSettings(method, max_steps=6, sampling=SAMPLING),
     )  # fmt: skip
-    search_task(recipe, out, loading={"ray": ray}, judges=1, **more)
+    search_task(recipe, out, prm_options=PrmOptions(ray=ray), judges=1, **more)
 
 
 def sample(place: Path, out: Path, ray: RaySettings | None = None, **more: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from prism_prm.backends.open_critic import is_critic, open_critic
-from prism_prm.backends.open_scorer import remote_place
+from prism_prm.backends.open_scorer import PrmOptions, remote_place
 from prism_prm.backends.remote_prm import PrismPRM, RemotePRM, VllmPRM, compare_with
 from prism_prm.errors import ConfigError, ModelError
 from prism_prm.models.attention import check_attention
@@ -146,22 +146,16 @@ def load_prm(
     return PRM(module, laid_out, card, token_budget=token_budget, context=context, on_too_long=on_too_long, cache=cache)
 
 
-def open_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Scorer:
-    """Return `prm` itself, or load it from a folder or hub id, or open the critic that it names.
-
-    `loading["family"]` may map PRM names to families; `loading["critic"]` has the settings of critics.
-    """
+def open_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: str = "") -> Scorer:
+    """Return `prm` itself, or load it from a folder or hub id, or open the critic that it names."""
     if isinstance(prm, Scorer):
         return prm
     if not isinstance(prm, str | Path):
         raise ConfigError(f"expected a PRM, its folder or hub id, or a subclass of Scorer; found {type(prm).__name__}")
-    options = dict(loading or {})
-    critic = options.pop("critic", None)
+    options = options or PrmOptions()
     if isinstance(prm, str) and is_critic(prm):
-        return open_critic(prm, critic, dtype=options.get("dtype"), device=options.get("device"))
-    if isinstance(families := options.get("family"), Mapping):
-        options["family"] = families.get(name)
-    return load_prm(prm, **options)
+        return open_critic(prm, options.critic, dtype=options.dtype, device=options.device)
+    return load_prm(prm, **options.load_options(name))
 
 
 def init_prm(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prism_prm.backends.critic_format import CriticFormat, read_format
 from prism_prm.backends.critic_server import ServedCritic, check_address
 from prism_prm.backends.critic_settings import CriticSettings
-from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,16 +21,8 @@ def is_critic(place: object) -> bool:
     return isinstance(place, str) and place.startswith(PREFIX)
 
 
-def critic_settings(given: CriticSettings | Mapping[str, Any] | None) -> CriticSettings:
-    """Settings as they are, or from a recipe's table."""
-    if isinstance(given, CriticSettings):
-        return given
-    return from_mapping(CriticSettings, given or {}, "critic")
-
-
-def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None) -> CriticFormat:
+def check_critic(place: str, settings: CriticSettings) -> CriticFormat:
     """Refuse at once what can be no critic: an unknown kind, a wrong address, no such format. Nothing is asked."""
-    settings = critic_settings(settings)
     kind, where = _kind_and_where(place)
     if kind == "openai":
         check_address(where)
@@ -50,14 +40,17 @@ def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None
     return format
 
 
-def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None = None, **loading: Any) -> Critic:
+def open_critic(
+    place: str, settings: CriticSettings | None = None, *, dtype: str | None = None, device: str | None = None
+) -> Critic:
     """A critic, which scores steps by asking a model in words: one behind a server, or a local one.
 
     Args:
         place: `critic:openai:http://localhost:8000/v1` or `critic:hf:my-folder`. A server's key is read from
             $OPENAI_API_KEY.
         settings: the format, votes, what to do about missing verdicts, and the budget.
-        loading: `dtype` and `device` of a local model.
+        dtype: the precision of a local model.
+        device: where a local model runs.
 
     Example:
         >>> critic = open_critic("critic:hf:my-lm", CriticSettings(on_missing="skip", votes=2))
@@ -67,7 +60,7 @@ def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None 
     from prism_prm.backends.critic import Critic
     from prism_prm.backends.critic_verdicts import code_runner
 
-    settings = critic_settings(settings)
+    settings = settings or CriticSettings()
     settings = replace(settings, on_missing=settings.on_missing or "error")
     format = check_critic(place, settings)
     kind, where = _kind_and_where(place)
@@ -76,7 +69,7 @@ def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None 
         return Critic(ServedCritic(where, settings), format, settings, run_code)
     from prism_prm.backends.critic_local import LocalCritic
 
-    local = LocalCritic(where, dtype=loading.get("dtype"), device=loading.get("device"))
+    local = LocalCritic(where, dtype=dtype, device=device)
     return Critic(local, format, settings, run_code)
 
 

@@ -1,5 +1,5 @@
 """Scorers by name: whether a name can be one (checked before anything heavy loads), and the opened scorer, held by this
-process or by the workers of a Ray cluster (`loading["ray"]`)."""
+process or by the workers of a Ray cluster (`PrmOptions.ray`)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
+from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.backends.open_critic import check_critic, is_critic
 from prism_prm.console import Advance, bar_on_stderr, ignore
 from prism_prm.errors import ConfigError
 from prism_prm.job import Chunk, Opening, Workers
-from prism_prm.models.card import check_prm, checkable, prm_folder
+from prism_prm.models.card import check_prm, prm_folder
+from prism_prm.models.load_settings import LoadSettings
 from prism_prm.models.model_files import base_of, is_adapter
 from prism_prm.net import server_address
 from prism_prm.ray import Ray
+from prism_prm.ray.settings import RaySettings
 from prism_prm.scorer import Scorer, ScorerFacts, StepSession, TreeScores
 from prism_prm.tree import StepTree
 
@@ -61,59 +64,79 @@ def place_for_workers(prm: Scorer | str | Path) -> str | Path:
     return prm
 
 
-def check_scorer(place: Scorer | str | Path, loading: Mapping[str, Any] | None, name: str = "") -> None:
+@dataclass(frozen=True, slots=True)
+class PrmOptions(LoadSettings):
+    """How PRMs are opened: the options of `load_prm`, those of critics, and where they run."""
+
+    families: Mapping[str, str] = field(default_factory=dict)
+    """Families by the names of PRMs, where several are compared; others have `family`."""
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    """For PRMs that are critics."""
+    ray: RaySettings | None = None
+    """The Ray cluster whose workers hold PRMs; by default this process does."""
+
+    def skipping(self) -> PrmOptions:
+        """Steps that are too long are skipped, unless something else is asked for."""
+        return replace(self, on_too_long=self.on_too_long or "skip")
+
+    def load_options(self, name: str) -> dict[str, Any]:
+        """The arguments of `load_prm` for the PRM of this name."""
+        options = {one.name: getattr(self, one.name) for one in fields(LoadSettings)}
+        family, too_long = self.families.get(name, self.family), self.on_too_long or "error"
+        return options | {"family": family, "on_too_long": too_long}
+
+
+def check_scorer(place: Scorer | str | Path, options: PrmOptions, name: str = "") -> None:
     """Refuse at once what `opened_prm` would refuse later, given the same options."""
-    if (loading or {}).get("ray") is not None:
+    if options.ray is not None:
         place_for_workers(place)
     if not isinstance(place, str | Path):
         return
     if is_critic(place):
-        check_critic(str(place), (loading or {}).get("critic"))
+        check_critic(str(place), options.critic)
         return
     remote = remote_place(place)
-    if remote is None:
-        check_prm(place, **checkable(loading, name))
-        return
-    server_address(remote.url)
-    local = (loading or {}).get("local")
-    if local is not None:
-        check_prm(local, **checkable(loading, name))
-    elif (loading or {}).get("check"):
-        raise ConfigError(f"{place}: to check it, name its local copy with --local")
+    if remote is not None:
+        server_address(remote.url)
+        if options.local is None:
+            if options.check:
+                raise ConfigError(f"{place}: to check it, name its local copy with --local")
+            return
+        place = options.local
+    family = options.families.get(name, options.family)
+    check_prm(place, family=family, adapter=options.adapter, allow_pickle=options.allow_pickle)
 
 
 @contextlib.contextmanager
-def opened_prm(prm: Scorer | str | Path, loading: Mapping[str, Any] | None = None, name: str = "") -> Iterator[Scorer]:
-    """The scorer of `open_prm`; with `loading["ray"]`, one that the workers of a cluster hold until the block ends."""
-    loading = dict(loading or {})
-    ray = loading.pop("ray", None)
-    if ray is None:
+def opened_prm(prm: Scorer | str | Path, options: PrmOptions | None = None, name: str = "") -> Iterator[Scorer]:
+    """The scorer of `open_prm`; with `options.ray`, one that the workers of a cluster hold until the block ends."""
+    options = options or PrmOptions()
+    if options.ray is None:
         from prism_prm.backends.load_prm import open_prm
 
-        yield open_prm(prm, loading, name)
+        yield open_prm(prm, options, name)
         return
-    with Ray(ray).open(prm_for_workers(prm, loading, name), alike=methodcaller("identity")) as workers:
+    opening = prm_for_workers(prm, options, name)
+    with Ray(options.ray).open(opening, alike=methodcaller("identity")) as workers:
         yield RayScorer(workers)
 
 
-def prm_for_workers(prm: Scorer | str | Path, loading: Mapping[str, Any], name: str = "") -> Opening[Scorer]:
+def prm_for_workers(prm: Scorer | str | Path, options: PrmOptions, name: str = "") -> Opening[Scorer]:
     """What opens the PRM where its folders are found: no path in it depends on where this process runs."""
     given = place_for_workers(prm)
-    options = {key: value for key, value in loading.items() if value is not None and key != "critic"}
-    if isinstance(families := options.get("family"), Mapping):
-        options["family"] = families.get(name)
+    load = {key: value for key, value in options.load_options(name).items() if value is not None}
     is_local, place = remote_place(given) is None, str(given)
     if is_local:
         place = _absolute(prm_folder(given))
-        if is_adapter(place) and "adapter" not in options:
-            place, options["adapter"] = _absolute(base_of(Path(place))), place
-    options |= {key: _absolute(options[key]) for key in ("adapter", "local", "cache") if key in options}
-    if family := options.get("family"):
+        if is_adapter(place) and "adapter" not in load:
+            place, load["adapter"] = _absolute(base_of(Path(place))), place
+    load |= {key: _absolute(load[key]) for key in ("adapter", "local", "cache") if key in load}
+    if family := load.get("family"):
         file, colon, kind = str(family).rpartition(":")
-        options["family"] = f"{_absolute(file)}{colon}{kind}"
-    named = [place, options.get("adapter"), options.get("local")]
+        load["family"] = f"{_absolute(file)}{colon}{kind}"
+    named = [place, load.get("adapter"), load.get("local")]
     folders = tuple(folder for folder in named if folder is not None and os.path.isdir(folder))
-    return Opening(functools.partial(_make, place=place, options=options), folders, is_local or "local" in options)
+    return Opening(functools.partial(_make, place=place, load=load), folders, is_local or "local" in load)
 
 
 def _absolute(place: str | Path) -> str:
@@ -121,11 +144,11 @@ def _absolute(place: str | Path) -> str:
     return os.path.abspath(place) if os.path.exists(place) else str(place)
 
 
-def _make(found: Mapping[str, str], *, place: str, options: Mapping[str, Any]) -> Scorer:
-    from prism_prm.backends.load_prm import open_prm  # heavy, and the driver does without
+def _make(found: Mapping[str, str], *, place: str, load: Mapping[str, Any]) -> Scorer:
+    from prism_prm.backends.load_prm import load_prm  # heavy, and the driver does without
 
-    own = {key: found.get(value, value) if key in ("adapter", "local") else value for key, value in options.items()}
-    return open_prm(found.get(place, place), own)
+    own = {key: found.get(value, value) if key in ("adapter", "local") else value for key, value in load.items()}
+    return load_prm(found.get(place, place), **own)
 
 
 class RayScorer(Scorer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from prism_prm.cli.options import (
     Store,
     critic_options,
     out_folder,
+    prm_options,
     ray_options,
     with_settings,
 )
@@ -154,7 +155,7 @@ def evaluate(
         prm, [part.strip() for part in bench.split(",") if part.strip()], out,
         data=data or (), split=split, scores=scores, predictions=predictions, name=name, trained_on=trained_on or (),
         limit=limit, settings=settings, store=store,
-        loading=asdict(loading) | {"critic": critic, "ray": cluster.given},
+        prm_options=prm_options(loading, critic=critic, ray=cluster.given),
     )  # fmt: skip
 
     def show() -> None:

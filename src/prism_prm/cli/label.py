@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import LOADING, Options, critic_options, out_folder, ray_options, with_settings
+from prism_prm.cli.options import LOADING, Options, critic_options, out_folder, prm_options, ray_options, with_settings
 from prism_prm.cli.ui import conclude, print_table, report_facts, tell
 from prism_prm.console import say
 
@@ -122,8 +122,7 @@ def label(
     if task is not None:
         given["task"] = task
     chosen = read_recipe(recipe, given, assignments or [])
-    opening = {"dtype": loading.dtype, "device": loading.device, "critic": critic}
-    metrics = label_task(chosen, out, judges=judges, ray=cluster.given, loading=opening)
+    metrics = label_task(chosen, out, judges=judges, ray=cluster.given, prm_options=prm_options(loading, critic=critic))
 
     def show() -> None:
         _show(metrics)

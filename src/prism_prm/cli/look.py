@@ -15,6 +15,7 @@ from prism_prm.cli.options import (
     Options,
     critic_options,
     families_of,
+    prm_options,
     with_settings,
 )
 from prism_prm.cli.ui import conclude
@@ -98,14 +99,14 @@ def look(
     from prism_prm.data.inputs import find_sources
 
     prms = named_places(prm)
-    how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}
+    how = prm_options(loading, families=families_of(family, prms), critic=critic)
     for name, place in prms.items():
         check_scorer(place, how, name)
     find_sources(inputs)
     from prism_prm.evaluate.look_at import look_at
 
     found = look_at(
-        prms, inputs, limit=limit, threshold=threshold, format=format, options=reading, loading=how,
+        prms, inputs, limit=limit, threshold=threshold, format=format, options=reading, prm_options=how,
     )  # fmt: skip
     conclude(lambda: _facts(found), lambda: _show(found, no_color=no_color))
 

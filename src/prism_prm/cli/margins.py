@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prism_prm.cli.options import FITTING, FITTING_HELP, LOADING, Options, Store, out_file, ray_options, with_settings
+from prism_prm.cli.options import (
+    FITTING,
+    FITTING_HELP,
+    LOADING,
+    Options,
+    Store,
+    out_file,
+    prm_options,
+    ray_options,
+    with_settings,
+)
 from prism_prm.cli.ui import conclude, print_table, tell
 
 if TYPE_CHECKING:
@@ -55,12 +64,12 @@ def margins(
     from prism_prm.backends.open_scorer import check_scorer
     from prism_prm.data.tables import check_pairs_folder
 
-    how = asdict(loading) | {"ray": cluster.given}
+    how = prm_options(loading, ray=cluster.given)
     check_scorer(prm, how)
     check_pairs_folder(pairs, split)
     from prism_prm.train.margins import measure_margins
 
-    found = measure_margins(prm, pairs, out, split=split, store=store, loading=how)
+    found = measure_margins(prm, pairs, out, split=split, store=store, prm_options=how)
     _show(found.margin_N, found.kind_N, out)
 
 

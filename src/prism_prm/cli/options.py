@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,6 +22,10 @@ from typer.core import TyperCommand, TyperGroup
 from prism_prm.config import Setting, fault, settings_of
 from prism_prm.errors import ConfigError, SettingError, shown
 from prism_prm.paths import check_file, check_folder
+
+if TYPE_CHECKING:
+    from prism_prm.backends.open_scorer import PrmOptions
+    from prism_prm.models.load_settings import LoadSettings
 
 
 def out_folder(help: str) -> Any:
@@ -202,6 +206,13 @@ def numbers(text: str) -> tuple[int, ...]:
         if not word.isdecimal():
             raise ConfigError(f"-n {word}: expected whole numbers, e.g. -n 1,4,16")
     return tuple(map(int, words(text)))
+
+
+def prm_options(loading: LoadSettings, **more: Any) -> PrmOptions:
+    """How a command opens its PRMs; `more` are the fields of `PrmOptions` that `LoadSettings` has not."""
+    from prism_prm.backends.open_scorer import PrmOptions
+
+    return PrmOptions(**{one.name: getattr(loading, one.name) for one in dataclasses.fields(loading)}, **more)
 
 
 def families_of(given: Sequence[str] | None, prms: Collection[str]) -> dict[str, str]:

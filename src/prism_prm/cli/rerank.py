@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +18,7 @@ from prism_prm.cli.options import (
     families_of,
     numbers,
     out_folder,
+    prm_options,
     ray_options,
     with_settings,
     words,
@@ -125,10 +125,10 @@ def rerank(
     from prism_prm.search.rerank_pool import SELECTED, rerank_pool
 
     prms = named_places(prm or [])
-    how = asdict(loading) | {"family": families_of(family, prms), "critic": critic, "ray": cluster.given}
+    how = prm_options(loading, families=families_of(family, prms), critic=critic, ray=cluster.given)
     results = rerank_pool(
         pool, out, prms=prms, scores=named_places(scores or []), task=task, task_data=task_data,
-        settings=settings, store=store, loading=how,
+        settings=settings, store=store, prm_options=how,
     )  # fmt: skip
 
     def show() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from prism_prm.cli.options import (
     Store,
     critic_options,
     out_file,
+    prm_options,
     ray_options,
     with_settings,
 )
@@ -103,12 +103,12 @@ def score(
     from prism_prm.backends.open_scorer import check_scorer
     from prism_prm.data.inputs import find_sources
 
-    how = asdict(loading) | {"critic": critic, "ray": cluster.given}
+    how = prm_options(loading, critic=critic, ray=cluster.given)
     check_scorer(prm, how)
     find_sources(inputs)
     from prism_prm.evaluate.score_files import score_files
 
-    report = score_files(prm, inputs, out, format=format, options=reading, store=store, chunk=chunk, loading=how)
+    report = score_files(prm, inputs, out, format=format, options=reading, store=store, chunk=chunk, prm_options=how)
     facts = {"out": str(out), "trees": report.trees, "steps": report.steps, "too_long": report.too_long}
     facts |= {"unjudged": report.unjudged} if report.unjudged else {}
     conclude(lambda: facts, lambda: tell(f"{report.steps:,} steps of {report.trees:,} trees → {out}"))

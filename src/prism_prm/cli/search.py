@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +18,7 @@ from prism_prm.cli.options import (
     families_of,
     numbers,
     out_folder,
+    prm_options,
     ray_options,
     with_settings,
 )
@@ -126,9 +126,9 @@ def search(
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     chosen = read_recipe(recipe, given, assignments or [])
-    how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
-    how |= {"family": families_of(family, named_places(chosen.prm)), "critic": critic, "ray": cluster.given}
-    points = search_task(chosen, out, loading=how, judges=judges, store=store)
+    families = families_of(family, named_places(chosen.prm))
+    how = prm_options(loading, families=families, critic=critic, ray=cluster.given)
+    points = search_task(chosen, out, prm_options=how, judges=judges, store=store)
 
     def show() -> None:
         _show(points)

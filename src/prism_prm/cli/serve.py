@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prism_prm.cli.options import A_CRITIC, LOADING, Families, Options, critic_options, families_of, with_settings
+from prism_prm.cli.options import (
+    A_CRITIC,
+    LOADING,
+    Families,
+    Options,
+    critic_options,
+    families_of,
+    prm_options,
+    with_settings,
+)
 from prism_prm.cli.ui import conclude, tell
 from prism_prm.paths import is_hub_id, named_places, split_name
 
@@ -96,8 +104,8 @@ def serve(
     from prism_prm.serve.serve_prms import serve_prms
 
     prms = named_places(list(map(_with_name, prm or [])))
-    how = asdict(loading) | {"family": families_of(family, prms), "critic": critic}
-    answered = serve_prms(prms, settings, loading=how, results=results or (), data=data or (), split=split)
+    how = prm_options(loading, families=families_of(family, prms), critic=critic)
+    answered = serve_prms(prms, settings, prm_options=how, results=results or (), data=data or (), split=split)
     gc.freeze()  # or the interpreter would go through everything that torch has made before it ends
     conclude(lambda: {"requests": answered}, lambda: tell(f"{answered:,} requests answered"))
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from prism_prm import aggregate, metrics
 from prism_prm.aggregate import CardValues, card_values
-from prism_prm.backends.open_critic import critic_settings, is_critic
-from prism_prm.backends.open_scorer import check_scorer, remote_place
+from prism_prm.backends.open_critic import is_critic
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, remote_place
 from prism_prm.config import SHOWN, Natural, Range, Share, check
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs
@@ -116,7 +116,7 @@ def evaluate_prm(
     limit: int | None = None,
     settings: EvalSettings | None = None,
     store: str | Path | None = None,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
 ) -> dict[str, Evaluation]:
     """Measure how well a PRM judges steps, and write a report; returns the evaluation of each benchmark.
 
@@ -136,7 +136,7 @@ def evaluate_prm(
         limit: the maximum number of items of each class or split, chosen by the settings' seed.
         settings: threshold, bootstrap draws and seed.
         store: a folder of scores to reuse and extend.
-        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
 
     Example:
         >>> settings = EvalSettings(num_draws=100)
@@ -144,7 +144,7 @@ def evaluate_prm(
         >>> found["labelled"].subsets["all"].num_steps
         12
     """
-    settings, out = settings or EvalSettings(), Path(out)
+    settings, out, options = settings or EvalSettings(), Path(out), prm_options or PrmOptions()
     benches = [bench] if isinstance(bench, str) else list(bench)
 
     # Refuse what cannot work, before anything is read or loaded.
@@ -157,10 +157,10 @@ def evaluate_prm(
     if not name and Path(source).is_file():
         called = called.split(".")[0] or called
     if is_critic(prm):  # unless its settings say otherwise, the benchmark decides how a missing verdict counts
-        critic = critic_settings((loading or {}).get("critic"))
-        loading = {**(loading or {}), "critic": replace(critic, on_missing=critic.on_missing or "skip")}
+        critic = replace(options.critic, on_missing=options.critic.on_missing or "skip")
+        options = replace(options, critic=critic)
     if prm is not None:
-        check_scorer(prm, loading)
+        check_scorer(prm, options)
     for file in (scores, predictions):
         if file is not None:
             find_sources([file])
@@ -193,7 +193,7 @@ def evaluate_prm(
                     table = Path(scores)
                 else:
                     assert prm is not None, "one of the three is given"
-                    scorer = scorer or opened.enter_context(opened_prm(prm, loading))
+                    scorer = scorer or opened.enter_context(opened_prm(prm, options))
                     with progress(f"scoring {one}", len(items.items), unit="items") as advance:
                         table = score_benchmark(scorer, items, out, store=store, advance=advance)
                     trees = [item.tree for item in items.items]

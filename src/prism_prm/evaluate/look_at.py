@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold, solution_score
 from prism_prm.arrays import Floats
 from prism_prm.backends.load_prm import open_prm
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import progress, say
 from prism_prm.data.draft import ReadOptions
 from prism_prm.data.inputs import as_places
@@ -57,7 +57,7 @@ def look_at(
     threshold: float | None = None,
     format: str = "auto",
     options: ReadOptions | None = None,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
 ) -> list[LookedAt]:
     """The first solutions of files with what PRMs say of every step; nothing is written.
 
@@ -68,8 +68,7 @@ def look_at(
         threshold: a step counts as right above this probability; by default each PRM's own.
         format: the format of the input; by default its records decide.
         options: how records are read, and what is done with bad ones.
-        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name. A step
-            that exceeds the context gets no score.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
 
     Example:
         >>> [first, *_] = look_at({"mine": "my-prm"}, "solutions.jsonl", limit=2)
@@ -82,7 +81,7 @@ def look_at(
         say(f"left out: {', '.join(f'{n} {reason}' for reason, n in source.left_out.items())}")
     columns = []
     for name, place in prms.items():
-        scorer = open_prm(place, {**(loading or {}), "on_too_long": "skip"}, name)
+        scorer = open_prm(place, replace(prm_options or PrmOptions(), on_too_long="skip"), name)
         with progress(f"scoring, {name}", len(trees), unit="solutions") as advance:
             found = scorer.score_trees(trees, advance=advance)
         card = card_values(scorer)

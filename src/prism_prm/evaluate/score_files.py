@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prism_prm.aggregate import CardValues, card_values
-from prism_prm.backends.open_scorer import opened_prm
+from prism_prm.backends.open_scorer import PrmOptions, opened_prm
 from prism_prm.console import Advance, ignore, progress, say
 from prism_prm.data.draft import ReadOptions
 from prism_prm.data.inputs import TREE_TABLE, as_places, find_sources, keep_inputs, total_size
@@ -247,7 +246,7 @@ def score_files(
     options: ReadOptions | None = None,
     store: str | Path | None = None,
     chunk: int = CHUNK,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
 ) -> ScoreReport:
     """Score every step of solutions or trees in files, and write one table. Repeat a stopped call to resume it.
 
@@ -259,7 +258,7 @@ def score_files(
         options: how records are read, and what is done with bad ones.
         store: a folder of scores to reuse and extend; default: a temporary one beside `out`.
         chunk: how many trees are scored and saved together; a stopped call loses at most this many.
-        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
 
     Example:
         >>> report = score_files("my-prm", "solutions.jsonl", "scores.parquet")
@@ -270,7 +269,7 @@ def score_files(
     trees = TreesToScore(as_places(inputs), format, options)
     next(iter(trees))  # refuses inputs without a tree, or whose first cannot be read, before a model is loaded
     bytes_shown = trees_done = 0
-    with locked_file(out), opened_prm(prm, loading) as scorer:
+    with locked_file(out), opened_prm(prm, prm_options) as scorer:
         if scorer.workers is None:  # the driver of a cluster does without the heavy imports
             from prism_prm.models.prm import PRM
             from prism_prm.models.whole_trees import memory_estimate

@@ -251,14 +251,6 @@ def prm_folder(name: str | Path) -> str | Path:
     )
 
 
-def checkable(loading: Mapping[str, Any] | None, name: str = "") -> dict[str, Any]:
-    """Those options of `load_prm` that `check_prm` looks at; families may be given by the PRMs' names."""
-    options = {key: (loading or {}).get(key) for key in ("family", "adapter", "allow_pickle")}
-    if isinstance(options["family"], Mapping):
-        options["family"] = options["family"].get(name)
-    return {key: value for key, value in options.items() if value is not None}
-
-
 def check_prm(
     name: str | Path, *, family: str | None = None, adapter: str | Path | None = None, allow_pickle: bool = False
 ) -> None:

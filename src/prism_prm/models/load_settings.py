@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from prism_prm.config import Count, Natural, NotNegative, Positive, check
+from prism_prm.config import SHOWN, Count, Natural, NotNegative, Positive, check
 
 OnTooLong = Literal["error", "drop-left-steps", "skip"]
 
@@ -34,7 +34,7 @@ class LoadSettings:
     """Tokens per forward pass, padding included. By default 16,384 on a GPU and 8,192 on a CPU."""
     context: Count | None = None
     """The maximum length of a path in tokens. By default the model's own limit."""
-    on_too_long: OnTooLong = "error"
+    on_too_long: OnTooLong | None = field(default=None, metadata={SHOWN: "error; skip in search and RL"})
     """What to do with a step whose path exceeds the context: stop (error), score it without the earliest steps
     (drop-left-steps), or leave it without a score (skip, where offered)."""
     cache: Path | None = None

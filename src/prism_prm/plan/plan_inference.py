@@ -32,7 +32,7 @@ def plan_scoring(job: ScoringJob, cluster: Cluster, stand: Stand) -> Plan:
         job.prm, stand=stand, family=loading.family, attn=loading.attn, on_cpu=cluster.on_cpu,
         token_budget=loading.token_budget, context=loading.context,
     )  # fmt: skip
-    skeleton.on_too_long = loading.on_too_long
+    skeleton.on_too_long = loading.on_too_long or "error"
     trees = list(TreesToScore(job.inputs))
     requests = [Request.all_of(tree) for tree in trees]
     counter = CountingScorer(skeleton)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_prm.aggregate import check_aggregator
-from prism_prm.backends.open_scorer import check_scorer
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer
 from prism_prm.backends.policy import Prompting, Sampling
 from prism_prm.config import Count, Natural, NotNegative, Share, check, read_settings
 from prism_prm.data.inputs import find_sources
@@ -103,8 +103,8 @@ class GrpoRecipe:
     reward: RewardSettings = field(default_factory=RewardSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    loading: dict[str, Any] = field(default_factory=dict)
-    """Options of `load_prm` for the PRM: dtype, device, family, …; or the table `critic` with the settings of one."""
+    loading: PrmOptions = field(default_factory=PrmOptions)
+    """How the PRM is loaded: dtype, device, family, …; or the table `critic` with the settings of one."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Settings of TRL's GRPOConfig, passed on unchanged."""
 
@@ -112,6 +112,8 @@ class GrpoRecipe:
         if not self.policy:
             raise ConfigError('no policy: set policy, e.g. policy = "Qwen/Qwen2.5-1.5B-Instruct"')
         find_credit(self.credit)
+        if self.loading.ray is not None or self.loading.families:
+            raise ConfigError("loading: the trainer's own processes hold its one PRM; leave out ray and families")
         if not self.prm and self.credit != "outcome":
             raise ConfigError(f"credit = {self.credit!r} needs step scores: name a PRM, or use outcome")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import numpy as np
 
 from prism_prm.aggregate import card_values, check_aggregator, choose_aggregator, choose_threshold, solution_score
 from prism_prm.arrays import Floats
-from prism_prm.backends.open_critic import critic_settings, is_critic
+from prism_prm.backends.open_critic import is_critic
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.data.tasks import Grader, Level, TaskGrader, TaskProblem
 from prism_prm.errors import ConfigError
 from prism_prm.rl.completions import problem_text, reply_text
@@ -92,7 +93,7 @@ class PRMReward:
         grader: finds and judges answers; default: answers that are stated (`\\boxed{}`, `####`, "answer is"), and
             programs, judged by `TaskGrader`.
         sandbox: what programs run in: auto, bubblewrap, landlock or none.
-        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
         name: the name under which trainers log the reward.
 
     Example:
@@ -116,7 +117,7 @@ class PRMReward:
         reference: str = "answer",
         grader: Grader | None = None,
         sandbox: Level = "auto",
-        loading: Mapping[str, Any] | None = None,
+        prm_options: PrmOptions | None = None,
         name: str = "PRMReward",
     ) -> None:
         if aggregator is not None:
@@ -129,12 +130,12 @@ class PRMReward:
             )
         if not stop:
             raise ConfigError("the stop string between steps is empty")
-        _refuse_gaps(prm, loading)
+        _refuse_gaps(prm, prm_options or PrmOptions())
         self.prm = prm
         self.gate, self.verifiable, self.clip, self.delta, self.stop = gate, verifiable, clip, delta, stop
         self.eos = frozenset([eos]) if isinstance(eos, int) else None if eos is None else frozenset(eos)
         self.problem, self.reference, self.sandbox = problem, reference, sandbox
-        self.loading = {"on_too_long": "skip", **(loading or {})}
+        self.prm_options = (prm_options or PrmOptions()).skipping()
         self.__name__ = name
         self.counts: Counter[str] = Counter()
         """Since the beginning: `completions`, `steps`, and of them `gated`, `cut`, `unanswered`, `unreadable`."""
@@ -155,7 +156,7 @@ class PRMReward:
         if self._scorer is None:
             from prism_prm.backends.load_prm import open_prm
 
-            self._scorer = open_prm(self.prm, self.loading)
+            self._scorer = open_prm(self.prm, self.prm_options)
         return self._scorer
 
     @property
@@ -296,11 +297,11 @@ class PRMReward:
         self.counts["unreadable"] += sum(one.num_unreadable for one in judged)
 
 
-def _refuse_gaps(prm: Scorer | str | Path, loading: Mapping[str, Any] | None) -> None:
+def _refuse_gaps(prm: Scorer | str | Path, options: PrmOptions) -> None:
     """A critic's missing verdict must be something: trainers have no reward for a step without a score."""
     from prism_prm.backends.critic import Critic
 
-    asked = critic_settings((loading or {}).get("critic")) if is_critic(prm) else None
+    asked = options.critic if is_critic(prm) else None
     if isinstance(prm, Critic):
         asked = prm.settings
     if asked is not None and asked.on_missing == "skip":

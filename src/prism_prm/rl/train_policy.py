@@ -142,8 +142,10 @@ def _reward(recipe: GrpoRecipe, grader: Grader, state: Any, out: Path) -> Iterat
     if not recipe.prm:
         yield AnswerReward(grader), "right answers"
         return
-    here = {"device": str(state.device)} if state.num_processes > 1 else {}
-    reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, loading={**here, **recipe.loading})
+    options = recipe.loading
+    if state.num_processes > 1 and options.device is None:
+        options = replace(options, device=str(state.device))
+    reward = PRMReward(recipe.prm, **asdict(recipe.reward), sandbox=recipe.sandbox, prm_options=options)
     scorer = reward.scorer
     try:
         # The card decides what the recipe leaves open. Its threshold changes what is logged, and no reward.

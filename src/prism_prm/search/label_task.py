@@ -12,7 +12,7 @@ from typing import Any
 
 from prism_prm.aggregate import card_values, choose_threshold
 from prism_prm.backends.open_critic import is_critic
-from prism_prm.backends.open_scorer import check_scorer
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer
 from prism_prm.backends.policy import Policy, PolicySettings, check_policy, open_policy, policy_for_workers
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
@@ -42,7 +42,7 @@ def label_task(
     judge: Judging | None = None,
     judges: int | None = None,
     ray: RaySettings | None = None,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
 ) -> dict[str, Any]:
     """Label the steps of a policy's solutions by rollouts: trees that every other function reads, and a report.
 
@@ -55,7 +55,7 @@ def label_task(
         judge: says which whole solutions are right; default: by their final answers.
         judges: processes that judge answers; default: all cores.
         ray: the Ray cluster whose workers label; default: this process.
-        loading: options of `load_prm` for the recipe's `consensus`; `critic` has the settings of a critic.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
 
     Raises:
         PrismError: a setting, an input or a model cannot be used; the message says what to change.
@@ -69,11 +69,12 @@ def label_task(
     """
     out = Path(out)
     keep_inputs([recipe.task, recipe.task_data, recipe.check], [out / "trees.parquet", out / "metrics.json"])
+    options = (prm_options or PrmOptions()).skipping()
     second = recipe.second
     for chosen in filter(None, (None if policy else recipe.policy, second)):
         check_policy(chosen)
     if recipe.consensus:
-        check_scorer(recipe.consensus, loading)
+        check_scorer(recipe.consensus, options)
     task = load_task(recipe.task, recipe.task_data, answer_field=recipe.answer_field)
     known = ProblemIndex(task.problems)
     task = replace(task, problems=task.problems[: recipe.limit])
@@ -151,8 +152,7 @@ def label_task(
             trees = keep_agreed(trees, [one.trees[0] for one in others], consensus)
         critic = None
         if recipe.consensus:
-            how = {"on_too_long": "skip", **(loading or {}), "ray": ray}
-            trees, critic = _confirmed(trees, recipe.consensus, how, out, consensus)
+            trees, critic = _confirmed(trees, recipe.consensus, replace(options, ray=ray), out, consensus)
         if not trees:
             raise DataError(f"{recipe.task}: no solution of {recipe.policy.name} has a whole step; raise --max-tokens")
         job.write_settings(recipe)
@@ -217,14 +217,14 @@ def label_chunk(
 
 
 def _confirmed(
-    trees: Sequence[StepTree], place: str, loading: dict[str, Any], out: Path, counts: Counter[str],
+    trees: Sequence[StepTree], place: str, options: PrmOptions, out: Path, counts: Counter[str],
 ) -> tuple[list[StepTree], dict[str, Any] | None]:  # fmt: skip
     """The trees with the labels that a scorer confirms, and what it has cost if it is a critic."""
     from prism_prm.backends.open_scorer import opened_prm
 
     # A critic is asked from here, all trees at once, and keeps replies itself; a PRM's scores are kept in a store.
-    store, loading = (None, {**loading, "ray": None}) if is_critic(place) else (out / "journal" / "scores", loading)
-    with opened_prm(place, loading) as scorer:
+    store, options = (None, replace(options, ray=None)) if is_critic(place) else (out / "journal" / "scores", options)
+    with opened_prm(place, options) as scorer:
         threshold = choose_threshold(None, card_values(scorer)).value
         with (
             stoppable(lambda: "with the second opinion"),

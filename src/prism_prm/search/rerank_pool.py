@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from prism_prm.aggregate import AGGREGATORS, GIVEN, CardValues, Choice, card_values, check_aggregator, choose_aggregator
-from prism_prm.backends.open_scorer import check_scorer
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer
 from prism_prm.config import SHOWN, Count, Natural, Range, check
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs, total_size
@@ -92,7 +92,7 @@ def rerank_pool(
     task_data: str | Path | None = None,
     settings: RerankSettings | None = None,
     store: str | Path | None = None,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
 ) -> Results:
     """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
     report.
@@ -109,7 +109,7 @@ def rerank_pool(
         task_data: the local file of `task`; by default the task comes from the hub.
         settings: aggregators, numbers of solutions, draws and the judging of answers.
         store: a folder of scores to reuse and extend.
-        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
 
     Returns:
         `Results`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl), the
@@ -138,7 +138,7 @@ def rerank_pool(
     keep_inputs([*read, task, task_data], [out / name for name in written])
     # Mistyped places are refused before solutions are judged, which takes long.
     for name, prm in prms.items():
-        check_scorer(prm, loading, name)
+        check_scorer(prm, prm_options or PrmOptions(), name)
     find_sources(tables.values())
     _refuse_twice([*prms, *tables])
     for path in tables.values():
@@ -172,7 +172,7 @@ def rerank_pool(
                 step_scores[name], cards[name] = scores_in_table(path, pool), card_of_scores(path)
             for name, prm in prms.items():
                 table = out / "scores" / f"{file_name(name)}.parquet"
-                with opened_prm(prm, loading, name) as scorer:
+                with opened_prm(prm, prm_options, name) as scorer:
                     with progress(f"scoring, {name}", len(pool.trees()), unit="solutions") as advance:
                         write_scores(scorer, pool.trees(), table, store=store, advance=advance)
                     step_scores[name], cards[name] = scores_in_table(table, pool), card_values(scorer)

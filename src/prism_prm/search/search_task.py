@@ -13,7 +13,7 @@ import numpy as np
 
 from prism_prm.aggregate import Choice, card_values, choose_aggregator, choose_threshold, log_score
 from prism_prm.arrays import Floats
-from prism_prm.backends.open_scorer import check_scorer
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer
 from prism_prm.backends.policy import Policy, check_policy, open_policy, policy_for_workers
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
@@ -83,7 +83,7 @@ def search_task(
     *,
     prms: Mapping[str, Scorer | str | Path] | None = None,
     policy: Policy | None = None,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
     judges: int | None = None,
     store: str | Path | None = None,
 ) -> list[Point]:
@@ -96,9 +96,7 @@ def search_task(
         out: folder for pools, metrics.json and the report.
         prms: name → a PRM, or its folder or hub id; default: those of the recipe.
         policy: an open policy to use instead of the recipe's; it stays open.
-        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
-            `on_too_long` is "skip" here by default: a solution too long for a PRM ranks last. With `ray`, workers of a
-            Ray cluster search.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
         judges: processes that judge answers; default: all cores.
         store: a folder of scores to reuse and extend.
 
@@ -123,7 +121,7 @@ def search_task(
     keep_inputs([recipe.task, recipe.task_data], [out / "pools", out / "metrics.json"])
     given = named_places(recipe.prm) if prms is None else prms
     # A solution that a PRM cannot read to its end is worth less than others, but no reason to stop.
-    options = {"on_too_long": "skip", **(loading or {})}
+    options = (prm_options or PrmOptions()).skipping()
     for name, place in given.items():
         check_scorer(place, options, name)
     if policy is None:
@@ -133,7 +131,7 @@ def search_task(
         raise ConfigError(f"--select public-tests: no problem of {task.name} has public tests; use another rule")
     for note in task.notes():
         say(note)
-    ray = options.get("ray")
+    ray = options.ray
     if ray is not None and policy is not None:
         raise ConfigError("workers of a Ray cluster open a policy themselves: name it in the recipe, not the policy")
     with contextlib.ExitStack() as stack:
@@ -193,7 +191,7 @@ class Searchers:
     asked: Any
     policy: Policy | None
     prms: Mapping[str, Scorer | str | Path]
-    options: Mapping[str, Any]
+    options: PrmOptions
     opened: dict[str, Scorer] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -205,9 +203,8 @@ class Searchers:
             return
         from prism_prm.backends.open_scorer import prm_for_workers
 
-        loading = {key: value for key, value in self.options.items() if key != "ray"}
         of_policy = policy_for_workers(self.asked)
-        of_prm = prm_for_workers(self.prms[name], loading, name) if name else Opening(_no_prm, loads=False)
+        of_prm = prm_for_workers(self.prms[name], self.options, name) if name else Opening(_no_prm, loads=False)
         make = functools.partial(_make_searcher, policy=of_policy.make, prm=of_prm.make)
         folders = tuple(dict.fromkeys([*of_policy.folders, *of_prm.folders]))
         opening = Opening(make, folders, of_policy.loads or of_prm.loads)

@@ -6,9 +6,9 @@ import importlib.util
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prism_prm.backends.open_scorer import check_scorer, remote_place
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, remote_place
 from prism_prm.console import say
 from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, MissingExtraError
@@ -27,7 +27,7 @@ def serve_prms(
     prms: Mapping[str, Scorer | str | Path],
     settings: ServeSettings | None = None,
     *,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
     results: str | Path | Sequence[str | Path] = (),
     data: str | Path | Sequence[str | Path] = (),
     split: str | None = None,
@@ -37,7 +37,7 @@ def serve_prms(
     Args:
         prms: the name under which clients ask for it → a PRM, or its folder or hub id.
         settings: address, keys and limits.
-        loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
         results: folders of results, or NAME=FOLDER, that the page at `/` shows and watches.
         data: their texts, as for `view_results`; by default those that the results name.
         split: for labelled data and pairs, the split that was measured.
@@ -64,7 +64,7 @@ def serve_prms(
     find_documents(shown)
     for name, prm in prms.items():
         if isinstance(prm, str | Path):
-            check_scorer(prm, loading, name)
+            check_scorer(prm, prm_options or PrmOptions(), name)
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
@@ -78,7 +78,7 @@ def serve_prms(
     with listener:
         from prism_prm.serve.server import make_server
 
-        server = make_server(prms, settings, keys, loading=loading, results=shown)
+        server = make_server(prms, settings, keys, prm_options=prm_options, results=shown)
         address, port = listener.getsockname()[:2]
         host = f"[{address}]" if ":" in address else address
         say(f"Listening on http://{host}:{port}; loading {', '.join(prms) or 'no PRM'}")

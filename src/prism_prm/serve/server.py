@@ -10,16 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prism_prm.backends.load_prm import open_prm
-from prism_prm.backends.open_critic import critic_settings
+from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import say
-from prism_prm.models.load_settings import LoadSettings
 from prism_prm.scorer import Scorer
 from prism_prm.serve.app import build_app
 from prism_prm.serve.engine import Engine
@@ -44,14 +42,14 @@ def make_server(
     settings: ServeSettings,
     keys: KeyRing,
     *,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
     results: Results | None = None,
 ) -> DrainingServer:
     """A server that is not running yet."""
 
     def load() -> Sequence[ServedModel]:
         size = int(settings.cache_mb * 1e6)
-        how = with_request_timeout(loading, settings.deadline)
+        how = with_request_timeout(prm_options or PrmOptions(), settings.deadline)
         return [served_model(name, open_prm(prm, how, name), size) for name, prm in prms.items()]
 
     sys.setswitchinterval(SWITCH)
@@ -71,17 +69,16 @@ def make_server(
     return DrainingServer(config, engine)
 
 
-def with_request_timeout(loading: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
-    """Options of `load_prm` such that no server behind ours holds the model thread longer than our clients wait."""
-    given = dict(loading or {})
+def with_request_timeout(options: PrmOptions, deadline: float) -> PrmOptions:
+    """Options such that no server behind ours holds the model thread longer than our clients wait."""
     seconds, retries = deadline / TRIES, TRIES - 1
-    known = LoadSettings()
-    critic = critic_settings(given.get("critic"))
-    return given | {
-        "prm_timeout": min(given.get("prm_timeout", known.prm_timeout), seconds),
-        "prm_retries": min(given.get("prm_retries", known.prm_retries), retries),
-        "critic": replace(critic, timeout=min(critic.timeout, seconds), retries=min(critic.retries, retries)),
-    }
+    critic = options.critic
+    return replace(
+        options,
+        prm_timeout=min(options.prm_timeout, seconds),
+        prm_retries=min(options.prm_retries, retries),
+        critic=replace(critic, timeout=min(critic.timeout, seconds), retries=min(critic.retries, retries)),
+    )
 
 
 def _most_connections() -> int:

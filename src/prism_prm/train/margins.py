@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prism_prm.arrays import Floats
-from prism_prm.backends.open_scorer import opened_prm
+from prism_prm.backends.open_scorer import PrmOptions, opened_prm
 from prism_prm.console import Advance, ignore, progress
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.data.pair_examples import Examples, Split, as_one_tree
@@ -97,7 +97,7 @@ def measure_margins(
     *,
     split: str | None = None,
     store: str | Path | None = None,
-    loading: Mapping[str, Any] | None = None,
+    prm_options: PrmOptions | None = None,
 ) -> Margins:
     """Score all pairs with a PRM, and write the margin of each. Repeat a stopped call to resume it.
 
@@ -107,7 +107,7 @@ def measure_margins(
         out: the table to write (Parquet), keyed by pair id and model hash.
         split: use only pairs of this split; default: all.
         store: a folder of scores to reuse and extend.
-        loading: options of `load_prm`, for a PRM given as a folder or hub id.
+        prm_options: how PRMs given as folders or hub ids are loaded, how critics are asked, and a Ray cluster.
 
     Example:
         >>> summary = build_pairs("labelled.jsonl", "pairs")
@@ -120,7 +120,7 @@ def measure_margins(
     examples = data.examples("pairs")
     with (
         locked_file(out),
-        opened_prm(prm, loading) as model,
+        opened_prm(prm, prm_options) as model,
         store_for(out, model, store) as filed,
         progress("margins", len(examples.by_tree()), unit="trees") as advance,
     ):
