@@ -117,10 +117,10 @@ def test_what_the_troubles_of_its_server_become(trouble: str, tmp_path: Path, mo
 
 def test_its_server_has_no_more_time_than_our_clients() -> None:
     """Or one that hangs would hold the model thread."""
-    assert with_request_timeout(None, 30.0) == {
-        "prm_timeout": 10.0, "prm_retries": 2, "critic": CriticSettings(timeout=10.0, retries=2)
-    }  # fmt: skip
-    given = {"prm_timeout": 1.0, "prm_retries": 0, "critic": CriticSettings(timeout=2.0, retries=1), "dtype": "auto"}
+    assert with_request_timeout(PrmOptions(), 30.0) == PrmOptions(
+        prm_timeout=10.0, prm_retries=2, critic=CriticSettings(timeout=10.0, retries=2)
+    )
+    given = PrmOptions(prm_timeout=1.0, prm_retries=0, critic=CriticSettings(timeout=2.0, retries=1), dtype="auto")
     assert with_request_timeout(given, 30.0) == given
 
 

@@ -255,25 +255,25 @@ CHEATS: dict[str, tuple[str, list[tuple[str, Any]]]] = {
         "def f(x): return L([x])",
         [("ok", [1])],
     ),
-    "closes_descriptors": ("import os\ndef f(x):\n    os.closerange(0, 64)\n    return x", [("error", None)] * 2),
-    "closes_its_report": ("import os\ndef f(x):\n    os.closerange(3, 64)\n    return x", [("error", None)] * 2),
+    "closes_descriptors": ("import os\ndef f(x):\n    os.closerange(0, 4096)\n    return x", [("error", None)] * 2),
+    "closes_its_report": ("import os\ndef f(x):\n    os.closerange(3, 4096)\n    return x", [("error", None)] * 2),
     "writes_nonsense_as_result": (
-        "import os\ndef f(x):\n    for d in range(3, 64):\n        try: os.write(d, b'PASSED\\n')\n"
+        "import os\ndef f(x):\n    for d in range(3, 4096):\n        try: os.write(d, b'PASSED\\n')\n"
         "        except OSError: pass\n    return x",
         [("error", None), ("ok", 1)],
     ),
     "writes_a_result": (
-        "import os\ndef f(x):\n    for d in range(3, 64):\n        try: os.write(d, b'[\"ok\", 5]\\n')\n"
+        "import os\ndef f(x):\n    for d in range(3, 4096):\n        try: os.write(d, b'[\"ok\", 5]\\n')\n"
         "        except OSError: pass\n    os._exit(0)",
         [("ok", 5), ("error", None)],
     ),
     "writes_another_status": (
-        "import os\ndef f(x):\n    for d in range(3, 64):\n        try: os.write(d, b'[\"passed\", 5]\\n' * 2)\n"
+        "import os\ndef f(x):\n    for d in range(3, 4096):\n        try: os.write(d, b'[\"passed\", 5]\\n' * 2)\n"
         "        except OSError: pass\n    os._exit(0)",
         [("error", None)] * 2,
     ),
     "nests_deeply": (
-        "import os\ndef f(x):\n    for d in range(3, 64):\n        try: os.write(d, b'[' * 60000 + b'\\n')\n"
+        "import os\ndef f(x):\n    for d in range(3, 4096):\n        try: os.write(d, b'[' * 60000 + b'\\n')\n"
         "        except OSError: pass\n    os._exit(0)",
         [("error", None)] * 2,
     ),
