@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from prism_prm import __version__
 from prism_prm.console import Advance, ignore
-from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Draft
 from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.data.pair_arrays import (
     OtherProblems,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from prism_prm.arrays import Bools, Floats, Ints
-from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Draft
 from prism_prm.data.pair_rules import QUANTITY, PairSettings, are_similar, normalize_step, priority, tokens
 from prism_prm.data.same_problem import normalise_problem
 from prism_prm.data.tables import Forest, string_codes

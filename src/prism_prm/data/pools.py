@@ -24,12 +24,13 @@ from typing import Any
 import msgspec
 
 from prism_prm.console import Advance, ignore
+from prism_prm.data.formats import POOL_FIELDS
 from prism_prm.data.inputs import decode, find_sources, read_records, rows
-from prism_prm.data.plain_solutions import POOL_FIELDS, split_steps
-from prism_prm.data.problem_records import no_answer, problem_of, seems_to_have_an_answer
+from prism_prm.data.tasks import no_answer, problem_of, seems_to_have_an_answer
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.grading.problems import TaskProblem
+from prism_prm.steps import split_steps
 from prism_prm.tree import StepTree, iter_unique_names
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from prism_prm.arrays import Ints
 from prism_prm.console import Advance, ignore
-from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Draft
 from prism_prm.errors import DataError
 from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file

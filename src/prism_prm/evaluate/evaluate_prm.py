@@ -22,12 +22,10 @@ from prism_prm.config import SHOWN, Natural, Range, Share, check
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluate.benchmarks import Benchmark, ItemSet, find_benchmark, read_benchmark
-from prism_prm.evaluate.benchmarks.base import REDUNDANCY_THRESHOLD
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.measure import PairTable, SubsetResult, error_curve, histogram, measure_pairs
+from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Benchmark, ItemSet, find_benchmark, read_benchmark
+from prism_prm.evaluate.measure import PairTable, Steps, SubsetResult, error_curve, histogram, measure_pairs
 from prism_prm.evaluate.report import RunInfo, WrongStep, find_wrong_step, steps_file, write_run
-from prism_prm.evaluate.scores import score_benchmark, steps_from_predictions, steps_from_table
+from prism_prm.evaluate.score_files import score_benchmark, steps_from_predictions, steps_from_table
 from prism_prm.job import Job
 from prism_prm.models.card import prm_folder
 from prism_prm.paths import check_name, own_name

@@ -14,7 +14,7 @@ from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold
 from prism_prm.arrays import Floats
 from prism_prm.backends.load_prm import open_prm
 from prism_prm.console import progress, say
-from prism_prm.data.draft import ReadOptions
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import as_places
 from prism_prm.evaluate.score_files import TreesToScore
 from prism_prm.scorer import Scorer

@@ -18,12 +18,11 @@ import numpy as np
 from prism_prm import metrics
 from prism_prm.arrays import Bools, Floats
 from prism_prm.data import formats
-from prism_prm.data.draft import ReadOptions
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import decode, find_sources, rows
 from prism_prm.errors import DataError
-from prism_prm.evaluate.benchmarks.base import Benchmark, Item, ItemSet
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.measure import Measured, Measurer, SubsetResult, Tables, all_rates, metric_rows, shown
+from prism_prm.evaluate.benchmarks import Benchmark, Item, ItemSet
+from prism_prm.evaluate.measure import Measured, Measurer, Steps, SubsetResult, Tables, all_rates, metric_rows, shown
 from prism_prm.report import Report, draw_groups, finish, number, percent
 
 TWINS = "correct"
