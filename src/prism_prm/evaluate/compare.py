@@ -6,6 +6,7 @@ with its scores shifted until it errs as often as the other one. Only a differen
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -106,12 +107,13 @@ def load_run(given: str) -> EvalRun:
     path = folder / "metrics.json"
     try:
         metrics = read_json(path)
+        json.dumps(metrics, ensure_ascii=False).encode()  # refuses half of a surrogate pair, which JSON can escape
         known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{path}: no such file; give folders written by `prism eval --out`; rerun `prism eval` if it was stopped"
         ) from None
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
     if not known.benchmarks:
         raise DataError(f"{path}: contains no benchmark")
@@ -154,32 +156,30 @@ def load_steps(runs: Sequence[EvalRun], bench: str) -> dict[str, Steps]:
                 f"{run.name}: {steps_file(run.folder, bench)} is of an earlier version and records no texts, so the "
                 "runs may be on different ones; run `prism eval` again"
             )
-    first = runs[0].name
-    for run in runs[1:]:
-        _require_same(bench, first, steps[first], run.name, steps[run.name])
-    return steps
-
-
-def _require_same(bench: str, name_a: str, a: Steps, name_b: str, b: Steps) -> None:
-    for name, mine, theirs in ((name_a, a, b), (name_b, b, a)):
-        others = set(theirs.items)
-        if extra := [item for item in mine.items if item not in others]:
+    first, a = runs[0].name, steps[runs[0].name]
+    for other in runs[1:]:
+        b = steps[other.name]
+        for name, mine, theirs in ((first, a, b), (other.name, b, a)):
+            known = set(theirs.items)
+            if extra := [item for item in mine.items if item not in known]:
+                raise DataError(
+                    f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run does not have "
+                    f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on "
+                    "the same --data, with the same --limit, threshold rule and seed"
+                )
+        content_a, content_b = (dict(zip(one.items, one.item_content or (), strict=True)) for one in (a, b))
+        if differing := [item for item, content in content_a.items() if content_b[item] != content]:
             raise DataError(
-                f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run does not have "
-                f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on the "
-                "same --data, with the same --limit, threshold rule and seed"
+                f"{bench}: {first} and {other.name} have {len(differing):,} of {len(a.items):,} items with the same "
+                f"names but other texts or labels ({', '.join(differing[:SHOWN])}, …); evaluate both on the same files"
             )
-    content_a, content_b = (dict(zip(one.items, one.item_content or (), strict=True)) for one in (a, b))
-    if other := [item for item, content in content_a.items() if content_b[item] != content]:
-        raise DataError(
-            f"{bench}: {name_a} and {name_b} have {len(other):,} of {len(a.items):,} items with the same names but "
-            f"other texts or labels ({', '.join(other[:SHOWN])}, …); evaluate both on the same files"
-        )
-    same = a.items == b.items and np.array_equal(a.starts, b.starts) and np.array_equal(a.parent, b.parent)
-    if not same or not np.array_equal(a.label, b.label):
-        raise DataError(
-            f"{bench}: {name_a} and {name_b} have the same items in another order; evaluate both on the same files"
-        )
+        columns = ((a.starts, b.starts), (a.parent, b.parent), (a.label, b.label))
+        if a.items != b.items or not all(np.array_equal(*pair) for pair in columns):
+            raise DataError(
+                f"{bench}: {first} and {other.name} have the same items in another order; evaluate both on the same "
+                "files"
+            )
+    return steps
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def build_comparison(
     for one in compared:
         if len(compared) > 1:
             report.text(f"## {one.bench}")
-        _add_bench(report, one, rounds=rounds)
+        _add_benchmark(report, one, rounds=rounds)
     tokens = {run.name: run.metrics["run"].get("tokens") for run in runs}
     if any(tokens.values()):
         caption = "Tokens behind the scores: read by a PRM, read and written by a critic ↓"
@@ -329,53 +329,29 @@ def _as_json(one: Compared) -> dict[str, Any]:
             }
             for name in one.runs[1:]
         },
-        "control": {name: control_json(control) for name, control in one.controls.items()},
+        "control": {
+            name: {
+                "verdict": control.verdict,
+                "finding": finding(control),
+                "steps_that_no_shift_moves": control.num_fixed,
+                **{
+                    f"at_{match}": {
+                        "shift_of_log_odds": shifted.shift.interval(),
+                        "matched": control.is_matched(match),
+                        "metrics": intervals(shifted.rates),
+                        "differences": {rate: control.difference(match, rate) for rate in shifted.rates},
+                    }
+                    for match, shifted in control.at.items()
+                },
+            }
+            for name, control in one.controls.items()
+        },
     }
 
 
-def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
-    _add_figures(report, one)
-    if rounds:
-        _add_rounds(report, one)
-    _add_rates(report, one)
-    for control in one.controls.values():
-        add_control(report, control, one.tables[control.first]["steps"])
-    if one.example is not None and one.example.item in one.steps[one.runs[0]].items:
-        add_wrong_step(report, one.example, one.steps, caption=telling("wrong step", one.runs[:1]))
-    first, *others = (_tested(one, name) for name in one.runs)
-    for name, own in zip(one.runs[1:], others, strict=True):
-        rows = [
-            ([label], own[label].minus(first[label]) if label in own and label in first else None)
-            for label in {**own, **first}
-        ]
-        report.differences(["metric"], rows, caption=f"{name} minus {one.runs[0]} (percentage points)")
-    find_benchmark(one.bench).add_to_comparison(report, one.tables)
-    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
-    report.text(f"Thresholds: {parts}.")
-
-
-def _add_rates(report: Report, one: Compared) -> None:
-    """The paper's table of rates, with how much of the first PRM's FPR is gone."""
-    base = one.tables[one.runs[0]]["steps"]["fpr"].value
-    rows = []
-    for name in one.runs:
-        table = one.tables[name]["steps"]
-        gone = 1 - table["fpr"].value / base if base else float("nan")
-        rows.append([name, *(shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
-    headers = ["PRM", *(RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
-    report.table(headers, rows, caption="Rates, steps pooled (%)", best="columns")
-    tables = [one.tables[name]["steps"] for name in one.runs]
-    if ranking_rows := metric_rows(RANKINGS, tables):
-        report.table(["metric", *one.runs], ranking_rows, caption="Without a threshold (%)", best="rows")
-
-
-def _tested(one: Compared, name: str) -> dict[str, Measured]:
-    table, labels = one.tables[name]["steps"], {**RATES, **RANKINGS}
-    own = {labels[metric]: table[metric] for metric in TESTED if metric in table}
-    return own | find_benchmark(one.bench).headlines(one.tables[name])
-
-
-def _add_figures(report: Report, one: Compared) -> None:
+def _add_benchmark(report: Report, one: Compared, *, rounds: bool) -> None:
+    first, *others = one.runs
+    benchmark, tables = find_benchmark(one.bench), {name: own["steps"] for name, own in one.tables.items()}
     curves = {name: curve for name in one.runs if (curve := error_curve(one.steps[name]))}
     with report.figure(
         f"{one.bench}-scores",
@@ -387,22 +363,50 @@ def _add_figures(report: Report, one: Compared) -> None:
             draw_error_curves(panels[0], curves, one.thresholds)
         for axes, name in zip(panels[bool(curves) :], one.runs, strict=True):
             draw_distribution(axes, histogram(one.steps[name]), one.thresholds[name], name)
+    if rounds:
+        names = ("prm_score", "fpr", "fnr", "precision")
+        rows = [[name, *(shown(table[metric]) for metric in names)] for name, table in tables.items()]
+        report.table(
+            ["round", *(RATES[metric] for metric in names)], rows, caption="Training rounds (%)", best="columns"
+        )
+        with report.figure(
+            f"{one.bench}-rounds",
+            caption="What the rounds of training change, with 95 % intervals.",
+            alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
+        ) as axes:
+            for metric, style in zip(("fpr", "fnr", "precision"), STYLES, strict=False):
+                points = [table[metric].interval() for table in tables.values()]
+                draw_curve(axes, range(len(points)), points, RATES[metric], style)
+            axes.set_xticks(range(len(one.runs)), one.runs)
+            finish(axes, "", "%")
 
-
-def _add_rounds(report: Report, one: Compared) -> None:
-    names = ("prm_score", "fpr", "fnr", "precision")
-    rows = [[name, *(shown(one.tables[name]["steps"][metric]) for metric in names)] for name in one.runs]
-    report.table(["round", *(RATES[metric] for metric in names)], rows, caption="Training rounds (%)", best="columns")
-    with report.figure(
-        f"{one.bench}-rounds",
-        caption="What the rounds of training change, with 95 % intervals.",
-        alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
-    ) as axes:
-        for metric, style in zip(("fpr", "fnr", "precision"), STYLES, strict=False):
-            points = [one.tables[name]["steps"][metric].interval() for name in one.runs]
-            draw_curve(axes, range(len(one.runs)), points, RATES[metric], style)
-        axes.set_xticks(range(len(one.runs)), one.runs)
-        finish(axes, "", "%")
+    base, rows = tables[first]["fpr"].value, []
+    for name, table in tables.items():
+        gone = 1 - table["fpr"].value / base if base else float("nan")
+        rows.append([name, *(shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
+    headers = ["PRM", *(RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
+    report.table(headers, rows, caption="Rates, steps pooled (%)", best="columns")
+    if rows := metric_rows(RANKINGS, list(tables.values())):
+        report.table(["metric", *one.runs], rows, caption="Without a threshold (%)", best="rows")
+    for control in one.controls.values():
+        add_control(report, control, tables[first])
+    if one.example is not None and one.example.item in one.steps[first].items:
+        add_wrong_step(report, one.example, one.steps, caption=telling("wrong step", [first]))
+    labels = {**RATES, **RANKINGS}
+    tested = {
+        name: {labels[metric]: table[metric] for metric in TESTED if metric in table}
+        | benchmark.headlines(one.tables[name])
+        for name, table in tables.items()
+    }
+    for name in others:
+        a, b = tested[name], tested[first]
+        differences = [
+            ([label], a[label].minus(b[label]) if label in a and label in b else None) for label in {**a, **b}
+        ]
+        report.differences(["metric"], differences, caption=f"{name} minus {first} (percentage points)")
+    benchmark.add_to_comparison(report, one.tables)
+    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
+    report.text(f"Thresholds: {parts}.")
 
 
 # --- the control
@@ -498,27 +502,18 @@ def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str
     }
 
 
-def control_json(control: Control) -> dict[str, Any]:
-    """What goes into metrics.json."""
-    return {
-        "verdict": control.verdict,
-        "finding": finding(control),
-        "steps_that_no_shift_moves": control.num_fixed,
-        **{
-            f"at_{match}": {
-                "shift_of_log_odds": shifted.shift.interval(),
-                "matched": control.is_matched(match),
-                "metrics": intervals(shifted.rates),
-                "differences": {rate: control.difference(match, rate) for rate in shifted.rates},
-            }
-            for match, shifted in control.at.items()
-        },
-    }
-
-
 def finding(control: Control) -> str:
     """Whether the PRM is more than the first one shifted, in words and numbers."""
-    return f"{_verdict(control)}. " + " ".join(_sentence(control, match) for match in MATCHES)
+    said = [f"{_verdict(control)}."]
+    for match, moved in control.at.items():
+        rate, aim, reached = FREE[match], control.own[match].value, moved.rates[match].value
+        short = "" if percent(reached) == percent(aim) else f" (it reaches {percent(reached)} %)"
+        said.append(
+            f"At {control.name}'s {match.upper()} of {percent(aim)} %{short}, {control.first} shifted has "
+            f"{rate.upper()} {shown(moved.rates[rate])} %; {control.name} has {shown(control.own[rate])} %: "
+            f"difference {signed_percent(control.difference(match, rate))} points."
+        )
+    return " ".join(said)
 
 
 def headline(control: Control) -> str:
@@ -536,18 +531,6 @@ def headline(control: Control) -> str:
 
 def _verdict(control: Control) -> str:
     return VERDICTS[control.verdict].format(first=control.first, name=control.name)
-
-
-def _sentence(control: Control, match: str) -> str:
-    rate, aim = FREE[match], control.own[match].value
-    shifted = control.at[match].rates
-    reached = shifted[match].value
-    short = "" if percent(reached) == percent(aim) else f" (it reaches {percent(reached)} %)"
-    return (
-        f"At {control.name}'s {match.upper()} of {percent(aim)} %{short}, {control.first} shifted has "
-        f"{rate.upper()} {shown(shifted[rate])} %; {control.name} has {shown(control.own[rate])} %: "
-        f"difference {signed_percent(control.difference(match, rate))} points."
-    )
 
 
 def add_control(report: Report, control: Control, first: Table) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,12 @@ from prism_prm.stats import number_clusters
 from prism_prm.store import CHUNK, Request, store_for
 from prism_prm.tree import StepTree
 
-_TOO_LONG = b"prism_prm.too_long"
-_UNJUDGED = b"prism_prm.unjudged"
-_STOPS = b"prism_prm.stops_at_error"
-_CARD = b"prism_prm.card"
+_TOO_LONG, _UNJUDGED, _STOPS = b"prism_prm.too_long", b"prism_prm.unjudged", b"prism_prm.stops_at_error"
+_CARD, _INPUTS = b"prism_prm.card", b"prism_prm.inputs"
 _ROWS = 2**16
 """Rows that are written together: each such group costs some memory until the table is whole."""
-_INPUTS = b"prism_prm.inputs"
+SHOWN = 3
+"""Names shown in a message about many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class ScoreReport:
     too_long: int
     """Steps whose path exceeds the context: left out, or scored without their earliest steps."""
     resumed: int
-    """Portions that an earlier run had scored."""
+    """Chunks that an earlier run had scored."""
     unjudged: int = 0
     """Steps on which a critic gave no verdict; left out."""
     given: int = 0
@@ -119,12 +118,6 @@ def inputs_of_scores(path: str | Path) -> list[str]:
     return [] if found is None else [str(one) for one in json.loads(found)]
 
 
-def unjudged_in_scores(path: str | Path) -> tuple[int, bool]:
-    """How many steps of a scores table a critic gave no verdict on, and whether it stops at the first wrong step."""
-    about = pq.read_metadata(path).metadata or {}
-    return int(about.get(_UNJUDGED, 0)), _STOPS in about
-
-
 def write_scores(
     scorer: Scorer,
     trees: Iterable[StepTree],
@@ -162,7 +155,13 @@ def write_scores(
             deque(requests(), maxlen=0)
         if is_made_for(out, digest.hexdigest()):
             say(f"Reusing all scores: {out} is complete")
-            _update_card(out, card_values(scorer))
+            if card_of_scores(out) != (card := card_values(scorer)):  # the scores do not depend on it
+                with pq.ParquetFile(out) as old, whole_file(out) as aside:
+                    kept = {k: v for k, v in old.metadata.metadata.items() if k not in (_CARD, b"ARROW:schema")}
+                    with pq.ParquetWriter(aside, old.schema_arrow.remove_metadata()) as new:
+                        for group in range(old.num_row_groups):
+                            new.write_table(old.read_row_group(group))
+                        new.add_key_value_metadata(kept | ({} if card is None else {_CARD: msgspec.json.encode(card)}))
             advance(num_trees)
             found = -(-num_trees // chunk)
         else:
@@ -299,20 +298,6 @@ def score_files(
     return report
 
 
-def _update_card(path: Path, card: CardValues | None) -> None:
-    """Give a table the card that the PRM has now; its scores do not depend on it."""
-    if card_of_scores(path) == card:
-        return
-    with pq.ParquetFile(path) as old, whole_file(path) as aside:
-        about = {key: value for key, value in old.metadata.metadata.items() if key not in (_CARD, b"ARROW:schema")}
-        if card is not None:
-            about[_CARD] = msgspec.json.encode(card)
-        with pq.ParquetWriter(aside, old.schema_arrow.remove_metadata()) as new:
-            for group in range(old.num_row_groups):
-                new.write_table(old.read_row_group(group))
-            new.add_key_value_metadata(about)
-
-
 def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
     """The scores of trees in a table, found by content: NaN where the table has none."""
     outputs = tuple(field.name for field in table.schema.field("log_odds").type)
@@ -333,10 +318,6 @@ def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScor
                 values_NO[node] = log_odds_NO[row]
         found.append(TreeScores(outputs, values_NO))
     return found
-
-
-SHOWN = 3
-"""Names shown in a message about many."""
 
 
 def judgement(label: float | None) -> int:
@@ -424,7 +405,21 @@ def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dic
         except DataError as error:
             raise DataError(f"{row.where}: {error}", reason=error.reason) from error
         found[prediction.id] = prediction
-    matched, notes = _matched(items, found.keys(), path)
+    # All items must have one, save those of groups that are in no total, if none of the group has.
+    matched, notes = list(items.items), {}
+    for group, called in items.aside.items():
+        own = [item for item in matched if item.group == group]
+        if own and all(item.tree.name not in found for item in own):
+            notes[f"{called} without predictions"] = len(own)
+            matched = [item for item in matched if item.group != group]
+    if without := [item.tree.name for item in matched if item.tree.name not in found]:
+        raise DataError(
+            f"{path}: no scores for {len(without):,} of {len(matched):,} items ({', '.join(without[:SHOWN])}, …). "
+            "Score them too, or measure a part of the benchmark by giving only its files to --data",
+            reason="missing-scores",
+        )
+    if extra := len(found.keys() - {item.tree.name for item in items.items}):
+        notes["predictions for items that are not in the data"] = extra
     kinds = {found[item.tree.name].scores is None for item in matched}
     if len(kinds) == 2:
         raise DataError(f"{path}: some items have scores and some labels; give one or the other for all")
@@ -439,35 +434,14 @@ def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dic
         raise DataError(f"{path}: {error}") from error
 
 
-def _matched(items: ItemSet, known: Collection[str], where: str | Path) -> tuple[list[Item], dict[str, int]]:
-    """The items that have scores: all of them, save the groups that are in no total and have no score at all."""
-    chosen, notes = list(items.items), {}
-    for group, called in items.aside.items():
-        own = [item for item in chosen if item.group == group]
-        if own and all(item.tree.name not in known for item in own):
-            notes[f"{called} without predictions"] = len(own)
-            chosen = [item for item in chosen if item.group != group]
-    without = [item for item in chosen if item.tree.name not in known]
-    if without:
-        shown = ", ".join(item.tree.name for item in without[:SHOWN])
-        raise DataError(
-            f"{where}: no scores for {len(without):,} of {len(chosen):,} items ({shown}, …). Score them too, or "
-            "measure a part of the benchmark by giving only its files to --data",
-            reason="missing-scores",
-        )
-    names = {item.tree.name for item in items.items}
-    if extra := sum(name not in names for name in known):
-        notes["predictions for items that are not in the data"] = extra
-    return chosen, notes
-
-
 def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, Any]]:
     """The judged steps from a `scores.parquet` of the same data, found by content; and who made the scores, with notes
     on what a critic left unjudged.
     """
 
     table = read_scores(path)
-    unjudged, stops_at_error = unjudged_in_scores(path)
+    about = pq.read_metadata(path).metadata or {}
+    unjudged, stops_at_error = int(about.get(_UNJUDGED, 0)), _STOPS in about
     if not table.num_rows and not unjudged:
         raise DataError(f"{path}: holds no scores; score this data with `prism score`", reason="missing-scores")
     found = scores_of_trees(table, [item.tree for item in items.items])
@@ -490,46 +464,34 @@ def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str,
                     reason="missing-scores",
                 )
     if unjudged:
+
+        def is_judged(scores: TreeScores) -> bool:
+            last = len(scores.scored) - 1
+            if last + 1 == len(scores.log_odds_NO):
+                return True
+            # Nothing is missing before the first wrong step, where such a critic stops.
+            return stops_at_error and scores.scored == list(range(last + 1)) and bool(scores.log_odds_NO[last, 0] < 0)
+
+        judged = [(item, scores) for item, scores in chosen if is_judged(scores)]
         counts_unanswered = find_benchmark(items.name).counts_unanswered
-        chosen, notes = _judged_items(chosen, stops_at_error, counts_unanswered, path)
+        if not judged and not counts_unanswered:
+            raise DataError(
+                f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
+                reason="missing-scores",
+            )
+        if without := len(chosen) - len(judged):
+            matches_nothing = "items without a verdict of the critic, which match nothing"
+            left_out = "items left out because the critic gave no verdict"
+            notes[matches_nothing if counts_unanswered else left_out] = without
+        if after := sum(len(scores.log_odds_NO) - len(scores.scored) for _, scores in judged):
+            notes["steps after a wrong one, which the critic does not judge"] = after
+        chosen = chosen if counts_unanswered else judged
     outputs = found[0].outputs
     redundancy = [scores.named("redundancy") for _, scores in chosen] if "redundancy" in outputs else None
     kept, probability = [item for item, _ in chosen], [scores.probability for _, scores in chosen]
     steps = collect_steps(kept, probability, redundancy, with_gaps=bool(unjudged))
     model_hash = table["model_hash"][0].as_py() if table.num_rows else ""
     return steps, {"model_hash": model_hash, "outputs": list(outputs), "notes": notes}
-
-
-def _judged_items(
-    found: list[tuple[Item, TreeScores]], stops_at_error: bool, counts_unanswered: bool, path: str | Path
-) -> tuple[list[tuple[Item, TreeScores]], dict[str, int]]:
-    """The items that a critic judged as far as it judges any, or all that count; and notes on what it left out."""
-
-    def is_judged(scores: TreeScores) -> bool:
-        last = len(scores.scored) - 1
-        if last + 1 == len(scores.log_odds_NO):
-            return True
-        # Nothing is missing before the first wrong step, where such a critic stops.
-        return stops_at_error and scores.scored == list(range(last + 1)) and bool(scores.log_odds_NO[last, 0] < 0)
-
-    judged = [(item, scores) for item, scores in found if is_judged(scores)]
-    if not judged and not counts_unanswered:
-        raise DataError(
-            f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
-            reason="missing-scores",
-        )
-    without = (
-        "items without a verdict of the critic, which match nothing"
-        if counts_unanswered
-        else "items left out because the critic gave no verdict"
-    )
-    notes = {
-        without: len(found) - len(judged),
-        "steps after a wrong one, which the critic does not judge": sum(
-            len(scores.log_odds_NO) - len(scores.scored) for _, scores in judged
-        ),
-    }
-    return found if counts_unanswered else judged, {name: count for name, count in notes.items() if count}
 
 
 def score_benchmark(
