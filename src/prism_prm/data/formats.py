@@ -23,7 +23,7 @@ Keep = Literal["keep", "drop"]
 OnBadRecord = Literal["fail", "skip"]
 
 FINISH_REASONS = ("solution", "found_error", "give_up", "bad_problem")
-"""How a PRM800K labeller ended a record."""
+"""How a PRM800K labeler ended a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class ReadOptions:
     """PRM800K finish reasons whose records are left out: solution, found_error, give_up, bad_problem. On the command
     line a comma-separated list, or none."""
     quality_control: Keep = "keep"
-    """Whether to keep the PRM800K records that were used to check labellers."""
+    """Whether to keep the PRM800K records that were used to check labelers."""
     screening: Keep = "keep"
-    """Whether to keep the PRM800K records that were used to screen labellers."""
+    """Whether to keep the PRM800K records that were used to screen labelers."""
     split_steps: bool = False
     """Also read records with a problem and a plain solution, and cut the solution into steps."""
     trust_solutions: bool = False
@@ -240,19 +240,19 @@ class Position(msgspec.Struct, gc=False):
     human_completion: RatedCompletion | None = None
 
 
-class Question(msgspec.Struct, gc=False):
+class Prm800kQuestion(msgspec.Struct, gc=False):
     problem: str
     ground_truth_answer: str | None = None
 
 
-class Labels(msgspec.Struct, gc=False):
+class Prm800kLabel(msgspec.Struct, gc=False):
     steps: list[Position]
     finish_reason: str | None = None
 
 
 class Prm800kRecord(msgspec.Struct, gc=False):
-    question: Question
-    label: Labels
+    question: Prm800kQuestion
+    label: Prm800kLabel
     is_quality_control_question: bool | None = None
     is_initial_screening_question: bool | None = None
 
@@ -587,13 +587,15 @@ UNLABELED = (
 """Steps without labels, which can be scored and not learned from; tried after those with labels."""
 
 
-def _is_reader(found: Any) -> bool:
-    variants = found if isinstance(found, tuple) else (found,)
-    return bool(variants) and all(isinstance(variant, Format) for variant in variants)
-
-
 _PLUGINS: Plugins[Any] = Plugins(
-    "format", FORMATS, "prism_prm.readers", "a Format (or a tuple of them)", _is_reader, also="; or auto"
+    "format",
+    FORMATS,
+    "prism_prm.readers",
+    "a Format (or a tuple of them)",
+    lambda found: (
+        found != () and all(isinstance(one, Format) for one in (found if isinstance(found, tuple) else (found,)))
+    ),
+    also="; or auto",
 )
 
 

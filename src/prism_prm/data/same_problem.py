@@ -105,22 +105,17 @@ def problem_words(problem: str) -> tuple[str, ...]:
     text = _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number.group()), _LABEL.sub("", text, count=1))
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
-    text = _DOUBLED.sub(r"(\1)", _with_slashes(text))
-    text = _OVER.sub(r"\1", _UNDER.sub(r"\1", text))
-    text = _UNDER_A_SIGN.sub(r"\1 \2 ", text)
-    return tuple(token for token in _TOKEN.findall(text.lower()) if token not in _IGNORED)
-
-
-def _with_slashes(text: str) -> str:
-    """Fractions as a/b: the one way to write them that formulas and plain text share."""
 
     def slash(found: re.Match[str]) -> str:
         over, under = found[1] or found[2] or "", found[3] or found[4] or ""
         return f" {over.strip()}/{under.strip()} "
 
-    while (other := _FRACTION.sub(slash, text)) != text:  # those inside others come last
+    while (other := _FRACTION.sub(slash, text)) != text:  # a/b is the one way that formulas and plain text share
         text = other
-    return text
+    text = _DOUBLED.sub(r"(\1)", text)
+    text = _OVER.sub(r"\1", _UNDER.sub(r"\1", text))
+    text = _UNDER_A_SIGN.sub(r"\1 \2 ", text)
+    return tuple(token for token in _TOKEN.findall(text.lower()) if token not in _IGNORED)
 
 
 def normalise_problem(problem: str) -> str:
@@ -238,15 +233,13 @@ def split_by_problem(splits: Splits) -> Callable[[str], str]:
     return split_of
 
 
-class Exclusions:
-    """Problems that must not be learned from, such as those of a benchmark."""
+class Exclusions(KnownProblems[str]):
+    """Problems that must not be learned from, such as those of a benchmark, each with the first file that has it."""
 
     def __init__(self, ngram: int = NGRAM) -> None:
-        self.ngram = ngram
-        """The length in words of the runs that are compared; 0 compares only whole problems."""
+        super().__init__(ngram)
         self.counts: dict[str, Counter[Overlap]] = {}
         """By file, how many trees were left out and why."""
-        self._files = KnownProblems[str](ngram)
 
     @classmethod
     def read(cls, files: Iterable[str | Path], ngram: int = NGRAM) -> Exclusions:
@@ -259,13 +252,9 @@ class Exclusions:
                     exclusions.add(problem, source.name)
         return exclusions
 
-    def add(self, problem: str, file: str) -> None:
-        """Exclude a problem; the first file that has it is named."""
-        self._files.add(problem, file)
-
     def match(self, problem: str) -> bool:
         """Whether a problem is excluded; counts it by file and reason if so."""
-        found = self._files.find(problem)
+        found = self.find(problem)
         if found is not None:
             file, reason = found
             self.counts.setdefault(file, Counter())[reason] += 1

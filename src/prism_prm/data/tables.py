@@ -232,29 +232,26 @@ def iter_trees(path: str | Path, *, split: str | None = None, advance: Advance =
     size = path.stat().st_size if advance is not ignore else 0
     with _open(path, "trees.parquet", TREES) as file:
         for batch in file.iter_batches(batch_size=256):
-            yield from _trees_of_batch(_only_split(fitted(path, batch, TREES), split), path)
+            chosen = _only_split(fitted(path, batch, TREES), split)
+            nodes = chosen.column("nodes")
+            values = nodes.flatten()
+            starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
+            texts, parents, labels, ratings, origins, found = (values.field(field.name).to_pylist() for field in NODE)
+            estimates = [None if one is None else Estimate(**one) for one in found]
+            names = ("tree_id", "problem", "trunk", "name", "answer", "ended", "source")
+            for i, row in enumerate(zip(*(chosen.column(name).to_pylist() for name in names), strict=True)):
+                tree_id, problem, trunk, name, answer, ended, source = row
+                of = slice(starts[i], starts[i + 1])
+                draft = Draft(
+                    problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended,
+                    f"{path} (from {source})" if source else str(path), estimates[of],
+                )  # fmt: skip
+                try:
+                    draft.check_links()
+                except DataError as error:
+                    raise DataError(f"{path}, tree {tree_id}: {error}", reason=error.reason) from None
+                yield draft.tree(tree_id)
             advance(size * batch.num_rows // max(1, file.metadata.num_rows))
-
-
-def _trees_of_batch(batch: Any, path: Path) -> Iterator[StepTree]:
-    nodes = batch.column("nodes")
-    values = nodes.flatten()
-    starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
-    texts, parents, labels, ratings, origins, found = (values.field(field.name).to_pylist() for field in NODE)
-    estimates = [None if one is None else Estimate(**one) for one in found]
-    names = ("tree_id", "problem", "trunk", "name", "answer", "ended", "source")
-    for i, row in enumerate(zip(*(batch.column(name).to_pylist() for name in names), strict=True)):
-        tree_id, problem, trunk, name, answer, ended, source = row
-        of = slice(starts[i], starts[i + 1])
-        draft = Draft(
-            problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended,
-            f"{path} (from {source})" if source else str(path), estimates[of],
-        )  # fmt: skip
-        try:
-            draft.check_links()
-        except DataError as error:
-            raise DataError(f"{path}, tree {tree_id}: {error}", reason=error.reason) from None
-        yield draft.tree(tree_id)
 
 
 def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "") -> None:

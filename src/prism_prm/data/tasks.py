@@ -63,9 +63,34 @@ def problem_of(
         )
     if not isinstance(text, str):
         raise _unfit(field, text, "a string")
-    answer = _answer_of(record, answer_field) if with_answer else None
+    answer = None
+    if with_answer:
+        field, value = _first(record, ANSWER_FIELDS if answer_field is None else (answer_field,))
+        if value is None and answer_field is not None:
+            raise DataError(
+                f"no `{answer_field}`, which --answer-field names; found the fields {sorted(record)}",
+                reason="missing-field",
+            )
+        if value is None:  # Minerva's own release has it only as the box in its solution
+            answer = last_boxed(str(record.get("solution") or ""))
+        else:
+            parts = [scalar_text(part) for part in (value if isinstance(value, list) else [value])]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                raise _unfit(field, value, "a string, a number, or a list of them")
+            joined = ", ".join(part.replace("$", "") for part in known) if isinstance(value, list) else known[0]
+            answer = (after_hashes(joined) or joined).strip()
     name = _word(*_first(record, _NAME_FIELDS))
-    tolerance = _tolerance_of(record, answer, tolerance)
+    error = _number(record, "error", math.inf)  # OlympiadBench: how far off, absolutely
+    number = numeral(normalize(answer)) if answer and error else None
+    if number and number.value and error:
+        try:
+            tolerance = error / abs(float(number.value))
+        except (OverflowError, ZeroDivisionError):
+            tolerance = math.inf
+        if tolerance > MOST_TOLERANCE:
+            raise DataError(f"`error` is {error:g}, too large for the answer {answer!r:.60}", reason="out-of-range")
+    tolerance = _number(record, "tolerance", MOST_TOLERANCE) or tolerance
     return TaskProblem(text, answer, name, _word("level", record.get("level")), tolerance)
 
 
@@ -83,36 +108,6 @@ def seems_to_have_an_answer(record: Mapping[str, Any]) -> bool:
     """Whether a record has something that may be its answer, under none of the names we know."""
     is_silent = not any(field in record for field in ANSWER_FIELDS)
     return is_silent and any(not _is_empty(record.get(field)) for field in _PERHAPS_ANSWERS)
-
-
-def _answer_of(record: Mapping[str, Any], answer_field: str | None) -> str | None:
-    field, value = _first(record, ANSWER_FIELDS if answer_field is None else (answer_field,))
-    if value is None and answer_field is not None:
-        raise DataError(
-            f"no `{answer_field}`, which --answer-field names; found the fields {sorted(record)}",
-            reason="missing-field",
-        )
-    if value is None:  # Minerva's own release has it only as the box in its solution
-        return last_boxed(str(record.get("solution") or ""))
-    parts = [scalar_text(part) for part in (value if isinstance(value, list) else [value])]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        raise _unfit(field, value, "a string, a number, or a list of them")
-    answer = ", ".join(part.replace("$", "") for part in known) if isinstance(value, list) else known[0]
-    return (after_hashes(answer) or answer).strip()
-
-
-def _tolerance_of(record: Mapping[str, Any], answer: str | None, tolerance: float) -> float:
-    error = _number(record, "error", math.inf)  # OlympiadBench: how far off, absolutely
-    number = numeral(normalize(answer)) if answer and error else None
-    if number and number.value and error:
-        try:
-            tolerance = error / abs(float(number.value))
-        except (OverflowError, ZeroDivisionError):
-            tolerance = math.inf
-        if tolerance > MOST_TOLERANCE:
-            raise DataError(f"`error` is {error:g}, too large for the answer {answer!r:.60}", reason="out-of-range")
-    return _number(record, "tolerance", MOST_TOLERANCE) or tolerance
 
 
 def scalar_text(value: Any) -> str | None:
