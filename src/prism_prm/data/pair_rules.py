@@ -1,4 +1,4 @@
-"""The rules of pairing, tree by tree, as plainly as possible; `vectorised.py` does the same for many trees at once.
+"""The rules of pairing, tree by tree, as plainly as possible; `pair_arrays.py` does the same for many trees at once.
 
 The lookahead audit says which later steps may already be right at the earlier position. It has two marks. A
 near-duplicate of the current step (the same quantities, nearly the same words and signs) says the same thing, so it is

@@ -118,7 +118,7 @@ def problem_words(problem: str) -> tuple[str, ...]:
     return tuple(token for token in _TOKEN.findall(text.lower()) if token not in _IGNORED)
 
 
-def normalise_problem(problem: str) -> str:
+def normalize_problem(problem: str) -> str:
     """Equal for problems that are the same; spaces, which copies of formulas disagree on, stay between numbers only."""
     return _NOT_BETWEEN_NUMBERS.sub("", " ".join(problem_words(problem)))
 
@@ -151,7 +151,7 @@ class KnownProblems(Generic[T]):
 
     def add(self, problem: str, value: T) -> None:
         """Add a problem; one that is there keeps its value."""
-        key = normalise_problem(problem)
+        key = normalize_problem(problem)
         if key not in self._values:
             self._values[key] = value
             runs = self._runs(problem)
@@ -161,7 +161,7 @@ class KnownProblems(Generic[T]):
 
     def find(self, problem: str) -> tuple[T, Overlap] | None:
         """The value of the same problem, or else of the one that it shares most with, if that is enough."""
-        if (key := normalise_problem(problem)) in self._values:
+        if (key := normalize_problem(problem)) in self._values:
             return self._values[key], "same_problem"
         runs = self._runs(problem)
         alike: dict[str, float] = {}
@@ -172,7 +172,7 @@ class KnownProblems(Generic[T]):
         nearest = max(alike, key=alike.__getitem__, default=None)
         if nearest is None or alike[nearest] < OVERLAP:
             return None
-        return self._values[normalise_problem(nearest)], "ngram_overlap"
+        return self._values[normalize_problem(nearest)], "ngram_overlap"
 
     def _runs(self, problem: str) -> set[int]:
         """The runs of words of a problem that are not common."""
@@ -214,7 +214,7 @@ class Splits:
 
     def drawn(self, problem: str) -> str:
         """The split that a problem's text and the seed give."""
-        digest = hashlib.blake2b(f"{self.seed}\0{normalise_problem(problem)}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"{self.seed}\0{normalize_problem(problem)}".encode(), digest_size=8).digest()
         names, ends = list(self.shares), list(accumulate(self.shares.values()))
         place = int.from_bytes(digest) / 2**64
         return names[min(bisect_right(ends, place), len(names) - 1)]

@@ -20,7 +20,7 @@ from prism_prm.arrays import Bools
 from prism_prm.data.formats import ReadOptions
 from prism_prm.data.pair_examples import Split, as_one_tree
 from prism_prm.data.reader import Reader
-from prism_prm.data.same_problem import Exclusions, normalise_problem
+from prism_prm.data.same_problem import Exclusions, normalize_problem
 from prism_prm.data.tables import check_split
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluate.measure import Measured, Measurer, Steps, SubsetResult, Tables
@@ -49,7 +49,7 @@ class Item:
     @property
     def problem_key(self) -> str:
         """Equal for items of one problem, which the bootstrap draws together."""
-        return normalise_problem(self.problem)
+        return normalize_problem(self.problem)
 
 
 @dataclass(frozen=True, slots=True)
