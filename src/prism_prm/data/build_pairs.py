@@ -1,4 +1,4 @@
-"""From labelled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
+"""From labeled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
 
 Trees are read, paired and written in chunks, so that memory does not grow with the data.
 """
@@ -63,10 +63,10 @@ def build_pairs(
     *,
     advance: Advance = ignore,
 ) -> dict[str, Any]:
-    """Turn labelled solutions into matched pairs of a right and a wrong step; returns the summary.
+    """Turn labeled solutions into matched pairs of a right and a wrong step; returns the summary.
 
     Args:
-        inputs: files, folders or hub datasets of labelled solutions, or a `Reader` of them.
+        inputs: files, folders or hub datasets of labeled solutions, or a `Reader` of them.
         out: folder for trees.parquet, pairs.parquet and summary.json.
         recipe: which steps are compared, splits, and problems to leave out.
         advance: called with the number of further bytes of input that are done.
@@ -122,8 +122,8 @@ def build_pairs(
                 )
                 codes = np.array([PAIR_KINDS.index(kind) for kind in kinds], dtype=np.int32)
                 kind = np.repeat(codes, [len(columns) for columns in kinds.values()])[order]
-                tree_id = tree + np.int32(first_id)
-                small = (tree_id, position, chosen, rejected, tree_id, kind, splits[tree])
+                own = tree + np.int32(first_id)
+                small = (own, position, chosen, rejected, own, kind, splits[tree])
                 estimates = pa.array(gap, mask=np.isnan(gap)), pa.array(rollouts, mask=rollouts < 0)
                 _write(write_pairs, small, *estimates, counts)
                 tree_counts.add(forest)
@@ -317,7 +317,7 @@ class PairCounts:
 def _in_background(write: Write) -> Iterator[Write]:
     """The same, in a thread of its own and in the same order; at most one table waits, so that memory stays small.
 
-    Compressing and writing release Python's lock, so reading continues meanwhile.
+    Compressing and writing release the GIL, so reading continues meanwhile.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         running: list[Future[None]] = []

@@ -400,10 +400,7 @@ def _read_split(record: SplitRecord, options: ReadOptions) -> list[Draft]:  # no
 
 
 class StepwiseRecord(msgspec.Struct):
-    """TRL's stepwise supervision: the steps as `completions`, and `labels`, true/false or soft in [0, 1].
-
-    Whether it reaches an end is not said.
-    """
+    """TRL's stepwise supervision: steps as `completions`, and `labels`, true/false or soft; the end is not marked."""
 
     prompt: str
     completions: list[str]

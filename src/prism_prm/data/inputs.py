@@ -29,7 +29,7 @@ SUFFIXES: dict[str, Kind] = {
     ".jsonl": "jsonl", ".json": "json", ".jsonl.gz": "jsonl", ".json.gz": "json", ".parquet": "parquet",
 }  # fmt: skip
 TREE_TABLE = "trees.parquet"
-"""The file that makes a folder one of ours; its neighbours are not input."""
+"""The file that makes a folder one of ours; its neighbors are not input."""
 T = TypeVar("T")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
@@ -82,7 +82,7 @@ def total_size(sources: Iterable[Source]) -> int | None:
 
 
 def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
-    """The files and datasets that the user's words name, in their order; a folder gives its files by name."""
+    """The files and datasets that the user names, in their order; a folder gives its files by name."""
     sources: list[Source] = []
     for given in as_places(inputs):
         path = Path(given)
@@ -118,7 +118,7 @@ def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
 def keep_inputs(inputs: Iterable[object], written: Iterable[str | Path]) -> None:
     """Refuse to write over files that are read, however they are spelled; a folder to write stands for all in it.
 
-    Inputs that are no local files or folders, such as hub ids, are passed over.
+    Inputs that are no local files or folders, such as hub ids, are skipped.
     """
     read: list[Path] = []
     for given in inputs:

@@ -104,7 +104,7 @@ def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     """`lookahead_pairs` of every tree, by tree and positions."""
     if settings.lookahead == "none":
         return NO_PAIRS
-    # All trunk steps of the chunk, numbered through: the tree, the position in it, and the node in the chunk.
+    # All trunk steps of the chunk, numbered consecutively: the tree, the position in it, and the node in the chunk.
     lengths = np.diff(forest.trunk_starts)
     tree = np.repeat(np.arange(len(lengths)), lengths)
     position, node = np.arange(len(tree)) - forest.trunk_starts[tree], forest.trunk + forest.node_starts[tree]

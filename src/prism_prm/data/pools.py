@@ -5,7 +5,7 @@ One record per problem, as JSON lines (or Parquet, JSON, a folder, a hub dataset
     {"problem": "…", "answer": "12", "name": "test/7", "solutions": [
         {"text": "…"}, {"steps": ["…", "…"], "answer": "12", "scores": [0.9, 0.7], "tokens": 310}]}
 
-A solution is a text, which is cut into steps, or a list of steps; it may also be given bare, as a string or a list.
+A solution is a text, which is cut into steps, or a list of steps; it may also be given directly, as a string or a list.
 `answer` (what it answers), `scores` (P(right) per step), `tokens` and `correct` are optional. Other tools' names for
 the same things are understood.
 """
@@ -66,7 +66,7 @@ class PoolProblem:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All problems of a pool; solutions are numbered through, in order: the `tree_id` of their scores."""
+    """All problems of a pool; solutions are numbered consecutively: the `tree_id` of their scores."""
 
     problems: tuple[PoolProblem, ...]
 

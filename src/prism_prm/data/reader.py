@@ -106,7 +106,7 @@ class Reader:
 def read_trees(
     path: str | Path | Iterable[str | Path], format: str = "auto", *, options: ReadOptions | None = None
 ) -> Iterator[StepTree]:
-    """A stream of the trees of labelled solutions, numbered in the order of reading.
+    """A stream of the trees of labeled solutions, numbered in the order of reading.
 
     Args:
         path: a file, folder or hub dataset, or several.

@@ -201,7 +201,7 @@ def write_trees(path: str | Path, trees: Iterable[StepTree], *, split: str = "",
 
 
 def check_split(path: str | Path, split: str | None) -> None:
-    """A split that no tree of a `trees.parquet` (or of the folder that holds it) is in is an error, not no data."""
+    """Refuse a split that no tree of a `trees.parquet` (or of the folder that holds it) is in."""
     if split is None:
         return
     with _open(path, "trees.parquet", TREES) as file:
@@ -226,7 +226,7 @@ def check_pairs_folder(folder: str | Path, split: str | None = None) -> None:
 def iter_trees(path: str | Path, *, split: str | None = None, advance: Advance = ignore) -> Iterator[StepTree]:
     """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with.
 
-    `advance` is called with the number of further bytes read, as far as that can be said of a table.
+    `advance` is called with the number of further bytes read, estimated from its rows.
     """
     path = _file(path, "trees.parquet")
     size = path.stat().st_size if advance is not ignore else 0

@@ -1,4 +1,4 @@
-"""`look_at`: the first solutions of a file with what PRMs say of every step, as `prism look` shows them."""
+"""`look_at`: the first solutions of a file with each PRM's score of every step, as `prism look` shows them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def look_at(
     options: ReadOptions | None = None,
     loading: Mapping[str, Any] | None = None,
 ) -> list[LookedAt]:
-    """The first solutions of files with what PRMs say of every step; nothing is written.
+    """The first solutions of files with each PRM's score of every step; nothing is written.
 
     Args:
         prms: name → a PRM, or its folder or hub id.

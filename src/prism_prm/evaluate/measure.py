@@ -134,7 +134,7 @@ class Steps:
 
     def only_groups(self, names: Sequence[str]) -> Steps:
         """The items of some groups."""
-        return self.only(np.isin(np.array(self.group_names)[self.item_group], list(names)))
+        return self.only(np.isin(self.group_names, names)[self.item_group])
 
 
 _AGAIN = "run `prism eval` again"
@@ -220,7 +220,7 @@ RATES = {
     "accuracy": "Accuracy ↑",
     "prm_score": "PRMScore ↑",
 }
-"""Metrics that hang on the threshold, in percent; the arrow says which way is better."""
+"""Metrics that depend on the threshold, in percent; the arrow says which way is better."""
 
 RANKINGS = {
     "auroc": "AUROC ↑",
@@ -399,7 +399,7 @@ class Measurer:
         )
 
     def first_errors(self) -> Table:
-        """Where the first judgement of "bad" falls for items with an error: exact, early, late, missed (shares)."""
+        """Where the first judgment of "bad" falls for items with an error: exact, early, late, missed (shares)."""
         if not self.steps.are_chains:
             return {}
         gold = metrics.first_bad(self.steps.wrong, self.steps.starts)

@@ -130,7 +130,7 @@ def write_scores(
 ) -> ScoreReport:
     """Score trees into one table, a chunk at a time; work that was stopped is resumed.
 
-    Scores are filed in the score store `store`, which other work may share; by default one beside `out`, which is
+    Scores are kept in the score store `store`, which other work may share; by default one beside `out`, which is
     removed when the table is written. `trees` are not held; they are read once, or twice where `out` exists. `inputs`
     says where they were read, for those who look for their texts.
     """

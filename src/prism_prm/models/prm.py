@@ -440,7 +440,7 @@ def batches_of(module: PrmModule, rows: Sequence[Row], token_budget: int) -> lis
 
 
 def check_finite(log_odds_RO: Tensor, owners: Sequence[tuple[int, int]], named: Named) -> None:
-    """A score that is not a number is an error that says whose it is."""
+    """Raise if a score is not finite, and say whose it is."""
     bad_R = ~torch.isfinite(log_odds_RO).all(dim=1)
     if bool(bad_R.any()):
         first = int(bad_R.nonzero()[0, 0])

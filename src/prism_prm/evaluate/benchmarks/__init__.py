@@ -54,7 +54,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class ItemSet:
-    """What was read of a benchmark, with where it came from; parts are fine, and say so."""
+    """The items read from a benchmark, and where they came from; `complete` says whether some are missing."""
 
     items: tuple[Item, ...]
     files: tuple[str, ...]
@@ -249,9 +249,8 @@ _PLUGINS = Plugins(
 )
 
 
-def find_benchmark(name: str) -> Benchmark:
-    """One of BENCHMARKS, or one that an installed package adds."""
-    return _PLUGINS.find(name)
+find_benchmark = _PLUGINS.find
+"""One of BENCHMARKS by its name, or one that an installed package adds."""
 
 
 def read_benchmark(name: str, data: str | Path | Sequence[str | Path] = (), split: str | None = None) -> ItemSet:
