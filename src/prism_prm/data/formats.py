@@ -167,63 +167,6 @@ class Format:
     """Whether a name that was seen before is dropped (and counted)."""
 
 
-PROBLEM_FIELDS = ("problem", "question", "prompt")
-SOLUTION_FIELDS = ("solution", "response", "completion", "answer")
-POOL_FIELDS = ("solutions", "samples", "completions", "responses", "generations", "outputs")
-"""Names for a list of solutions: a record with one is of a pool."""
-POOL = "a pool: `{}` lists several solutions. `prism rerank` reads it, and scores it with --prm."
-
-
-class PlainSolution(msgspec.Struct):
-    """Several datasets' names for the same two things."""
-
-    problem: str | None = None
-    question: str | None = None
-    prompt: str | None = None
-    solution: str | None = None
-    response: str | None = None
-    completion: str | None = None
-    answer: str | int | float | None = None
-    id: str | int = ""
-    solutions: Any = None
-    samples: Any = None
-    completions: Any = None
-    responses: Any = None
-    generations: Any = None
-    outputs: Any = None
-
-
-def read_solution(record: PlainSolution, options: ReadOptions) -> list[Draft]:
-    """The record as one solution, unlabeled unless its user trusts it."""
-    for field in POOL_FIELDS:
-        if isinstance(getattr(record, field), list):
-            refuse_pool(field)
-    problem = next((value for field in PROBLEM_FIELDS if (value := getattr(record, field))), "")
-    found = [(field, value) for field in SOLUTION_FIELDS if (value := getattr(record, field))]
-    if not found or not isinstance(found[0][1], str):
-        raise DataError(f"no solution text in any of the fields {', '.join(SOLUTION_FIELDS)}", reason="empty-text")
-    field, text = found[0]
-    texts = split_steps(text)
-    require_texts(problem, texts)
-    labels = [1.0 if options.trust_solutions else None] * len(texts)
-    # The field `answer` is the solution itself in some datasets, and the reference answer beside one in others.
-    answer = None if field == "answer" or record.answer is None else str(record.answer)
-    return [Draft.chain(problem, texts, labels, name=str(record.id), answer=answer, ended=True)]
-
-
-SOLUTIONS = tuple(
-    Format("solutions", PlainSolution, frozenset({problem, solution}), read_solution)
-    for solution in SOLUTION_FIELDS
-    for problem in PROBLEM_FIELDS
-)
-"""Tried after all other formats, and only when the user asks for splitting into steps."""
-
-
-def refuse_pool(field: str) -> NoReturn:
-    """A record with several solutions is not one solution; its `answer` is the reference, not a text to score."""
-    raise DataError(f"this is {POOL.format(field)}", reason="wrong-format")
-
-
 # --- PRM800K, both phases, in its original records: several rated completions per position, one of which continues.
 # The trunk follows the chosen completion, or the human completion where none was chosen. Where neither is there the
 # trunk ends. Every other completion is a candidate under the prefix it was shown with.
@@ -485,6 +428,65 @@ def read_prmbench(record: PRMBenchRecord, options: ReadOptions) -> list[Draft]: 
         labels = [0.0 if i + 1 in errors else 1.0 for i in range(len(steps))]
         items.append(Draft.chain(problem, steps, labels, name=name, answer=record.ground_truth))
     return items
+
+
+# --- one solution without labels: as a text, which is cut into steps only if the user asks for it, or as steps
+
+PROBLEM_FIELDS = ("problem", "question", "prompt")
+SOLUTION_FIELDS = ("solution", "response", "completion", "answer")
+POOL_FIELDS = ("solutions", "samples", "completions", "responses", "generations", "outputs")
+"""Names for a list of solutions: a record with one is of a pool."""
+POOL = "a pool: `{}` lists several solutions. `prism rerank` reads it, and scores it with --prm."
+
+
+class PlainSolution(msgspec.Struct):
+    """Several datasets' names for the same two things."""
+
+    problem: str | None = None
+    question: str | None = None
+    prompt: str | None = None
+    solution: str | None = None
+    response: str | None = None
+    completion: str | None = None
+    answer: str | int | float | None = None
+    id: str | int = ""
+    solutions: Any = None
+    samples: Any = None
+    completions: Any = None
+    responses: Any = None
+    generations: Any = None
+    outputs: Any = None
+
+
+def read_solution(record: PlainSolution, options: ReadOptions) -> list[Draft]:
+    """The record as one solution, unlabeled unless its user trusts it."""
+    for field in POOL_FIELDS:
+        if isinstance(getattr(record, field), list):
+            refuse_pool(field)
+    problem = next((value for field in PROBLEM_FIELDS if (value := getattr(record, field))), "")
+    found = [(field, value) for field in SOLUTION_FIELDS if (value := getattr(record, field))]
+    if not found or not isinstance(found[0][1], str):
+        raise DataError(f"no solution text in any of the fields {', '.join(SOLUTION_FIELDS)}", reason="empty-text")
+    field, text = found[0]
+    texts = split_steps(text)
+    require_texts(problem, texts)
+    labels = [1.0 if options.trust_solutions else None] * len(texts)
+    # The field `answer` is the solution itself in some datasets, and the reference answer beside one in others.
+    answer = None if field == "answer" or record.answer is None else str(record.answer)
+    return [Draft.chain(problem, texts, labels, name=str(record.id), answer=answer, ended=True)]
+
+
+SOLUTIONS = tuple(
+    Format("solutions", PlainSolution, frozenset({problem, solution}), read_solution)
+    for solution in SOLUTION_FIELDS
+    for problem in PROBLEM_FIELDS
+)
+"""Tried after all other formats, and only when the user asks for splitting into steps."""
+
+
+def refuse_pool(field: str) -> NoReturn:
+    """A record with several solutions is not one solution; its `answer` is the reference, not a text to score."""
+    raise DataError(f"this is {POOL.format(field)}", reason="wrong-format")
 
 
 class UnlabeledSteps(msgspec.Struct):

@@ -22,7 +22,7 @@ from prism_prm.arrays import Floats
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluate.benchmarks import Benchmark, find_benchmark
+from prism_prm.evaluate.benchmarks import find_benchmark
 from prism_prm.evaluate.measure import (
     RANKINGS,
     RATES,
@@ -213,11 +213,14 @@ def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_D
         name: benchmark.tables(own, thresholds[name], redundancy[name], num_draws, seed) for name, own in steps.items()
     }
     totals = {name: total for name, (total, _) in measured.items()}
-    first = runs[0].name
+    first = totals[runs[0].name]
+    # Steps that are good, or bad, at any threshold count as scores of 1 and 0, which no shift moves.
+    easiest, hardest = (benchmark.judge(first.steps, t, redundancy[runs[0].name]) for t in (-np.inf, np.inf))
+    movable = np.where(hardest, 1.0, np.where(easiest, first.steps.probability, 0.0))
     return Compared(
         bench, thresholds, {name: total.steps for name, total in totals.items()},
         {name: tables for name, (_, tables) in measured.items()},
-        make_controls(totals, movable_scores(benchmark, totals[first], redundancy[first])),
+        make_controls(totals, movable),
         read_wrong_step(runs[0].metrics["benchmarks"][bench].get("example")),
     )  # fmt: skip
 
@@ -462,12 +465,6 @@ class Control:
         if not matched:
             return "unmatched"
         return {(True, False): "better", (False, True): "worse", (True, True): "mixed"}.get((lower, higher), "a shift")
-
-
-def movable_scores(benchmark: Benchmark, of: Measurer, redundancy_threshold: float) -> Floats:
-    """The scores, with 1 and 0 for steps that are good, or bad, whatever the threshold."""
-    easiest, hardest = (benchmark.judge(of.steps, t, redundancy_threshold) for t in (-np.inf, np.inf))
-    return np.where(hardest, 1.0, np.where(easiest, of.steps.probability, 0.0))
 
 
 def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str, Control]:

@@ -1,4 +1,4 @@
-"""The scores table, one row per scored step: written from the score store, and read back for other trees and pools."""
+"""The scores table, one row per scored step: written from the score store, and matched to trees and items."""
 
 from __future__ import annotations
 
@@ -201,6 +201,28 @@ def write_scores(
     return ScoreReport(num_trees, about_table.num_rows, too_long, found, unjudged, num_steps)
 
 
+def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
+    """The scores of trees in a table, found by content: NaN where the table has none."""
+    outputs = tuple(field.name for field in table.schema.field("log_odds").type)
+    log_odds = table["log_odds"].combine_chunks()
+    log_odds_NO = np.stack([log_odds.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
+    rows: dict[str, list[int]] = {}
+    for row, content in enumerate(table["content_hash"].to_pylist()):
+        rows.setdefault(content, []).append(row)
+    node_N, parent_N = (table[name].to_numpy() for name in ("node_id", "parent"))
+    own_N = table["node_tree"].to_numpy() == table["tree_id"].to_numpy()
+    found = []
+    for tree in trees:
+        values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
+        for row in rows.get(tree.content_hash(), ()):
+            node = node_N[row]
+            is_there = own_N[row] and 0 <= node < len(tree.nodes)
+            if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
+                values_NO[node] = log_odds_NO[row]
+        found.append(TreeScores(outputs, values_NO))
+    return found
+
+
 class TreesToScore:
     """The trees of some inputs, read anew whenever they are iterated. A table of ours keeps its ids."""
 
@@ -298,26 +320,7 @@ def score_files(
     return report
 
 
-def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
-    """The scores of trees in a table, found by content: NaN where the table has none."""
-    outputs = tuple(field.name for field in table.schema.field("log_odds").type)
-    log_odds = table["log_odds"].combine_chunks()
-    log_odds_NO = np.stack([log_odds.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
-    rows: dict[str, list[int]] = {}
-    for row, content in enumerate(table["content_hash"].to_pylist()):
-        rows.setdefault(content, []).append(row)
-    node_N, parent_N = (table[name].to_numpy() for name in ("node_id", "parent"))
-    own_N = table["node_tree"].to_numpy() == table["tree_id"].to_numpy()
-    found = []
-    for tree in trees:
-        values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
-        for row in rows.get(tree.content_hash(), ()):
-            node = node_N[row]
-            is_there = own_N[row] and 0 <= node < len(tree.nodes)
-            if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
-                values_NO[node] = log_odds_NO[row]
-        found.append(TreeScores(outputs, values_NO))
-    return found
+# --- the scores of a benchmark's items: from a PRM, which are kept, a scores table, or predictions
 
 
 def judgement(label: float | None) -> int:
