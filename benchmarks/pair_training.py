@@ -30,7 +30,7 @@ from prism_prm.arrays import Ints
 from prism_prm.data.pair_examples import Examples
 from prism_prm.data.pair_rules import PairSettings, annotated_pairs, lookahead_pairs
 from prism_prm.losses import Objective
-from prism_prm.models.whole_trees import pair_cost
+from prism_prm.models.prm import pair_cost
 from prism_prm.train.batches import RowLimits, batch_maker
 from prism_prm.train.loop import Round
 from prism_prm.train.settings import Packing, TrainSettings

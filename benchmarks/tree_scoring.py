@@ -19,7 +19,7 @@ from _real_trees import Encoded, Work, real_trees, score_sequences, small_prm, w
 from _side_by_side import conclude, median, options, print_ratios, side_by_side
 from prism_prm import PRM
 from prism_prm.models.packing import pack
-from prism_prm.models.whole_trees import pair_cost
+from prism_prm.models.prm import pair_cost
 
 
 def sequences(prm: PRM, works: Sequence[Work]) -> list[list[tuple[Encoded, Encoded]]]:

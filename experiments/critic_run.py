@@ -24,7 +24,7 @@ from prism_prm.backends.critic import Critic
 from prism_prm.cli.ui import Terminal
 from prism_prm.console import say, shown_on
 from prism_prm.errors import DataError
-from prism_prm.evaluate.benchmarks.base import Item
+from prism_prm.evaluate.benchmarks import Item
 from prism_prm.evaluate.evaluate_prm import Evaluation
 from prism_prm.evaluate.measure import shown
 from prism_prm.files import write_text

@@ -41,8 +41,7 @@ from prism_prm.lab.world.trees import let_errors_pass
 from prism_prm.losses import Objective
 from prism_prm.metrics import Ranking, calibration_error, calibration_gaps, fnr, fpr, sum_counts, threshold_for_tpr
 from prism_prm.models.load_lm import quiet_transformers
-from prism_prm.models.prm import PRM
-from prism_prm.models.whole_trees import pair_cost
+from prism_prm.models.prm import PRM, pair_cost
 from prism_prm.train.batches import RowLimits, batch_maker
 from prism_prm.train.loop import Round
 from prism_prm.train.settings import TrainSettings

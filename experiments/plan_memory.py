@@ -53,7 +53,7 @@ def measured(hidden: int, layers: int, kv_heads: int | None = None, lora: bool =
     from prism_prm.models.attention import ATTENTION
     from prism_prm.models.families.qwen import Qwen
     from prism_prm.models.module import PrmModule
-    from prism_prm.models.whole_trees import pair_cost
+    from prism_prm.models.prm import pair_cost
     from prism_prm.plan.costs import training_memory
     from prism_prm.plan.counting import count_round
     from prism_prm.plan.plan_training import setup_of

@@ -24,7 +24,7 @@ from prism_prm import Step, StepTree, annotated_pairs, lookahead_pairs, read_tre
 from prism_prm.data.pair_examples import Examples, labelled_steps
 from prism_prm.data.pair_rules import PairSettings
 from prism_prm.losses import Objective
-from prism_prm.models.whole_trees import pair_cost
+from prism_prm.models.prm import pair_cost
 from prism_prm.plan.costs import (
     Batch,
     ModelSizes,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from installing import install
 from prism_prm import init_prm, load_prm, load_task, plugins
 from prism_prm.cli import app
-from prism_prm.data.draft import ReadOptions
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.reader import Reader, read_trees
 from prism_prm.errors import ConfigError, DataError, ModelError, PrismError
 from prism_prm.models.card import set_threshold

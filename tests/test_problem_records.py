@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prism_prm.data.pools import read_pool, write_pool
-from prism_prm.data.problem_records import problem_of
-from prism_prm.data.tasks import load_task
+from prism_prm.data.tasks import load_task, problem_of
 from prism_prm.errors import DataError
 from prism_prm.grading.problems import TaskProblem
 

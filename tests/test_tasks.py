@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from prism_prm.data.problem_records import problem_of
-from prism_prm.data.tasks import TASKS, TaskGrader, TaskProblem, load_task, subsample
+from prism_prm.data.tasks import TASKS, TaskGrader, TaskProblem, load_task, problem_of, subsample
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.grading.extract import extract_answer
 

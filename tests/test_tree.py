@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prism_prm.data.pools import Pool, PoolProblem, Solution
 from prism_prm.data.tasks import TaskProblem
-from prism_prm.evaluate.benchmarks.labelled import read_labelled
+from prism_prm.evaluate.benchmarks import read_labelled
 from prism_prm.tree import unique_names
 
 

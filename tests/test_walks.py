@@ -77,7 +77,7 @@ def test_one_prm800k_line(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
     from prism_prm.evaluate.benchmarks import read_benchmark
     from prism_prm.evaluate.evaluate_prm import EvalSettings, evaluate_steps
     from prism_prm.evaluate.report import RunInfo, write_run
-    from prism_prm.evaluate.scores import score_benchmark, steps_from_table
+    from prism_prm.evaluate.score_files import score_benchmark, steps_from_table
 
     (tmp_path / "line.jsonl").write_text(prm800k_line())
     prm = init_prm(tiny_lm("qwen2"), family="qwen")
@@ -88,7 +88,7 @@ def test_one_prm800k_line(tmp_path: Path, tiny_lm: Callable[..., Path]) -> None:
         steps, _ = steps_from_table(items, score_benchmark(prm, items, tmp_path))
         write_run(tmp_path, RunInfo("tiny", "tiny"), [evaluate_steps(items, steps, settings)], settings)
 
-    check("One PRM800K line, from its file to the report", walk, at_most=25)
+    check("One PRM800K line, from its file to the report", walk, at_most=15)
     assert json.loads((tmp_path / "metrics.json").read_text())["benchmarks"]["labelled"]["subsets"]["all"]["steps"] == 4
 
 

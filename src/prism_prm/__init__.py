@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from prism_prm.backends.policy import open_policy as open_policy
     from prism_prm.data.build_pairs import PairRecipe as PairRecipe
     from prism_prm.data.build_pairs import build_pairs as build_pairs
-    from prism_prm.data.draft import ReadOptions as ReadOptions
     from prism_prm.data.export import export_pairs as export_pairs
+    from prism_prm.data.formats import ReadOptions as ReadOptions
     from prism_prm.data.pair_rules import PairSettings as PairSettings
     from prism_prm.data.pair_rules import annotated_pairs as annotated_pairs
     from prism_prm.data.pair_rules import lookahead_pairs as lookahead_pairs
-    from prism_prm.data.plain_solutions import split_steps as split_steps
     from prism_prm.data.pools import read_pool as read_pool
     from prism_prm.data.reader import read_trees as read_trees
     from prism_prm.data.tasks import load_task as load_task
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from prism_prm.evaluate.evaluate_prm import evaluate_steps as evaluate_steps
     from prism_prm.evaluate.look_at import look_at as look_at
     from prism_prm.evaluate.score_files import score_files as score_files
-    from prism_prm.evaluate.scores import steps_from_predictions as steps_from_predictions
+    from prism_prm.evaluate.score_files import steps_from_predictions as steps_from_predictions
     from prism_prm.grading.answer_judge import Judge as Judge
     from prism_prm.grading.extract import extract_answer as extract_answer
     from prism_prm.lab.demo.run_demo import run_demo as run_demo
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
     from prism_prm.serve.page_html import view_results as view_results
     from prism_prm.serve.serve_prms import serve_prms as serve_prms
     from prism_prm.serve.settings import ServeSettings as ServeSettings
+    from prism_prm.steps import split_steps as split_steps
     from prism_prm.train.margins import measure_margins as measure_margins
     from prism_prm.train.recipe import Recipe as Recipe
     from prism_prm.train.recipe import load_recipe as load_recipe
@@ -106,7 +106,7 @@ _EXPORTS = {
     "PrismError": "prism_prm.errors",
     "Prm": "prism_prm.models.prm",
     "RaySettings": "prism_prm.ray.settings",
-    "ReadOptions": "prism_prm.data.draft",
+    "ReadOptions": "prism_prm.data.formats",
     "Recipe": "prism_prm.train.recipe",
     "Report": "prism_prm.report",
     "RerankSettings": "prism_prm.search.rerank_pool",
@@ -155,8 +155,8 @@ _EXPORTS = {
     "search_task": "prism_prm.search.search_task",
     "serve_prms": "prism_prm.serve.serve_prms",
     "solution_score": "prism_prm.aggregate",
-    "split_steps": "prism_prm.data.plain_solutions",
-    "steps_from_predictions": "prism_prm.evaluate.scores",
+    "split_steps": "prism_prm.steps",
+    "steps_from_predictions": "prism_prm.evaluate.score_files",
     "train_policy": "prism_prm.rl.train_policy",
     "train_prm": "prism_prm.train.train_prm",
     "view_results": "prism_prm.serve.page_html",

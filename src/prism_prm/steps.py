@@ -115,3 +115,70 @@ def marked(text: str, spans: Iterable[Span]) -> bytearray:
     for first, last in spans:
         marks[first:last] = bytes([1]) * (last - first)
     return marks
+
+
+_BLOCK = re.compile(
+    r"""
+      (?P<fence>^[ \t]*(?P<ticks>`{3,}(?!`)|~{3,}(?!~))[^\n]*\n.*?(?:^[ \t]*(?P=ticks)[^\n]*$|\Z))
+    | \\begin\{(?P<name>[A-Za-z]+\*?)\}.*?(?:\\end\{(?P=name)\}|\Z)
+    | \[asy\].*?(?:\[/asy\]|\Z)
+    | \$\$.*?(?:\$\$|\Z)
+    | \\\[.*?(?:\\\]|\Z)
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+"""What must stay whole. A block that is never closed runs to the end."""
+
+_INLINE = re.compile(r"\\\(|(?<![\\$])\$(?!\$)[^$\n]+\$")
+r"""Formulas in a line, in which a full stop ends nothing; of `\(…\)` only the beginning."""
+
+_BLANK_LINE = re.compile(r"\n(?:[ \t]*\n)+")
+_MARKER = re.compile(r"\n(?=[ \t]*(?:\*\*|\#+[ ]*)?(?:Step[ ]*\d+\b|\d{1,3}[.)][ \t]|[-*•][ \t]))", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bcf\.)(?<!\bvs\.)\s+(?=[A-Z\\$(])")
+
+
+def split_steps(text: str) -> list[str]:
+    """The steps of a solution, without surrounding white space; nothing else is lost.
+
+    Cuts at blank lines and markers ("Step 2:", "3.", "-"). If there are none, each line is a step, and a text of one
+    line is cut into sentences. Code in a fence is cut only at blank lines where its brackets and strings are closed,
+    and keeps its indentation.
+
+    Args:
+        text: a whole solution.
+
+    Example:
+        >>> split_steps("First we add.\\n\\n1 + 2 = 3")
+        ['First we add.', '1 + 2 = 3']
+    """
+    blocks = list(_BLOCK.finditer(text))
+    kept = [match.span() for match in blocks]
+    formulas = [match.span() for match in blocks if match["fence"] is None]
+    outside = marked(text, kept)
+
+    def borders(pattern: re.Pattern[str]) -> list[Span]:
+        """Where a pattern matches outside of all blocks."""
+        return [span for match in pattern.finditer(text) if outside.find(1, *(span := match.span())) < 0]
+
+    blank_lines = [match.span() for match in _BLANK_LINE.finditer(text)]
+    steps = cut_at(text, blank_lines + borders(_MARKER), [*formulas, *unfinished_code(text)])
+    if len(steps) == 1:
+        steps = cut_at(text, borders(re.compile(r"\n")), [])
+    return steps if len(steps) != 1 else cut_at(text, borders(_SENTENCE), _inline_formulas(text))
+
+
+def _inline_formulas(text: str) -> Iterator[tuple[int, int]]:
+    """Where formulas in a line stand."""
+    at, close, line_end = 0, -1, -1
+    while found := _INLINE.search(text, at):
+        start, at = found.span()
+        if found.group() != "\\(":
+            yield start, at
+            continue
+        # Each end is looked for once, not once for every `\(` before it: there may be thousands, never closed. The
+        # remainder makes -1, for none, the end of the text.
+        close = close if close >= at else text.find("\\)", at) % (len(text) + 1)
+        line_end = line_end if line_end >= at else text.find("\n", at) % (len(text) + 1)
+        if close < line_end:
+            at = close + 2
+            yield start, at

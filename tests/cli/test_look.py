@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from prism_prm import init_prm
 from prism_prm.cli import app
 from prism_prm.cli.step_lines import harmless, show
-from prism_prm.evaluate.look_at import Judged, LookedAt
+from prism_prm.evaluate.look_at import JudgedSolution, LookedAt
 from prism_prm.tree import Step, StepTree
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -34,8 +34,8 @@ def solution(*steps: str) -> StepTree:
     return StepTree.chain("What is 2 + 3 * 4?", steps, name="first")
 
 
-MINE = Judged("mine", 0.5, "min", (0.9312, 0.12, None), 1, None)
-OTHER = Judged("other", 0.3, "product", (0.8, 0.4, 0.9), None, 0.288)
+MINE = JudgedSolution("mine", 0.5, "min", (0.9312, 0.12, None), 1, None)
+OTHER = JudgedSolution("other", 0.3, "product", (0.8, 0.4, 0.9), None, 0.288)
 STEPS = ("3 * 4 = 12.", "2 + 12 = 15.", "The answer is 15.")
 
 
@@ -64,7 +64,7 @@ def test_two_prms_side_by_side() -> None:
 
 
 def test_with_little_room_scores_stand_below_the_text() -> None:
-    many = tuple(Judged(f"prm {i}", 0.5, "min", (0.5 + i / 100,), None, 0.9) for i in range(12))
+    many = tuple(JudgedSolution(f"prm {i}", 0.5, "min", (0.5 + i / 100,), None, 0.9) for i in range(12))
     shown = [line.rstrip() for line in lines(LookedAt(solution("3 * 4 = 12."), many), width=80)]
     assert shown[2:5] == ["1  3 * 4 = 12.", "   ✗ 0.500  prm 0", "   ✓ 0.510  prm 1"]
     assert shown[14] == "   ✓ 0.610  prm 11"
@@ -88,7 +88,7 @@ def test_colours_are_those_of_the_verdicts_and_can_be_left_out() -> None:
 @pytest.mark.parametrize("width", [20, 40, 80])
 def test_long_texts_are_wrapped(width: int) -> None:
     texts = ("word " * 300, "x" * 1000, "数学" * 200, "\n".join(["a line"] * 5), "")
-    scores = Judged("mine", 0.5, "min", (0.9,) * 5, None, 0.9)
+    scores = JudgedSolution("mine", 0.5, "min", (0.9,) * 5, None, 0.9)
     shown = lines(LookedAt(solution(*texts), (scores,)), width=width)
     assert all(cell_len(line) <= width for line in shown)
     letters = "".join("".join(shown).split())
@@ -103,7 +103,9 @@ def test_what_a_model_writes_cannot_steer_the_terminal() -> None:
         "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b1m\x7f\b\r\u202egnirts\u2028\u2066\ud800 [bold]no mark-up[/] :smile:"
     )
     shown = lines(
-        LookedAt(StepTree.chain(hostile, (hostile,), name=hostile), (Judged(hostile, 0.5, "min", (0.9,), None, 0.9),))
+        LookedAt(
+            StepTree.chain(hostile, (hostile,), name=hostile), (JudgedSolution(hostile, 0.5, "min", (0.9,), None, 0.9),)
+        )
     )
     said = "\n".join(shown)
     assert not [one for one in said if one != "\n" and not one.isprintable()]
@@ -113,14 +115,14 @@ def test_what_a_model_writes_cannot_steer_the_terminal() -> None:
 
 
 def test_an_encoding_without_marks() -> None:
-    shown = lines(LookedAt(solution("ž ≤ 2"), (Judged("mine", 0.5, "min", (0.1,), 0, 0.1),)), encoding="ascii")
+    shown = lines(LookedAt(solution("ž ≤ 2"), (JudgedSolution("mine", 0.5, "min", (0.1,), 0, 0.1),)), encoding="ascii")
     assert shown[2].startswith(r"1  x 0.100  \u017e \u2264 2")
     assert shown[0] == "1 of 1 - first"
 
 
 def test_candidates_that_share_a_prefix_say_what_they_follow() -> None:
     tree = StepTree(0, "p", (Step("a"), Step("b"), Step("c"), Step("d")), (-1, 0, 0, -1), ())
-    shown = lines(LookedAt(tree, (Judged("mine", 0.5, "min", (0.9, 0.9, 0.1, 0.9), None, None),)))
+    shown = lines(LookedAt(tree, (JudgedSolution("mine", 0.5, "min", (0.9, 0.9, 0.1, 0.9), None, None),)))
     assert [line.rstrip() for line in shown[4:6]] == [
         "3  ✗ 0.100  c  (after step 1)", "4  ✓ 0.900  d  (another first step)",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Draft
 from prism_prm.data.pair_arrays import PairColumns, annotated_columns, lookahead_columns
 from prism_prm.data.pair_rules import PairSettings, annotated_pairs, lookahead_pairs, priority
 from prism_prm.data.tables import Forest

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from prism_prm.data.draft import ReadOptions
-from prism_prm.data.plain_solutions import POOL_FIELDS
+from prism_prm.data.formats import POOL_FIELDS, ReadOptions
 from prism_prm.data.reader import Reader, read_trees
 from prism_prm.errors import DataError
 from prism_prm.tree import ROOT, Step, StepTree

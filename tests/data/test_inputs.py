@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prism_prm import read_trees
-from prism_prm.data.draft import ReadOptions
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import Source, find_sources, rows
 from prism_prm.data.reader import Reader
 from prism_prm.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Draft
 from prism_prm.data.pair_arrays import OtherProblems, add_perturbed, perturb
 from prism_prm.data.pair_rules import PairSettings
 from prism_prm.tree import Step, StepTree

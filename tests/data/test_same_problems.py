@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from prism_prm import read_trees
-from prism_prm.data.same_problem import Exclusions, Splits, normalise_problem, split_by_problem
+from prism_prm.data.same_problem import Exclusions, Splits, normalize_problem, split_by_problem
 from prism_prm.errors import ConfigError, DataError
 
 
 def test_the_same_problem_in_other_clothes() -> None:
-    assert normalise_problem("What is $\\frac{1}{2}$ of 7?") == normalise_problem("what  is \\frac{1}{2} of 7 ?")
-    assert normalise_problem("What is 1 + 2?") != normalise_problem("What is 1 - 2?")
+    assert normalize_problem("What is $\\frac{1}{2}$ of 7?") == normalize_problem("what  is \\frac{1}{2} of 7 ?")
+    assert normalize_problem("What is 1 + 2?") != normalize_problem("What is 1 - 2?")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_same_problem_in_other_clothes() -> None:
     ],
 )  # fmt: skip
 def test_one_problem_typeset_in_two_ways(one: str, other: str) -> None:
-    assert normalise_problem(one) == normalise_problem(other)
+    assert normalize_problem(one) == normalize_problem(other)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_one_problem_typeset_in_two_ways(one: str, other: str) -> None:
     ],
 )  # fmt: skip
 def test_other_problems_stay_apart(one: str, other: str) -> None:
-    assert normalise_problem(one) != normalise_problem(other)
+    assert normalize_problem(one) != normalize_problem(other)
 
 
 def test_runs_of_words_do_not_hang_on_the_typesetting() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_prm import read_trees, split_steps
-from prism_prm.data.draft import ReadOptions
-from prism_prm.data.plain_solutions import _inline_formulas
+from prism_prm.data.formats import ReadOptions
+from prism_prm.steps import _inline_formulas
 
 
 @pytest.mark.parametrize(

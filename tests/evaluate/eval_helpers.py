@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from prism_prm.evaluate.benchmarks import ItemSet
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.scores import collect_steps
+from prism_prm.evaluate.measure import Steps
+from prism_prm.evaluate.score_files import collect_steps
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> Path:

@@ -180,6 +180,11 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     (tmp_path / "odd" / "metrics.json").write_text('{"accuracy": 1}')
     with pytest.raises(DataError, match="not the metrics of a `prism eval`"):
         load_runs([str(base), str(tmp_path / "odd")])
+    for name, bench in (("\\ud800", "b"), ("n", "\\udfff")):
+        metrics = f'{{"run": {{"name": "{name}"}}, "benchmarks": {{"{bench}": {{"threshold": {{"value": 0.5}}}}}}}}'
+        (tmp_path / "odd" / "metrics.json").write_text(metrics)
+        with pytest.raises(DataError, match=r"not the metrics of a `prism eval` .*surrogates not allowed"):
+            load_run(str(tmp_path / "odd"))
 
 
 def test_dominance_section_states_what_was_found(tmp_path: Path) -> None:

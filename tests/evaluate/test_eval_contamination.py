@@ -12,8 +12,7 @@ from eval_helpers import prmbench_row, processbench_row, write_jsonl
 
 from prism_prm.data.same_problem import Exclusions
 from prism_prm.data.tables import write_pairs, write_trees
-from prism_prm.evaluate.benchmarks import ItemSet
-from prism_prm.evaluate.benchmarks.labelled import read_labelled, read_pair_folders
+from prism_prm.evaluate.benchmarks import ItemSet, read_labelled, read_pair_folders
 from prism_prm.evaluate.benchmarks.prmbench import read_prmbench
 from prism_prm.evaluate.benchmarks.processbench import read_processbench
 from prism_prm.tree import Step, StepPair, StepTree

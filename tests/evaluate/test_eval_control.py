@@ -16,8 +16,7 @@ from test_eval_evaluate import FAST, run
 from prism_prm.arrays import Floats
 from prism_prm.evaluate.benchmarks import ItemSet, read_benchmark
 from prism_prm.evaluate.benchmarks.prmbench import CLASSES
-from prism_prm.evaluate.compare import compare_bench, compare_runs, load_runs
-from prism_prm.evaluate.control import Control
+from prism_prm.evaluate.compare import Control, compare_bench, compare_runs, load_runs
 from prism_prm.evaluate.report import RunInfo, write_run
 
 

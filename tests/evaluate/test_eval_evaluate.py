@@ -11,13 +11,11 @@ import pytest
 from eval_helpers import prmbench_row, processbench_row, score_with, write_jsonl
 
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluate.benchmarks import Item, ItemSet, read_benchmark
-from prism_prm.evaluate.benchmarks.labelled import read_labelled
+from prism_prm.evaluate.benchmarks import Item, ItemSet, read_benchmark, read_labelled
 from prism_prm.evaluate.evaluate_prm import EvalSettings, Evaluation, evaluate_steps
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.measure import measure_pairs, sibling_pairs
+from prism_prm.evaluate.measure import Steps, measure_pairs, sibling_pairs
 from prism_prm.evaluate.report import RunInfo, WrongStep, find_wrong_step, read_wrong_step, write_run
-from prism_prm.evaluate.scores import collect_steps
+from prism_prm.evaluate.score_files import collect_steps
 from prism_prm.report import percent
 from prism_prm.tree import Step, StepTree
 

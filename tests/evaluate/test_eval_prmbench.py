@@ -12,10 +12,9 @@ from prism_prm.errors import DataError
 from prism_prm.evaluate.benchmarks import prmbench, read_benchmark
 from prism_prm.evaluate.benchmarks.prmbench import PRMBENCH, measure_prmbench, read_prmbench
 from prism_prm.evaluate.evaluate_prm import EvalSettings, evaluate_steps
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.measure import Measurer
+from prism_prm.evaluate.measure import Measurer, Steps
 from prism_prm.evaluate.report import RunInfo, write_run
-from prism_prm.evaluate.scores import collect_steps
+from prism_prm.evaluate.score_files import collect_steps
 
 ROWS = [
     prmbench_row("circular", "a", 4, [2, 3]),

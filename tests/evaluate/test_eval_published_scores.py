@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from prism_prm import metrics
-from prism_prm.evaluate.control import finding, make_controls
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.measure import Measurer, error_curve
+from prism_prm.evaluate.compare import finding, make_controls
+from prism_prm.evaluate.measure import Measurer, Steps, error_curve
 from prism_prm.evaluate.report import draw_error_curves
 from prism_prm.lab.theory import dominance
 from prism_prm.lab.theory.roc_dominance import add_dominance

@@ -12,9 +12,8 @@ from eval_helpers import prmbench_row, processbench_row, write_jsonl
 from prism_prm.errors import DataError
 from prism_prm.evaluate.benchmarks import ItemSet, read_benchmark
 from prism_prm.evaluate.benchmarks.processbench import read_processbench
-from prism_prm.evaluate.judged_steps import Steps, read_steps, write_steps
-from prism_prm.evaluate.score_files import table_of_trees
-from prism_prm.evaluate.scores import steps_from_predictions, steps_from_table
+from prism_prm.evaluate.measure import Steps, read_steps, write_steps
+from prism_prm.evaluate.score_files import steps_from_predictions, steps_from_table, table_of_trees
 from prism_prm.scorer import TreeScores
 
 

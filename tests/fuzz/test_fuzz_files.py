@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from payloads import HUMANEVAL, MBPP, OWN, function_record, stdin_record
 from prism_prm.cli import app
 from prism_prm.config import read_toml
-from prism_prm.data.draft import ReadOptions
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.pools import read_pool, write_pool
 from prism_prm.data.reader import Reader
 from prism_prm.data.tasks import TaskProblem, load_task

@@ -21,7 +21,7 @@ from prism_prm.data.pools import read_pool
 from prism_prm.data.reader import Reader
 from prism_prm.data.tables import check_split, iter_pairs, iter_trees, read_pairs, write_pairs, write_trees
 from prism_prm.evaluate.compare import load_run
-from prism_prm.evaluate.judged_steps import read_steps
+from prism_prm.evaluate.measure import read_steps
 from prism_prm.evaluate.score_files import read_scores, scores_of_trees, table_of_trees
 from prism_prm.job import Journal, is_made_for, once
 from prism_prm.models.card import read_card, read_run

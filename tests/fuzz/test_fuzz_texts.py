@@ -18,7 +18,6 @@ from prism_prm.backends.policy import Sampling, StepRequest
 from prism_prm.cli.options import numbers, words
 from prism_prm.config import override
 from prism_prm.data.inputs import find_sources
-from prism_prm.data.plain_solutions import split_steps
 from prism_prm.data.same_problem import Splits
 from prism_prm.grading.answer_judge import Judge
 from prism_prm.grading.asserts import read_asserts, read_examples
@@ -30,7 +29,7 @@ from prism_prm.grading.symbolic import read_form
 from prism_prm.grading.value_codec import decode, encode
 from prism_prm.net import RetryPolicy, Server
 from prism_prm.paths import file_name, named_places, split_name
-from prism_prm.steps import cut_steps
+from prism_prm.steps import cut_steps, split_steps
 
 PIECES = (
     "1", "2", "-3", "0.5", "1,000", "11,\\! 111", "x", "y^2", "\\frac", "\\frac{1}{2}", "\\sqrt{2}", "\\sqrt[", "{",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from golden import check
-from prism_prm.data.problem_records import problem_of
+from prism_prm.data.tasks import problem_of
 from prism_prm.grading.graders import TaskGrader
 
 Record = dict[str, Any]

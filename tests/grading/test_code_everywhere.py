@@ -16,7 +16,7 @@ from payloads import OWN, fenced
 from prism_prm import PRMReward, init_prm, read_trees
 from prism_prm.cli import app
 from prism_prm.data.pools import Pool, PoolProblem, Solution
-from prism_prm.data.problem_records import problem_of
+from prism_prm.data.tasks import problem_of
 from prism_prm.grading.graders import TaskGrader
 from prism_prm.rl.held_out import AnswerGold
 from prism_prm.rl.held_out import Written as Whole

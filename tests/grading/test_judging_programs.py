@@ -10,7 +10,7 @@ import pytest
 
 from payloads import HUMANEVAL, MBPP, MBPP_OTHERS, OWN, fenced, function_record, stdin_record
 from prism_prm.data.pools import Pool, PoolProblem, Solution
-from prism_prm.data.problem_records import problem_of
+from prism_prm.data.tasks import problem_of
 from prism_prm.errors import PrismError
 from prism_prm.grading import problems, program_judge
 from prism_prm.grading.code_benchmarks import count_packages, count_quirks

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from prism_prm.data.problem_records import problem_of
+from prism_prm.data.tasks import problem_of
 from prism_prm.grading.code_benchmarks import LIVECODEBENCH_PRELUDE
 from prism_prm.grading.graders import TaskGrader
 from prism_prm.grading.problems import ProgramTests, TaskProblem, read_cases

@@ -16,7 +16,7 @@ from prism_prm.cli import app
 from prism_prm.data.pools import read_pool
 from prism_prm.data.tables import iter_trees
 from prism_prm.evaluate.benchmarks import Item
-from prism_prm.evaluate.scores import collect_steps
+from prism_prm.evaluate.score_files import collect_steps
 from prism_prm.lab.demo.arms import ARMS, Budget
 from prism_prm.lab.demo.findings import differences, find, measure_steps, summary
 from prism_prm.lab.demo.presets import demo_settings

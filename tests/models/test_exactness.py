@@ -16,7 +16,7 @@ from references import separate_scores
 from prism_prm.models import attention as kernels
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import batch_rows, collate, encode_tree, merge_rows, pack, read_index
-from prism_prm.models.whole_trees import batches_of
+from prism_prm.models.prm import batches_of
 from prism_prm.tree import ROOT, Step, StepTree
 from tiny import FAMILY_MODELS
 

@@ -17,7 +17,7 @@ from prism_prm.errors import DataError
 from prism_prm.evaluate.benchmarks.prmbench import read_prmbench
 from prism_prm.models.families import FAMILIES
 from prism_prm.models.packing import EncodedTree, Layout, encode_tree
-from prism_prm.models.whole_trees import fit
+from prism_prm.models.prm import fit
 from prism_prm.tree import Step, StepTree
 from tiny import FAMILY_MODELS, MODELS
 

@@ -23,7 +23,7 @@ from prism_prm.evaluate.score_files import score_files
 from prism_prm.losses import Objective
 from prism_prm.models.module import PrmModule
 from prism_prm.models.packing import Row
-from prism_prm.models.whole_trees import pair_cost
+from prism_prm.models.prm import pair_cost
 from prism_prm.plan.costs import Batch, Setup, training_memory
 from prism_prm.plan.counting import batch_of, count_round
 from prism_prm.plan.gpus import GIB, GPUS, Cluster

@@ -18,9 +18,8 @@ from payloads import OWN, packed, stdin_record
 from prism_prm import PrismError
 from prism_prm.backends.policy import PolicySettings, Prompting, Sampling, StepRequest, Written
 from prism_prm.console import Console, shown_on
-from prism_prm.data.problem_records import problem_of
 from prism_prm.data.tables import iter_trees
-from prism_prm.data.tasks import TaskProblem
+from prism_prm.data.tasks import TaskProblem, problem_of
 from prism_prm.search import label_task as run
 from prism_prm.search.label_engine import Judging
 from prism_prm.search.label_recipe import LabelRecipe

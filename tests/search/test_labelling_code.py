@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from payloads import OWN
 from prism_prm.backends.policy import Sampling, StepRequest, Written, rng
-from prism_prm.data.problem_records import problem_of
+from prism_prm.data.tasks import problem_of
 from prism_prm.grading.graders import TaskGrader
 from prism_prm.search.label_engine import by_answer, label_problems
 from prism_prm.search.label_settings import LabelSettings

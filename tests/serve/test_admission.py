@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prism_prm import StepTree
-from prism_prm.models.whole_trees import fit
+from prism_prm.models.prm import fit
 from prism_prm.serve.admission import Admission, Reservation
 from prism_prm.serve.models import served_model
 from prism_prm.serve.settings import ServeSettings

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prism_prm import PRM, StepTree
 from prism_prm.models import prefix_cache, session
 from prism_prm.models.prefix_cache import Found, PrefixCache, merge_encoded, merge_trees, score_merged
-from prism_prm.models.whole_trees import score_encoded
+from prism_prm.models.prm import score_encoded
 from prism_prm.tree import Step
 from serving_prms import running
 

@@ -23,9 +23,8 @@ from prism_prm.models.load_settings import LoadSettings, OnTooLong
 from prism_prm.models.lower_cache import CacheSettings
 from prism_prm.models.model_files import base_of, is_adapter, local_folder
 from prism_prm.models.module import PrmModule
-from prism_prm.models.prm import PRM
+from prism_prm.models.prm import PRM, check_choice
 from prism_prm.models.prm_folder import load_folder
-from prism_prm.models.whole_trees import check_choice
 from prism_prm.net import RetryPolicy, Server
 from prism_prm.scorer import Scorer
 

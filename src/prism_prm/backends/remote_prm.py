@@ -27,7 +27,7 @@ from prism_prm.models.card import find_card, first_is_right
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.models.model_files import load_tokenizer, readable, tokenizer_text
 from prism_prm.models.packing import EncodedTree, encode_tree
-from prism_prm.models.whole_trees import PackItem, fit
+from prism_prm.models.prm import PackItem, fit
 from prism_prm.net import Server, TooMuchError
 from prism_prm.paths import no_connection
 from prism_prm.scorer import Scorer, TreeScores

@@ -23,7 +23,7 @@ from prism_prm.paths import named_places
 
 if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
-    from prism_prm.data.draft import ReadOptions
+    from prism_prm.data.formats import ReadOptions
     from prism_prm.evaluate.look_at import LookedAt
     from prism_prm.models.load_settings import LoadSettings
 
@@ -52,7 +52,7 @@ LOADED = ("dtype", "device", "device_map", "token_budget", "context")
 @with_settings(
     loading=Options(LOADING, {"PRM": LOADED, "Remote PRM": REMOTE}),
     critic=critic_options(),
-    reading=Options("prism_prm.data.draft:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
+    reading=Options("prism_prm.data.formats:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def look(
     *,

@@ -11,7 +11,7 @@ from prism_prm.cli.options import Options, out_folder, with_settings
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prism_prm.data.draft import ReadOptions
+    from prism_prm.data.formats import ReadOptions
     from prism_prm.data.pair_rules import PairSettings
     from prism_prm.data.reader import Reader
 
@@ -61,7 +61,7 @@ FIELDS_PAIRING = (
 
 @with_settings(
     reading=Options(
-        "prism_prm.data.draft:ReadOptions",
+        "prism_prm.data.formats:ReadOptions",
         {READING: FIELDS_READING},
         names={"split_steps": "--split-steps", "trust_solutions": "--trust-solutions"},
         parse={"drop_finish": _reasons},

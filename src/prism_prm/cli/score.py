@@ -23,7 +23,7 @@ from prism_prm.cli.ui import conclude, tell
 
 if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
-    from prism_prm.data.draft import ReadOptions
+    from prism_prm.data.formats import ReadOptions
     from prism_prm.models.load_settings import LoadSettings
     from prism_prm.ray.settings import RaySettings
 
@@ -60,7 +60,7 @@ ALL_OF_LOADING = (
     loading=Options(LOADING, {"PRM": ALL_OF_LOADING, "Remote PRM": REMOTE}),
     critic=critic_options(),
     cluster=ray_options(),
-    reading=Options("prism_prm.data.draft:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
+    reading=Options("prism_prm.data.formats:ReadOptions", {"Reading": ("split_steps", "on_bad_record")}),
 )
 def score(
     *,

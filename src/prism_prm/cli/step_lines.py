@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from prism_prm.evaluate.look_at import Judged, LookedAt
+    from prism_prm.evaluate.look_at import JudgedSolution, LookedAt
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 PLAIN_MARKS = {True: "+", False: "x", None: "?"}
@@ -115,12 +115,12 @@ class _Lines:
             said.append_text(self._text(f"  <- first below threshold{whose}", "bold"))
         return said
 
-    def _score(self, judged: Judged, step: int) -> str:
+    def _score(self, judged: JudgedSolution, step: int) -> str:
         probability = judged.probabilities[step]
         number = f"{self.dash:>5}" if probability is None else f"{probability:.3f}"
         return f"{self.marks[judged.is_right(step)]} {number}"
 
-    def _summary(self, judged: Judged) -> Iterator[str]:
+    def _summary(self, judged: JudgedSolution) -> Iterator[str]:
         yield f"score {self.dash if judged.score is None else f'{judged.score:.3f}'} ({judged.aggregator})"
         if judged.first_error is not None:
             yield f"first below threshold: step {judged.first_error + 1}"

@@ -1,1 +1,1 @@
-"""Files of labelled solutions, problems and pools; trees and pairs made from them."""
+"""Files of labeled solutions, problems and pools; trees and pairs made from them."""

@@ -1,4 +1,4 @@
-"""From labelled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
+"""From labeled solutions to `trees.parquet`, `pairs.parquet` and `summary.json`, as a stream.
 
 Trees are read, paired and written in chunks, so that memory does not grow with the data.
 """
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from prism_prm import __version__
 from prism_prm.console import Advance, ignore
-from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Draft
 from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.data.pair_arrays import (
     OtherProblems,
@@ -63,10 +63,10 @@ def build_pairs(
     *,
     advance: Advance = ignore,
 ) -> dict[str, Any]:
-    """Turn labelled solutions into matched pairs of a right and a wrong step; returns the summary.
+    """Turn labeled solutions into matched pairs of a right and a wrong step; returns the summary.
 
     Args:
-        inputs: files, folders or hub datasets of labelled solutions, or a `Reader` of them.
+        inputs: files, folders or hub datasets of labeled solutions, or a `Reader` of them.
         out: folder for trees.parquet, pairs.parquet and summary.json.
         recipe: which steps are compared, splits, and problems to leave out.
         advance: called with the number of further bytes of input that are done.
@@ -87,7 +87,12 @@ def build_pairs(
     tree_counts, counts = TreeCounts(settings), PairCounts(split_names)
     others = OtherProblems(settings, counts.drops["random"])
     done = 0
-    with Job(out), _three_files(out) as (trees_file, pairs_file, summary_file):
+    with (
+        Job(out),
+        whole_file(out / "trees.parquet") as trees_file,
+        whole_file(out / "pairs.parquet") as pairs_file,
+        whole_file(out / "summary.json") as summary_file,
+    ):
         with (
             tree_writer(trees_file) as trees,
             pair_writer(pairs_file) as pairs,
@@ -107,7 +112,20 @@ def build_pairs(
                     "lookahead": lookahead_columns(forest, first_id, settings, counts.drops["lookahead"]),
                     "perturbed": perturbed,
                 }
-                _write_by_tree(write_pairs, kinds, splits, first_id, counts)
+                tree = np.concatenate([columns.tree for columns in kinds.values()])
+                # Pairs are written tree by tree. Numbers of 16 bits are sorted by counting.
+                order = np.argsort(tree.astype(np.uint16) if len(splits) < 2**16 else tree, kind="stable")
+                tree = tree[order]
+                position, chosen, rejected, gap, rollouts = (
+                    np.concatenate([getattr(columns, name) for columns in kinds.values()])[order]
+                    for name in ("position", "chosen", "rejected", "gap", "rollouts")
+                )
+                codes = np.array([PAIR_KINDS.index(kind) for kind in kinds], dtype=np.int32)
+                kind = np.repeat(codes, [len(columns) for columns in kinds.values()])[order]
+                own = tree + np.int32(first_id)
+                small = (own, position, chosen, rejected, own, kind, splits[tree])
+                estimates = pa.array(gap, mask=np.isnan(gap)), pa.array(rollouts, mask=rollouts < 0)
+                _write(write_pairs, small, *estimates, counts)
                 tree_counts.add(forest)
                 for name in names:
                     counts.splits[name]["trees"] += 1
@@ -119,10 +137,9 @@ def build_pairs(
             if settings.random:  # these come last, since any tree may give the negative
                 anchor, offer = others.draw()
                 kind = np.full(len(anchor), PAIR_KINDS.index("random"))
-                columns = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
-                gap, rollouts = pa.nulls(len(anchor), pa.float64()), pa.nulls(len(anchor), pa.int32())
-                small = [column.astype(np.int32) for column in (*columns, anchor["split"])]
-                _write(write_pairs, small, gap, rollouts, counts)
+                named = (anchor["tree"], anchor["position"], anchor["node"], offer["node"], offer["tree"], kind)
+                estimates = pa.nulls(len(anchor), pa.float64()), pa.nulls(len(anchor), pa.int32())
+                _write(write_pairs, [one.astype(np.int32) for one in (*named, anchor["split"])], *estimates, counts)
         if not tree_counts.trees:
             left_out = {**reader.report.bad, **reader.report.dropped}
             for file, reasons in (exclusions.counts if exclusions else {}).items():
@@ -170,25 +187,6 @@ def _chunks(reader: Reader, exclusions: Exclusions | None) -> Iterator[tuple[lis
             sources, drafts, size = [], [], 0
     if drafts:
         yield sources, drafts
-
-
-def _write_by_tree(
-    write: Write, kinds: dict[PairKind, PairColumns], splits: Small, first_id: int, counts: PairCounts
-) -> None:
-    """Write the pairs of a chunk tree by tree; `splits` numbers the split of each tree of the chunk."""
-    tree = np.concatenate([pairs.tree for pairs in kinds.values()])
-    # Numbers of 16 bits are sorted by counting.
-    order = np.argsort(tree.astype(np.uint16) if len(splits) < 2**16 else tree, kind="stable")
-    tree = tree[order]
-    position, chosen, rejected, gap, rollouts = (
-        np.concatenate([getattr(pairs, name) for pairs in kinds.values()])[order]
-        for name in ("position", "chosen", "rejected", "gap", "rollouts")
-    )
-    codes = np.array([PAIR_KINDS.index(kind) for kind in kinds], dtype=np.int32)
-    kind = np.repeat(codes, [len(pairs) for pairs in kinds.values()])[order]
-    tree_id = tree + np.int32(first_id)
-    columns = (tree_id, position, chosen, rejected, tree_id, kind, splits[tree])
-    _write(write, columns, pa.array(gap, mask=np.isnan(gap)), pa.array(rollouts, mask=rollouts < 0), counts)
 
 
 def _write(write: Write, columns: Sequence[Small], gap: Any, rollouts: Any, counts: PairCounts) -> None:
@@ -319,7 +317,7 @@ class PairCounts:
 def _in_background(write: Write) -> Iterator[Write]:
     """The same, in a thread of its own and in the same order; at most one table waits, so that memory stays small.
 
-    Compressing and writing release Python's lock, so reading continues meanwhile.
+    Compressing and writing release the GIL, so reading continues meanwhile.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         running: list[Future[None]] = []
@@ -334,21 +332,3 @@ def _in_background(write: Write) -> Iterator[Write]:
 
         yield write_later
         finish()
-
-
-@contextlib.contextmanager
-def _three_files(out: Path) -> Iterator[tuple[Path, Path, Path]]:
-    """The output files, none of which is there before all of them are; other files in the folder stay untouched."""
-    existed = out.exists()
-    try:
-        with (
-            whole_file(out / "trees.parquet") as trees,
-            whole_file(out / "pairs.parquet") as pairs,
-            whole_file(out / "summary.json") as summary,
-        ):
-            yield trees, pairs, summary
-    except BaseException:  # also when it is interrupted
-        if not existed:
-            with contextlib.suppress(OSError):
-                out.rmdir()
-        raise

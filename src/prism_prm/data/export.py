@@ -19,7 +19,7 @@ SEPARATOR = "\n\n"
 
 
 def trl_stepwise(folder: str | Path, *, split: str | None = None) -> Iterator[dict[str, Any]]:
-    """TRL's prompt / completions / labels: the labelled trunk, and every other labelled candidate after its prefix.
+    """TRL's prompt / completions / labels: the labeled trunk, and every other labeled candidate after its prefix.
 
     A row needs a label for each of its steps, so a path ends before the first step without one. Labels are true or
     false where all of a row's are 0 or 1, and soft otherwise.
@@ -71,7 +71,7 @@ def export_pairs(
     split: str | None = None,
     advance: Advance = ignore,
 ) -> int:
-    """Write pairs or labelled solutions as JSON lines that other trainers read; returns the number of records.
+    """Write pairs or labeled solutions as JSON lines that other trainers read; returns the number of records.
 
     Args:
         folder: a folder written by `build_pairs`.

@@ -1,18 +1,171 @@
-"""The formats we read: their records, how each becomes drafts, and how a record shows which format it is in."""
+"""The formats we read: the options, their records, how each becomes drafts of trees, and how a record shows its format.
+
+A draft is plain lists, because a million small objects would cost more than the reading.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from prism_prm.data.draft import Draft, Format, Neutral, ReadOptions, require_texts
-from prism_prm.data.plain_solutions import POOL, POOL_FIELDS, SOLUTIONS, refuse_pool
-from prism_prm.errors import DataError
+from prism_prm.config import check
+from prism_prm.errors import ConfigError, DataError
 from prism_prm.plugins import Plugins
-from prism_prm.tree import ROOT, Estimate, Origin
+from prism_prm.steps import split_steps
+from prism_prm.tree import ROOT, Estimate, Origin, Step, StepTree, content_hash
+
+Neutral = Literal["drop", "negative", "positive"]
+Keep = Literal["keep", "drop"]
+OnBadRecord = Literal["fail", "skip"]
+
+FINISH_REASONS = ("solution", "found_error", "give_up", "bad_problem")
+"""How a PRM800K labeler ended a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How records are read; the defaults are those of `prism pairs`."""
+
+    neutral: Neutral = "drop"
+    """How to label PRM800K steps with the neutral rating (0): not at all, wrong, or right."""
+    drop_finish: tuple[str, ...] = ("bad_problem",)
+    """PRM800K finish reasons whose records are left out: solution, found_error, give_up, bad_problem. On the command
+    line a comma-separated list, or none."""
+    quality_control: Keep = "keep"
+    """Whether to keep the PRM800K records that were used to check labelers."""
+    screening: Keep = "keep"
+    """Whether to keep the PRM800K records that were used to screen labelers."""
+    split_steps: bool = False
+    """Also read records with a problem and a plain solution, and cut the solution into steps."""
+    trust_solutions: bool = False
+    """Label every step of a plain solution as right, e.g. for reference solutions."""
+    split: str | None = None
+    """Read only the trees of this split of a `trees.parquet`."""
+    on_bad_record: OnBadRecord = "fail"
+    """What to do with a record that cannot be read: stop, or leave it out and count it."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        unknown = [reason for reason in self.drop_finish if reason not in FINISH_REASONS]
+        if unknown:
+            raise ConfigError(f"Unknown finish reasons {unknown} to drop. Known: {', '.join(FINISH_REASONS)}.")
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a reader makes of one record; the fields are those of `StepTree`, node by node in lists."""
+
+    problem: str
+    texts: list[str]
+    parents: list[int]
+    labels: list[float | None]
+    ratings: list[float | None]
+    origins: list[Origin]
+    trunk: list[int]
+    name: str = ""
+    answer: str | None = None
+    ended: bool | None = None
+    where: str = ""
+    """Where it was read: `file:line`."""
+    estimates: list[Estimate | None] | None = None
+    """None where no step has one."""
+
+    @classmethod
+    def chain(
+        cls,
+        problem: str,
+        texts: Sequence[str],
+        labels: Sequence[float | None],
+        *,
+        name: str = "",
+        answer: str | None = None,
+        ended: bool | None = None,
+    ) -> Draft:
+        """One plain solution, whose ratings are its labels."""
+        assert len(texts) == len(labels), "one label per step"
+        size = len(texts)
+        origins: list[Origin] = ["model"] * size
+        return cls(
+            problem, list(texts), list(range(ROOT, size - 1)), list(labels), list(labels), origins, list(range(size)),
+            name, answer, ended,
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, tree: StepTree) -> Draft:
+        """The lists of a tree."""
+        nodes = tree.nodes
+        return cls(
+            tree.problem, [node.text for node in nodes], list(tree.parents), [node.label for node in nodes],
+            [node.rating for node in nodes], [node.origin for node in nodes], list(tree.trunk), tree.name, tree.answer,
+            tree.ended, tree.where, [node.estimate for node in nodes] if any(node.estimate for node in nodes) else None,
+        )  # fmt: skip
+
+    def tree(self, tree_id: int) -> StepTree:
+        """The finished record."""
+        estimates = self.estimates or [None] * len(self.texts)
+        nodes = map(Step, self.texts, self.labels, self.ratings, self.origins, estimates)
+        return StepTree(
+            tree_id, self.problem, tuple(nodes), tuple(self.parents), tuple(self.trunk), self.name, self.answer,
+            self.ended, self.where,
+        )  # fmt: skip
+
+    def check_links(self) -> None:
+        """Reject parents and a trunk that make no tree: from a file they may be anything."""
+        for node, parent in enumerate(self.parents):
+            if parent is None or not ROOT <= parent < node:
+                raise DataError(
+                    f"node {node} has the parent {parent}, which is neither {ROOT} nor a node before it; "
+                    "write the table again with `prism pairs`",
+                    reason="bad-parent",
+                )
+        before = ROOT
+        for node in self.trunk:
+            if node is None or not 0 <= node < len(self.parents) or self.parents[node] != before:
+                raise DataError(
+                    f"the trunk has the node {node} after {before}, which is not its parent; "
+                    "write the table again with `prism pairs`",
+                    reason="broken-trunk",
+                )
+            before = node
+
+    def content_hash(self) -> str:
+        """The same hash as that of the finished tree."""
+        return content_hash(
+            self.problem, self.answer, self.ended, self.trunk, self.parents, self.texts, self.labels, self.ratings,
+            self.origins, self.estimates,
+        )  # fmt: skip
+
+
+def require_texts(problem: str, steps: Sequence[str]) -> None:
+    """Reject a record that has no problem, no steps, or an empty step."""
+    if not problem.strip():
+        raise DataError("the problem is empty; every record needs one", reason="empty-text")
+    if not steps:
+        raise DataError("the solution has no steps; every record needs at least one", reason="no-steps")
+    for i, text in enumerate(steps):
+        if not text.strip():
+            raise DataError(f"step {i + 1} has an empty text ({text!r}); every step needs one", reason="empty-text")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one kind of record is recognized and read."""
+
+    name: str
+    record: type[Any]
+    """The msgspec type that a record must have."""
+    keys: frozenset[str]
+    """A record with these keys looks like this format."""
+    read: Callable[[Any, ReadOptions], list[Draft]]
+    drop_reason: Callable[[Any, ReadOptions], str | None] = lambda _record, _options: None
+    """Why the options leave a record out, or None."""
+    unique_names: bool = False
+    """Whether a name that was seen before is dropped (and counted)."""
+
 
 # --- PRM800K, both phases, in its original records: several rated completions per position, one of which continues.
 # The trunk follows the chosen completion, or the human completion where none was chosen. Where neither is there the
@@ -30,19 +183,19 @@ class Position(msgspec.Struct, gc=False):
     human_completion: RatedCompletion | None = None
 
 
-class Question(msgspec.Struct, gc=False):
+class Prm800kQuestion(msgspec.Struct, gc=False):
     problem: str
     ground_truth_answer: str | None = None
 
 
-class Labels(msgspec.Struct, gc=False):
+class Prm800kLabel(msgspec.Struct, gc=False):
     steps: list[Position]
     finish_reason: str | None = None
 
 
 class Prm800kRecord(msgspec.Struct, gc=False):
-    question: Question
-    label: Labels
+    question: Prm800kQuestion
+    label: Prm800kLabel
     is_quality_control_question: bool | None = None
     is_initial_screening_question: bool | None = None
 
@@ -190,10 +343,7 @@ def _read_split(record: SplitRecord, options: ReadOptions) -> list[Draft]:  # no
 
 
 class StepwiseRecord(msgspec.Struct):
-    """TRL's stepwise supervision: the steps as `completions`, and `labels`, true/false or soft in [0, 1].
-
-    Whether it reaches an end is not said.
-    """
+    """TRL's stepwise supervision: steps as `completions`, and `labels`, true/false or soft; the end is not marked."""
 
     prompt: str
     completions: list[str]
@@ -278,6 +428,65 @@ def read_prmbench(record: PRMBenchRecord, options: ReadOptions) -> list[Draft]: 
         labels = [0.0 if i + 1 in errors else 1.0 for i in range(len(steps))]
         items.append(Draft.chain(problem, steps, labels, name=name, answer=record.ground_truth))
     return items
+
+
+# --- one solution without labels: as a text, which is cut into steps only if the user asks for it, or as steps
+
+PROBLEM_FIELDS = ("problem", "question", "prompt")
+SOLUTION_FIELDS = ("solution", "response", "completion", "answer")
+POOL_FIELDS = ("solutions", "samples", "completions", "responses", "generations", "outputs")
+"""Names for a list of solutions: a record with one is of a pool."""
+POOL = "a pool: `{}` lists several solutions. `prism rerank` reads it, and scores it with --prm."
+
+
+class PlainSolution(msgspec.Struct):
+    """Several datasets' names for the same two things."""
+
+    problem: str | None = None
+    question: str | None = None
+    prompt: str | None = None
+    solution: str | None = None
+    response: str | None = None
+    completion: str | None = None
+    answer: str | int | float | None = None
+    id: str | int = ""
+    solutions: Any = None
+    samples: Any = None
+    completions: Any = None
+    responses: Any = None
+    generations: Any = None
+    outputs: Any = None
+
+
+def read_solution(record: PlainSolution, options: ReadOptions) -> list[Draft]:
+    """The record as one solution, unlabeled unless its user trusts it."""
+    for field in POOL_FIELDS:
+        if isinstance(getattr(record, field), list):
+            refuse_pool(field)
+    problem = next((value for field in PROBLEM_FIELDS if (value := getattr(record, field))), "")
+    found = [(field, value) for field in SOLUTION_FIELDS if (value := getattr(record, field))]
+    if not found or not isinstance(found[0][1], str):
+        raise DataError(f"no solution text in any of the fields {', '.join(SOLUTION_FIELDS)}", reason="empty-text")
+    field, text = found[0]
+    texts = split_steps(text)
+    require_texts(problem, texts)
+    labels = [1.0 if options.trust_solutions else None] * len(texts)
+    # The field `answer` is the solution itself in some datasets, and the reference answer beside one in others.
+    answer = None if field == "answer" or record.answer is None else str(record.answer)
+    return [Draft.chain(problem, texts, labels, name=str(record.id), answer=answer, ended=True)]
+
+
+SOLUTIONS = tuple(
+    Format("solutions", PlainSolution, frozenset({problem, solution}), read_solution)
+    for solution in SOLUTION_FIELDS
+    for problem in PROBLEM_FIELDS
+)
+"""Tried after all other formats, and only when the user asks for splitting into steps."""
+
+
+def refuse_pool(field: str) -> NoReturn:
+    """A record with several solutions is not one solution; its `answer` is the reference, not a text to score."""
+    raise DataError(f"this is {POOL.format(field)}", reason="wrong-format")
 
 
 class UnlabeledSteps(msgspec.Struct):
@@ -377,13 +586,15 @@ UNLABELED = (
 """Steps without labels, which can be scored and not learned from; tried after those with labels."""
 
 
-def _is_reader(found: Any) -> bool:
-    variants = found if isinstance(found, tuple) else (found,)
-    return bool(variants) and all(isinstance(variant, Format) for variant in variants)
-
-
 _PLUGINS: Plugins[Any] = Plugins(
-    "format", FORMATS, "prism_prm.readers", "a Format (or a tuple of them)", _is_reader, also="; or auto"
+    "format",
+    FORMATS,
+    "prism_prm.readers",
+    "a Format (or a tuple of them)",
+    lambda found: (
+        found != () and all(isinstance(one, Format) for one in (found if isinstance(found, tuple) else (found,)))
+    ),
+    also="; or auto",
 )
 
 

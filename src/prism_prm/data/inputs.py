@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -29,7 +29,7 @@ SUFFIXES: dict[str, Kind] = {
     ".jsonl": "jsonl", ".json": "json", ".jsonl.gz": "jsonl", ".json.gz": "json", ".parquet": "parquet",
 }  # fmt: skip
 TREE_TABLE = "trees.parquet"
-"""The file that makes a folder one of ours; its neighbours are not input."""
+"""The file that makes a folder one of ours; its neighbors are not input."""
 T = TypeVar("T")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
@@ -82,7 +82,7 @@ def total_size(sources: Iterable[Source]) -> int | None:
 
 
 def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
-    """The files and datasets that the user's words name, in their order; a folder gives its files by name."""
+    """The files and datasets that the user names, in their order; a folder gives its files by name."""
     sources: list[Source] = []
     for given in as_places(inputs):
         path = Path(given)
@@ -118,7 +118,7 @@ def find_sources(inputs: str | Path | Iterable[str | Path]) -> list[Source]:
 def keep_inputs(inputs: Iterable[object], written: Iterable[str | Path]) -> None:
     """Refuse to write over files that are read, however they are spelled; a folder to write stands for all in it.
 
-    Inputs that are no local files or folders, such as hub ids, are passed over.
+    Inputs that are no local files or folders, such as hub ids, are skipped.
     """
     read: list[Path] = []
     for given in inputs:
@@ -214,9 +214,28 @@ def _file(source: Source, advance: Advance) -> Iterator[InputRow]:
         kind = check_kind(source.name, raw.read(HEAD), readable=("gzip", "parquet"))
         raw.seek(0)
         if kind == "parquet" or (kind == "text" and source.kind == "parquet"):
-            yield from _parquet(source, advance)
+            import pyarrow.parquet as pq
+
+            size, number = Path(source.name).stat().st_size, 0
+            with reading_parquet(source.name), pq.ParquetFile(source.name) as file:
+                for batch in file.iter_batches(batch_size=256):
+                    for record in batch.to_pylist():
+                        yield InputRow(f"{source.name}: row {number}", record)
+                        number += 1
+                    advance(size * batch.num_rows // max(1, file.metadata.num_rows))
         elif kind == "gzip":
-            yield from _unzipped(source, raw, advance)
+            done = 0
+            try:
+                with gzip.GzipFile(fileobj=raw) as unzipped:
+                    for row in _text(source, io.BufferedReader(unzipped, 1 << 20)):
+                        advance(raw.tell() - done)
+                        done = raw.tell()
+                        yield row
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise DataError(
+                    f"{source.name}: cannot be unpacked as gzip ({error}); download it again, or unpack it by hand",
+                    reason="unreadable-gzip",
+                ) from error
         else:
             for row in _text(source, raw):
                 advance(len(row.data))
@@ -232,7 +251,25 @@ def _text(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
     if is_array or source.kind == "json":
         data = file.read().removeprefix(BOM)
         if is_array:
-            yield from _array(source.name, data)
+            try:
+                records = msgspec.json.decode(data, type=list[msgspec.Raw])
+            except RecursionError:
+                why = f"{source.name}: nested too deeply to be read; is this a data file?"
+                raise DataError(why, reason="too-deep") from None
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise DataError(
+                    f"{source.name}: not one JSON array ({error}); was it cut short? Give one array of records, or "
+                    "each line one record",
+                    reason="not-json",
+                ) from error
+            at, number = 0, 1
+            for record in records:
+                text = bytes(record)
+                start = data.index(text, at)
+                number += data.count(b"\n", at, start)
+                yield InputRow(f"{source.name}:{number}", text)
+                at = start + len(text)
+                number += text.count(b"\n")
             return
         try:
             msgspec.json.decode(data, type=msgspec.Raw)
@@ -246,56 +283,6 @@ def _text(source: Source, file: io.BufferedReader) -> Iterator[InputRow]:
             line = line.removeprefix(BOM)
         if not line.isspace():
             yield InputRow(f"{source.name}:{number}", line, not line.endswith(b"\n"))
-
-
-def _unzipped(source: Source, raw: BinaryIO, advance: Advance) -> Iterator[InputRow]:
-    done = 0
-    try:
-        with gzip.GzipFile(fileobj=raw) as unzipped:
-            for row in _text(source, io.BufferedReader(unzipped, 1 << 20)):
-                advance(raw.tell() - done)
-                done = raw.tell()
-                yield row
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{source.name}: cannot be unpacked as gzip ({error}); download it again, or unpack it by hand",
-            reason="unreadable-gzip",
-        ) from error
-
-
-def _array(name: str, data: bytes) -> Iterator[InputRow]:
-    """The records of an array, with the lines in which they begin."""
-    try:
-        records = msgspec.json.decode(data, type=list[msgspec.Raw])
-    except RecursionError:
-        raise DataError(f"{name}: nested too deeply to be read; is this a data file?", reason="too-deep") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{name}: not one JSON array ({error}); was it cut short? Give one array of records, or "
-            "each line one record",
-            reason="not-json",
-        ) from error
-    at, line = 0, 1
-    for record in records:
-        text = bytes(record)
-        start = data.index(text, at)
-        line += data.count(b"\n", at, start)
-        yield InputRow(f"{name}:{line}", text)
-        at = start + len(text)
-        line += text.count(b"\n")
-
-
-def _parquet(source: Source, advance: Advance) -> Iterator[InputRow]:
-    import pyarrow.parquet as pq
-
-    size = Path(source.name).stat().st_size
-    with reading_parquet(source.name), pq.ParquetFile(source.name) as file:
-        number = 0
-        for batch in file.iter_batches(batch_size=256):
-            for record in batch.to_pylist():
-                yield InputRow(f"{source.name}: row {number}", record)
-                number += 1
-            advance(size * batch.num_rows // max(1, file.metadata.num_rows))
 
 
 def _hub(source: Source) -> Iterator[InputRow]:

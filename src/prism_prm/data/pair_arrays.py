@@ -1,4 +1,4 @@
-"""Pairs of many trees at once, as columns: the rules of `rules.py` in NumPy (a test checks that the two agree).
+"""Pairs of many trees at once, as columns: the rules of `pair_rules.py` in NumPy (a test checks that the two agree).
 
 Also the negatives that the paper argues against, for ablations: perturbed steps, and steps of other problems.
 """
@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from prism_prm.arrays import Bools, Floats, Ints
-from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Draft
 from prism_prm.data.pair_rules import QUANTITY, PairSettings, are_similar, normalize_step, priority, tokens
-from prism_prm.data.same_problem import normalise_problem
+from prism_prm.data.same_problem import normalize_problem
 from prism_prm.data.tables import Forest, string_codes
 
 Small = npt.NDArray[np.int32]
@@ -104,7 +104,7 @@ def lookahead_columns(forest: Forest, first_id: int, settings: PairSettings, dro
     """`lookahead_pairs` of every tree, by tree and positions."""
     if settings.lookahead == "none":
         return NO_PAIRS
-    # All trunk steps of the chunk, numbered through: the tree, the position in it, and the node in the chunk.
+    # All trunk steps of the chunk, numbered consecutively: the tree, the position in it, and the node in the chunk.
     lengths = np.diff(forest.trunk_starts)
     tree = np.repeat(np.arange(len(lengths)), lengths)
     position, node = np.arange(len(tree)) - forest.trunk_starts[tree], forest.trunk + forest.node_starts[tree]
@@ -224,18 +224,13 @@ def perturb(text: str, rng: random.Random) -> str | None:
         return None
     start, end = rng.choice(places)
     found = text[start:end]
-    return text[:start] + (_OTHER_SIGN.get(found) or _other_number(found, rng)) + text[end:]
-
-
-def _other_number(found: str, rng: random.Random) -> str:
-    """A number near the one found, with as many digits after the point."""
-    digits = len(found.partition(".")[2])
-    units = int(found.replace(".", ""))
-    changed = units + rng.choice([-10, -2, -1, 1, 2, 10])
-    if changed < 0:
-        changed = units + 1
-    text = str(changed).rjust(digits + 1, "0")
-    return f"{text[:-digits]}.{text[-digits:]}" if digits else text
+    other = _OTHER_SIGN.get(found)
+    if other is None:  # a number near the one found, with as many digits after the point
+        digits, units = len(found.partition(".")[2]), int(found.replace(".", ""))
+        changed = units + rng.choice([-10, -2, -1, 1, 2, 10])
+        other = str(units + 1 if changed < 0 else changed).rjust(digits + 1, "0")
+        other = f"{other[:-digits]}.{other[-digits:]}" if digits else other
+    return text[:start] + other + text[end:]
 
 
 def add_perturbed(drafts: Sequence[Draft], first_id: int, settings: PairSettings, drops: Counter[str]) -> PairColumns:
@@ -291,7 +286,7 @@ class OtherProblems:
         steps["position"] = np.arange(len(steps))
         steps["node"] = draft.trunk
         steps["text"] = [hash(draft.texts[node]) for node in draft.trunk]
-        steps["problem"] = hash(normalise_problem(draft.problem))
+        steps["problem"] = hash(normalize_problem(draft.problem))
         steps["split"] = split
         steps["positive"] = [self.settings.is_positive(draft.labels[node]) for node in draft.trunk]
         self.kept.append(steps)

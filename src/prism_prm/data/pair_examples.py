@@ -1,4 +1,4 @@
-"""Pairs of steps, or labelled steps, as columns beside the trees that hold their texts."""
+"""Pairs of steps, or labeled steps, as columns beside the trees that hold their texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = ("ids", "tree", "chosen", "rejected", "rejected_tree", "labels")
 
 @dataclass(frozen=True)
 class Examples:
-    """N pairs (`labels` is None), or N labelled steps (`chosen` alone counts)."""
+    """N pairs (`labels` is None), or N labeled steps (`chosen` alone counts)."""
 
     trees: Mapping[int, StepTree]
     """Every tree that the columns name, by its id."""
@@ -52,7 +52,7 @@ class Examples:
         return digest.hexdigest()
 
     def right(self) -> NDArray[np.bool_]:
-        """Which labelled steps are right."""
+        """Which labeled steps are right."""
         assert self.labels is not None, "pairs have no labels"
         return self.labels > 0.5
 
@@ -126,9 +126,9 @@ class Split:
         return cls(trees, Examples(trees, *arrays.values()), np.array(table["kind"].to_pylist(), dtype=object))
 
     def examples(self, on: str) -> Examples:
-        """What an objective trains on: `pairs`, or the labelled steps (`labels`)."""
+        """What an objective trains on: `pairs`, or the labeled steps (`labels`)."""
         examples = self.pairs if on == "pairs" else labelled_steps(self.trees)
         if not len(examples):
-            what = "pairs" if on == "pairs" else "labelled steps"
+            what = "pairs" if on == "pairs" else "labeled steps"
             raise DataError(f"The training data has no {what} left; see `summary.json` for what was dropped and why.")
         return examples

@@ -1,4 +1,4 @@
-"""The rules of pairing, tree by tree, as plainly as possible; `vectorised.py` does the same for many trees at once.
+"""The rules of pairing, tree by tree, as plainly as possible; `pair_arrays.py` does the same for many trees at once.
 
 The lookahead audit says which later steps may already be right at the earlier position. It has two marks. A
 near-duplicate of the current step (the same quantities, nearly the same words and signs) says the same thing, so it is
@@ -42,9 +42,9 @@ class PairSettings:
     perturbed: Natural = 0
     """Negatives per position made by changing a number or a sign (an ablation)."""
     min_value_gap: Share = 0.0
-    """For steps labelled by rollouts: the chosen step's value exceeds the rejected one's by at least this."""
+    """For steps labeled by rollouts: the chosen step's value exceeds the rejected one's by at least this."""
     min_rollouts: Natural = 0
-    """For steps labelled by rollouts: each step of a pair has at least this many. Verdicts on final answers count as
+    """For steps labeled by rollouts: each step of a pair has at least this many. Verdicts on final answers count as
     enough."""
     positive_above: Share = 0.5
     """A step is right if its label is above this."""
@@ -70,7 +70,7 @@ class PairSettings:
         return label is not None and label < self.negative_below
 
     def why_unsure(self, gap: float | None, rollouts: int | None) -> str | None:
-        """Why a pair of steps that were labelled by rollouts is left out, if it is."""
+        """Why a pair of steps that were labeled by rollouts is left out, if it is."""
         if gap is not None and gap < self.min_value_gap:
             return "small_gap"
         return "few_rollouts" if rollouts is not None and rollouts < self.min_rollouts else None
@@ -141,7 +141,7 @@ def annotated_pairs(
     A repeated text counts once on each side.
 
     Args:
-        tree: a problem with its labelled steps.
+        tree: a problem with its labeled steps.
         settings: the rules of pairing.
         drops: counts candidates that made no pair.
 
@@ -189,7 +189,7 @@ def lookahead_pairs(
     """For every position whose trunk step is right, pairs with later trunk steps as negatives.
 
     Args:
-        tree: a problem with its labelled steps.
+        tree: a problem with its labeled steps.
         settings: the rules of pairing.
         drops: counts candidates that made no pair, and under `marked:` what the audit found, dropped or not.
 

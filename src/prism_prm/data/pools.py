@@ -5,7 +5,7 @@ One record per problem, as JSON lines (or Parquet, JSON, a folder, a hub dataset
     {"problem": "…", "answer": "12", "name": "test/7", "solutions": [
         {"text": "…"}, {"steps": ["…", "…"], "answer": "12", "scores": [0.9, 0.7], "tokens": 310}]}
 
-A solution is a text, which is cut into steps, or a list of steps; it may also be given bare, as a string or a list.
+A solution is a text, which is cut into steps, or a list of steps; it may also be given directly, as a string or a list.
 `answer` (what it answers), `scores` (P(right) per step), `tokens` and `correct` are optional. Other tools' names for
 the same things are understood.
 """
@@ -24,12 +24,13 @@ from typing import Any
 import msgspec
 
 from prism_prm.console import Advance, ignore
+from prism_prm.data.formats import POOL_FIELDS
 from prism_prm.data.inputs import decode, find_sources, read_records, rows
-from prism_prm.data.plain_solutions import POOL_FIELDS, split_steps
-from prism_prm.data.problem_records import no_answer, problem_of, seems_to_have_an_answer
+from prism_prm.data.tasks import no_answer, problem_of, seems_to_have_an_answer
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
 from prism_prm.grading.problems import TaskProblem
+from prism_prm.steps import split_steps
 from prism_prm.tree import StepTree, iter_unique_names
 
 _TEXT_FIELDS = ("text", "solution", "completion", "response", "output", "generation", "generated_text")
@@ -65,7 +66,7 @@ class PoolProblem:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All problems of a pool; solutions are numbered through, in order: the `tree_id` of their scores."""
+    """All problems of a pool; solutions are numbered consecutively: the `tree_id` of their scores."""
 
     problems: tuple[PoolProblem, ...]
 

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prism_prm.data.draft import Draft, Format, ReadOptions
-from prism_prm.data.formats import added_formats, detect, find_format
+from prism_prm.data.formats import Draft, Format, ReadOptions, added_formats, detect, find_format
 from prism_prm.data.inputs import Source, as_places, decode, find_sources, rows
 from prism_prm.errors import DataError
 from prism_prm.tree import StepTree
@@ -107,7 +106,7 @@ class Reader:
 def read_trees(
     path: str | Path | Iterable[str | Path], format: str = "auto", *, options: ReadOptions | None = None
 ) -> Iterator[StepTree]:
-    """A stream of the trees of labelled solutions, numbered in the order of reading.
+    """A stream of the trees of labeled solutions, numbered in the order of reading.
 
     Args:
         path: a file, folder or hub dataset, or several.

@@ -105,25 +105,20 @@ def problem_words(problem: str) -> tuple[str, ...]:
     text = _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number.group()), _LABEL.sub("", text, count=1))
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
-    text = _DOUBLED.sub(r"(\1)", _with_slashes(text))
-    text = _OVER.sub(r"\1", _UNDER.sub(r"\1", text))
-    text = _UNDER_A_SIGN.sub(r"\1 \2 ", text)
-    return tuple(token for token in _TOKEN.findall(text.lower()) if token not in _IGNORED)
-
-
-def _with_slashes(text: str) -> str:
-    """Fractions as a/b: the one way to write them that formulas and plain text share."""
 
     def slash(found: re.Match[str]) -> str:
         over, under = found[1] or found[2] or "", found[3] or found[4] or ""
         return f" {over.strip()}/{under.strip()} "
 
-    while (other := _FRACTION.sub(slash, text)) != text:  # those inside others come last
+    while (other := _FRACTION.sub(slash, text)) != text:  # a/b is the one way that formulas and plain text share
         text = other
-    return text
+    text = _DOUBLED.sub(r"(\1)", text)
+    text = _OVER.sub(r"\1", _UNDER.sub(r"\1", text))
+    text = _UNDER_A_SIGN.sub(r"\1 \2 ", text)
+    return tuple(token for token in _TOKEN.findall(text.lower()) if token not in _IGNORED)
 
 
-def normalise_problem(problem: str) -> str:
+def normalize_problem(problem: str) -> str:
     """Equal for problems that are the same; spaces, which copies of formulas disagree on, stay between numbers only."""
     return _NOT_BETWEEN_NUMBERS.sub("", " ".join(problem_words(problem)))
 
@@ -156,7 +151,7 @@ class KnownProblems(Generic[T]):
 
     def add(self, problem: str, value: T) -> None:
         """Add a problem; one that is there keeps its value."""
-        key = normalise_problem(problem)
+        key = normalize_problem(problem)
         if key not in self._values:
             self._values[key] = value
             runs = self._runs(problem)
@@ -166,7 +161,7 @@ class KnownProblems(Generic[T]):
 
     def find(self, problem: str) -> tuple[T, Overlap] | None:
         """The value of the same problem, or else of the one that it shares most with, if that is enough."""
-        if (key := normalise_problem(problem)) in self._values:
+        if (key := normalize_problem(problem)) in self._values:
             return self._values[key], "same_problem"
         runs = self._runs(problem)
         alike: dict[str, float] = {}
@@ -177,7 +172,7 @@ class KnownProblems(Generic[T]):
         nearest = max(alike, key=alike.__getitem__, default=None)
         if nearest is None or alike[nearest] < OVERLAP:
             return None
-        return self._values[normalise_problem(nearest)], "ngram_overlap"
+        return self._values[normalize_problem(nearest)], "ngram_overlap"
 
     def _runs(self, problem: str) -> set[int]:
         """The runs of words of a problem that are not common."""
@@ -219,7 +214,7 @@ class Splits:
 
     def drawn(self, problem: str) -> str:
         """The split that a problem's text and the seed give."""
-        digest = hashlib.blake2b(f"{self.seed}\0{normalise_problem(problem)}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"{self.seed}\0{normalize_problem(problem)}".encode(), digest_size=8).digest()
         names, ends = list(self.shares), list(accumulate(self.shares.values()))
         place = int.from_bytes(digest) / 2**64
         return names[min(bisect_right(ends, place), len(names) - 1)]
@@ -238,15 +233,13 @@ def split_by_problem(splits: Splits) -> Callable[[str], str]:
     return split_of
 
 
-class Exclusions:
-    """Problems that must not be learned from, such as those of a benchmark."""
+class Exclusions(KnownProblems[str]):
+    """Problems that must not be learned from, such as those of a benchmark, each with the first file that has it."""
 
     def __init__(self, ngram: int = NGRAM) -> None:
-        self.ngram = ngram
-        """The length in words of the runs that are compared; 0 compares only whole problems."""
+        super().__init__(ngram)
         self.counts: dict[str, Counter[Overlap]] = {}
         """By file, how many trees were left out and why."""
-        self._files = KnownProblems[str](ngram)
 
     @classmethod
     def read(cls, files: Iterable[str | Path], ngram: int = NGRAM) -> Exclusions:
@@ -259,13 +252,9 @@ class Exclusions:
                     exclusions.add(problem, source.name)
         return exclusions
 
-    def add(self, problem: str, file: str) -> None:
-        """Exclude a problem; the first file that has it is named."""
-        self._files.add(problem, file)
-
     def match(self, problem: str) -> bool:
         """Whether a problem is excluded; counts it by file and reason if so."""
-        found = self._files.find(problem)
+        found = self.find(problem)
         if found is not None:
             file, reason = found
             self.counts.setdefault(file, Counter())[reason] += 1

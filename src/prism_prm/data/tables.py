@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from prism_prm.arrays import Ints
 from prism_prm.console import Advance, ignore
-from prism_prm.data.draft import Draft
+from prism_prm.data.formats import Draft
 from prism_prm.errors import DataError
 from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
@@ -201,7 +201,7 @@ def write_trees(path: str | Path, trees: Iterable[StepTree], *, split: str = "",
 
 
 def check_split(path: str | Path, split: str | None) -> None:
-    """A split that no tree of a `trees.parquet` (or of the folder that holds it) is in is an error, not no data."""
+    """Refuse a split that no tree of a `trees.parquet` (or of the folder that holds it) is in."""
     if split is None:
         return
     with _open(path, "trees.parquet", TREES) as file:
@@ -226,35 +226,32 @@ def check_pairs_folder(folder: str | Path, split: str | None = None) -> None:
 def iter_trees(path: str | Path, *, split: str | None = None, advance: Advance = ignore) -> Iterator[StepTree]:
     """The trees of a `trees.parquet` (or of the folder that holds it), with the ids they were written with.
 
-    `advance` is called with the number of further bytes read, as far as that can be said of a table.
+    `advance` is called with the number of further bytes read, estimated from its rows.
     """
     path = _file(path, "trees.parquet")
     size = path.stat().st_size if advance is not ignore else 0
     with _open(path, "trees.parquet", TREES) as file:
         for batch in file.iter_batches(batch_size=256):
-            yield from _trees_of_batch(_only_split(fitted(path, batch, TREES), split), path)
+            chosen = _only_split(fitted(path, batch, TREES), split)
+            nodes = chosen.column("nodes")
+            values = nodes.flatten()
+            starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
+            texts, parents, labels, ratings, origins, found = (values.field(field.name).to_pylist() for field in NODE)
+            estimates = [None if one is None else Estimate(**one) for one in found]
+            names = ("tree_id", "problem", "trunk", "name", "answer", "ended", "source")
+            for i, row in enumerate(zip(*(chosen.column(name).to_pylist() for name in names), strict=True)):
+                tree_id, problem, trunk, name, answer, ended, source = row
+                of = slice(starts[i], starts[i + 1])
+                draft = Draft(
+                    problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended,
+                    f"{path} (from {source})" if source else str(path), estimates[of],
+                )  # fmt: skip
+                try:
+                    draft.check_links()
+                except DataError as error:
+                    raise DataError(f"{path}, tree {tree_id}: {error}", reason=error.reason) from None
+                yield draft.tree(tree_id)
             advance(size * batch.num_rows // max(1, file.metadata.num_rows))
-
-
-def _trees_of_batch(batch: Any, path: Path) -> Iterator[StepTree]:
-    nodes = batch.column("nodes")
-    values = nodes.flatten()
-    starts = np.concatenate([[0], np.cumsum(nodes.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
-    texts, parents, labels, ratings, origins, found = (values.field(field.name).to_pylist() for field in NODE)
-    estimates = [None if one is None else Estimate(**one) for one in found]
-    names = ("tree_id", "problem", "trunk", "name", "answer", "ended", "source")
-    for i, row in enumerate(zip(*(batch.column(name).to_pylist() for name in names), strict=True)):
-        tree_id, problem, trunk, name, answer, ended, source = row
-        of = slice(starts[i], starts[i + 1])
-        draft = Draft(
-            problem, texts[of], parents[of], labels[of], ratings[of], origins[of], trunk, name, answer, ended,
-            f"{path} (from {source})" if source else str(path), estimates[of],
-        )  # fmt: skip
-        try:
-            draft.check_links()
-        except DataError as error:
-            raise DataError(f"{path}, tree {tree_id}: {error}", reason=error.reason) from None
-        yield draft.tree(tree_id)
 
 
 def write_pairs(path: str | Path, pairs: Iterable[StepPair], *, split: str = "") -> None:

@@ -1,39 +1,42 @@
-"""Several evaluated PRMs side by side, on the same steps and the same bootstrap draws, and the report of it."""
+"""Several evaluated PRMs side by side, on the same steps and the same bootstrap draws, and the report of it.
+
+A PRM that calls fewer steps good always has fewer false positives. So each is compared with a control: the first PRM,
+with its scores shifted until it errs as often as the other one. Only a difference from the control is a gain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from prism_prm import __version__
+from prism_prm import __version__, metrics
+from prism_prm.arrays import Floats
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import keep_inputs
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.evaluate.benchmarks import find_benchmark
-from prism_prm.evaluate.control import (
-    Control,
-    add_control,
-    control_json,
-    finding,
-    headline,
-    make_controls,
-    movable_scores,
-)
-from prism_prm.evaluate.judged_steps import Steps, read_steps
 from prism_prm.evaluate.measure import (
     RANKINGS,
     RATES,
     Measured,
+    Measurer,
+    Steps,
+    Table,
     Tables,
+    all_rates,
     error_curve,
     histogram,
     intervals,
     metric_rows,
+    read_steps,
     shown,
 )
 from prism_prm.evaluate.report import (
@@ -48,9 +51,10 @@ from prism_prm.evaluate.report import (
 )
 from prism_prm.file_types import read_json
 from prism_prm.job import Job
+from prism_prm.metrics import MATCHES, Shifts
 from prism_prm.paths import split_name
-from prism_prm.report import STYLES, Report, draw_curve, escaped, finish, percent, telling
-from prism_prm.stats import NUM_DRAWS, SEED
+from prism_prm.report import NO_DATA, STYLES, Report, draw_curve, escaped, finish, percent, signed_percent, telling
+from prism_prm.stats import NUM_DRAWS, SEED, Comparison, cluster_sums, resampled_sums
 
 SHOWN = 3
 """Names shown in a message about many."""
@@ -103,12 +107,13 @@ def load_run(given: str) -> EvalRun:
     path = folder / "metrics.json"
     try:
         metrics = read_json(path)
+        json.dumps(metrics, ensure_ascii=False).encode()  # refuses half of a surrogate pair, which JSON can escape
         known = msgspec.convert(metrics, _Metrics)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{path}: no such file; give folders written by `prism eval --out`; rerun `prism eval` if it was stopped"
         ) from None
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
         raise DataError(f"{path}: not the metrics of a `prism eval` ({error})") from error
     if not known.benchmarks:
         raise DataError(f"{path}: contains no benchmark")
@@ -151,32 +156,30 @@ def load_steps(runs: Sequence[EvalRun], bench: str) -> dict[str, Steps]:
                 f"{run.name}: {steps_file(run.folder, bench)} is of an earlier version and records no texts, so the "
                 "runs may be on different ones; run `prism eval` again"
             )
-    first = runs[0].name
-    for run in runs[1:]:
-        _require_same(bench, first, steps[first], run.name, steps[run.name])
-    return steps
-
-
-def _require_same(bench: str, name_a: str, a: Steps, name_b: str, b: Steps) -> None:
-    for name, mine, theirs in ((name_a, a, b), (name_b, b, a)):
-        others = set(theirs.items)
-        if extra := [item for item in mine.items if item not in others]:
+    first, a = runs[0].name, steps[runs[0].name]
+    for other in runs[1:]:
+        b = steps[other.name]
+        for name, mine, theirs in ((first, a, b), (other.name, b, a)):
+            known = set(theirs.items)
+            if extra := [item for item in mine.items if item not in known]:
+                raise DataError(
+                    f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run does not have "
+                    f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on "
+                    "the same --data, with the same --limit, threshold rule and seed"
+                )
+        content_a, content_b = (dict(zip(one.items, one.item_content or (), strict=True)) for one in (a, b))
+        if differing := [item for item, content in content_a.items() if content_b[item] != content]:
             raise DataError(
-                f"{bench}: {name} has {len(extra):,} of {len(mine.items):,} items that the other run does not have "
-                f"({', '.join(extra[:SHOWN])}, …). Only runs on the same items can be compared: evaluate both on the "
-                "same --data, with the same --limit, threshold rule and seed"
+                f"{bench}: {first} and {other.name} have {len(differing):,} of {len(a.items):,} items with the same "
+                f"names but other texts or labels ({', '.join(differing[:SHOWN])}, …); evaluate both on the same files"
             )
-    content_a, content_b = (dict(zip(one.items, one.item_content or (), strict=True)) for one in (a, b))
-    if other := [item for item, content in content_a.items() if content_b[item] != content]:
-        raise DataError(
-            f"{bench}: {name_a} and {name_b} have {len(other):,} of {len(a.items):,} items with the same names but "
-            f"other texts or labels ({', '.join(other[:SHOWN])}, …); evaluate both on the same files"
-        )
-    same = a.items == b.items and np.array_equal(a.starts, b.starts) and np.array_equal(a.parent, b.parent)
-    if not same or not np.array_equal(a.label, b.label):
-        raise DataError(
-            f"{bench}: {name_a} and {name_b} have the same items in another order; evaluate both on the same files"
-        )
+        columns = ((a.starts, b.starts), (a.parent, b.parent), (a.label, b.label))
+        if a.items != b.items or not all(np.array_equal(*pair) for pair in columns):
+            raise DataError(
+                f"{bench}: {first} and {other.name} have the same items in another order; evaluate both on the same "
+                "files"
+            )
+    return steps
 
 
 @dataclass(frozen=True)
@@ -210,11 +213,14 @@ def compare_bench(runs: Sequence[EvalRun], bench: str, *, num_draws: int = NUM_D
         name: benchmark.tables(own, thresholds[name], redundancy[name], num_draws, seed) for name, own in steps.items()
     }
     totals = {name: total for name, (total, _) in measured.items()}
-    first = runs[0].name
+    first = totals[runs[0].name]
+    # Steps that are good, or bad, at any threshold count as scores of 1 and 0, which no shift moves.
+    easiest, hardest = (benchmark.judge(first.steps, t, redundancy[runs[0].name]) for t in (-np.inf, np.inf))
+    movable = np.where(hardest, 1.0, np.where(easiest, first.steps.probability, 0.0))
     return Compared(
         bench, thresholds, {name: total.steps for name, total in totals.items()},
         {name: tables for name, (_, tables) in measured.items()},
-        make_controls(totals, movable_scores(benchmark, totals[first], redundancy[first])),
+        make_controls(totals, movable),
         read_wrong_step(runs[0].metrics["benchmarks"][bench].get("example")),
     )  # fmt: skip
 
@@ -282,7 +288,7 @@ def build_comparison(
     for one in compared:
         if len(compared) > 1:
             report.text(f"## {one.bench}")
-        _add_bench(report, one, rounds=rounds)
+        _add_benchmark(report, one, rounds=rounds)
     tokens = {run.name: run.metrics["run"].get("tokens") for run in runs}
     if any(tokens.values()):
         caption = "Tokens behind the scores: read by a PRM, read and written by a critic ↓"
@@ -326,53 +332,29 @@ def _as_json(one: Compared) -> dict[str, Any]:
             }
             for name in one.runs[1:]
         },
-        "control": {name: control_json(control) for name, control in one.controls.items()},
+        "control": {
+            name: {
+                "verdict": control.verdict,
+                "finding": finding(control),
+                "steps_that_no_shift_moves": control.num_fixed,
+                **{
+                    f"at_{match}": {
+                        "shift_of_log_odds": shifted.shift.interval(),
+                        "matched": control.is_matched(match),
+                        "metrics": intervals(shifted.rates),
+                        "differences": {rate: control.difference(match, rate) for rate in shifted.rates},
+                    }
+                    for match, shifted in control.at.items()
+                },
+            }
+            for name, control in one.controls.items()
+        },
     }
 
 
-def _add_bench(report: Report, one: Compared, *, rounds: bool) -> None:
-    _add_figures(report, one)
-    if rounds:
-        _add_rounds(report, one)
-    _add_rates(report, one)
-    for control in one.controls.values():
-        add_control(report, control, one.tables[control.first]["steps"])
-    if one.example is not None and one.example.item in one.steps[one.runs[0]].items:
-        add_wrong_step(report, one.example, one.steps, caption=telling("wrong step", one.runs[:1]))
-    first, *others = (_tested(one, name) for name in one.runs)
-    for name, own in zip(one.runs[1:], others, strict=True):
-        rows = [
-            ([label], own[label].minus(first[label]) if label in own and label in first else None)
-            for label in {**own, **first}
-        ]
-        report.differences(["metric"], rows, caption=f"{name} minus {one.runs[0]} (percentage points)")
-    find_benchmark(one.bench).add_to_comparison(report, one.tables)
-    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
-    report.text(f"Thresholds: {parts}.")
-
-
-def _add_rates(report: Report, one: Compared) -> None:
-    """The paper's table of rates, with how much of the first PRM's FPR is gone."""
-    base = one.tables[one.runs[0]]["steps"]["fpr"].value
-    rows = []
-    for name in one.runs:
-        table = one.tables[name]["steps"]
-        gone = 1 - table["fpr"].value / base if base else float("nan")
-        rows.append([name, *(shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
-    headers = ["PRM", *(RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
-    report.table(headers, rows, caption="Rates, steps pooled (%)", best="columns")
-    tables = [one.tables[name]["steps"] for name in one.runs]
-    if ranking_rows := metric_rows(RANKINGS, tables):
-        report.table(["metric", *one.runs], ranking_rows, caption="Without a threshold (%)", best="rows")
-
-
-def _tested(one: Compared, name: str) -> dict[str, Measured]:
-    table, labels = one.tables[name]["steps"], {**RATES, **RANKINGS}
-    own = {labels[metric]: table[metric] for metric in TESTED if metric in table}
-    return own | find_benchmark(one.bench).headlines(one.tables[name])
-
-
-def _add_figures(report: Report, one: Compared) -> None:
+def _add_benchmark(report: Report, one: Compared, *, rounds: bool) -> None:
+    first, *others = one.runs
+    benchmark, tables = find_benchmark(one.bench), {name: own["steps"] for name, own in one.tables.items()}
     curves = {name: curve for name in one.runs if (curve := error_curve(one.steps[name]))}
     with report.figure(
         f"{one.bench}-scores",
@@ -384,19 +366,190 @@ def _add_figures(report: Report, one: Compared) -> None:
             draw_error_curves(panels[0], curves, one.thresholds)
         for axes, name in zip(panels[bool(curves) :], one.runs, strict=True):
             draw_distribution(axes, histogram(one.steps[name]), one.thresholds[name], name)
+    if rounds:
+        names = ("prm_score", "fpr", "fnr", "precision")
+        rows = [[name, *(shown(table[metric]) for metric in names)] for name, table in tables.items()]
+        report.table(
+            ["round", *(RATES[metric] for metric in names)], rows, caption="Training rounds (%)", best="columns"
+        )
+        with report.figure(
+            f"{one.bench}-rounds",
+            caption="What the rounds of training change, with 95 % intervals.",
+            alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
+        ) as axes:
+            for metric, style in zip(("fpr", "fnr", "precision"), STYLES, strict=False):
+                points = [table[metric].interval() for table in tables.values()]
+                draw_curve(axes, range(len(points)), points, RATES[metric], style)
+            axes.set_xticks(range(len(one.runs)), one.runs)
+            finish(axes, "", "%")
+
+    base, rows = tables[first]["fpr"].value, []
+    for name, table in tables.items():
+        gone = 1 - table["fpr"].value / base if base else float("nan")
+        rows.append([name, *(shown(table[metric]) for metric in PAPER_RATES), percent(gone)])
+    headers = ["PRM", *(RATES[metric] for metric in PAPER_RATES), "FPR reduction ↑"]
+    report.table(headers, rows, caption="Rates, steps pooled (%)", best="columns")
+    if rows := metric_rows(RANKINGS, list(tables.values())):
+        report.table(["metric", *one.runs], rows, caption="Without a threshold (%)", best="rows")
+    for control in one.controls.values():
+        add_control(report, control, tables[first])
+    if one.example is not None and one.example.item in one.steps[first].items:
+        add_wrong_step(report, one.example, one.steps, caption=telling("wrong step", [first]))
+    labels = {**RATES, **RANKINGS}
+    tested = {
+        name: {labels[metric]: table[metric] for metric in TESTED if metric in table}
+        | benchmark.headlines(one.tables[name])
+        for name, table in tables.items()
+    }
+    for name in others:
+        a, b = tested[name], tested[first]
+        differences = [
+            ([label], a[label].minus(b[label]) if label in a and label in b else None) for label in {**a, **b}
+        ]
+        report.differences(["metric"], differences, caption=f"{name} minus {first} (percentage points)")
+    benchmark.add_to_comparison(report, one.tables)
+    parts = ", ".join(f"{escaped(name)} {one.thresholds[name]:.4g}" for name in one.runs)
+    report.text(f"Thresholds: {parts}.")
 
 
-def _add_rounds(report: Report, one: Compared) -> None:
-    names = ("prm_score", "fpr", "fnr", "precision")
-    rows = [[name, *(shown(one.tables[name]["steps"][metric]) for metric in names)] for name in one.runs]
-    report.table(["round", *(RATES[metric] for metric in names)], rows, caption="Training rounds (%)", best="columns")
-    with report.figure(
-        f"{one.bench}-rounds",
-        caption="What the rounds of training change, with 95 % intervals.",
-        alt=f"FPR, FNR and precision over the rounds {', '.join(one.runs)}",
-    ) as axes:
-        for metric, style in zip(("fpr", "fnr", "precision"), STYLES, strict=False):
-            points = [one.tables[name]["steps"][metric].interval() for name in one.runs]
-            draw_curve(axes, range(len(one.runs)), points, RATES[metric], style)
-        axes.set_xticks(range(len(one.runs)), one.runs)
-        finish(axes, "", "%")
+# --- the control
+
+TOLERANCE = 0.01
+"""How far from the other PRM's rate the control may be for a difference to say anything."""
+FREE = {"fnr": "fpr", "fpr": "fnr"}
+"""The rate that is matched → the one that then tells the two apart."""
+VERDICTS = {
+    "better": "{name} is better than {first} shifted",
+    "worse": "{name} is worse than {first} shifted",
+    "mixed": "{name} is better than {first} shifted in one of FPR and FNR, and worse in the other",
+    "a shift": "{name} does not differ significantly from {first} shifted",
+    "unmatched": "no shift of {first} reaches {name}'s rates (too many equal scores), so they cannot be compared",
+}
+"""Verdict → what it means."""
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """The first PRM with its log-odds shifted by a constant, fitted again in every draw."""
+
+    shift: Measured
+    rates: Table
+
+
+@dataclass(frozen=True)
+class Control:
+    """One PRM against the first one moved to its FNR, and to its FPR."""
+
+    first: str
+    name: str
+    own: Table
+    """The rates of the PRM itself."""
+    at: dict[str, Shifted]
+    """The rate that is matched → the first PRM moved there."""
+    num_fixed: int
+    """Steps that no shift moves: scores of exactly 0 or 1, and those judged by redundancy."""
+
+    def difference(self, match: str, rate: str) -> Comparison:
+        """The PRM minus the control that matches its `match`."""
+        return self.own[rate].minus(self.at[match].rates[rate])
+
+    def is_matched(self, match: str) -> bool:
+        """Whether the control reaches the PRM's rate."""
+        return abs(self.own[match].value - self.at[match].rates[match].value) <= TOLERANCE
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS: what the two rates that are left free say where they surely differ."""
+        matched = [self.difference(match, FREE[match]) for match in MATCHES if self.is_matched(match)]
+        lower, higher = any(one.high < 0 for one in matched), any(one.low > 0 for one in matched)
+        if not matched:
+            return "unmatched"
+        return {(True, False): "better", (False, True): "worse", (True, True): "mixed"}.get((lower, higher), "a shift")
+
+
+def make_controls(measurers: Mapping[str, Measurer], scores: Floats) -> dict[str, Control]:
+    """A control for every PRM but the first, whose `scores` are given; none where no shift changes its verdicts."""
+    (name, first), *others = measurers.items()
+    right, num_clusters = first.steps.right, first.steps.num_clusters
+    keep = np.logical_and.reduce([one.steps.judged for one in measurers.values()])
+    num_fixed = int(np.isin(scores[keep], (0, 1)).sum())
+    if not 0 < first.threshold < 1 or num_fixed == keep.sum():
+        return {}
+    clusters = first.steps.step_cluster[keep]
+    columns = np.concatenate([metrics.confusion(right, other.good)[keep] for _, other in others], axis=1)
+    sums = cluster_sums(columns, clusters, num_clusters)
+    # The first resample is everything once: the value itself; the draws follow.
+    counts = np.concatenate([sums.sum(axis=0)[None], resampled_sums(sums, first.draws)])
+    shifts = Shifts.of(right[keep], scores[keep])
+    cuts, reached = shifts.fit(
+        chain([np.ones(num_clusters, np.int64)], first.draws), clusters, counts.reshape(len(counts), len(others), 4)
+    )
+    amounts = shifts.amounts(first.threshold)[cuts]
+
+    def measured(values: Floats) -> Measured:
+        return Measured(float(values[0]), values[1:], num_clusters)
+
+    def shifted(o: int, m: int) -> Shifted:
+        rates = {rate: measured(values) for rate, values in all_rates(reached[:, o, m]).items()}
+        return Shifted(measured(amounts[:, o, m]), rates)
+
+    return {
+        called: Control(name, called, other.rates(keep), {m: shifted(o, i) for i, m in enumerate(MATCHES)}, num_fixed)
+        for o, (called, other) in enumerate(others)
+    }
+
+
+def finding(control: Control) -> str:
+    """Whether the PRM is more than the first one shifted, in words and numbers."""
+    said = [f"{_verdict(control)}."]
+    for match, moved in control.at.items():
+        rate, aim, reached = FREE[match], control.own[match].value, moved.rates[match].value
+        short = "" if percent(reached) == percent(aim) else f" (it reaches {percent(reached)} %)"
+        said.append(
+            f"At {control.name}'s {match.upper()} of {percent(aim)} %{short}, {control.first} shifted has "
+            f"{rate.upper()} {shown(moved.rates[rate])} %; {control.name} has {shown(control.own[rate])} %: "
+            f"difference {signed_percent(control.difference(match, rate))} points."
+        )
+    return " ".join(said)
+
+
+def headline(control: Control) -> str:
+    """The finding in one sentence: what is left of the difference at the same FNR."""
+    match = next(iter(MATCHES))
+    rate = FREE[match]
+    own, moved = control.own, control.at[match].rates
+    if control.verdict == "unmatched":
+        return f"{_verdict(control)}."
+    return (
+        f"{_verdict(control)}: at the same {match.upper()} ({percent(own[match].value)} %) its {rate.upper()} is "
+        f"{percent(own[rate].value)} %, that of {control.first} shifted {percent(moved[rate].value)} %."
+    )
+
+
+def _verdict(control: Control) -> str:
+    return VERDICTS[control.verdict].format(first=control.first, name=control.name)
+
+
+def add_control(report: Report, control: Control, first: Table) -> None:
+    """The table of one PRM beside the first one, as it is and shifted."""
+    name, base = control.name, control.first
+    rows = []
+    for rate in ("fpr", "fnr", "precision", "prm_score"):
+        moved = [shown(shifted.rates[rate]) for shifted in control.at.values()]
+        differences = [signed_percent(control.difference(match, rate)) for match in control.at]
+        rows.append([RATES[rate], shown(first[rate]), *moved, shown(control.own[rate]), *differences])
+    shifts = []
+    for found in (shifted.shift.interval() for shifted in control.at.values()):
+        bounds = "" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
+        shifts.append(f"{found.value:+.2f}{bounds}".replace("-", "−"))
+    rows.append(["shift of log-odds", "0", *shifts, *[NO_DATA] * (1 + len(MATCHES))])
+    moved_to = [f"{base} shifted to the same {match.upper()}" for match in control.at]
+    minus = [f"difference at the same {match.upper()}" for match in control.at]
+    caption = f"Is {name} more than {base} shifted? (%)"
+    report.table(["metric", base, *moved_to, name, *minus], rows, caption=caption, best="rows", apart=minus)
+    report.text(escaped(finding(control)))
+    if control.num_fixed:
+        report.text(
+            f"{control.num_fixed:,} steps of {escaped(base)} score exactly 0 or 1, or are judged by redundancy. "
+            "No shift moves them."
+        )

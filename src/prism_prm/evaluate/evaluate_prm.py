@@ -10,24 +10,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from prism_prm import aggregate, metrics
 from prism_prm.aggregate import CardValues, card_values
 from prism_prm.backends.open_critic import is_critic
-from prism_prm.backends.open_scorer import PrmOptions, check_scorer, remote_place
+from prism_prm.backends.open_scorer import PrmOptions, check_scorer, opened_prm, remote_place
 from prism_prm.config import SHOWN, Natural, Range, Share, check
 from prism_prm.console import progress, say
 from prism_prm.data.inputs import as_places, find_sources, keep_inputs
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.evaluate.benchmarks import Benchmark, ItemSet, find_benchmark, read_benchmark
-from prism_prm.evaluate.benchmarks.base import REDUNDANCY_THRESHOLD
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.measure import PairTable, SubsetResult, error_curve, histogram, measure_pairs
+from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Benchmark, ItemSet, find_benchmark, read_benchmark
+from prism_prm.evaluate.measure import PairTable, Steps, SubsetResult, error_curve, histogram, measure_pairs
 from prism_prm.evaluate.report import RunInfo, WrongStep, find_wrong_step, steps_file, write_run
-from prism_prm.evaluate.scores import score_benchmark, steps_from_predictions, steps_from_table
+from prism_prm.evaluate.score_files import (
+    card_of_scores,
+    read_scores,
+    score_benchmark,
+    steps_from_predictions,
+    steps_from_table,
+)
 from prism_prm.job import Job
 from prism_prm.models.card import prm_folder
 from prism_prm.paths import check_name, own_name
@@ -148,10 +152,20 @@ def evaluate_prm(
     benches = [bench] if isinstance(bench, str) else list(bench)
 
     # Refuse what cannot work, before anything is read or loaded.
-    source = _source(benches, {"--prm": prm, "--scores": scores, "--predictions": predictions})
+    if not benches:
+        raise ConfigError("--bench is empty; name a benchmark")
+    sources = {"--prm": prm, "--scores": scores, "--predictions": predictions}
+    given = {option: value for option, value in sources.items() if value is not None}
+    if len(given) != 1:
+        what = f"got {' and '.join(given)}" if given else "got none"
+        raise ConfigError(f"give one of --prm, --scores and --predictions; {what}")
+    [(option, value)] = given.items()
+    if len(benches) > 1 and option != "--prm":
+        raise ConfigError(f"{option} is one file, so give one --bench with it, not {', '.join(benches)}")
+    source = str(value) if isinstance(value, str | Path) else type(value).__name__
     for one in benches:
         find_benchmark(one)
-    read = [place for given in (data, scores, predictions, trained_on) if given for place in as_places(given)]
+    read = [place for places in (data, scores, predictions, trained_on) if places for place in as_places(places)]
     keep_inputs(read, [out / "metrics.json", *(steps_file(out, one) for one in benches)])
     called = check_name(name) if name else own_name(source)
     if not name and Path(source).is_file():
@@ -186,9 +200,6 @@ def evaluate_prm(
             if predictions is not None:
                 steps, notes = steps_from_predictions(items, predictions)
             else:
-                from prism_prm.backends.open_scorer import opened_prm
-                from prism_prm.evaluate.score_files import card_of_scores
-
                 if scores is not None:
                     table = Path(scores)
                 else:
@@ -300,20 +311,6 @@ def _measure(benchmark: Benchmark, steps: Steps, threshold: float, settings: Eva
     )  # fmt: skip
 
 
-def _source(benches: Sequence[str], given: Mapping[str, Any]) -> str:
-    """Where the scores come from, in words; it must be one place."""
-    if not benches:
-        raise ConfigError("--bench is empty; name a benchmark")
-    found = {option: value for option, value in given.items() if value is not None}
-    if len(found) != 1:
-        what = f"got {' and '.join(found)}" if found else "got none"
-        raise ConfigError(f"give one of --prm, --scores and --predictions; {what}")
-    [(option, value)] = found.items()
-    if len(benches) > 1 and option != "--prm":
-        raise ConfigError(f"{option} is one file, so give one --bench with it, not {', '.join(benches)}")
-    return str(value) if isinstance(value, str | Path) else type(value).__name__
-
-
 def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> None:
     """There must be a card to take a threshold from; looked up before the PRM is loaded."""
     from prism_prm.models.card import CARD_FILE, read_card
@@ -326,8 +323,6 @@ def _check_card(prm: Scorer | str | Path | None, scores: str | Path | None) -> N
         has_card = read_card(local_folder(str(prm_folder(prm)))) is not None
         lacking = f", which {prm} lacks"
     elif scores is not None:
-        from prism_prm.evaluate.score_files import card_of_scores, read_scores
-
         read_scores(scores)
         has_card = card_of_scores(scores) is not None
         lacking = f", or scores that record one, which {scores} does not"

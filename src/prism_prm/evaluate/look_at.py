@@ -1,4 +1,4 @@
-"""`look_at`: the first solutions of a file with what PRMs say of every step, as `prism look` shows them."""
+"""`look_at`: the first solutions of a file with each PRM's score of every step, as `prism look` shows them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from prism_prm.aggregate import card_values, choose_aggregator, choose_threshold, solution_score
-from prism_prm.arrays import Floats
 from prism_prm.backends.load_prm import open_prm
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import progress, say
-from prism_prm.data.draft import ReadOptions
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import as_places
 from prism_prm.evaluate.score_files import TreesToScore
 from prism_prm.scorer import Scorer
@@ -22,7 +21,7 @@ from prism_prm.tree import StepTree
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedSolution:
     """What one PRM says of a solution."""
 
     prm: str
@@ -46,7 +45,7 @@ class LookedAt:
     """A solution, or a tree of candidate steps, as PRMs see it."""
 
     tree: StepTree
-    by_prm: tuple[Judged, ...]
+    by_prm: tuple[JudgedSolution, ...]
 
 
 def look_at(
@@ -59,7 +58,7 @@ def look_at(
     options: ReadOptions | None = None,
     prm_options: PrmOptions | None = None,
 ) -> list[LookedAt]:
-    """The first solutions of files with what PRMs say of every step; nothing is written.
+    """The first solutions of files with each PRM's score of every step; nothing is written.
 
     Args:
         prms: name → a PRM, or its folder or hub id.
@@ -86,17 +85,17 @@ def look_at(
             found = scorer.score_trees(trees, advance=advance)
         card = card_values(scorer)
         how, limit_of_right = choose_aggregator(None, card).value, choose_threshold(threshold, card).value
-        scores = zip(trees, found, strict=True)
-        columns.append([_judged(name, tree, one.probability, limit_of_right, how) for tree, one in scores])
+        column = []
+        for tree, one in zip(trees, found, strict=True):
+            values = tuple(None if np.isnan(value) else float(value) for value in one.probability)
+            first_error = score = None
+            if all(parent == number - 1 for number, parent in enumerate(tree.parents)):  # a single solution
+                wrong = (i for i, value in enumerate(values) if value is not None and value <= limit_of_right)
+                known = [value for value in values if value is not None]
+                first_error = next(wrong, None)
+                score = solution_score(known, how) if known and len(known) == len(values) else None
+            column.append(JudgedSolution(name, limit_of_right, how, values, first_error, score))
+        columns.append(column)
         for note in scorer.notes():
             say(note)
     return [LookedAt(tree, tuple(column[i] for column in columns)) for i, tree in enumerate(trees)]
-
-
-def _judged(prm: str, tree: StepTree, probability_N: Floats, threshold: float, aggregator: str) -> Judged:
-    values = tuple(None if np.isnan(one) else float(one) for one in probability_N)
-    is_chain = all(parent == number - 1 for number, parent in enumerate(tree.parents))
-    wrong = (number for number, one in enumerate(values) if one is not None and one <= threshold)
-    whole = [one for one in values if one is not None]
-    score = solution_score(whole, aggregator) if is_chain and whole and len(whole) == len(values) else None
-    return Judged(prm, threshold, aggregator, values, next(wrong, None) if is_chain else None, score)

@@ -13,8 +13,16 @@ import numpy as np
 from prism_prm import __version__
 from prism_prm.backends.critic_asking import verdicts_in_words
 from prism_prm.evaluate.benchmarks import find_benchmark
-from prism_prm.evaluate.judged_steps import Steps, write_steps
-from prism_prm.evaluate.measure import FIRST_ERRORS, RANKINGS, RATES, PairTable, intervals, metric_rows, shown
+from prism_prm.evaluate.measure import (
+    FIRST_ERRORS,
+    RANKINGS,
+    RATES,
+    Steps,
+    intervals,
+    metric_rows,
+    shown,
+    write_steps,
+)
 from prism_prm.report import (
     STYLES,
     Report,
@@ -60,15 +68,6 @@ def steps_file(folder: str | Path, bench: str) -> Path:
 
 def write_run(folder: str | Path, run: RunInfo, evaluations: list[Evaluation], settings: EvalSettings) -> Path:
     """Write the report, metrics.json, and the judged steps that `prism compare` reads; returns the page."""
-    report = build_report(run, evaluations, settings)
-    remove_report(folder)  # or a killed process could leave its steps beside another PRM's metrics
-    for evaluation in evaluations:
-        write_steps(steps_file(folder, evaluation.bench), evaluation.steps)
-    return report.write(folder)
-
-
-def build_report(run: RunInfo, evaluations: list[Evaluation], settings: EvalSettings) -> Report:
-    """The report of a run."""
     report = Report(f"How well does {run.name} judge steps?", "; ".join(e.described for e in evaluations))
     report.metrics |= {
         "prism_prm": __version__,
@@ -90,7 +89,10 @@ that was judged good, which is what misleads Best-of-N and search; a *false nega
 bad, which only costs samples. All values are percentages. Brackets are 95 % bootstrap intervals from
 {settings.num_draws:,} draws of whole problems, because steps of one problem are not independent. "–" means "no data".
 """)
-    return report
+    remove_report(folder)  # or a killed process could leave its steps beside another PRM's metrics
+    for evaluation in evaluations:
+        write_steps(steps_file(folder, evaluation.bench), evaluation.steps)
+    return report.write(folder)
 
 
 def _as_json(evaluation: Evaluation) -> dict[str, Any]:
@@ -136,13 +138,23 @@ def _finding(run: RunInfo, evaluation: Evaluation) -> str:
 def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alone: bool) -> None:
     if not alone:
         report.text(f"## {evaluation.bench}")
-    _add_curves(report, run, evaluation)
-    whole, subsets = evaluation.subsets["all"], evaluation.subsets
+    bench, threshold, subsets = evaluation.bench, evaluation.threshold, evaluation.subsets
+    with report.figure(
+        f"{bench}-scores",
+        caption=f"{SCORES} Wrong steps to its right are false positives." + TRADE * bool(evaluation.curve),
+        alt=f"Distribution of the scores of right and wrong steps of {bench}, and FPR against FNR of {run.name}",
+        panels=1 + bool(evaluation.curve),
+    ) as panels:
+        draw_distribution(panels[0], evaluation.histogram, threshold.value)
+        for axes in panels[1:]:
+            draw_error_curves(axes, {run.name: evaluation.curve}, {run.name: threshold.value})
+
+    whole = subsets["all"]
     headers = ["metric", *(f"{name} ({subset.num_items:,} items)" for name, subset in subsets.items())]
     tables = [subset.tables["steps"] for subset in subsets.values()]
-    benchmark = find_benchmark(evaluation.bench)
+    benchmark = find_benchmark(bench)
     benchmark.add_to_report(report, subsets)
-    caption = f"Steps judged at threshold {evaluation.threshold.value:.4g} (%)"
+    caption = f"Steps judged at threshold {threshold.value:.4g} (%)"
     own = [benchmark.headlines(subset.tables) for subset in subsets.values()]
     rows = metric_rows(RATES, tables) + metric_rows({label: label for label in own[0]}, own)
     report.table(headers, rows, caption=caption)
@@ -161,8 +173,24 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
         ]
         headers_here = ["group", "FPR ↓", "FNR ↓", "F1 ↑", "Negative F1 ↑", "AUROC ↑"]
         report.table(headers_here, rows, caption="Steps by group (%)")
-    if evaluation.pairs is not None:
-        _add_pairs(report, run, evaluation.bench, evaluation.pairs)
+    if (pairs := evaluation.pairs) is not None:
+        rows = [
+            [f"{low:g}–{high:g}", percent(found), number(size)]
+            for low, high, found, size in zip(pairs.edges, pairs.edges[1:], pairs.bins, pairs.bin_sizes, strict=False)
+        ]
+        report.table(
+            ["size of the margin", "accuracy", "pairs"],
+            [*rows, ["all", percent(pairs.overall), number(pairs.num_pairs)]],
+            caption="Pairs of a right and a wrong step under the same prefix: the right one scores higher",
+        )
+        with report.figure(
+            f"{bench}-pairs",
+            caption="Close calls are where rankings go wrong.",
+            alt="Pairwise accuracy by the size of the margin",
+        ) as axes:
+            middles = np.convolve(pairs.edges, [0.5, 0.5], "valid")
+            draw_curve(axes, middles, pairs.bins, run.name, STYLES[0])
+            finish(axes, "size of the margin |score of right − score of wrong|", "pairs ranked rightly (%)")
     outcomes = {
         "tp": "right, judged good (TP)",
         "fn": "right, judged bad (FN)",
@@ -172,11 +200,7 @@ def _add_benchmark(report: Report, run: RunInfo, evaluation: Evaluation, *, alon
     counts = [[label, *(number(one.counts[name]) for one in subsets.values())] for name, label in outcomes.items()]
     counts.append(["problems", *(number(one.num_problems) for one in subsets.values())])
     report.table(["count", *headers[1:]], counts, caption="Judged steps, counted")
-    report.notes(_what_was_measured(evaluation))
 
-
-def _what_was_measured(evaluation: Evaluation) -> list[str]:
-    whole, threshold = evaluation.subsets["all"], evaluation.threshold
     files = ", ".join(f"`{Path(name).name}`" for name in evaluation.files[:3])
     if len(evaluation.files) > 3:
         files = f"{len(evaluation.files)} files ({files}, …; all are in `metrics.json`)"
@@ -193,45 +217,11 @@ def _what_was_measured(evaluation: Evaluation) -> list[str]:
             f"{threshold.heldout_problems:,} held-out problems ({threshold.heldout_right_steps:,} right steps, TPR "
             f"there {percent(threshold.heldout_tpr)}), which are not measured."
         )
-    if "clean" in evaluation.subsets or "contaminated" in evaluation.subsets:
+    if "clean" in subsets or "contaminated" in subsets:
         lines.append("*Contaminated* items are on problems of the training data; *clean* ones are not.")
     else:
         lines.append("Whether the PRM was trained on these problems was not checked (`--trained-on`).")
-    return lines + [f"{count:,} {reason}." for reason, count in evaluation.notes.items() if count]
-
-
-def _add_curves(report: Report, run: RunInfo, evaluation: Evaluation) -> None:
-    """The trade-off of the two kinds of errors, and the scores behind it."""
-    bench, threshold = evaluation.bench, evaluation.threshold.value
-    with report.figure(
-        f"{bench}-scores",
-        caption=f"{SCORES} Wrong steps to its right are false positives." + TRADE * bool(evaluation.curve),
-        alt=f"Distribution of the scores of right and wrong steps of {bench}, and FPR against FNR of {run.name}",
-        panels=1 + bool(evaluation.curve),
-    ) as panels:
-        draw_distribution(panels[0], evaluation.histogram, threshold)
-        for axes in panels[1:]:
-            draw_error_curves(axes, {run.name: evaluation.curve}, {run.name: threshold})
-
-
-def _add_pairs(report: Report, run: RunInfo, bench: str, pairs: PairTable) -> None:
-    rows = [
-        [f"{low:g}–{high:g}", percent(found), number(size)]
-        for low, high, found, size in zip(pairs.edges, pairs.edges[1:], pairs.bins, pairs.bin_sizes, strict=False)
-    ]
-    report.table(
-        ["size of the margin", "accuracy", "pairs"],
-        [*rows, ["all", percent(pairs.overall), number(pairs.num_pairs)]],
-        caption="Pairs of a right and a wrong step under the same prefix: the right one scores higher",
-    )
-    with report.figure(
-        f"{bench}-pairs",
-        caption="Close calls are where rankings go wrong.",
-        alt="Pairwise accuracy by the size of the margin",
-    ) as axes:
-        middles = np.convolve(pairs.edges, [0.5, 0.5], "valid")
-        draw_curve(axes, middles, pairs.bins, run.name, STYLES[0])
-        finish(axes, "size of the margin |score of right − score of wrong|", "pairs ranked rightly (%)")
+    report.notes(lines + [f"{count:,} {reason}." for reason, count in evaluation.notes.items() if count])
 
 
 def draw_error_curves(
@@ -285,23 +275,19 @@ def find_wrong_step(trees: Iterable[StepTree], steps: Mapping[str, Steps]) -> Wr
     known = {tree.name: tree for tree in given}
     if len(known) < len(given):
         return None
+    letters: list[int] = []  # how much there is to read up to each node
+    for tree in (known[name] for name in first.items):
+        start = len(letters)
+        for node, parent in zip(tree.nodes, tree.parents, strict=True):
+            letters.append(len(node.text) + (0 if parent == ROOT else letters[start + parent]))
     places = np.flatnonzero(first.wrong)
-    letters = np.concatenate([_letters(known[name]) for name in first.items])[places]
-    found = most_telling({prm: own.probability[places] for prm, own in steps.items()}, letters.tolist())
+    found = most_telling({prm: own.probability[places] for prm, own in steps.items()}, [letters[i] for i in places])
     if found is None:
         return None
     item = int(first.step_item[places[found]])
     tree = known[first.items[item]]
     path = tree.path(int(places[found] - first.starts[item]))
     return WrongStep(tree.name, tree.problem, path, tuple(tree.texts(path)))
-
-
-def _letters(tree: StepTree) -> list[int]:
-    """For every node, how much there is to read up to it."""
-    letters: list[int] = []
-    for node, parent in zip(tree.nodes, tree.parents, strict=True):
-        letters.append(len(node.text) + (0 if parent == ROOT else letters[parent]))
-    return letters
 
 
 def add_wrong_step(report: Report, found: WrongStep, steps: Mapping[str, Steps], *, caption: str) -> None:

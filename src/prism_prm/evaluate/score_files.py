@@ -1,4 +1,4 @@
-"""The scores table, one row per scored step: written from the score store, and read back for other trees and pools."""
+"""The scores table, one row per scored step: written from the score store, and matched to trees and items."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prism_prm.aggregate import CardValues, card_values
+from prism_prm.arrays import Floats
 from prism_prm.backends.open_scorer import PrmOptions, opened_prm
 from prism_prm.console import Advance, ignore, progress, say
-from prism_prm.data.draft import ReadOptions
-from prism_prm.data.inputs import TREE_TABLE, as_places, find_sources, keep_inputs, total_size
+from prism_prm.data.formats import ReadOptions
+from prism_prm.data.inputs import TREE_TABLE, as_places, decode, find_sources, keep_inputs, rows, total_size
 from prism_prm.data.pools import holds_pool, iter_pool, trees_of
 from prism_prm.data.reader import Reader, ReadReport
 from prism_prm.data.tables import iter_trees, scores_schema
 from prism_prm.errors import ConfigError, DataError
+from prism_prm.evaluate.benchmarks import Item, ItemSet, find_benchmark
+from prism_prm.evaluate.measure import NOT_JUDGED, Steps
 from prism_prm.file_types import fitted, reading_parquet
 from prism_prm.files import whole_file
 from prism_prm.job import KEY, is_made_for, locked_file
 from prism_prm.scorer import Scorer, TreeScores, sigmoid
+from prism_prm.stats import number_clusters
 from prism_prm.store import CHUNK, Request, store_for
 from prism_prm.tree import StepTree
 
-_TOO_LONG = b"prism_prm.too_long"
-_UNJUDGED = b"prism_prm.unjudged"
-_STOPS = b"prism_prm.stops_at_error"
-_CARD = b"prism_prm.card"
+_TOO_LONG, _UNJUDGED, _STOPS = b"prism_prm.too_long", b"prism_prm.unjudged", b"prism_prm.stops_at_error"
+_CARD, _INPUTS = b"prism_prm.card", b"prism_prm.inputs"
 _ROWS = 2**16
 """Rows that are written together: each such group costs some memory until the table is whole."""
-_INPUTS = b"prism_prm.inputs"
+SHOWN = 3
+"""Names shown in a message about many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class ScoreReport:
     too_long: int
     """Steps whose path exceeds the context: left out, or scored without their earliest steps."""
     resumed: int
-    """Portions that an earlier run had scored."""
+    """Chunks that an earlier run had scored."""
     unjudged: int = 0
     """Steps on which a critic gave no verdict; left out."""
     given: int = 0
@@ -114,12 +117,6 @@ def inputs_of_scores(path: str | Path) -> list[str]:
     return [] if found is None else [str(one) for one in json.loads(found)]
 
 
-def unjudged_in_scores(path: str | Path) -> tuple[int, bool]:
-    """How many steps of a scores table a critic gave no verdict on, and whether it stops at the first wrong step."""
-    about = pq.read_metadata(path).metadata or {}
-    return int(about.get(_UNJUDGED, 0)), _STOPS in about
-
-
 def write_scores(
     scorer: Scorer,
     trees: Iterable[StepTree],
@@ -132,7 +129,7 @@ def write_scores(
 ) -> ScoreReport:
     """Score trees into one table, a chunk at a time; work that was stopped is resumed.
 
-    Scores are filed in the score store `store`, which other work may share; by default one beside `out`, which is
+    Scores are kept in the score store `store`, which other work may share; by default one beside `out`, which is
     removed when the table is written. `trees` are not held; they are read once, or twice where `out` exists. `inputs`
     says where they were read, for those who look for their texts.
     """
@@ -157,7 +154,13 @@ def write_scores(
             deque(requests(), maxlen=0)
         if is_made_for(out, digest.hexdigest()):
             say(f"Reusing all scores: {out} is complete")
-            _update_card(out, card_values(scorer))
+            if card_of_scores(out) != (card := card_values(scorer)):  # the scores do not depend on it
+                with pq.ParquetFile(out) as old, whole_file(out) as aside:
+                    kept = {k: v for k, v in old.metadata.metadata.items() if k not in (_CARD, b"ARROW:schema")}
+                    with pq.ParquetWriter(aside, old.schema_arrow.remove_metadata()) as new:
+                        for group in range(old.num_row_groups):
+                            new.write_table(old.read_row_group(group))
+                        new.add_key_value_metadata(kept | ({} if card is None else {_CARD: msgspec.json.encode(card)}))
             advance(num_trees)
             found = -(-num_trees // chunk)
         else:
@@ -195,6 +198,28 @@ def write_scores(
         say(note)
     too_long, unjudged = (int(about_table.metadata.get(name, 0)) for name in (_TOO_LONG, _UNJUDGED))
     return ScoreReport(num_trees, about_table.num_rows, too_long, found, unjudged, num_steps)
+
+
+def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
+    """The scores of trees in a table, found by content: NaN where the table has none."""
+    outputs = tuple(field.name for field in table.schema.field("log_odds").type)
+    log_odds = table["log_odds"].combine_chunks()
+    log_odds_NO = np.stack([log_odds.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
+    rows: dict[str, list[int]] = {}
+    for row, content in enumerate(table["content_hash"].to_pylist()):
+        rows.setdefault(content, []).append(row)
+    node_N, parent_N = (table[name].to_numpy() for name in ("node_id", "parent"))
+    own_N = table["node_tree"].to_numpy() == table["tree_id"].to_numpy()
+    found = []
+    for tree in trees:
+        values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
+        for row in rows.get(tree.content_hash(), ()):
+            node = node_N[row]
+            is_there = own_N[row] and 0 <= node < len(tree.nodes)
+            if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
+                values_NO[node] = log_odds_NO[row]
+        found.append(TreeScores(outputs, values_NO))
+    return found
 
 
 class TreesToScore:
@@ -271,8 +296,7 @@ def score_files(
     bytes_shown = trees_done = 0
     with locked_file(out), opened_prm(prm, prm_options) as scorer:
         if scorer.workers is None:  # the driver of a cluster does without the heavy imports
-            from prism_prm.models.prm import PRM
-            from prism_prm.models.whole_trees import memory_estimate
+            from prism_prm.models.prm import PRM, memory_estimate
 
             if isinstance(scorer, PRM) and (size := memory_estimate(scorer)) > 10**9:
                 say(f"needs about {size / 1e9:.1f} GB of memory (an estimate)")
@@ -295,37 +319,204 @@ def score_files(
     return report
 
 
-def _update_card(path: Path, card: CardValues | None) -> None:
-    """Give a table the card that the PRM has now; its scores do not depend on it."""
-    if card_of_scores(path) == card:
-        return
-    with pq.ParquetFile(path) as old, whole_file(path) as aside:
-        about = {key: value for key, value in old.metadata.metadata.items() if key not in (_CARD, b"ARROW:schema")}
-        if card is not None:
-            about[_CARD] = msgspec.json.encode(card)
-        with pq.ParquetWriter(aside, old.schema_arrow.remove_metadata()) as new:
-            for group in range(old.num_row_groups):
-                new.write_table(old.read_row_group(group))
-            new.add_key_value_metadata(about)
+# --- the scores of a benchmark's items: from a PRM, which are kept, a scores table, or predictions
 
 
-def scores_of_trees(table: pa.Table, trees: Sequence[StepTree]) -> list[TreeScores]:
-    """The scores of trees in a table, found by content: NaN where the table has none."""
-    outputs = tuple(field.name for field in table.schema.field("log_odds").type)
-    log_odds = table["log_odds"].combine_chunks()
-    log_odds_NO = np.stack([log_odds.field(name).to_numpy(zero_copy_only=False) for name in outputs], axis=1)
-    rows: dict[str, list[int]] = {}
-    for row, content in enumerate(table["content_hash"].to_pylist()):
-        rows.setdefault(content, []).append(row)
-    node_N, parent_N = (table[name].to_numpy() for name in ("node_id", "parent"))
-    own_N = table["node_tree"].to_numpy() == table["tree_id"].to_numpy()
-    found = []
-    for tree in trees:
-        values_NO = np.full((len(tree.nodes), len(outputs)), np.nan)
-        for row in rows.get(tree.content_hash(), ()):
-            node = node_N[row]
-            is_there = own_N[row] and 0 <= node < len(tree.nodes)
-            if is_there and tree.parents[node] == parent_N[row]:  # not a candidate offered elsewhere
-                values_NO[node] = log_odds_NO[row]
-        found.append(TreeScores(outputs, values_NO))
-    return found
+def judgement(label: float | None) -> int:
+    """A label as metrics use it: 1 right, 0 wrong, −1 not judged."""
+    if label is None or label == 0.5:
+        return NOT_JUDGED
+    return int(label > 0.5)
+
+
+def collect_steps(
+    items: Sequence[Item],
+    probability: Sequence[Floats],
+    redundancy: Sequence[Floats] | None,
+    *,
+    hard: bool = False,
+    with_gaps: bool = False,
+) -> Steps:
+    """The columns of some items and their scores, one array per item; every score must be there and finite.
+
+    Only `with_gaps` may scores be NaN: a critic did not judge the step.
+    """
+    for item, scores in [*zip(items, probability, strict=True), *zip(items, redundancy or (), strict=False)]:
+        expected = len(item.tree.nodes)
+        if len(scores) != expected:
+            raise DataError(f"item {item.tree.name}: {len(scores)} scores for {expected} steps; every step needs one")
+        valid = (scores >= 0) & (scores <= 1) | (np.isnan(scores) & with_gaps)
+        if not valid.all():
+            at = int(np.argmin(valid))
+            raise DataError(
+                f"item {item.tree.name}, step {at + 1}: the score is {scores[at]}, not a probability in [0, 1]"
+            )
+    clusters, num_clusters = number_clusters(item.problem_key for item in items)
+    groups, _ = number_clusters(item.group for item in items)
+    lengths = [len(item.tree.nodes) for item in items]
+    return Steps(
+        items=tuple(item.tree.name for item in items),
+        group_names=tuple(dict.fromkeys(item.group for item in items)),
+        item_group=groups,
+        item_cluster=clusters,
+        num_clusters=num_clusters,
+        item_contaminated=np.array([-1 if i.contaminated is None else i.contaminated for i in items], np.int8),
+        starts=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
+        parent=np.array([parent for item in items for parent in item.tree.parents], np.int64),
+        label=np.array([judgement(node.label) for item in items for node in item.tree.nodes], np.int8),
+        probability=np.concatenate(probability),
+        redundancy=None if redundancy is None else np.concatenate(redundancy),
+        hard=hard,
+        item_content=tuple(item.tree.content_hash() for item in items),
+    )
+
+
+class Prediction(msgspec.Struct):
+    """One line of a predictions file."""
+
+    id: str
+    scores: list[float] | None = None
+    """P(right) of every step."""
+    labels: list[bool] | None = None
+    """Verdicts instead of scores."""
+    redundancy: list[float] | None = None
+    """P(redundant) of every step, for PRMBench's two redundancy classes."""
+
+
+def steps_from_predictions(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, int]]:
+    """The judged steps, and notes on items without predictions and predictions without an item.
+
+    Args:
+        items: the benchmark, from `read_benchmark`.
+        path: JSON lines {"id": "…", "scores": [0.9, …]} or {"id": "…", "labels": [true, …]}.
+
+    Example:
+        >>> items = read_benchmark("labelled", "labelled.jsonl")
+        >>> steps, notes = steps_from_predictions(items, "predictions.jsonl")
+        >>> len(steps.label), notes
+        (12, {})
+    """
+    found: dict[str, Prediction] = {}
+    for row in (row for source in find_sources([path]) for row in rows(source)):
+        try:
+            prediction = decode(row, Prediction)
+            if (prediction.scores is None) == (prediction.labels is None):
+                raise DataError(f"item {prediction.id}: give either scores or labels")
+            if prediction.id in found:
+                raise DataError(f"item {prediction.id} occurs twice; give each item once")
+        except DataError as error:
+            raise DataError(f"{row.where}: {error}", reason=error.reason) from error
+        found[prediction.id] = prediction
+    # All items must have one, save those of groups that are in no total, if none of the group has.
+    matched, notes = list(items.items), {}
+    for group, called in items.aside.items():
+        own = [item for item in matched if item.group == group]
+        if own and all(item.tree.name not in found for item in own):
+            notes[f"{called} without predictions"] = len(own)
+            matched = [item for item in matched if item.group != group]
+    if without := [item.tree.name for item in matched if item.tree.name not in found]:
+        raise DataError(
+            f"{path}: no scores for {len(without):,} of {len(matched):,} items ({', '.join(without[:SHOWN])}, …). "
+            "Score them too, or measure a part of the benchmark by giving only its files to --data",
+            reason="missing-scores",
+        )
+    if extra := len(found.keys() - {item.tree.name for item in items.items}):
+        notes["predictions for items that are not in the data"] = extra
+    kinds = {found[item.tree.name].scores is None for item in matched}
+    if len(kinds) == 2:
+        raise DataError(f"{path}: some items have scores and some labels; give one or the other for all")
+    chosen = [found[item.tree.name] for item in matched]
+    probability = [np.array(p.labels if p.scores is None else p.scores, np.float64) for p in chosen]
+    redundancy = [np.array(p.redundancy, np.float64) for p in chosen if p.redundancy is not None]
+    if redundancy and len(redundancy) != len(chosen):
+        raise DataError(f"{path}: redundancy is given for {len(redundancy)} of {len(chosen)} items; give all or none")
+    try:
+        return collect_steps(matched, probability, redundancy or None, hard=kinds == {True}), notes
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def steps_from_table(items: ItemSet, path: str | Path) -> tuple[Steps, dict[str, Any]]:
+    """The judged steps from a `scores.parquet` of the same data, found by content; and who made the scores, with notes
+    on what a critic left unjudged.
+    """
+
+    table = read_scores(path)
+    about = pq.read_metadata(path).metadata or {}
+    unjudged, stops_at_error = int(about.get(_UNJUDGED, 0)), _STOPS in about
+    if not table.num_rows and not unjudged:
+        raise DataError(f"{path}: holds no scores; score this data with `prism score`", reason="missing-scores")
+    found = scores_of_trees(table, [item.tree for item in items.items])
+    notes: dict[str, int] = {}
+    chosen = list(zip(items.items, found, strict=True))
+    lacking = sum(len(scores.log_odds_NO) - len(scores.scored) for scores in found)
+    if lacking > unjudged or (table.num_rows and not any(scores.scored for scores in found)):
+        for item, scores in chosen:
+            if not scores.scored:
+                raise DataError(
+                    f"{path}: no scores for item {item.tree.name}; they were made from other data. Score this data "
+                    "with `prism score`, or give the data that was scored",
+                    reason="missing-scores",
+                )
+            if missing := sorted(set(range(len(item.tree.nodes))) - set(scores.scored)):
+                raise DataError(
+                    f"{path}: item {item.tree.name} has no score for step {missing[0] + 1} ({len(missing)} of "
+                    f"{len(item.tree.nodes)} steps lack one); score it again, with a longer context if steps were "
+                    "skipped",
+                    reason="missing-scores",
+                )
+    if unjudged:
+
+        def is_judged(scores: TreeScores) -> bool:
+            last = len(scores.scored) - 1
+            if last + 1 == len(scores.log_odds_NO):
+                return True
+            # Nothing is missing before the first wrong step, where such a critic stops.
+            return stops_at_error and scores.scored == list(range(last + 1)) and bool(scores.log_odds_NO[last, 0] < 0)
+
+        judged = [(item, scores) for item, scores in chosen if is_judged(scores)]
+        counts_unanswered = find_benchmark(items.name).counts_unanswered
+        if not judged and not counts_unanswered:
+            raise DataError(
+                f"{path}: the critic gave no verdict on a single item; see its replies, or choose another --critic",
+                reason="missing-scores",
+            )
+        if without := len(chosen) - len(judged):
+            matches_nothing = "items without a verdict of the critic, which match nothing"
+            left_out = "items left out because the critic gave no verdict"
+            notes[matches_nothing if counts_unanswered else left_out] = without
+        if after := sum(len(scores.log_odds_NO) - len(scores.scored) for _, scores in judged):
+            notes["steps after a wrong one, which the critic does not judge"] = after
+        chosen = chosen if counts_unanswered else judged
+    outputs = found[0].outputs
+    redundancy = [scores.named("redundancy") for _, scores in chosen] if "redundancy" in outputs else None
+    kept, probability = [item for item, _ in chosen], [scores.probability for _, scores in chosen]
+    steps = collect_steps(kept, probability, redundancy, with_gaps=bool(unjudged))
+    model_hash = table["model_hash"][0].as_py() if table.num_rows else ""
+    return steps, {"model_hash": model_hash, "outputs": list(outputs), "notes": notes}
+
+
+def score_benchmark(
+    prm: Scorer,
+    items: ItemSet,
+    folder: str | Path,
+    *,
+    store: str | Path | None = None,
+    advance: Advance = ignore,
+) -> Path:
+    """Write the scores table of a benchmark, or find it done; work that was stopped is resumed."""
+
+    path = Path(folder) / f"{items.name}.scores.parquet"
+    trees = [item.tree for item in items.items]
+    if not prm.judges_every_step and find_benchmark(items.name).needs_every_step:
+        raise ConfigError(
+            f"{items.name} needs a verdict on every step, but this critic judges none after the first wrong one; "
+            "choose another --critic"
+        )
+    report = write_scores(prm, trees, path, store=store, advance=advance)
+    if unscored := sum(len(tree.nodes) for tree in trees) - report.steps - report.unjudged:
+        raise DataError(
+            f"{items.name}: {unscored:,} steps exceed the context of {prm.context:,} tokens and have no "
+            "score; raise --context, or score them without their earliest steps: --on-too-long drop-left-steps"
+        )
+    return path

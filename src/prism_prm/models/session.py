@@ -26,7 +26,7 @@ from prism_prm.errors import DataError, PrismError
 from prism_prm.models.attention import ATTENTION, using_kernel
 from prism_prm.models.load_lm import halving
 from prism_prm.models.module import PrmModule
-from prism_prm.models.whole_trees import check_finite
+from prism_prm.models.prm import check_finite
 from prism_prm.scorer import sigmoid
 from prism_prm.tree import StepTree
 

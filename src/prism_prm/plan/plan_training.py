@@ -19,7 +19,7 @@ from prism_prm.errors import DataError
 from prism_prm.file_types import reading_parquet
 from prism_prm.job import Job
 from prism_prm.models.module import PrmModule
-from prism_prm.models.whole_trees import pair_cost
+from prism_prm.models.prm import pair_cost
 from prism_prm.plan.costs import (
     Batch,
     ModelSizes,

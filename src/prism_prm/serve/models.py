@@ -25,8 +25,7 @@ from prism_prm.models.families.base import REMEMBERED, Family, listed
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.models.packing import EncodedTree, encode_tree
 from prism_prm.models.prefix_cache import PrefixCache, merge_encoded, merge_trees, score_merged
-from prism_prm.models.prm import PRM
-from prism_prm.models.whole_trees import fit, score_encoded, score_items
+from prism_prm.models.prm import PRM, fit, score_encoded, score_items
 from prism_prm.scorer import Scorer
 from prism_prm.tree import StepTree
 

@@ -13,11 +13,10 @@ import numpy as np
 
 from prism_prm.aggregate import choose_aggregator, choose_threshold, solution_score
 from prism_prm.errors import DataError, PrismError
-from prism_prm.evaluate.benchmarks import Item, find_benchmark, read_benchmark
-from prism_prm.evaluate.benchmarks.base import REDUNDANCY_THRESHOLD
-from prism_prm.evaluate.judged_steps import Steps, read_steps
+from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Item, find_benchmark, read_benchmark
+from prism_prm.evaluate.measure import Steps, read_steps
 from prism_prm.evaluate.report import steps_file
-from prism_prm.evaluate.scores import judgement
+from prism_prm.evaluate.score_files import judgement
 from prism_prm.file_types import read_json, reading_parquet
 from prism_prm.paths import nearest
 from prism_prm.rl.looks import GREEDY, LOOKS, PROXY, VOTE, first_alarm, gold_of, read_looks

@@ -1,6 +1,6 @@
 """A recipe: everything that decides a run, in one TOML file.
 
-Each section is documented where it is used: [data.read] in data/draft.py, [data.pairs] in data/pair_rules.py,
+Each section is documented where it is used: [data.read] in data/formats.py, [data.pairs] in data/pair_rules.py,
 [objective] in losses.py, [curriculum] in curriculum.py, [train] in settings.py, and the rest here.
 """
 
@@ -14,8 +14,7 @@ from typing import Annotated, Literal
 from prism_prm.aggregate import check_aggregator
 from prism_prm.config import MAY_BE_EMPTY, Count, Natural, NotNegative, Positive, Range, Share, check, read_settings
 from prism_prm.curriculum import Curriculum
-from prism_prm.data.draft import ReadOptions
-from prism_prm.data.formats import find_format
+from prism_prm.data.formats import ReadOptions, find_format
 from prism_prm.data.inputs import find_sources
 from prism_prm.data.pair_rules import PairSettings
 from prism_prm.data.same_problem import Splits

@@ -23,8 +23,7 @@ from prism_prm.files import write_text
 from prism_prm.job import Job, refuse_changes, stoppable
 from prism_prm.models.card import RUN_FILE, is_whole, read_run, set_threshold
 from prism_prm.models.lower_cache import CacheSettings
-from prism_prm.models.prm import PRM
-from prism_prm.models.whole_trees import pair_cost
+from prism_prm.models.prm import PRM, pair_cost
 from prism_prm.store import ScoreStore, Share
 from prism_prm.train.batches import RowLimits, batch_maker
 from prism_prm.train.data import (

@@ -18,12 +18,11 @@ import numpy as np
 from prism_prm import metrics
 from prism_prm.arrays import Bools, Floats
 from prism_prm.data import formats
-from prism_prm.data.draft import ReadOptions
+from prism_prm.data.formats import ReadOptions
 from prism_prm.data.inputs import decode, find_sources, rows
 from prism_prm.errors import DataError
-from prism_prm.evaluate.benchmarks.base import Benchmark, Item, ItemSet
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.measure import Measured, Measurer, SubsetResult, Tables, all_rates, metric_rows, shown
+from prism_prm.evaluate.benchmarks import Benchmark, Item, ItemSet
+from prism_prm.evaluate.measure import Measured, Measurer, Steps, SubsetResult, Tables, all_rates, metric_rows, shown
 from prism_prm.report import Report, draw_groups, finish, number, percent
 
 TWINS = "correct"
@@ -64,35 +63,31 @@ def read_prmbench(inputs: Sequence[str | Path]) -> ItemSet:
     for source in sources:
         for row in rows(source):
             try:
-                found = _items_of(decode(row, _Row), notes)
+                record = decode(row, _Row)
+                if record.classification not in CLASSES:
+                    raise DataError(
+                        f"classification {record.classification!r} is not one of PRMBench's: {', '.join(CLASSES)}",
+                        reason="unknown-class",
+                    )
+                drafts = formats.read_prmbench(record, ReadOptions())
             except DataError as error:
                 raise DataError(f"{row.where}: {error}", reason=error.reason) from error
-            for item in found:
-                if item.tree.name in seen:
+            outside = sum(place > len(record.modified_process) for place in record.error_steps)
+            notes["error steps past the last step"] += outside
+            only_outside = bool(outside) and outside == len(record.error_steps)
+            notes["items whose error steps are all past the last step"] += only_outside
+            wordings = (record.original_question, record.modified_question)
+            problem = record.question or record.original_question or record.modified_question
+            for i, draft in enumerate(drafts):
+                if draft.name in seen:
                     notes["rows whose id was seen before"] += 1
                     continue
-                seen.add(item.tree.name)
-                items.append(replace(item, tree=replace(item.tree, tree_id=len(items), where=row.where)))
+                seen.add(draft.name)
+                tree = replace(draft.tree(len(items)), where=row.where)
+                items.append(Item(tree, TWINS if i else record.classification, problem, also=wordings))
     files = tuple(source.name for source in sources)
     found_sizes = Counter(item.group for item in items)
     return ItemSet(tuple(items), files, dict(notes), complete=found_sizes == FULL_SIZE)
-
-
-def _items_of(record: _Row, notes: Counter[str]) -> list[Item]:
-    if record.classification not in CLASSES:
-        raise DataError(
-            f"classification {record.classification!r} is not one of PRMBench's: {', '.join(CLASSES)}",
-            reason="unknown-class",
-        )
-    outside = sum(place > len(record.modified_process) for place in record.error_steps)
-    notes["error steps past the last step"] += outside
-    notes["items whose error steps are all past the last step"] += bool(outside) and outside == len(record.error_steps)
-    problem = record.question or record.original_question or record.modified_question
-    wordings = (record.original_question, record.modified_question)
-    return [
-        Item(draft.tree(0), TWINS if i else record.classification, problem, also=wordings)
-        for i, draft in enumerate(formats.read_prmbench(record, ReadOptions()))
-    ]
 
 
 def side_tallies(steps: Steps, good: Bools) -> dict[str, tuple[Floats, Floats]]:

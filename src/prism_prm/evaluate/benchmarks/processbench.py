@@ -19,7 +19,7 @@ from prism_prm import metrics
 from prism_prm.arrays import Floats
 from prism_prm.data.reader import Reader
 from prism_prm.errors import DataError
-from prism_prm.evaluate.benchmarks.base import Benchmark, Item, ItemSet
+from prism_prm.evaluate.benchmarks import Benchmark, Item, ItemSet
 from prism_prm.evaluate.measure import Measured, Measurer, SubsetResult, Table, Tables, shown
 from prism_prm.report import Report, percent
 from prism_prm.stats import cluster_sums

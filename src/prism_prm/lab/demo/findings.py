@@ -11,8 +11,7 @@ import numpy as np
 from prism_prm.aggregate import Choice, log_score
 from prism_prm.data.pools import read_pool
 from prism_prm.data.tasks import TaskGrader
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.measure import Measurer
+from prism_prm.evaluate.measure import Measurer, Steps
 from prism_prm.lab.demo.arms import ARMS
 from prism_prm.lab.demo.reinforcement import ANSWER, ORACLE, Run
 from prism_prm.lab.demo.stages import BASE, GUIDED_NS, NATURAL, SeedResult

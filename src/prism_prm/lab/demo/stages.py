@@ -14,8 +14,8 @@ from prism_prm.data.pools import read_pool
 from prism_prm.data.tables import iter_trees
 from prism_prm.errors import DataError
 from prism_prm.evaluate.benchmarks import Item
-from prism_prm.evaluate.judged_steps import Steps
-from prism_prm.evaluate.scores import collect_steps
+from prism_prm.evaluate.measure import Steps
+from prism_prm.evaluate.score_files import collect_steps
 from prism_prm.job import content_key, once, stoppable
 from prism_prm.lab.demo.arms import ARMS, Arm, Budget, base_recipe
 from prism_prm.lab.demo.guided import guided_search, settings_for

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prism_prm.evaluate.benchmarks import find_benchmark
 from prism_prm.evaluate.compare import load_runs, load_steps, shared_benches
-from prism_prm.evaluate.judged_steps import Steps
+from prism_prm.evaluate.measure import Steps
 from prism_prm.lab.theory import dominance
 from prism_prm.report import NO_DATA, STYLES, Report, finish, number, percent, signed_percent
 
