@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import torch
 
-from prism_prm.backends.critic_asking import Question
-from prism_prm.backends.critic_replies import Reply, TokenChoice
+from prism_prm.backends.critic_replies import CriticQuestion, Reply, TokenChoice
 from prism_prm.backends.critic_server import TOP
 from prism_prm.backends.hf_policy import HfPolicy, load_hf
 from prism_prm.backends.policy import Sampling, StepRequest
@@ -36,7 +35,7 @@ class LocalCritic:
     def __init__(self, place: str, *, dtype: str | None = None, device: str | None = None) -> None:
         self.policy: HfPolicy = load_hf(place, dtype=dtype, device=device)
         self.name = self.model = place
-        self._waiting: list[tuple[Question, asyncio.Future[Reply]]] = []
+        self._waiting: list[tuple[CriticQuestion, asyncio.Future[Reply]]] = []
 
     def identity(self) -> str:
         """The weights, the config and the tokenizer."""
@@ -54,7 +53,7 @@ class LocalCritic:
     def close(self) -> None:
         """Nothing is held."""
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: CriticQuestion) -> Reply:
         """One reply, made together with others that are asked at the same time."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
@@ -65,7 +64,7 @@ class LocalCritic:
 
     def _answer(self) -> None:
         waiting, self._waiting = self._waiting, []
-        groups: dict[tuple[Any, ...], list[tuple[Question, asyncio.Future[Reply]]]] = {}
+        groups: dict[tuple[Any, ...], list[tuple[CriticQuestion, asyncio.Future[Reply]]]] = {}
         for one, future in waiting:
             how = (one.temperature, one.top_p, one.top_k, one.stops, one.log_probabilities)
             groups.setdefault(how, []).append((one, future))
@@ -81,7 +80,7 @@ class LocalCritic:
                 if not future.done():
                     future.set_result(reply)
 
-    def _write(self, questions: Sequence[Question]) -> list[Reply]:
+    def _write(self, questions: Sequence[CriticQuestion]) -> list[Reply]:
         start, first = time.monotonic(), questions[0]
         texts = list(map(self._text, questions))
         written = self.policy.write(
@@ -105,7 +104,7 @@ class LocalCritic:
         seconds = round((time.monotonic() - start) / len(questions), 3)
         return [msgspec.structs.replace(reply, seconds=seconds) for reply in replies]
 
-    def _text(self, question: Question) -> str:
+    def _text(self, question: CriticQuestion) -> str:
         """The chat as text, up to where the critic continues; without a beginning-of-sequence token written twice."""
         tokenizer, opening, begun = self.policy.tokenizer, question.opening, question.begun
         if not getattr(tokenizer, "chat_template", None):

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from prism_prm.backends.critic_asking import Question
-from prism_prm.backends.critic_replies import Reply, TokenChoice
+from prism_prm.backends.critic_replies import CriticQuestion, Reply, TokenChoice
 from prism_prm.backends.critic_settings import CriticSettings
 from prism_prm.errors import ConfigError
 from prism_prm.net import RetryPolicy, Server, ServerError, server_address
@@ -69,7 +68,7 @@ class ServedCritic:
         """Requests that had to be sent again."""
         return self.server.num_retries
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: CriticQuestion) -> Reply:
         """One reply."""
         messages = [{"role": role, "content": content} for role, content in question.turns]
         body: dict[str, Any] = {

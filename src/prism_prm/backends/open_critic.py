@@ -44,7 +44,7 @@ def check_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None
     if settings.code:
         if not any(stage.code for stage in format.stages):
             raise ConfigError(f"--critic-code: the format {settings.format} has no part with code")
-        from prism_prm.backends.critic_verdicts import code_runner
+        from prism_prm.backends.critic import code_runner
 
         code_runner()
     return format
@@ -64,8 +64,7 @@ def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None 
         >>> len(critic.score("What is 1 + 2?", ["1 + 2 = 3"]))
         1
     """
-    from prism_prm.backends.critic import Critic
-    from prism_prm.backends.critic_verdicts import code_runner
+    from prism_prm.backends.critic import Critic, code_runner
 
     settings = critic_settings(settings)
     settings = replace(settings, on_missing=settings.on_missing or "error")

@@ -24,8 +24,7 @@ from starlette.staticfiles import StaticFiles
 
 from prism_prm import __version__
 from prism_prm.aggregate import solution_score
-from prism_prm.backends.critic_asking import BudgetError
-from prism_prm.backends.critic_verdicts import CriticError
+from prism_prm.backends.critic import BudgetError, CriticError
 from prism_prm.errors import DataError, PrismError
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.net import ServerError
