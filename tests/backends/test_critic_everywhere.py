@@ -336,7 +336,7 @@ def test_a_local_critic_gives_the_scores_of_the_verdict_family(
     tmp_path: Path, tiny_lm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The direct format asks what the family `verdict` lays out. Tiny models split words, so the labels are letters."""
-    monkeypatch.setattr("prism_prm.backends.critic_local.TOP", 10**6)  # unlikely labels are shown too
+    monkeypatch.setattr("prism_prm.backends.hf.TOP", 10**6)  # unlikely labels are shown too
     monkeypatch.setattr("prism_prm.backends.critic_replies.LEAST_SHARE", 0.0)  # and read
     lm = tmp_path / "lm"
     shutil.copytree(tiny_lm("qwen2"), lm)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prism_prm.backends.critic_format import CriticFormat, read_format
-from prism_prm.backends.critic_server import ServedCritic, check_address
 from prism_prm.backends.critic_settings import CriticSettings
+from prism_prm.backends.openai import ServedCritic, check_address
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError
 
@@ -73,7 +73,7 @@ def open_critic(place: str, settings: CriticSettings | Mapping[str, Any] | None 
     run_code = code_runner() if settings.code else None
     if kind == "openai":
         return Critic(ServedCritic(where, settings), format, settings, run_code)
-    from prism_prm.backends.critic_local import LocalCritic
+    from prism_prm.backends.hf import LocalCritic
 
     local = LocalCritic(where, dtype=loading.get("dtype"), device=loading.get("device"))
     return Critic(local, format, settings, run_code)

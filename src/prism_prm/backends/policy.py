@@ -59,16 +59,19 @@ class Prompting:
 
 
 def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:
-    """The prompt as text, without a beginning-of-sequence token that the tokenizer itself puts first.
-
-    Servers and `tokenizer(text)` add that token; in the text it would occur twice.
-    """
+    """The prompt of a problem as text."""
     user = prompting.user.replace(MARK, problem)
     if prompting.template == "none" or tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return f"{prompting.system}\n\n{user}\n\n" if prompting.system else f"{user}\n\n"
-    messages = [{"role": "user", "content": user}]
-    if prompting.system:
-        messages.insert(0, {"role": "system", "content": prompting.system})
+    return chat_text(tokenizer, [*[("system", prompting.system)] * bool(prompting.system), ("user", user)])
+
+
+def chat_text(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
+    """Turns of (role, content) in the chat template, without a beginning-of-sequence token.
+
+    Servers and `tokenizer(text)` add that token themselves; in the text it would occur twice.
+    """
+    messages = [{"role": role, "content": content} for role, content in turns]
     text = render_chat(tokenizer, messages, add_generation_prompt=True)
     bos = tokenizer.bos_token
     if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
@@ -229,7 +232,7 @@ class PolicySettings:
 
 
 def _open_hf(place: str, settings: PolicySettings) -> Policy:
-    from prism_prm.backends.hf_policy import load_hf
+    from prism_prm.backends.hf import load_hf
 
     return load_hf(
         place, prompting=settings.prompting, dtype=settings.dtype, device=settings.device,
@@ -238,7 +241,7 @@ def _open_hf(place: str, settings: PolicySettings) -> Policy:
 
 
 def _open_openai(url: str, settings: PolicySettings) -> Policy:
-    from prism_prm.backends.openai_policy import API_KEY, OpenAiPolicy, served_model
+    from prism_prm.backends.openai import API_KEY, OpenAiPolicy, served_model
 
     model = settings.model
     if model is None:
