@@ -34,8 +34,7 @@ from prism_prm.serve import schemas
 from prism_prm.serve.admission import HUNG_UP, UNEXPECTED, Gate, RefusedError, error_response, log_failure
 from prism_prm.serve.engine import Engine
 from prism_prm.serve.models import Item, ItemScores, ServedModel
-from prism_prm.serve.page_document import Document, Results, encode
-from prism_prm.serve.page_documents import find_documents, listing
+from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents, listing
 from prism_prm.serve.page_html import NAMES, own_file, served_page
 from prism_prm.serve.settings import KeyRing
 from prism_prm.steps import cut_steps
@@ -69,7 +68,7 @@ _answer_ids = itertools.count()
 class DocumentCache:
     """The documents of results, each made once for a state of its files."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: ShownResults) -> None:
         self.results = results
         self._bodies: dict[str, tuple[str, bytes]] = {}
         self._lock = threading.Lock()
@@ -90,7 +89,7 @@ class DocumentCache:
             return kept[1]
 
 
-def build_app(engine: Engine, keys: KeyRing, results: Results) -> Gate:
+def build_app(engine: Engine, keys: KeyRing, results: ShownResults) -> Gate:
     """The application that serves an engine's models, and results to look at."""
 
     @asynccontextmanager

@@ -24,7 +24,7 @@ from prism_prm.scorer import Scorer
 from prism_prm.serve.app import build_app
 from prism_prm.serve.engine import Engine
 from prism_prm.serve.models import ServedModel, served_model
-from prism_prm.serve.page_document import Results
+from prism_prm.serve.page_documents import ShownResults
 from prism_prm.serve.settings import KeyRing, ServeSettings
 
 LINGER = 1.0
@@ -45,7 +45,7 @@ def make_server(
     keys: KeyRing,
     *,
     loading: Mapping[str, Any] | None = None,
-    results: Results | None = None,
+    results: ShownResults | None = None,
 ) -> DrainingServer:
     """A server that is not running yet."""
 
@@ -57,7 +57,7 @@ def make_server(
     sys.setswitchinterval(SWITCH)
     engine = Engine(load, settings)
     config = uvicorn.Config(
-        build_app(engine, keys, results or Results(())),
+        build_app(engine, keys, results or ShownResults(())),
         http=with_client_timeout(settings.client_seconds),
         ws="none",
         lifespan="on",
