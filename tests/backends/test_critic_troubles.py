@@ -78,7 +78,7 @@ def test_every_trouble_is_retried_and_counted(tmp_path: Path, format: str) -> No
 def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
     over = threading.Event()
     with critic(tmp_path, lambda _: (over.wait(300), chat("late"))[1], votes=1, concurrency=1) as (prm, asked):
-        prm.backend.server.patience = RetryPolicy(timeout=0.25, retries=1, backoff=0.0)
+        prm.backend.server.retry = RetryPolicy(timeout=0.25, retries=1, backoff=0.0)
         with pytest.raises(ServerError, match=r"no answer within 0.25 seconds \(2 tries\)"):
             prm.score(PROBLEM, STEPS[:1])
         over.set()

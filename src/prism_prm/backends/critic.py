@@ -203,7 +203,6 @@ class Critic(Scorer):
             self.charged = now
 
     def close(self) -> None:
-        """End connections."""
         self.replies.close()
         self.backend.close()
 

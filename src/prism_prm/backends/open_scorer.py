@@ -150,7 +150,6 @@ class RayScorer(Scorer):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or only of the wanted ones."""
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         results: dict[int, list[TreeScores]] = {}
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
@@ -161,20 +160,16 @@ class RayScorer(Scorer):
         return [scores for number in sorted(results) for scores in results[number]]
 
     def count_tokens(self, tree: StepTree) -> int:
-        """How many tokens the tree is."""
         return self.count_all([tree])
 
     def count_all(self, trees: Sequence[StepTree]) -> int:
-        """How many tokens all of them are."""
         return sum(count for _, count in self.workers.run(Scorer.count_all, self._chunks(trees)))
 
     def can_score_all(self, solutions: Sequence[StepTree]) -> list[bool]:
-        """Of each tree whether all its steps fit the family's layout."""
         found = {chunk.number: fits for chunk, fits in self.workers.run(Scorer.can_score_all, self._chunks(solutions))}
         return [fits for number in sorted(found) for fits in found[number]]
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step after this many others fits the family's layout."""
         return bool(self.workers.ask(methodcaller("can_score", step, depth)))
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:

@@ -112,7 +112,6 @@ class OpenAiPolicy:
         return render(problem, self.prompting, self.tokenizer)
 
     def close(self) -> None:
-        """End all connections."""
         self.server.close()
 
     def write(self, requests: Sequence[StepRequest], sampling: Sampling) -> list[Written]:
@@ -269,20 +268,16 @@ class ServedCritic:
         return f"openai:{self.model}:{json.dumps(self._facts, sort_keys=True)}"
 
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """The results of all, in order."""
         return self.server.together(work)
 
     def close(self) -> None:
-        """End all connections."""
         self.server.close()
 
     @property
     def num_retries(self) -> int:
-        """Requests that were retried."""
         return self.server.num_retries
 
     async def ask(self, question: CriticQuestion) -> Reply:
-        """One reply."""
         messages = [{"role": role, "content": content} for role, content in question.turns]
         body: dict[str, Any] = {
             "model": self.model,
@@ -379,13 +374,12 @@ def _choices(logged: Any) -> tuple[TokenChoice, ...] | None:
         own = [entry, *entry["top_logprobs"]]
         if not all(isinstance(one, dict) and isinstance(one.get("token"), str) for one in own):
             raise ValueError("the answer's log-probabilities have no tokens")
-        values = {_whole(one["token"]): _log_probability(one.get("logprob")) for one in entry["top_logprobs"]}
+        values: dict[str, float] = {}
+        for one in entry["top_logprobs"]:
+            value = one.get("logprob")
+            if type(value) not in (int, float) or math.isnan(value) or value > 1e-3:
+                raise ValueError(f"the log-probability {str(value)[:40]} is not a number of 0 or less")
+            values[_whole(one["token"])] = float(max(value, -10_000))
         found.append(TokenChoice(_whole(entry["token"]), tuple(values.items())))
     # A server that was not asked for alternatives, or ignores it, gives none, or only the token itself.
     return tuple(found) if any(len(choice.top) > 1 for choice in found) else None
-
-
-def _log_probability(value: Any) -> float:
-    if type(value) not in (int, float) or math.isnan(value) or value > 1e-3:
-        raise ValueError(f"the log-probability {str(value)[:40]} is not a number of 0 or less")
-    return float(max(value, -10_000))

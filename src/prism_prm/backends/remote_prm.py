@@ -82,7 +82,6 @@ class RemotePRM(Scorer):
         """
 
     def close(self) -> None:
-        """End all connections."""
         self.server.close()
 
     def score_trees(
@@ -93,7 +92,6 @@ class RemotePRM(Scorer):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or only of the wanted ones."""
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         found = [TreeScores(self.outputs, np.full((len(tree.nodes), len(self.outputs)), np.nan)) for tree in trees]
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
@@ -332,11 +330,9 @@ class VllmPRM(RemotePRM):
         return f"vllm:{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step after this many others fits the family's layout."""
         return self.family.can_read(step, depth)
 
     def count_tokens(self, tree: StepTree) -> int:
-        """How many tokens the tree is: the problem, and every step once."""
         return encode_tree(tree, self.family).num_tokens
 
     def _prepare(
