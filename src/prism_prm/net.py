@@ -59,7 +59,7 @@ class TooLongError(TooMuchError):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a request failed that may succeed if it is sent again."""
+    """Why a request failed that a retry may fix."""
 
     problem: str
     status: int = 502

@@ -71,7 +71,7 @@ def test_every_trouble_is_retried_and_counted(tmp_path: Path, format: str) -> No
     with critic(tmp_path, answer, models=VLLM, **how) as (prm, _):
         assert prm.score(PROBLEM, STEPS[:2]) == pytest.approx([1, 1], abs=1e-9)
         assert prm.backend.num_retries == len(TROUBLES)
-        assert f"{len(TROUBLES)} requests had to be sent again" in prm.notes()[-1]
+        assert f"{len(TROUBLES)} requests were retried" in prm.notes()[-1]
         assert prm.ledger.tally.missing == {}
 
 

@@ -188,7 +188,7 @@ class Critic(Scorer):
         begins = f"; its turn is {primed}" if any(stage.prime for stage in self.format.stages) else ""
         lines = [f"{self.backend.name}: verdicts from {how}{times}{begins}", *self.ledger.lines()]
         if self.backend.num_retries:
-            lines.append(f"{self.backend.num_retries:,} requests had to be sent again")
+            lines.append(f"{self.backend.num_retries:,} requests were retried")
         return [f"Critic: {line}" for line in lines]
 
     def charge(self) -> None:
@@ -251,7 +251,7 @@ class CriticCall:
     only_kept: bool = False
     """Ask nothing, and count apart from the ledger: what is not among the kept replies is left out."""
     keeps: bool = True
-    """Use and file replies; without it every question is asked anew."""
+    """Use and file replies; otherwise every question is asked again."""
     problem: PrismError | None = None
     """Why it is over. Requests in flight are still waited for and kept; no new one begins."""
     tally: VerdictTally = field(init=False)
@@ -442,12 +442,12 @@ class CriticCall:
                     output = await self._run(critic.run_code, program(blocks)) if blocks else "No code was found."
                     with_code += format.filled(stage.code_output, output=output)
                 # As published: what was written before the code leads to the judgment.
-                notes.append("critiques whose code rounds gave no judgement")
+                notes.append("critiques whose code rounds gave no judgment")
         assert reply is not None, "a format has a stage without code"
         return text, reply, notes
 
     async def _run(self, run: Callable[[str], str], code: str) -> str:
-        """The output of a critic's code, which is kept like a reply: what is random in it must not be drawn anew."""
+        """The output of a critic's code, kept like a reply: a rerun must see the same output."""
         replies = self.critic.replies
         key = hashlib.blake2b(f"code\0{code}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         if key not in replies.found:

@@ -27,9 +27,9 @@ class FormatStage:
     prime: str = ""
     """How the part begins. Without priming it is asked for in words."""
     stops: tuple[str, ...] = ()
-    """Texts at which the server stops writing."""
+    """Stop strings: the server stops writing there."""
     close: str = ""
-    """What ends the part, in case the server takes the stop text off."""
+    """What ends the part, in case the server removes the stop string."""
     max_tokens: Count = 2048
     ask: str = ""
     """For servers that cannot continue a turn: the user's turn that asks for this part."""

@@ -62,7 +62,7 @@ class Reply(msgspec.Struct, frozen=True):
     """Whether the numbers of tokens are guessed from the length of the texts, because the server gives none."""
     refused: bool = False
     stopped_by: str | None = None
-    """The stop text, if the server names it."""
+    """The stop string, if the server names it."""
     tokens: tuple[TokenChoice, ...] | None = None
     """Log-probabilities; None if the server gives none."""
     seconds: float = 0.0

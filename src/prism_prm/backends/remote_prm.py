@@ -152,7 +152,7 @@ def compare_with(remote: RemotePRM, local: Scorer) -> float:
 
 
 class _Sizes:
-    """How many tokens problems, steps or whole trees have, as earlier answers have told; by hash, as texts are long."""
+    """How many tokens problems, steps or whole trees have, as earlier answers say; by hash, since texts are long."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -208,13 +208,13 @@ class PrismPRM(RemotePRM):
         return f"{self._identity}:{self.on_too_long}"
 
     def count_tokens(self, tree: StepTree) -> int:
-        """As earlier answers have told, or else the server."""
+        """From earlier answers, or else the server is asked."""
         known = self._sizes.of(tree)
         if known is None:
             body = {"model": self.model, "items": [_item(tree)]}
             self.server.together([self.server.ask("POST", "/v1/tokens", lambda said: self._note([tree], said), body)])
             known = self._sizes.of(tree)
-            assert known is not None, "what was told is noted"
+            assert known is not None, "the answer was noted"
         return known
 
     def _note(self, trees: Sequence[StepTree], answer: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The queue and the one model thread: admitted requests wait in order and are scored in batches.
 
-A request that was cancelled, or whose deadline has passed, leaves the queue before it costs anything.
+A request that was canceled, or whose deadline has passed, leaves the queue before it costs anything.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Job:
     found: dict[int, ItemScores] = field(default_factory=dict)
 
     def is_over(self) -> bool:
-        """Whether nobody waits for it: it has its answer, or an error, or was cancelled, or its deadline has passed."""
+        """Whether nobody waits for it: it has its answer, or an error, or was canceled, or its deadline has passed."""
         return self.future.done() or self.deadline <= time.monotonic()
 
 

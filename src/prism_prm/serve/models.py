@@ -108,7 +108,7 @@ class ServedModel:
         return replace(item, tokens=self.scorer.count_tokens(item.tree))
 
     def work(self, owner: Hashable, item: ServedItem) -> int:  # noqa: ARG002
-        """Tokens that the model has to read for an item, as far as can be told before."""
+        """Tokens that the model has to read for an item, as far as it is known beforehand."""
         return item.cost
 
     def try_out(self) -> tuple[int, float]:
