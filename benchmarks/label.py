@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
-from prism_prm.backends.hf_policy import HfPolicy, load_hf
+from prism_prm.backends.hf import HfPolicy, load_hf
 from prism_prm.backends.policy import Sampling, StepRequest, Written
 from prism_prm.data.tasks import TaskProblem
 from prism_prm.search.label_engine import label_problems

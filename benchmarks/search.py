@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from _side_by_side import conclude, options, print_ratios, side_by_side
 from prism_prm import PRM, init_prm
-from prism_prm.backends.hf_policy import HfPolicy, load_hf
+from prism_prm.backends.hf import HfPolicy, load_hf
 from prism_prm.backends.policy import Sampling, StepRequest, Written
 from prism_prm.models.session import Session, SessionNode
 from prism_prm.search.engine import search_problems

@@ -69,7 +69,7 @@ def first_items(given: argparse.Namespace, limit: int) -> tuple[Item, ...]:
 def ask(critic: Critic, format: str, given: argparse.Namespace, limit: int) -> None:
     """Put the questions about the first items; of those that had to be asked anew, say how it went."""
     items = first_items(given, limit)
-    ledger, began, done = critic.asker.ledger, time.monotonic(), 0
+    ledger, began, done = critic.ledger, time.monotonic(), 0
     before = ledger.tokens
 
     def advance(count: int, _more: str = "", /) -> None:
@@ -94,7 +94,7 @@ def measure(url: str, format: str, given: argparse.Namespace, limit: int) -> dic
     critic = open_critic(f"critic:openai:{url}", settings)
     with contextlib.closing(critic):
         ask(critic, format, given, limit)
-        told, replies = critic.summary(), critic.asker.replies.found.values()
+        told, replies = critic.summary(), critic.replies.found.values()
         row: dict[str, Any] = {
             "format": format,
             "verdicts by": "log-probabilities" if told["by_log_probability"] else "what it writes",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prism_prm.backends.hf_policy import load_hf
+from prism_prm.backends.hf import load_hf
 from prism_prm.backends.policy import Sampling
 from prism_prm.data.tasks import TaskGrader
 from prism_prm.lab.world.build import load_policy

@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 
 from prism_prm import example_folder
 from prism_prm.backends.open_scorer import PrmOptions
-from prism_prm.serve.page_document import Results
+from prism_prm.serve.page_documents import ShownResults
 from prism_prm.serve.server import DrainingServer, make_server
 from prism_prm.serve.settings import KeyRing, ServeSettings
 from prism_process import Process
@@ -57,7 +57,7 @@ def running(
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     given = ServeSettings(**{"deadline": 300.0, "client_seconds": 300.0} | settings)
-    server = make_server(prms, given, KeyRing(list(keys)), prm_options=prm_options, results=Results.named(results))
+    server = make_server(prms, given, KeyRing(list(keys)), prm_options=prm_options, results=ShownResults.named(results))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
     with httpx.Client(base_url=url, timeout=300) as client:

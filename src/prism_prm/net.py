@@ -59,7 +59,7 @@ class TooLongError(TooMuchError):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a request failed that may succeed if it is sent again."""
+    """Why a request failed that a retry may fix."""
 
     problem: str
     status: int = 502
@@ -90,10 +90,10 @@ class Server:
     notebook), and a request that hangs delays neither an error nor the end of the program.
     """
 
-    def __init__(self, url: str, patience: RetryPolicy, concurrency: int, *, key_variable: str) -> None:
+    def __init__(self, url: str, retry: RetryPolicy, concurrency: int, *, key_variable: str) -> None:
         if concurrency < 1:
             raise ConfigError(f"concurrency = {concurrency} must be 1 or more")
-        self.patience = patience
+        self.retry = retry
         self.url = server_address(url)
         self.shown = _without_secrets(self.url)
         self.key_variable = key_variable
@@ -106,7 +106,7 @@ class Server:
             raise ServerError(f"the key in ${key_variable} contains a line break or another invalid character")
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=httpx.Timeout(None, connect=min(SECONDS_TO_CONNECT, patience.timeout)),
+            timeout=httpx.Timeout(None, connect=min(SECONDS_TO_CONNECT, retry.timeout)),
             limits=httpx.Limits(max_connections=concurrency),
             verify=self.url.scheme == "https",  # reading all certificates takes long, and plain HTTP needs none
         )
@@ -155,8 +155,8 @@ class Server:
         With `can_split` a request that takes the server too long is a TooMuchError at once.
         """
         where = f"{method} {self.shown}{path}"
-        wait = self.patience.backoff
-        left = self.patience.retries
+        wait = self.retry.backoff
+        left = self.retry.retries
         tries = 0
         honored_until: float | None = None
         while True:
@@ -170,7 +170,7 @@ class Server:
                     answer = _Failure(self._without_key(str(error)))
             # A busy server that says when to come back is healthy, so for a while its waits use up no retries.
             now = asyncio.get_running_loop().time()
-            honored_until = now + self.patience.timeout if honored_until is None else honored_until
+            honored_until = now + self.retry.timeout if honored_until is None else honored_until
             honors_retry_after = answer.status == 503 and answer.wait > 0 and now < honored_until
             if not left and not honors_retry_after:
                 raise ServerError(
@@ -189,7 +189,7 @@ class Server:
         self, method: str, path: str, body: dict[str, Any] | None, where: str, can_split: bool
     ) -> dict[str, Any] | _Failure:
         """The answer, or why it failed; raises if a retry is pointless."""
-        seconds = self.patience.timeout
+        seconds = self.retry.timeout
         try:
             # One deadline for all of it: a server that sends a byte now and then must not hold us for good.
             async with (

@@ -342,7 +342,8 @@ class PathSession(StepSession[PathStep]):
         scores = self.scorer.score_trees(chains, [[node.depth] for node in new.values()])
         for node, chain, found in zip(new.values(), chains, scores, strict=True):
             node.log_odds = tuple(found.log_odds_NO[-1].tolist())
-            before = self.scorer.count_tokens(StepTree.chain(chain.problem, chain.nodes[:-1]))
+            reads_all = self.scorer.reads_whole_solutions  # whatever it has read before
+            before = 0 if reads_all else self.scorer.count_tokens(StepTree.chain(chain.problem, chain.nodes[:-1]))
             node.num_tokens = self.scorer.count_tokens(chain) - before
             if not node.depth:
                 self.roots[node.problem].num_tokens = before

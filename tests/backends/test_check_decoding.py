@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCa
 from prism_prm import PrismError
 from prism_prm.backends import decode as trial
 from prism_prm.backends.decode import Decoder, check_decoding
-from prism_prm.backends.hf_policy import load_hf
+from prism_prm.backends.hf import load_hf
 from prism_prm.models.check_packing import small_config
 from tiny import qwen_tokenizer
 

@@ -14,7 +14,7 @@ from scripted import PROBLEM, VLLM, chat, critic, said
 from typer.testing import CliRunner
 
 from loopback import Answer, serve
-from prism_prm.backends.critic_verdicts import code_runner
+from prism_prm.backends.critic import code_runner
 from prism_prm.cli import app
 from prism_prm.grading.sandbox import Run, Sandbox
 from prism_prm.grading.sandbox_policy import Limits, SandboxError
@@ -27,7 +27,7 @@ CANARY = "the secret canary"
 @pytest.fixture(autouse=True)
 def own_runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Little time per program; what other tests have made of the runner is not used."""
-    monkeypatch.setattr("prism_prm.backends.critic_verdicts.LIMITS", Limits(cpu=1, wall=300))
+    monkeypatch.setattr("prism_prm.backends.critic.LIMITS", Limits(cpu=1, wall=300))
     code_runner.cache_clear()
     yield
     code_runner.cache_clear()
@@ -125,9 +125,7 @@ def test_a_resumed_run_sees_the_output_that_was_kept(tmp_path: Path) -> None:
 
 
 def test_no_code_is_run_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "prism_prm.backends.critic_verdicts.Sandbox", lambda **_: pytest.fail("there is no code to run")
-    )
+    monkeypatch.setattr("prism_prm.backends.critic.Sandbox", lambda **_: pytest.fail("there is no code to run"))
 
     def answer(body: dict[str, Any]) -> Answer:
         return chat("{Yes}") if said(body).endswith("$\\boxed") else chat("```python\nprint(1)\n```\n")

@@ -35,7 +35,7 @@ from prism_prm import (
     score_files,
     search_task,
 )
-from prism_prm.backends.critic_asking import Question
+from prism_prm.backends.critic_replies import CriticQuestion
 from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError, DataError
@@ -337,7 +337,7 @@ def test_a_local_critic_gives_the_scores_of_the_verdict_family(
     tmp_path: Path, tiny_lm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The direct format asks what the family `verdict` lays out. Tiny models split words, so the labels are letters."""
-    monkeypatch.setattr("prism_prm.backends.critic_local.TOP", 10**6)  # unlikely labels are shown too
+    monkeypatch.setattr("prism_prm.backends.hf.TOP", 10**6)  # unlikely labels are shown too
     monkeypatch.setattr("prism_prm.backends.critic_replies.LEAST_SHARE", 0.0)  # and read
     lm = tmp_path / "lm"
     shutil.copytree(tiny_lm("qwen2"), lm)
@@ -349,8 +349,8 @@ def test_a_local_critic_gives_the_scores_of_the_verdict_family(
     found = prm.score(PROBLEM, STEPS)
     assert found == pytest.approx(family.score(PROBLEM, STEPS), abs=1e-4)
     assert np.ptp(found) > 0.01
-    assert prm.asker.ledger.tally.verdicts == {"log-probabilities": 3}
-    assert prm.asker.ledger.requests == 1 + 3
+    assert prm.ledger.tally.verdicts == {"log-probabilities": 3}
+    assert prm.ledger.requests == 1 + 3
     prm.close()
 
 
@@ -379,10 +379,10 @@ def test_a_local_critic_continues_its_turn_and_stops(tmp_path: Path, memorising_
     )
     prm = open_critic(f"critic:hf:{memorising_policy}", given)
     assert prm.score("3+4", ["-2"]) == pytest.approx([1], abs=1e-9)
-    critique, verdict = prm.asker.replies.found.values()
+    critique, verdict = prm.replies.found.values()
     assert (critique.text, critique.reason, critique.stopped_by) == (" 4 ", "stop", "=")
     assert verdict.text.strip().startswith("7")
-    assert prm.asker.ledger.requests == 2
+    assert prm.ledger.requests == 2
     assert prm.count_tokens(StepTree.chain("3+4", ["-2"])) == critique.num_tokens + verdict.num_tokens
     prm.close()
 
@@ -392,7 +392,7 @@ def test_a_local_critic_has_the_log_probabilities_of_every_token(tmp_path: Path,
     (tmp_path / "sums.toml").write_text(SUMS)
     given = CriticSettings(format=str(tmp_path / "sums.toml"), replies=str(tmp_path / "replies"))
     prm = open_critic(f"critic:hf:{memorising_policy}", given)
-    question = Question((("user", "3+4-2"),), "3 +", "", 0.0, 1.0, 0, 6, ("7", "=="), True, "0.0")
+    question = CriticQuestion((("user", "3+4-2"),), "3 +", "", 0.0, 1.0, 0, 6, ("7", "=="), True, "0.0")
     (reply,) = prm.backend._write([question])
     assert (reply.text, reply.stopped_by) == (" 4 = ", "7")
     assert reply.tokens is not None

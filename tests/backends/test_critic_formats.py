@@ -15,10 +15,9 @@ from scripted import LLAMA_CPP, OTHER, PROBLEM, SGLANG, STEPS, VLLM, chat, criti
 from transformers import AutoTokenizer
 
 from loopback import Answer
-from prism_prm.backends.critic import Critic
+from prism_prm.backends.critic import Critic, code_runner, program
 from prism_prm.backends.critic_format import FORMATS, read_format
 from prism_prm.backends.critic_settings import CriticSettings
-from prism_prm.backends.critic_verdicts import code_runner, program
 from prism_prm.backends.open_critic import open_critic
 from prism_prm.config import from_mapping
 from prism_prm.errors import ConfigError
@@ -42,8 +41,8 @@ def test_a_direct_verdict_is_read_from_log_probabilities(tmp_path: Path) -> None
     shares = iter([{"Yes": 0.6, " No": 0.2, "So": 0.1}, {"So": 0.5, "no": 0.3, "Yes": 0.1}, {"Yes": 0.9, "So": 0.05}])
     with critic(tmp_path, lambda _: chat("Yes", top=[next(shares)]), top=True, concurrency=1) as (prm, asked):
         found = prm.score(PROBLEM, STEPS)
-        assert prm.verdicts.drawing.votes == 1
-        assert prm.asker.ledger.tally.verdicts == {"log-probabilities": 3}
+        assert prm.votes == 1
+        assert prm.ledger.tally.verdicts == {"log-probabilities": 3}
     # A label that is not shown gets the smallest value that is.
     assert found == pytest.approx([0.75, 0.25, 0.9 / 0.95], abs=1e-9)
     assert asked[0]["messages"] == [{"role": "user", "content": DIRECT}]
@@ -58,8 +57,8 @@ def test_without_log_probabilities_votes_are_counted(tmp_path: Path) -> None:
     replies = iter(["Yes", "**Yes**.", " no", '"Yes', "No", "No", "No", "No"])
     with critic(tmp_path, lambda _: chat(next(replies)), concurrency=1) as (prm, asked):
         assert prm.score(PROBLEM, STEPS[:2]) == pytest.approx([0.75, 0.0], abs=1e-9)
-        assert prm.asker.ledger.tally.verdicts == {"votes": 8}
-        assert "verdicts from what it writes, mean of 4 answers" in prm.described()
+        assert prm.ledger.tally.verdicts == {"votes": 8}
+        assert "verdicts from what it writes, mean of 4 answers" in prm.notes()[0]
     assert len({body["seed"] for body in asked}) == 8
     assert {body["temperature"] for body in asked} == {1.0}
     assert "logprobs" not in asked[0]
@@ -137,7 +136,7 @@ def test_a_server_that_continues_no_turn_is_asked_in_words(tmp_path: Path) -> No
 
     with critic(tmp_path, answer, models=OTHER, format="thinkprm", votes=1, temperature=0.0) as (prm, asked):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.0], abs=1e-9)
-        assert "asked for in words" in prm.described()
+        assert "asked for in words" in prm.notes()[0]
     assert said(asked[0]).endswith("\n\nBegin your answer with: Let's verify step by step:")
     assert [turn["role"] for turn in asked[1]["messages"]] == ["user", "assistant", "user"]
     assert asked[1]["messages"][1]["content"] == "Hm."
@@ -195,7 +194,7 @@ def test_the_last_of_several_verdicts_counts_as_published_and_is_noted(tmp_path:
 
     with critic(tmp_path, answer, models=VLLM, format="genprm") as (prm, _):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.0], abs=1e-9)
-        assert prm.asker.ledger.tally.notes == {"several verdicts, the last counts": 1}
+        assert prm.ledger.tally.notes == {"several verdicts, the last counts": 1}
 
 
 CODE = "<verify>\nLet's use python code to find any potential error:\n```python\n"
@@ -258,7 +257,7 @@ def test_code_runs_in_the_sandbox_or_is_refused(monkeypatch: pytest.MonkeyPatch)
     def no_sandbox(**_: Any) -> None:
         raise SandboxError("Programs cannot be run in isolation on this machine: install bubblewrap")
 
-    monkeypatch.setattr("prism_prm.backends.critic_verdicts.Sandbox", no_sandbox)
+    monkeypatch.setattr("prism_prm.backends.critic.Sandbox", no_sandbox)
     with pytest.raises(SandboxError, match="install bubblewrap"):
         open_critic("critic:openai:http://127.0.0.1:9/v1", CriticSettings(format="genprm", code=True))
 
@@ -277,7 +276,7 @@ def test_what_a_critic_sees_of_its_code(monkeypatch: pytest.MonkeyPatch) -> None
             }[code]
 
     code_runner.cache_clear()
-    monkeypatch.setattr("prism_prm.backends.critic_verdicts.Sandbox", Fake)
+    monkeypatch.setattr("prism_prm.backends.critic.Sandbox", Fake)
     run = code_runner()
     assert run("ok") == "12"
     assert run("bad") == "so far\nZeroDivisionError: division by zero"
@@ -386,7 +385,7 @@ def test_a_boxed_verdict_after_a_critique_in_one_part_is_drawn(tmp_path: Path) -
     how = {"format": str(tmp_path / "mine.toml"), "top": True, "max_tokens": 77}
     with critic(tmp_path, lambda _: answer, **how) as (prm, asked):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.8])
-        assert prm.asker.ledger.tally.verdicts == {"log-probabilities": 2}
+        assert prm.ledger.tally.verdicts == {"log-probabilities": 2}
     assert [(body["temperature"], body["max_tokens"]) for body in asked] == [(0.7, 77)] * 2
 
 

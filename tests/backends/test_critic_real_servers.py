@@ -89,7 +89,7 @@ def ours(smollm2: Path, solutions: list[tuple[str, list[str]]]) -> np.ndarray:
 
 def differences(url: str, solutions: list[tuple[str, list[str]]], ours: np.ndarray, tmp_path: Path) -> np.ndarray:
     critic = open_at(url, tmp_path)
-    assert critic.verdicts.drawing.by_log_probability
+    assert critic.by_log_probability
     served = np.concatenate(critic.score_many(solutions))
     critic.close()
     assert len(served) == NUM_STEPS
@@ -150,8 +150,8 @@ def test_a_critique_is_begun_for_llama_cpp(
     problem, steps = solutions[0]
     found = critic.score(problem, steps[:1])
     assert 0 < found[0] < 1, "P(yes) from log-probabilities, whatever it wrote"
-    assert critic.asker.ledger.tally.verdicts == {"log-probabilities": 1}
-    assert critic.asker.ledger.requests == 3, "the probe, the critique, the verdict"
+    assert critic.ledger.tally.verdicts == {"log-probabilities": 1}
+    assert critic.ledger.requests == 3, "the probe, the critique, the verdict"
     critic.close()
 
 
@@ -166,11 +166,11 @@ def test_transformers_serve_gives_votes(smollm2: Path, solutions: list[tuple[str
     try:
         given = {"model": str(folder), "votes": 3, "on_missing": "skip", "redraws": 0, "timeout": 120.0}
         critic = open_at(server.url, tmp_path, **given)
-        assert not critic.verdicts.drawing.by_log_probability
+        assert not critic.by_log_probability
         assert not critic.backend.primes
         problem, steps = solutions[0]
         (found,) = critic.score(problem, steps[:1])
-        told = critic.asker.ledger.tally
+        told = critic.ledger.tally
         assert told.verdicts["votes"] + sum(told.missing.values()) == 3
         assert np.isnan(found) or found in (pytest.approx(0), pytest.approx(1 / 3), pytest.approx(2 / 3),
                                             pytest.approx(0.5), pytest.approx(1))  # fmt: skip

@@ -16,10 +16,9 @@ import pytest
 from scripted import OTHER, PROBLEM, STEPS, VLLM, chat, critic, said
 
 from loopback import Answer, serve
-from prism_prm.backends.critic_asking import BudgetError
+from prism_prm.backends.critic import BudgetError, CriticError
 from prism_prm.backends.critic_format import FORMATS
 from prism_prm.backends.critic_settings import CriticSettings
-from prism_prm.backends.critic_verdicts import CriticError
 from prism_prm.backends.open_critic import open_critic
 from prism_prm.errors import PrismError
 from prism_prm.net import RetryPolicy, ServerError
@@ -72,14 +71,14 @@ def test_every_trouble_is_retried_and_counted(tmp_path: Path, format: str) -> No
     with critic(tmp_path, answer, models=VLLM, **how) as (prm, _):
         assert prm.score(PROBLEM, STEPS[:2]) == pytest.approx([1, 1], abs=1e-9)
         assert prm.backend.num_retries == len(TROUBLES)
-        assert f"{len(TROUBLES)} requests had to be sent again" in prm.notes()[-1]
-        assert prm.asker.ledger.tally.missing == {}
+        assert f"{len(TROUBLES)} requests were retried" in prm.notes()[-1]
+        assert prm.ledger.tally.missing == {}
 
 
 def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
     over = threading.Event()
     with critic(tmp_path, lambda _: (over.wait(300), chat("late"))[1], votes=1, concurrency=1) as (prm, asked):
-        prm.backend.server.patience = RetryPolicy(timeout=0.25, retries=1, backoff=0.0)
+        prm.backend.server.retry = RetryPolicy(timeout=0.25, retries=1, backoff=0.0)
         with pytest.raises(ServerError, match=r"no answer within 0.25 seconds \(2 tries\)"):
             prm.score(PROBLEM, STEPS[:1])
         over.set()
@@ -93,7 +92,7 @@ def test_a_server_that_stays_broken_is_an_error_and_what_came_before_is_kept(tmp
     with critic(tmp_path, answer, votes=1, retries=1, concurrency=1) as (prm, _):
         with pytest.raises(ServerError, match="status 500"):
             prm.score(PROBLEM, STEPS)
-        assert prm.asker.ledger.requests == 2, "the probe and the first step"
+        assert prm.ledger.requests == 2, "the probe and the first step"
     with critic(tmp_path, lambda _: chat("No"), votes=1, concurrency=1) as (prm, asked):
         assert prm.score(PROBLEM, STEPS) == pytest.approx([1, 0, 0], abs=1e-9)
         assert len(asked) == 2
@@ -119,8 +118,8 @@ def test_a_question_that_is_too_long_is_a_missing_verdict(tmp_path: Path, status
         prm.score(PROBLEM, STEPS)
     with critic(tmp_path, answer, on_missing="skip", **how) as (prm, asked):
         np.testing.assert_allclose(prm.score(PROBLEM, STEPS), [1, math.nan, 1], atol=1e-9)
-        assert prm.asker.ledger.tally.missing == {"too-long": 1}
-        assert prm.asker.ledger.tally.redrawn == 0, "it would be as long again"
+        assert prm.ledger.tally.missing == {"too-long": 1}
+        assert prm.ledger.tally.redrawn == 0, "it would be as long again"
         assert len(asked) == 2, "the first step's reply is kept"
 
 
@@ -177,7 +176,7 @@ def test_a_missing_verdict_is_counted_by_kind_and_never_guessed(
         (found,) = prm.score_trees([StepTree.chain(PROBLEM, STEPS[:2])])
         assert all(map(math.isnan, found.probability))
         assert found.unjudged == (0, 1)
-        assert prm.asker.ledger.tally.missing == {kind: 1 if prm.reads_whole_solutions else 2}
+        assert prm.ledger.tally.missing == {kind: 1 if prm.reads_whole_solutions else 2}
         assert f"without a verdict after all redraws: {kind}: " in "\n".join(prm.notes())
     # The replies are kept, so that nothing is asked again.
     with critic(tmp_path, lambda _: answer, on_missing="wrong", **how) as (prm, asked):
@@ -210,8 +209,8 @@ def test_an_answer_without_a_verdict_is_drawn_again(tmp_path: Path) -> None:
     replies = iter(["Maybe", "Perhaps", "No", "Yes"])
     with critic(tmp_path, lambda _: chat(next(replies)), votes=2, concurrency=1) as (prm, asked):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0.5])
-        assert prm.asker.ledger.tally.redrawn == 2
-        assert prm.asker.ledger.tally.missing == {}
+        assert prm.ledger.tally.redrawn == 2
+        assert prm.ledger.tally.missing == {}
     assert len({body["seed"] for body in asked}) == 4
 
 
@@ -232,7 +231,7 @@ def test_labels_that_are_not_among_the_log_probabilities_are_missing(tmp_path: P
     answer = chat("Well", top=[{"Well": 0.9, "So": 0.1}])
     with critic(tmp_path, lambda _: answer, top=True, on_missing="skip") as (prm, _):
         assert math.isnan(prm.score(PROBLEM, STEPS[:1])[0])
-        assert prm.asker.ledger.tally.missing == {"no-verdict": 1}
+        assert prm.ledger.tally.missing == {"no-verdict": 1}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_log_probabilities_are_read_only_where_a_verdict_is(
     with critic(tmp_path, lambda _: answer, top=True, on_missing="skip") as (prm, _):
         (found,) = prm.score(PROBLEM, STEPS[:1])
         assert math.isnan(found) if expected is None else found == pytest.approx(expected)
-        assert prm.asker.ledger.tally.missing == ({"no-verdict": 1} if expected is None else {})
+        assert prm.ledger.tally.missing == ({"no-verdict": 1} if expected is None else {})
 
 
 def test_labels_of_several_tokens_are_voted_on(tmp_path: Path) -> None:
@@ -269,8 +268,8 @@ def test_labels_of_several_tokens_are_voted_on(tmp_path: Path) -> None:
         closing(open_critic(f"critic:openai:{url}", given)) as prm,
     ):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([0], abs=1e-9)
-        assert prm.asker.ledger.tally.verdicts == {"votes": 1}
-        assert "verdicts from what it writes" in prm.described()
+        assert prm.ledger.tally.verdicts == {"votes": 1}
+        assert "verdicts from what it writes" in prm.notes()[0]
     assert said(asked[0]) == "Answer with the word incorrect."
 
 
@@ -280,7 +279,7 @@ def test_a_critique_that_is_cut_off_goes_on_to_its_verdict_and_is_noted(tmp_path
 
     with critic(tmp_path, answer, models=VLLM, format="thinkprm", votes=1) as (prm, _):
         assert prm.score(PROBLEM, STEPS[:1]) == pytest.approx([1], abs=1e-9)
-        assert prm.asker.ledger.tally.notes == {"critiques cut off at the limit of tokens": 1}
+        assert prm.ledger.tally.notes == {"critiques cut off at the limit of tokens": 1}
 
 
 # --- what it costs ---
@@ -290,14 +289,14 @@ def test_asking_twice_costs_nothing(tmp_path: Path) -> None:
     with critic(tmp_path, lambda _: chat("Yes"), price_prompt=1e6, price_completion=2e6) as (prm, asked):
         first = prm.score_many([(PROBLEM, STEPS), (PROBLEM, STEPS), (PROBLEM, STEPS[:2])])
         assert len(asked) == 3 * 4, "equal questions are asked once, each step by four votes"
-        ledger = prm.asker.ledger
+        ledger = prm.ledger
         assert (ledger.requests, ledger.prompt_tokens, ledger.completion_tokens) == (13, 130, 65)
         assert ledger.cost == 130 + 2 * 65
         assert prm.count_tokens(StepTree.chain(PROBLEM, STEPS)) == 12 * 15
     with critic(tmp_path, lambda _: chat("No")) as (prm, asked):
         assert prm.score_many([(PROBLEM, STEPS), (PROBLEM, STEPS), (PROBLEM, STEPS[:2])]) == first
         assert asked == []
-        assert (prm.asker.ledger.requests, prm.asker.ledger.reused) == (1, 12 + 12 + 8), "the probe alone"
+        assert (prm.ledger.requests, prm.ledger.reused) == (1, 12 + 12 + 8), "the probe alone"
     lines = [json.loads(line) for line in (tmp_path / "replies" / "ledger-000.jsonl").read_text().splitlines()]
     assert [(line["requests"], line["prompt_tokens"], line["cost"]) for line in lines] == [
         (1, 10, 20.0),
@@ -308,7 +307,7 @@ def test_asking_twice_costs_nothing(tmp_path: Path) -> None:
 
 def test_the_ledger_is_written_while_the_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed has charged nearly all that it has spent."""
-    monkeypatch.setattr("prism_prm.backends.critic_asking.CHARGED_TOGETHER", 2)
+    monkeypatch.setattr("prism_prm.backends.critic.CHARGED_TOGETHER", 2)
     with critic(tmp_path, lambda _: chat("Yes"), votes=1, concurrency=1) as (prm, _):
         prm.score(PROBLEM, STEPS)
     lines = (tmp_path / "replies" / "ledger-000.jsonl").read_text().splitlines()
@@ -364,7 +363,7 @@ def test_a_budget_stops_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None
                     BudgetError, match=r"--budget-tokens 60 are spent .* rerun the same command to resume"
                 ):
                     prm.score_many(solutions)
-                assert prm.asker.ledger.tokens <= 60 + 2 * 15, "at most what was in flight is spent beyond it"
+                assert prm.ledger.tokens <= 60 + 2 * 15, "at most what was in flight is spent beyond it"
             asked_in_all += len(asked)
     assert asked_in_all == 12, "nothing was asked twice"
 
@@ -372,7 +371,7 @@ def test_a_budget_stops_cleanly_and_the_next_run_resumes(tmp_path: Path) -> None
 def test_tokens_that_a_server_does_not_count_are_estimated_and_said_so(tmp_path: Path) -> None:
     with critic(tmp_path, lambda _: chat("Yes", usage=False), votes=1) as (prm, _):
         prm.score(PROBLEM, STEPS[:1])
-        assert prm.asker.ledger.estimated == 1
+        assert prm.ledger.estimated == 1
         assert "(those of 1 requests are estimated)" in "\n".join(prm.notes())
 
 
@@ -451,7 +450,7 @@ def test_a_session_of_critiques_counts_each_answer_once(tmp_path: Path) -> None:
         (third,) = session.extend([(second, STEPS[2])])
         assert [step.num_tokens for step in (first, second, third)] == [30, 30, 30], "two requests each"
         assert len(asked) == 6
-        assert prm.asker.ledger.tally.verdicts == {"votes": 3}
+        assert prm.ledger.tally.verdicts == {"votes": 3}
         assert prm.count_tokens(StepTree.chain(PROBLEM, STEPS)) == 90
 
 

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from prism_prm import PrismError
 from prism_prm.backends.decode import Decoder, choose
-from prism_prm.backends.hf_policy import HfPolicy, load_hf
+from prism_prm.backends.hf import HfPolicy, load_hf
 from prism_prm.backends.policy import Sampling, StepRequest, Written, node_key, rng, write_steps
 from tiny import qwen_tokenizer
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loopback import Answer, serve
-from prism_prm.backends.openai_policy import OpenAiPolicy
+from prism_prm.backends.openai import OpenAiPolicy
 from prism_prm.backends.policy import (
     PolicyError,
     PolicySettings,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prism_prm.backends.critic_format import FORMATS, read_format
 from prism_prm.backends.critic_replies import Missing, Reading, Reply, TokenChoice, read_reply
-from prism_prm.backends.critic_server import read_answer
+from prism_prm.backends.openai import read_answer
 
 FOUND = {name: read_format(name) for name in FORMATS}
 PIECES = (

@@ -13,7 +13,7 @@ import pytest
 from cases import anything, as_json, fuzz, mutated, survives, torn
 from hypothesis import strategies as st
 
-from prism_prm.backends.openai_policy import OpenAiPolicy, served_model
+from prism_prm.backends.openai import OpenAiPolicy, served_model
 from prism_prm.backends.policy import Sampling, StepRequest
 from prism_prm.cli.options import numbers, words
 from prism_prm.config import override

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prism_prm import PrismError, init_prm, load_prm
-from prism_prm.backends.hf_policy import load_hf
+from prism_prm.backends.hf import load_hf
 from prism_prm.lab.world.build import load_policy
 from tiny import gguf_model
 

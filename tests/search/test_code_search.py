@@ -20,8 +20,7 @@ from prism_prm.search.methods import SearchSettings
 from prism_prm.search.rerank_pool import RerankSettings, rerank_pool
 from prism_prm.search.search_recipe import SearchRecipe
 from prism_prm.search.search_task import Point, search_task
-from prism_prm.serve.page_document import Results
-from prism_prm.serve.page_documents import find_documents
+from prism_prm.serve.page_documents import ShownResults, find_documents
 from worlds import FakePrm
 
 
@@ -92,7 +91,7 @@ def test_sampling_programs_without_a_prm(task: Path, tmp_path: Path) -> None:
     assert 0 < one.accuracy.value <= one.oracle.value == 1
     two = searched(task, tmp_path / "tests", "sample", "public-tests", prm=False)
     assert 0 < two.accuracy.value < 1, "a lucky program passes, too"
-    shown = find_documents(Results.named([tmp_path / "tests"]))
+    shown = find_documents(ShownResults.named([tmp_path / "tests"]))
     assert [one.kind for one in shown.values()] == ["search", "tree", "programs", "program"]
     programs = shown["0-n8-program-0"].body()["solutions"]
     assert [one["selected"] for one in programs].count(["the search"]) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from prism_prm import init_prm
 from prism_prm.backends.decode import Kept
-from prism_prm.backends.hf_policy import HfPolicy
+from prism_prm.backends.hf import HfPolicy
 from prism_prm.backends.policy import Sampling, open_policy
 from prism_prm.lab.world.problems import Problem, draw_problems
 from prism_prm.lab.world.settings import world_settings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from prism_prm.backends.hf_policy import HfPolicy, load_hf
+from prism_prm.backends.hf import HfPolicy, load_hf
 from prism_prm.backends.policy import Sampling
 from prism_prm.data.tasks import TaskGrader, TaskProblem
 from prism_prm.lab.world.problems import ProblemSettings, draw_problems

@@ -18,8 +18,7 @@ from prism_prm.cli import app
 from prism_prm.data.same_problem import Splits
 from prism_prm.data.tables import iter_trees
 from prism_prm.errors import DataError
-from prism_prm.serve.page_document import Document, Results, encode
-from prism_prm.serve.page_documents import find_documents
+from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents
 from prism_prm.serve.page_html import FOLDER, NAMES, bundle, own_file, served_page, static_page
 
 HOSTILE = "</script><script>x</script> <!-- ]]> & \u2028\u2029 \ud800 שלום \x00"
@@ -102,7 +101,7 @@ def measured(tmp_path: Path) -> Path:
 
 
 def test_errors_come_with_their_texts(measured: Path) -> None:
-    [document] = find_documents(Results.named([measured / "eval"])).values()
+    [document] = find_documents(ShownResults.named([measured / "eval"])).values()
     assert (document.kind, document.title, document.note) == ("errors", "mine on labelled", "labelled: 3 items")
     found = json.loads(encode(document.body()))
     assert found["benchmarks"] == [
@@ -144,7 +143,7 @@ def test_classes_of_redundancy_are_shown_by_the_score_that_decides(tmp_path: Pat
     settings = EvalSettings(threshold=0.5, redundancy_threshold=0.25, num_draws=100)
     given = write(tmp_path / "own.jsonl", list(own))
     evaluate_prm(None, "prmbench", tmp_path / "eval", data=data, predictions=given, name="mine", settings=settings)
-    [document] = find_documents(Results.named([tmp_path / "eval"])).values()
+    [document] = find_documents(ShownResults.named([tmp_path / "eval"])).values()
     found = json.loads(encode(document.body()))
     [bench] = found["benchmarks"]
     assert bench["thresholds"] == {"right": 0.5, "not redundant": pytest.approx(0.75, abs=1e-9)}
@@ -168,7 +167,7 @@ def test_the_split_that_was_measured_is_read_again(tmp_path: Path) -> None:
     settings = EvalSettings(threshold=0.5, num_draws=100)
     out = tmp_path / "eval"
     evaluate_prm(GatedScorer(), "labelled", out, data=tmp_path / "pairs", split="validation", settings=settings)
-    [document] = find_documents(Results.named([out])).values()
+    [document] = find_documents(ShownResults.named([out])).values()
     items = document.body()["items"]
     measured = {tree.problem for tree in iter_trees(tmp_path / "pairs", split="validation")}
     assert 0 < len(measured) < 12
@@ -204,7 +203,7 @@ def test_scores_are_not_joined_to_the_texts_of_another_item(measured: Path, is_o
 
 
 def test_a_changed_file_makes_another_document(measured: Path) -> None:
-    [document] = find_documents(Results.named([measured / "eval"])).values()
+    [document] = find_documents(ShownResults.named([measured / "eval"])).values()
     before = document.stamp()
     assert document.stamp() == before
     table = measured / "eval" / "labelled.steps.parquet"
@@ -232,7 +231,7 @@ def test_a_place_that_is_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_broken_metrics_file_is_named(measured: Path, text: str) -> None:
     (measured / "eval" / "metrics.json").write_text(text)
     with pytest.raises(DataError, match=r"metrics\.json: not what `prism eval` writes there"):
-        find_documents(Results.named([measured / "eval"]))
+        find_documents(ShownResults.named([measured / "eval"]))
 
 
 def test_two_tables_of_scores_are_one_document(tmp_path: Path) -> None:
@@ -244,7 +243,7 @@ def test_two_tables_of_scores_are_one_document(tmp_path: Path) -> None:
     for name, prm in prms.items():
         score_files(prm, data, tmp_path / f"{name}.parquet")
     places = [f"first={tmp_path / 'base.parquet'}", tmp_path / "prism.parquet"]
-    [document] = find_documents(Results.named(places)).values()
+    [document] = find_documents(ShownResults.named(places)).values()
     found = json.loads(encode(document.body()))
     assert [prm["name"] for prm in found["prms"]] == ["first", "prism"]
     assert [prm["threshold"] for prm in found["prms"]] == [prm.card.threshold for prm in prms.values()]

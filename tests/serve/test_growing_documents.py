@@ -18,8 +18,7 @@ from prism_prm.search import rounds
 from prism_prm.search.methods import SearchSettings
 from prism_prm.search.search_recipe import SearchRecipe
 from prism_prm.search.search_task import search_task
-from prism_prm.serve.page_document import Document, Results, encode
-from prism_prm.serve.page_documents import find_documents, listing
+from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents, listing
 from shown_results import programs
 from worlds import FakePolicy, FakePrm
 
@@ -47,7 +46,7 @@ def searched(folder: Path, settings: SearchSettings = BEAM, prm: FakePrm | None 
 
 
 def documents(place: Path) -> dict[str, Document]:
-    return find_documents(Results.named([place]))
+    return find_documents(ShownResults.named([place]))
 
 
 def body(found: dict[str, Document], name: str) -> Any:
@@ -137,7 +136,7 @@ def test_many_searches_are_watched_without_reading_them_again(tmp_path: Path, mo
     lines = rounds._lines
     monkeypatch.setattr(rounds, "_lines", lambda path, *rest: read.append(path) or lines(path, *rest))
     for _ in range(2):
-        found = find_documents(Results.named(places))
+        found = find_documents(ShownResults.named(places))
         assert len(found) == 8 * 4
     assert len(read) == 8, "each once"
     assert [one["id"] for one in listing(found)] == [f"{number}-mine-n4" for number in range(8)], "trees are not listed"

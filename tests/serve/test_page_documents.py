@@ -12,8 +12,7 @@ from gated_scorer import GatedScorer
 from prism_prm import EvalSettings, evaluate_prm
 from prism_prm.cli import app
 from prism_prm.errors import ConfigError
-from prism_prm.serve.page_document import Results
-from prism_prm.serve.page_documents import find_documents
+from prism_prm.serve.page_documents import ShownResults, find_documents
 from serving_prms import running
 
 
@@ -68,7 +67,7 @@ def test_texts_are_read_where_the_command_says(tmp_path: Path, monkeypatch: pyte
     moved = (tmp_path / "data.jsonl").rename(tmp_path / "moved.jsonl")
     seen = []
 
-    def make_server(*_: object, results: Results, **__: object) -> None:
+    def make_server(*_: object, results: ShownResults, **__: object) -> None:
         seen.append(results)
         raise ConfigError("that is enough")
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gated_scorer import GatedScorer
-from prism_prm.serve.engine import Engine
+from prism_prm.serve.engine import ServeEngine
 from prism_prm.serve.models import ServedModel
 from prism_prm.serve.settings import ServeSettings
 from serving_prms import Running, running, until
@@ -300,7 +300,7 @@ def test_draining_finishes_what_was_accepted(pool: ThreadPoolExecutor, monkeypat
 
 def test_a_thread_that_is_about_to_wait_hears_that_it_should_end() -> None:
     """Closing between its look at the flag and its wait must not be missed."""
-    engine = Engine(list, ServeSettings(deadline=300.0))
+    engine = ServeEngine(list, ServeSettings(deadline=300.0))
     is_about, is_closed = threading.Event(), threading.Event()
 
     class Late(threading.Condition):
@@ -328,7 +328,7 @@ def test_closing_does_not_wait_for_models_that_load() -> None:
         assert go.wait(300)
         return []
 
-    engine = Engine(load, ServeSettings(deadline=20.0))
+    engine = ServeEngine(load, ServeSettings(deadline=20.0))
     engine._thread.start()
     engine.close()
     assert engine._thread.is_alive(), "it was left alone"

@@ -215,7 +215,7 @@ def test_a_busy_server_is_asked_again() -> None:
 
     with loopback.serve(answer, {"data": [CARD]}) as (url, asked):
         prm = load_prm(f"prism:{url.removesuffix('/v1')}")
-        prm.server.patience = type(prm.server.patience)(backoff=0.0)
+        prm.server.retry = type(prm.server.retry)(backoff=0.0)
         assert prm.score("p", ["s"]) == pytest.approx([1 / (1 + math.exp(-1.5))])
         assert len(asked) == 3
         assert prm.server.num_retries == 2
@@ -240,13 +240,13 @@ def test_a_server_that_says_when_to_come_back_uses_up_no_retries() -> None:
     answers = iter([(429, {}, {"Retry-After": "0.01"})] * 6 + [(503, {}, {"Retry-After": "0.01"})])
     with loopback.serve(lambda body: next(answers, (200, scored(body))), {"data": [CARD]}) as (url, asked):
         prm = load_prm(f"prism:{url.removesuffix('/v1')}", prm_retries=0)
-        prm.server.patience = RetryPolicy(retries=0, backoff=0.0)
+        prm.server.retry = RetryPolicy(retries=0, backoff=0.0)
         assert prm.score("p", ["s"]) == pytest.approx([1 / (1 + math.exp(-1.0))])
         assert len(asked) == 8
     busy = (429, {}, {"Retry-After": "0.05"})
     with loopback.serve(lambda _: busy, {"data": [CARD]}) as (url, asked):
         prm = load_prm(f"prism:{url.removesuffix('/v1')}")
-        prm.server.patience = RetryPolicy(timeout=3.0, retries=1, backoff=0.0)
+        prm.server.retry = RetryPolicy(timeout=3.0, retries=1, backoff=0.0)
         with pytest.raises(ServerError, match=r"status 429.*tries\)") as caught:
             prm.score("p", ["s"])
         assert caught.value.status == 503

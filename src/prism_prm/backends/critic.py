@@ -1,96 +1,209 @@
-"""`Critic`: a scorer of steps that asks a model in words."""
+"""`Critic`: a scorer of steps that asks a model in words.
+
+A verdict combines votes. A vote is one turn of the critic: one request per stage of the format, with code run in
+between if that is allowed. A vote without a verdict is drawn again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from prism_prm.aggregate import DEFAULT_THRESHOLD, CardValues
-from prism_prm.backends.critic_asking import Asker, Backend, StopError, Tally, Work, gathered
-from prism_prm.backends.critic_format import CriticFormat
-from prism_prm.backends.critic_replies import Rows, Turn
+from prism_prm.backends.critic_format import CriticFormat, FormatStage
+from prism_prm.backends.critic_ledger import CriticLedger, Replies, VerdictTally
+from prism_prm.backends.critic_replies import (
+    CriticQuestion,
+    Missing,
+    Reading,
+    Reply,
+    Rows,
+    Turn,
+    is_part,
+    read_reply,
+    rows_of_index,
+)
 from prism_prm.backends.critic_settings import CriticSettings
-from prism_prm.backends.critic_verdicts import Verdicts
 from prism_prm.console import Advance, bar_on_stderr, ignore
-from prism_prm.scorer import Scorer, StepSession, TreeScores, sigmoid
+from prism_prm.errors import ConfigError, PrismError, shown
+from prism_prm.grading.sandbox import Sandbox
+from prism_prm.grading.sandbox_policy import Limits, SandboxError
+from prism_prm.net import TooLongError
+from prism_prm.scorer import Scorer, TreeScores
 from prism_prm.tree import StepTree
+
+T = TypeVar("T")
 
 SURE = 30.0
 """The log-odds of a unanimous vote, whose probability is 0 or 1."""
+CHARGED_TOGETHER = 100
+"""At most this many requests share a line in the ledger's file: what a killed process may not have charged."""
+PROBE = "Answer with the word"
+LIMITS = Limits(cpu=5.0, wall=10.0)
+"""5 seconds, as in GenPRM's own code."""
+MOST_SHOWN = 4000
+"""Characters of output that a critic is shown."""
+STOPPED = {
+    "timeout": "The code ran out of time.",
+    "memory": "The code ran out of memory.",
+    "output": "The code printed too much.",
+}
+"""What the critic is told of code that had to be stopped."""
+_CODE = re.compile(r"```python\s*(.*?)\s*```", re.DOTALL)
 
-Judged = tuple[np.ndarray, Tally]
-"""The log-odds_NO of a tree's nodes, and what the replies behind them are."""
+
+class BudgetError(PrismError):
+    """The tokens that a command may spend are spent."""
+
+
+class CriticError(PrismError):
+    """An answer without a verdict, where every answer must have one."""
+
+
+class StopError(Exception):
+    """The call is over; why is in `CriticCall.problem`."""
+
+
+class CriticBackend(Protocol):
+    """A model that can be asked."""
+
+    name: str
+    model: str
+    kind: str
+    primes: bool
+    """Whether it continues a turn that was begun for it."""
+
+    @property
+    def num_retries(self) -> int:
+        """Requests that were retried."""
+
+    def identity(self) -> str:
+        """What decides its replies, as far as it can be seen."""
+
+    def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of all, in order."""
+
+    async def ask(self, question: CriticQuestion) -> Reply:
+        """One reply."""
+
+    def close(self) -> None:
+        """Close connections."""
 
 
 class Critic(Scorer):
-    """Scores steps by a critic's verdicts; usable wherever a PRM is."""
+    """Scores steps by a critic's verdicts; usable wherever a PRM is. `run_code` runs the code that it writes."""
 
     on_too_long = "skip"
 
     def __init__(
         self,
-        backend: Backend,
+        backend: CriticBackend,
         format: CriticFormat,
         settings: CriticSettings,
         run_code: Callable[[str], str] | None = None,
     ) -> None:
-        self.backend, self.format, self.settings = backend, format, settings
+        self.backend, self.format, self.settings, self.run_code = backend, format, settings, run_code
         self.outputs = format.outputs
         self.card = CardValues(format.aggregator, DEFAULT_THRESHOLD, format.redundancy_threshold)
         self.reads_whole_solutions = format.granularity == "solution"
         self.judges_every_step = format.judges_every_step
-        self.asker = Asker(backend, format.identity(), settings)
-        self.verdicts = Verdicts(self.asker, format, run_code)
+        self.model = backend.identity()
+        self.format_identity = format.identity()
+        self.replies = Replies(Path(settings.replies))
+        self.ledger = CriticLedger(settings.price_prompt, settings.price_completion)
+        self.charged = self.ledger.as_json()
+        self._charging = threading.Lock()
+        self.by_log_probability = False
+        """Whether verdicts are read from the labels' log-probabilities."""
+        if format.reads == "label" and settings.log_probabilities == "auto":
+            # Asked once, and not kept, since another server may serve the same model. Verdicts are read from tokens, so
+            # a label must be one token; the longer one is less likely to be.
+            label = max(format.label.yes, format.label.no, key=len)
+            probe = CriticQuestion((("user", f"{PROBE} {label}."),), "", "", 0.0, 1.0, 0, 1, (), True, "probe")
+            call = CriticCall(self, keeps=False)
+            (reply,) = call.run([call.ask(probe)])
+            self.by_log_probability = reply.tokens is not None and not (
+                reply.tokens and is_part(reply.tokens[0].token, label)
+            )
+        if self.by_log_probability and format.is_direct:
+            # The verdict is read and not drawn, so one answer is all of them.
+            self.votes, self.temperature, self.top_p = 1, 0.0, 1.0
+        else:
+            usual = format.sampling
+            self.votes = settings.votes or usual.votes
+            default = usual.temperature_of_votes if self.votes > 1 and usual.temperature_of_votes else usual.temperature
+            self.temperature = default if settings.temperature is None else settings.temperature
+            self.top_p = settings.top_p or usual.top_p
+            if self.votes > 1 and not self.temperature:
+                raise ConfigError(
+                    f"--votes {self.votes} at temperature 0 gives the same answer {self.votes} times; give "
+                    "--critic-temperature"
+                )
+        self.redraws = settings.redraws if self.temperature else 0  # a greedy answer would be the same
 
     # --- what it is, and what it has cost ---
 
     def identity(self) -> str:
         """The format, the model, and every setting that changes a score."""
-        given, drawing = self.settings, self.verdicts.drawing
+        given = self.settings
         facts = {
-            "format": self.format.identity(), "model": self.asker.model, "votes": drawing.votes,
-            "temperature": drawing.temperature, "top_p": drawing.top_p, "max_tokens": given.max_tokens,
+            "format": self.format_identity, "model": self.model, "votes": self.votes,
+            "temperature": self.temperature, "top_p": self.top_p, "max_tokens": given.max_tokens,
             "on_missing": given.on_missing, "redraws": given.redraws, "primes": self.backend.primes,
-            "log_probabilities": drawing.by_log_probability, "code": self.verdicts.run_code is not None,
+            "log_probabilities": self.by_log_probability, "code": self.run_code is not None,
         }  # fmt: skip
         return f"critic:{json.dumps(facts, sort_keys=True)}"
-
-    def described(self) -> str:
-        """How verdicts come about, in words."""
-        drawing = self.verdicts.drawing
-        how = "the labels' log-probabilities" if drawing.by_log_probability else "what it writes"
-        times = f", mean of {drawing.votes} answers" if drawing.votes > 1 else ""
-        primed = "begun for it" if self.backend.primes else "asked for in words, since the server continues no turn"
-        begins = any(stage.prime for stage in self.format.stages)
-        return f"{self.backend.name}: verdicts from {how}{times}" + (f"; its turn is {primed}" if begins else "")
 
     def summary(self, trees: Iterable[StepTree] | None = None) -> dict[str, Any]:
         """For metrics.json: how it was asked and what this process has spent; what was read and what was missing, in
         all replies behind the scores of some trees, or else since it was opened.
         """
-        read = {} if trees is None else self.behind(trees).as_json()
+        read = {} if trees is None else self._tally(trees).as_json()
         return {
-            "model": self.backend.model, "format": self.settings.format, "votes": self.verdicts.drawing.votes,
-            "by_log_probability": self.verdicts.drawing.by_log_probability, "primed": self.backend.primes,
+            "model": self.backend.model, "format": self.settings.format, "votes": self.votes,
+            "by_log_probability": self.by_log_probability, "primed": self.backend.primes,
             "on_missing": self.settings.on_missing, "retried_requests": self.backend.num_retries,
-            **self.asker.ledger.as_json(), **read,
+            **self.ledger.as_json(), **read,
         }  # fmt: skip
 
     def notes(self) -> list[str]:
-        """What was spent and what was missing, in lines."""
-        retried = [f"{self.backend.num_retries:,} requests had to be sent again"] * bool(self.backend.num_retries)
-        return [f"Critic: {line}" for line in [self.described(), *self.asker.ledger.lines(), *retried]]
+        """How verdicts come about, what was spent and what was missing, in lines."""
+        how = "the labels' log-probabilities" if self.by_log_probability else "what it writes"
+        times = f", mean of {self.votes} answers" if self.votes > 1 else ""
+        primed = "begun for it" if self.backend.primes else "asked for in words, since the server continues no turn"
+        begins = f"; its turn is {primed}" if any(stage.prime for stage in self.format.stages) else ""
+        lines = [f"{self.backend.name}: verdicts from {how}{times}{begins}", *self.ledger.lines()]
+        if self.backend.num_retries:
+            lines.append(f"{self.backend.num_retries:,} requests were retried")
+        return [f"Critic: {line}" for line in lines]
+
+    def charge(self) -> None:
+        """Add to the ledger's file what all requests since the last time have cost, if there were new ones."""
+        with self._charging:  # requests are charged in their own thread, and the end of a call in the caller's
+            now, before = self.ledger.as_json(), self.charged
+            if now["requests"] != before["requests"]:
+                when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                since = {name: now[name] - before[name] for name, value in now.items() if not isinstance(value, dict)}
+                about = {"when": when, "model": self.backend.model, "format": self.settings.format}
+                self.replies.files()[1].append(about | since)
+            self.charged = now
 
     def close(self) -> None:
-        """End connections."""
-        self.asker.replies.close()
+        self.replies.close()
         self.backend.close()
 
     # --- scores ---
@@ -105,59 +218,87 @@ class Critic(Scorer):
     ) -> list[TreeScores]:
         """The scores of all nodes of each tree, or only of the wanted ones; unjudged nodes are NaN."""
         nodes = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
+        call = CriticCall(self)
         with bar_on_stderr("asking the critic", len(trees), shown=progress) as more:
 
             def both(done: int, _more: str = "", /) -> None:
                 advance(done)
                 more(done)
 
-            judged = self.judge(trees, nodes, both)
+            judged = call.run([call.judge(tree, own, both) for tree, own in zip(trees, nodes, strict=True)])
         found = []
-        for (log_odds_NO, _), own in zip(judged, nodes, strict=True):
+        for log_odds_NO, own in zip(judged, nodes, strict=True):
             unjudged = tuple(node for node in own if math.isnan(log_odds_NO[node, 0]))
             found.append(TreeScores(self.outputs, log_odds_NO, unjudged=unjudged))
         return found
 
-    def session(self, problems: Sequence[str]) -> CriticSession:
-        """Growing trees of steps, one per problem."""
-        return CriticSession(self, problems)
-
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens were read and written to judge a tree, by the kept replies."""
-        return self.behind([tree]).tokens
+        return self._tally([tree]).tokens
 
-    def behind(self, trees: Iterable[StepTree]) -> Tally:
+    def _tally(self, trees: Iterable[StepTree]) -> VerdictTally:
         """What the kept replies say about trees, whichever process asked for them."""
-        work, tally = Work(only_kept=True), Tally()
-        self.asker.run(work, [self._tree(work, tree, range(len(tree.nodes)), ignore, tally) for tree in trees])
-        return tally
+        call = CriticCall(self, only_kept=True)
+        call.run([call.judge(tree, range(len(tree.nodes)), ignore) for tree in trees])
+        return call.tally
 
-    def judge(
-        self, trees: Sequence[StepTree], nodes: Sequence[Sequence[int]], advance: Advance = ignore
-    ) -> list[Judged]:
-        """What the critic says about nodes of trees, with the tokens that it took."""
-        work, pairs = Work(), zip(trees, nodes, strict=True)
-        return self.asker.run(work, [self._tree(work, tree, own, advance, Tally()) for tree, own in pairs])
+
+@dataclass(eq=False, slots=True)
+class CriticCall:
+    """One call of a critic, such as `score_trees`: equal questions are asked once, within the budget."""
+
+    critic: Critic
+    only_kept: bool = False
+    """Ask nothing, and count apart from the ledger: what is not among the kept replies is left out."""
+    keeps: bool = True
+    """Use and file replies; otherwise every question is asked again."""
+    problem: PrismError | None = None
+    """Why it is over. Requests in flight are still waited for and kept; no new one begins."""
+    tally: VerdictTally = field(init=False)
+    _asking: dict[str, asyncio.Task[Reply]] = field(default_factory=dict)
+    _slots: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tally = VerdictTally() if self.only_kept else self.critic.ledger.tally
+        self._slots = asyncio.Semaphore(self.critic.settings.concurrency)
+
+    def run(self, coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """All results; then all of the cost is in the ledger's file, and the problem is raised if there is one."""
+        results: list[T] = []
+        try:
+            results = self.critic.backend.run(coroutines)
+        except StopError:
+            assert self.problem is not None, "who stops says why"
+        finally:
+            if not self.only_kept:  # another thread's call may be under way, which charges for itself
+                self.critic.charge()
+        if self.problem is not None:
+            raise self.problem
+        return results
+
+    def _stop(self, problem: PrismError) -> StopError:
+        """The error that ends the call for this reason, unless there was one before."""
+        self.problem = self.problem or problem
+        return StopError()
 
     # --- one tree ---
 
-    async def _tree(self, work: Work, tree: StepTree, wanted: Sequence[int], advance: Advance, tally: Tally) -> Judged:
-        log_odds_NO = np.full((len(tree.nodes), len(self.outputs)), np.nan)
-        judge = self._solutions if self.reads_whole_solutions else self._nodes
+    async def judge(self, tree: StepTree, wanted: Sequence[int], advance: Advance) -> np.ndarray:
+        """The log-odds_NO of a tree's nodes; NaN for those that are not wanted, or not judged."""
+        log_odds_NO = np.full((len(tree.nodes), len(self.critic.outputs)), np.nan)
+        judge = self._judge_solutions if self.critic.reads_whole_solutions else self._judge_nodes
         with contextlib.suppress(StopError):
-            for node, row in (await judge(work, tree, wanted, tally)).items():
+            for node, row in (await judge(tree, wanted)).items():
                 log_odds_NO[node] = [_log_odds(value) for value in row]
             advance(1)
-        return log_odds_NO, tally
+        return log_odds_NO
 
-    async def _solutions(
-        self, work: Work, tree: StepTree, wanted: Sequence[int], tally: Tally
-    ) -> dict[int, tuple[float, ...]]:
+    async def _judge_solutions(self, tree: StepTree, wanted: Sequence[int]) -> dict[int, tuple[float, ...]]:
         """Judge each solution (a path to a leaf) once; a step of several solutions takes the verdict of the first."""
         inner, needed = set(tree.parents), set(wanted)
         paths = [tree.path(node) for node in range(len(tree.nodes)) if node not in inner]
         paths = [path for path in paths if needed & set(path)]
-        verdicts = await gathered([self._verdict(work, tree, path, tally) for path in paths])
+        verdicts = await _gather([self._verdict(tree, path) for path in paths])
         found: dict[int, tuple[float, ...]] = {}
         for path, (rows, _) in zip(paths, verdicts, strict=True):
             for node, row in zip(path, rows, strict=True):
@@ -165,12 +306,11 @@ class Critic(Scorer):
                     found.setdefault(node, row)
         return found
 
-    async def _nodes(
-        self, work: Work, tree: StepTree, wanted: Sequence[int], tally: Tally
-    ) -> dict[int, tuple[float, ...]]:
+    async def _judge_nodes(self, tree: StepTree, wanted: Sequence[int]) -> dict[int, tuple[float, ...]]:
         """Judge steps one by one; in a conversation, a step after what was written about those before it."""
         tasks: dict[int, asyncio.Task[tuple[Rows, str]]] = {}
-        needed = set(wanted)
+        format = self.critic.format
+        sees_replies = format.granularity == "step" and "{reply}" in format.history
 
         def task(node: int) -> asyncio.Task[tuple[Rows, str]]:
             if node not in tasks:
@@ -179,18 +319,17 @@ class Critic(Scorer):
 
         async def judge(node: int) -> tuple[Rows, str]:
             path = tree.path(node)
-            sees_replies = self.format.granularity == "step" and "{reply}" in self.format.history
             replies = [(await task(one))[1] for one in path[:-1]] if sees_replies else [""] * (len(path) - 1)
-            return await self._verdict(work, tree, path, tally if node in needed else Tally(), replies)
+            return await self._verdict(tree, path, replies)
 
-        verdicts = await gathered([task(node) for node in wanted])
+        verdicts = await _gather([task(node) for node in wanted])
         return {node: rows[0] for node, (rows, _) in zip(wanted, verdicts, strict=True)}
 
-    async def _verdict(
-        self, work: Work, tree: StepTree, path: Sequence[int], tally: Tally, replies: Sequence[str] = ()
-    ) -> tuple[Rows, str]:
-        """The verdict on all steps of a path at once, or on its last step after the turns about the others."""
-        format = self.format
+    async def _verdict(self, tree: StepTree, path: Sequence[int], replies: Sequence[str] = ()) -> tuple[Rows, str]:
+        """The verdict of all votes on all steps of a path at once, or on its last step after the turns about the
+        others; and the first critique, which later turns see.
+        """
+        critic, format = self.critic, self.critic.format
         system = format.filled(format.system, problem=tree.problem)
         turns: list[Turn] = [("system", system)] if system else []
         if format.granularity == "step":
@@ -202,8 +341,167 @@ class Critic(Scorer):
         else:
             solution = format.solution(tree.texts(path))
             turns.append(("user", format.filled(format.user, problem=tree.problem, solution=solution)))
-        where = f"solution {tree.name or tree.tree_id}, step {len(path)}"
-        return await self.verdicts.ask(work, tuple(turns), len(path), where, tally)
+        votes = await _gather([self._vote(tuple(turns), len(path), vote) for vote in range(critic.votes)])
+        num_rows = len(path) if format.granularity == "solution" else 1
+        used: list[Rows] = []
+        on_missing = critic.settings.on_missing
+        for reading, text in votes:
+            if isinstance(reading, Reading):
+                used.append(reading.rows)
+            elif on_missing == "error" and not self.only_kept:
+                by_words = ", read verdicts from words alone (--critic-logprobs off)" * critic.by_log_probability
+                raise self._stop(
+                    CriticError(
+                        f"{critic.backend.name}: solution {tree.name or tree.tree_id}, step {len(path)}: an answer has "
+                        f"no verdict ({reading}; drawn again {critic.redraws} times). It ends with "
+                        f"{shown(text[-60:])}. Count such answers as wrong (--on-missing wrong), leave them out "
+                        f"(--on-missing skip){by_words}, or choose another --critic or --critic-max-tokens. All "
+                        "replies are kept."
+                    )
+                )
+            elif on_missing == "wrong" and format.reads == "index":
+                used.append(rows_of_index(0, num_rows))
+            elif on_missing == "wrong":  # and redundant
+                used.append(((0.0, *[1.0] * (len(format.outputs) - 1)),) * num_rows)
+        rows: Rows = ((math.nan,) * len(format.outputs),) * num_rows
+        if used and format.reads != "index":
+            rows = tuple(map(tuple, np.mean(used, axis=0).tolist()))
+        elif used:  # the most frequent index, as published, and of equally frequent ones the first
+            indices = [next((i for i, (p,) in enumerate(one) if p < 0.5), -1) for one in used]
+            index, count = Counter(indices).most_common(1)[0]
+            rows = rows_of_index(index, num_rows, count / len(indices))
+        return rows, votes[0][1]
+
+    # --- one vote ---
+
+    async def _vote(self, turns: tuple[Turn, ...], num_steps: int, vote: int) -> tuple[Reading | Missing, str]:
+        """What one answer says, and its text; it is drawn again while it has no verdict."""
+        redraws = self.critic.redraws
+        for redraw in range(1 + redraws):
+            text, reply, notes = await self._turn(turns, num_steps, f"{vote}.{redraw}")
+            reading = read_reply(reply, self.critic.format, num_steps)
+            if isinstance(reading, Reading) or redraw == redraws or reply.reason == "too-long":
+                break
+        self.tally.add((turns, vote), reading, redraw, notes)
+        return reading, text or reply.text
+
+    async def _turn(self, turns: tuple[Turn, ...], num_steps: int, draw: str) -> tuple[str, Reply, list[str]]:
+        """The critic's next turn as later turns see it, the reply that holds the verdict, and notes."""
+        critic, format = self.critic, self.critic.format
+        primes, most = critic.backend.primes, critic.settings.max_tokens
+        values = {"number": num_steps, "index": num_steps - 1, "next": num_steps + 1}
+        last = format.stages[-1]
+
+        async def send(text: str, stage: FormatStage, prime: str, stops: tuple[str, ...]) -> Reply:
+            """Have the turn so far continued; a model that cannot continue it is asked in words."""
+            asked, begun = turns, text + prime if primes else ""
+            if text and not primes:
+                asked = (*turns, ("assistant", text), ("user", stage.ask or f"Go on with: {prime.strip()}"))
+            elif prime.strip() and not primes:
+                role, content = turns[-1]
+                asked = (*turns[:-1], (role, f"{content}\n\nBegin your answer with: {prime.strip()}"))
+            holds_verdict = stage.code or stage is last
+            is_critique = not holds_verdict or (len(format.stages) == 1 and not format.is_direct)
+            reply = await self.ask(
+                CriticQuestion(
+                    asked, begun, format.opening, critic.temperature, critic.top_p, format.sampling.top_k,
+                    most if most is not None and is_critique else stage.max_tokens, stops,
+                    holds_verdict and critic.by_log_probability, draw,
+                )
+            )  # fmt: skip
+            self.tally.tokens += reply.num_tokens
+            return reply
+
+        text, reply = "", None
+        notes: list[str] = []
+        for stage in format.stages:
+            prime = format.filled(stage.prime, **values)
+            stops = tuple(format.filled(stop, **values) for stop in stage.stops)
+            if not stage.code:
+                reply = await send(text, stage, prime, stops)
+                if reply.has_no_text:
+                    break
+                if reply.reason == "length" and stage is not last:
+                    notes.append("critiques cut off at the limit of tokens")
+                # A part as the format ends it, whether or not the server leaves the stop string in.
+                ends = (*stops, stage.close.strip()) if stage.close else stops
+                places = [reply.text.find(end) for end in ends if end in reply.text]
+                text += prime * primes + reply.text[: min(places, default=len(reply.text))] + stage.close
+            elif critic.run_code is not None:
+                # Rounds of code and its output, until the critic gives its judgment.
+                said, with_code = [content for role, content in turns if role == "assistant"], text
+                for begins in (prime, *[""] * (stage.rounds - 1)):
+                    judged = await send(with_code, stage, begins, stops)
+                    if judged.has_no_text:
+                        return with_code, judged, notes
+                    with_code += begins * primes + judged.text
+                    if judged.stopped_by == stage.ends or "<output>" in judged.text:
+                        return with_code.removesuffix(stage.ends) + stage.ends, judged, notes
+                    with_code = with_code.removesuffix(stage.close) + stage.close
+                    blocks = [block for one in [*said, with_code] for block in _blocks(one)]
+                    output = await self._run(critic.run_code, program(blocks)) if blocks else "No code was found."
+                    with_code += format.filled(stage.code_output, output=output)
+                # As published: what was written before the code leads to the judgment.
+                notes.append("critiques whose code rounds gave no judgment")
+        assert reply is not None, "a format has a stage without code"
+        return text, reply, notes
+
+    async def _run(self, run: Callable[[str], str], code: str) -> str:
+        """The output of a critic's code, kept like a reply: a rerun must see the same output."""
+        replies = self.critic.replies
+        key = hashlib.blake2b(f"code\0{code}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        if key not in replies.found:
+            output = Reply(await asyncio.to_thread(run, code), "stop", 0, 0)
+            replies.append(key, output, {"format": self.critic.settings.format, "model": "sandbox", "draw": "code"})
+        return replies.found[key].text
+
+    # --- one question ---
+
+    async def ask(self, question: CriticQuestion) -> Reply:
+        """The kept reply, or a new one; a StopError where the call is over."""
+        critic = self.critic
+        key = question.key(critic.format_identity, critic.model)
+        if self.keeps and key in critic.replies.found:
+            critic.ledger.reused += not self.only_kept
+            return critic.replies.found[key]
+        if self.only_kept:
+            raise StopError
+        if key not in self._asking:
+            self._asking[key] = asyncio.ensure_future(self._request(key, question))
+        return await self._asking[key]
+
+    async def _request(self, key: str, question: CriticQuestion) -> Reply:
+        critic, ledger, settings = self.critic, self.critic.ledger, self.critic.settings
+        async with self._slots:
+            if self.problem is not None:
+                raise StopError
+            budget = settings.budget_tokens
+            if budget is not None and ledger.tokens >= budget:
+                raise self._stop(
+                    BudgetError(
+                        f"--budget-tokens {budget:,} are spent ({ledger.tokens:,} new tokens). All replies are "
+                        f"kept in {critic.replies.folder}: rerun the same command to resume."
+                    )
+                )
+            try:
+                reply = await critic.backend.ask(question)
+            except TooLongError as error:
+                if settings.on_missing == "error":
+                    remedies = (
+                        "Serve the model with more context, give fewer --critic-max-tokens, count the verdict on such "
+                        "texts as wrong (--on-missing wrong), or leave it out (--on-missing skip)."
+                    )
+                    raise self._stop(TooLongError(f"{error}\n{remedies}")) from None
+                reply = Reply("", "too-long", 0, 0)
+            except PrismError as error:
+                raise self._stop(error) from None
+        ledger.add(reply)
+        if self.keeps:
+            about = {"format": settings.format, "model": critic.backend.model, "draw": question.draw}
+            critic.replies.append(key, reply, about)
+        if ledger.requests - critic.charged["requests"] >= CHARGED_TOGETHER:
+            critic.charge()
+        return reply
 
 
 def _log_odds(probability: float) -> float:
@@ -214,44 +512,55 @@ def _log_odds(probability: float) -> float:
     return float(np.clip(math.log(probability) - math.log1p(-probability), -SURE, SURE))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class CriticStep:
-    """A step that was judged, or a problem itself (a root)."""
-
-    path: tuple[str, ...]
-    """The problem and the steps up to here."""
-    log_odds: tuple[float, ...] = ()
-    num_tokens: int = 0
-    """Tokens read and written to judge it."""
-
-    @property
-    def depth(self) -> int:
-        """How many steps come before it; -1 for a root."""
-        return len(self.path) - 2
-
-    @property
-    def probability(self) -> float:
-        """P(the step is right); NaN if it was not judged."""
-        return float(sigmoid(np.asarray(self.log_odds[0])))
+async def _gather(work: Sequence[Any]) -> list[Any]:
+    """All results; an error is raised when all are over, so that requests in flight are kept."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return list(results)
 
 
-class CriticSession(StepSession[CriticStep]):
-    """Growing trees of steps in a search. A step holds all that is known of it, so `keep` and `drop` do nothing."""
+def _blocks(text: str) -> list[str]:
+    """The code in a critic's turn, but for what had to be stopped: run again, it would stop all that comes after it."""
+    found = list(_CODE.finditer(text))
+    kept = []
+    for number, one in enumerate(found):
+        output = text[one.end() : found[number + 1].start() if number + 1 < len(found) else None]
+        if not any(message in output for message in STOPPED.values()):
+            kept.append(one[1])
+    return kept
 
-    def __init__(self, critic: Critic, problems: Sequence[str]) -> None:
-        self.critic = critic
-        self.roots = [CriticStep((problem,)) for problem in problems]
 
-    def extend(self, steps: Iterable[tuple[CriticStep, str]]) -> list[CriticStep]:
-        """Judge one more step after each given one; equal steps after one share their node."""
-        asked = list(steps)
-        new = list(dict.fromkeys(asked))
-        trees = [
-            StepTree.chain(parent.path[0], [*parent.path[1:], text], tree_id=i) for i, (parent, text) in enumerate(new)
-        ]
-        judged = self.critic.judge(trees, [[len(tree.nodes) - 1] for tree in trees])
-        made = {
-            (parent, text): CriticStep((*parent.path, text), tuple(log_odds_NO[-1].tolist()), tally.tokens)
-            for (parent, text), (log_odds_NO, tally) in zip(new, judged, strict=True)
-        }
-        return [made[one] for one in asked]
+def program(blocks: Sequence[str]) -> str:
+    """The last block of code after the earlier ones, which run in silence: they may define what it uses."""
+    *earlier, last = blocks
+    return (
+        "import contextlib as _contextlib, io as _io\n"
+        f"for _code in {list(earlier)!r}:\n"
+        "    with _contextlib.suppress(BaseException), _contextlib.redirect_stdout(_io.StringIO()):\n"
+        "        exec(_code, globals())\n"
+        f"exec({last!r}, globals())\n"
+    )
+
+
+@functools.cache
+def code_runner() -> Callable[[str], str]:
+    """Python code → what it prints, or what went wrong; an error if no sandbox works on this machine."""
+    try:
+        sandbox = Sandbox(limits=LIMITS)
+    except SandboxError as error:
+        raise SandboxError(f"--critic-code: {error}\nWithout --critic-code the critic's code is not run.") from None
+
+    def run(code: str) -> str:
+        found = sandbox.run(code)
+        messages = found.stderr.decode("utf-8", "replace").strip()
+        if found.status == "sandbox":
+            raise SandboxError(f"--critic-code: the sandbox could not start the critic's code: {messages}")
+        parts = [found.stdout.decode("utf-8", "replace").strip()]
+        if found.status != "ok":  # the last line of a traceback says what went wrong
+            parts.append(STOPPED.get(found.status) or " ".join(messages.splitlines()[-1:]) or "The code failed.")
+        shortened = [part if len(part) <= MOST_SHOWN else f"{part[:MOST_SHOWN]} …" for part in parts]
+        return "\n".join(filter(None, shortened))
+
+    return run

@@ -21,15 +21,15 @@ _FIELD = re.compile(r"\{(problem|solution|step|number|index|next|instruction|que
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FormatStage:
     """One part of the critic's turn, and one request."""
 
     prime: str = ""
     """How the part begins. Without priming it is asked for in words."""
     stops: tuple[str, ...] = ()
-    """Texts at which the server stops writing."""
+    """Stop strings: the server stops writing there."""
     close: str = ""
-    """What ends the part, in case the server takes the stop text off."""
+    """What ends the part, in case the server removes the stop string."""
     max_tokens: Count = 2048
     ask: str = ""
     """For servers that cannot continue a turn: the user's turn that asks for this part."""
@@ -47,7 +47,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class FormatLabels:
     """Section [label]: the words of a verdict."""
 
     yes: str = "Yes"
@@ -85,7 +85,7 @@ class CriticFormat:
     """What one verdict is on: all steps so far, one step of a conversation, or every step of a whole solution."""
     reads: Literal["label", "index", "scores"]
     """How a reply is read: a word, the index of the earliest wrong step, or JSON lists of scores."""
-    stages: tuple[Stage, ...] = (Stage(),)
+    stages: tuple[FormatStage, ...] = (FormatStage(),)
     outputs: tuple[str, ...] = ("correct",)
     aggregator: str = DEFAULT_AGGREGATOR
     instruction: str = ""
@@ -106,7 +106,7 @@ class CriticFormat:
     """How a step is written in `{solution}`."""
     between: Annotated[str, MAY_BE_EMPTY] = "\n\n"
     """What stands between steps."""
-    label: Labels = field(default_factory=Labels)
+    label: FormatLabels = field(default_factory=FormatLabels)
     scores: dict[str, str] = field(default_factory=dict)
     """Section [scores]: output → its key in the JSON."""
     sampling: FormatSampling = field(default_factory=FormatSampling)

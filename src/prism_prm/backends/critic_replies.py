@@ -1,4 +1,4 @@
-"""What a critic wrote, and how its verdict is read: small total functions that never raise and never guess.
+"""What a critic is asked, what it wrote, and how its verdict is read: total functions that never raise and never guess.
 
 A reading is one row of values per step (P of each output; NaN if a step was not judged), or what is missing.
 """
@@ -6,17 +6,18 @@ A reading is one row of values per step (P of each output; NaN if a step was not
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Literal
 
 import msgspec
 
-from prism_prm.backends.critic_format import CriticFormat, Labels
+from prism_prm.backends.critic_format import CriticFormat, FormatLabels
 
 Turn = tuple[str, str]
 """(role, content)."""
@@ -61,7 +62,7 @@ class Reply(msgspec.Struct, frozen=True):
     """Whether the numbers of tokens are guessed from the length of the texts, because the server gives none."""
     refused: bool = False
     stopped_by: str | None = None
-    """The stop text, if the server names it."""
+    """The stop string, if the server names it."""
     tokens: tuple[TokenChoice, ...] | None = None
     """Log-probabilities; None if the server gives none."""
     seconds: float = 0.0
@@ -74,6 +75,35 @@ class Reply(msgspec.Struct, frozen=True):
     @property
     def num_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CriticQuestion:
+    """One request: the turns so far, and how the critic's own turn begins."""
+
+    turns: tuple[Turn, ...]
+    begun: str
+    """The critic's turn so far, to be continued; "" begins a new one."""
+    opening: str
+    """What must stand before it at the head of the turn."""
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    stops: tuple[str, ...]
+    log_probabilities: bool
+    draw: str
+    """Which of several answers to the same question: `vote.redraw`."""
+
+    @property
+    def seed(self) -> int:
+        """A seed of 31 bits, as servers take them."""
+        return int.from_bytes(hashlib.blake2b(repr(asdict(self)).encode("utf-8", "surrogatepass")).digest()[:4]) >> 1
+
+    def key(self, format: str, model: str) -> str:
+        """What a reply is kept under: the format, the model, and everything that is asked."""
+        said = json.dumps([format, model, asdict(self)], sort_keys=True)
+        return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +137,7 @@ def read_reply(reply: Reply, format: CriticFormat, num_steps: int) -> Reading | 
     return found
 
 
-def _read_label(text: str, labels: Labels, tokens: Sequence[TokenChoice] | None) -> Reading | Missing:
+def _read_label(text: str, labels: FormatLabels, tokens: Sequence[TokenChoice] | None) -> Reading | Missing:
     """A word, or the log-probabilities of both words where it stands."""
     if labels.at == "start":
         if tokens is not None:
@@ -141,7 +171,7 @@ def _braced(text: str, start: int) -> str:
     return ""
 
 
-def _first_word(text: str, labels: Labels) -> Reading | Missing:
+def _first_word(text: str, labels: FormatLabels) -> Reading | Missing:
     opening = _OPENING.match(text)
     rest = text[opening.end() if opening else 0 :]
     word = re.match(r"\w+", rest)
@@ -154,7 +184,7 @@ def _first_word(text: str, labels: Labels) -> Reading | Missing:
     return Reading(((float(first == _normal(labels.yes)),),))
 
 
-def _from_choices(places: Sequence[TokenChoice], labels: Labels) -> Reading | Missing:
+def _from_choices(places: Sequence[TokenChoice], labels: FormatLabels) -> Reading | Missing:
     """P(yes) / (P(yes) + P(no)) where the verdict is, if there is one: a label was written there, or both together are
     likely enough. A label that is not shown gets the smallest value shown.
     """
@@ -194,7 +224,7 @@ def _normal(word: str) -> str:
     return word.strip().lower()
 
 
-def _both(labels: Labels) -> set[str]:
+def _both(labels: FormatLabels) -> set[str]:
     return {_normal(labels.yes), _normal(labels.no)}
 
 

@@ -204,8 +204,21 @@ def init_prm(
         output_layer=kind.uses_lm_head, other_heads=True,
     )  # fmt: skip
     if layers is not None:
-        _cut(model, layers)
-    _add_tokens(model, tokenizer, kind.new_tokens)
+        body, config = model.base_model, model.config
+        if not 0 < layers <= len(body.layers):
+            raise ConfigError(f"layers = {layers}: the backbone has {len(body.layers)}.")
+        body.layers = body.layers[:layers]
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = list(config.layer_types)[:layers]
+    if missing := [token for token in kind.new_tokens if token not in tokenizer.get_vocab()]:
+        tokenizer.add_tokens(missing, special_tokens=True)
+        weight_VH = model.get_input_embeddings().weight
+        if len(tokenizer) > (old := len(weight_VH)):
+            mean_H = weight_VH.detach().mean(dim=0)
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+            with torch.no_grad():
+                model.get_input_embeddings().weight[old:] = mean_H
     laid_out = kind(tokenizer, settings=settings)
     body = model.base_model if kind.uses_lm_head else model
     head = _fresh_head(laid_out, model, seed)
@@ -215,31 +228,6 @@ def init_prm(
         kind.name, laid_out.chosen, aggregator=kind.aggregator, family_sha256=kind.sha256, base_model=hub_id(backbone)
     )
     return PRM(module, laid_out, card, token_budget=token_budget, on_too_long=on_too_long)
-
-
-def _cut(model: Any, layers: int) -> None:
-    """Leave the lowest layers."""
-    backbone, config = model.base_model, model.config
-    if not 0 < layers <= len(backbone.layers):
-        raise ConfigError(f"layers = {layers}: the backbone has {len(backbone.layers)}.")
-    backbone.layers = backbone.layers[:layers]
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = list(config.layer_types)[:layers]
-
-
-def _add_tokens(model: Any, tokenizer: Any, tokens: tuple[str, ...]) -> None:
-    missing = [token for token in tokens if token not in tokenizer.get_vocab()]
-    if not missing:
-        return
-    tokenizer.add_tokens(missing, special_tokens=True)
-    embedding = model.get_input_embeddings()
-    if len(tokenizer) > embedding.weight.shape[0]:
-        mean_H = embedding.weight.detach().mean(dim=0)
-        old = embedding.weight.shape[0]
-        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-        with torch.no_grad():
-            model.get_input_embeddings().weight[old:] = mean_H
 
 
 def _fresh_head(family: Family, model: Any, seed: int) -> nn.Module:

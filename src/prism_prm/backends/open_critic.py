@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prism_prm.backends.critic_format import CriticFormat, read_format
-from prism_prm.backends.critic_server import ServedCritic, check_address
 from prism_prm.backends.critic_settings import CriticSettings
+from prism_prm.backends.openai import ServedCritic, check_address
 from prism_prm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def check_critic(place: str, settings: CriticSettings) -> CriticFormat:
     if settings.code:
         if not any(stage.code for stage in format.stages):
             raise ConfigError(f"--critic-code: the format {settings.format} has no part with code")
-        from prism_prm.backends.critic_verdicts import code_runner
+        from prism_prm.backends.critic import code_runner
 
         code_runner()
     return format
@@ -57,8 +57,7 @@ def open_critic(
         >>> len(critic.score("What is 1 + 2?", ["1 + 2 = 3"]))
         1
     """
-    from prism_prm.backends.critic import Critic
-    from prism_prm.backends.critic_verdicts import code_runner
+    from prism_prm.backends.critic import Critic, code_runner
 
     settings = settings or CriticSettings()
     settings = replace(settings, on_missing=settings.on_missing or "error")
@@ -67,7 +66,7 @@ def open_critic(
     run_code = code_runner() if settings.code else None
     if kind == "openai":
         return Critic(ServedCritic(where, settings), format, settings, run_code)
-    from prism_prm.backends.critic_local import LocalCritic
+    from prism_prm.backends.hf import LocalCritic
 
     local = LocalCritic(where, dtype=dtype, device=device)
     return Critic(local, format, settings, run_code)

@@ -173,31 +173,26 @@ class RayScorer(Scorer):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or only of the wanted ones."""
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
         results: dict[int, list[TreeScores]] = {}
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
-            for portion, found in self.workers.run(_score, self._portions(list(zip(trees, wanted, strict=True)))):
-                results[portion.number] = found
-                bar(portion.size)
-                advance(portion.size)
+            for chunk, found in self.workers.run(_score, self._chunks(list(zip(trees, wanted, strict=True)))):
+                results[chunk.number] = found
+                bar(chunk.size)
+                advance(chunk.size)
         return [scores for number in sorted(results) for scores in results[number]]
 
     def count_tokens(self, tree: StepTree) -> int:
-        """How many tokens the tree is."""
         return self.count_all([tree])
 
     def count_all(self, trees: Sequence[StepTree]) -> int:
-        """How many tokens all of them are."""
-        return sum(count for _, count in self.workers.run(_count, self._portions(trees)))
+        return sum(count for _, count in self.workers.run(Scorer.count_all, self._chunks(trees)))
 
     def can_score_all(self, solutions: Sequence[StepTree]) -> list[bool]:
-        """Of each tree whether all its steps fit the family's layout."""
-        found = {portion.number: fits for portion, fits in self.workers.run(_can_score_all, self._portions(solutions))}
+        found = {chunk.number: fits for chunk, fits in self.workers.run(Scorer.can_score_all, self._chunks(solutions))}
         return [fits for number in sorted(found) for fits in found[number]]
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step after this many others fits the family's layout."""
         return bool(self.workers.ask(methodcaller("can_score", step, depth)))
 
     def session(self, problems: Sequence[str]) -> StepSession[Any]:
@@ -207,7 +202,7 @@ class RayScorer(Scorer):
         )
 
     @staticmethod
-    def _portions(items: Sequence[Any]) -> Iterator[Chunk[Any]]:
+    def _chunks(items: Sequence[Any]) -> Iterator[Chunk[Any]]:
         for start in range(0, len(items), TREES_AT_ONCE):
             some = items[start : start + TREES_AT_ONCE]
             yield Chunk(start, f"trees {start + 1} to {start + len(some)}", some, len(some))
@@ -215,11 +210,3 @@ class RayScorer(Scorer):
 
 def _score(scorer: Scorer, work: Sequence[tuple[StepTree, Sequence[int]]]) -> list[TreeScores]:
     return scorer.score_trees([tree for tree, _ in work], [nodes for _, nodes in work])
-
-
-def _count(scorer: Scorer, trees: Sequence[StepTree]) -> int:
-    return scorer.count_all(trees)
-
-
-def _can_score_all(scorer: Scorer, trees: Sequence[StepTree]) -> list[bool]:
-    return scorer.can_score_all(trees)

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -59,16 +59,19 @@ class Prompting:
 
 
 def render(problem: str, prompting: Prompting, tokenizer: Any) -> str:
-    """The prompt as text, without a beginning-of-sequence token that the tokenizer itself puts first.
-
-    Servers and `tokenizer(text)` add that token; in the text it would occur twice.
-    """
+    """The prompt of a problem as text."""
     user = prompting.user.replace(MARK, problem)
     if prompting.template == "none" or tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return f"{prompting.system}\n\n{user}\n\n" if prompting.system else f"{user}\n\n"
-    messages = [{"role": "user", "content": user}]
-    if prompting.system:
-        messages.insert(0, {"role": "system", "content": prompting.system})
+    return chat_text(tokenizer, [*[("system", prompting.system)] * bool(prompting.system), ("user", user)])
+
+
+def chat_text(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
+    """Turns of (role, content) in the chat template, without a beginning-of-sequence token.
+
+    Servers and `tokenizer(text)` add that token themselves; in the text it would occur twice.
+    """
+    messages = [{"role": role, "content": content} for role, content in turns]
     text = render_chat(tokenizer, messages, add_generation_prompt=True)
     bos = tokenizer.bos_token
     if bos and text.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
@@ -228,29 +231,6 @@ class PolicySettings:
         check(self)
 
 
-def _open_hf(place: str, settings: PolicySettings) -> Policy:
-    from prism_prm.backends.hf_policy import load_hf
-
-    return load_hf(
-        place, prompting=settings.prompting, dtype=settings.dtype, device=settings.device,
-        token_budget=settings.token_budget,
-    )  # fmt: skip
-
-
-def _open_openai(url: str, settings: PolicySettings) -> Policy:
-    from prism_prm.backends.openai_policy import API_KEY, OpenAiPolicy, served_model
-
-    model = settings.model
-    if model is None:
-        with contextlib.closing(Server(url, settings.patience, 1, key_variable=API_KEY)) as server:
-            model = served_model(server)
-    tokenizer = None if settings.prompting.template == "none" else _tokenizer(settings.tokenizer or model)
-    return OpenAiPolicy(
-        url, model=model, tokenizer=tokenizer, prompting=settings.prompting, concurrency=settings.concurrency,
-        patience=settings.patience, log_likelihood=settings.log_likelihood,
-    )  # fmt: skip
-
-
 def _tokenizer(name: str) -> object:
     from huggingface_hub import snapshot_download
 
@@ -268,8 +248,8 @@ def _tokenizer(name: str) -> object:
         ) from error
 
 
-POLICIES: dict[str, Callable[[str, PolicySettings], Policy]] = {"hf": _open_hf, "openai": _open_openai}
-"""What stands before the colon → how to open what stands behind it."""
+KINDS = ("hf", "openai")
+"""What may stand before the colon of a policy's name."""
 
 
 def open_policy(settings: PolicySettings | str) -> Policy:
@@ -285,14 +265,31 @@ def open_policy(settings: PolicySettings | str) -> Policy:
     """
     settings = PolicySettings(settings) if isinstance(settings, str) else settings
     kind, place = kind_and_place(settings)
-    return POLICIES[kind](place, settings)
+    if kind == "hf":
+        from prism_prm.backends.hf import load_hf
+
+        return load_hf(
+            place, prompting=settings.prompting, dtype=settings.dtype, device=settings.device,
+            token_budget=settings.token_budget,
+        )  # fmt: skip
+    from prism_prm.backends.openai import API_KEY, OpenAiPolicy, served_model
+
+    model = settings.model
+    if model is None:
+        with contextlib.closing(Server(place, settings.patience, 1, key_variable=API_KEY)) as server:
+            model = served_model(server)
+    tokenizer = None if settings.prompting.template == "none" else _tokenizer(settings.tokenizer or model)
+    return OpenAiPolicy(
+        place, model=model, tokenizer=tokenizer, prompting=settings.prompting, concurrency=settings.concurrency,
+        patience=settings.patience, log_likelihood=settings.log_likelihood,
+    )  # fmt: skip
 
 
 def kind_and_place(settings: PolicySettings) -> tuple[str, str]:
     """What stands before the colon of a policy's name, and behind it."""
     kind, colon, place = settings.name.partition(":")
-    if not colon or kind not in POLICIES or not place:
-        known = ", ".join(f"{kind}:…" for kind in POLICIES)
+    if not colon or kind not in KINDS or not place:
+        known = ", ".join(f"{kind}:…" for kind in KINDS)
         raise ConfigError(
             f"{settings.name!r} is not a policy; expected one of {known}, e.g. hf:folder, openai:http://localhost/v1"
         )
@@ -304,7 +301,7 @@ def check_policy(settings: PolicySettings) -> None:
     kind, place = kind_and_place(settings)
     if kind == "hf":
         check_model(place)
-    elif kind == "openai":
+    else:
         server_address(place)
 
 

@@ -14,7 +14,8 @@ import itertools
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ import numpy as np
 
 from prism_prm.aggregate import CardValues, check_aggregator
 from prism_prm.console import Advance, bar_on_stderr, ignore
-from prism_prm.errors import ConfigError, DataError, ModelError
-from prism_prm.models.card import find_card, first_is_right
+from prism_prm.errors import ConfigError, ModelError
+from prism_prm.models.card import Card, find_card, first_is_right
+from prism_prm.models.families.base import Family
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.models.model_files import load_tokenizer, readable, tokenizer_text
-from prism_prm.models.packing import EncodedTree, encode_tree
+from prism_prm.models.packing import encode_tree
 from prism_prm.models.prm import PackItem, fit
 from prism_prm.net import Server, TooMuchError
 from prism_prm.paths import no_connection
@@ -48,6 +50,10 @@ SMALLEST = 1e-38
 _WANTED = ("tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "prism.json", "vocab*", "merges.txt")
 
 
+Ask = Callable[[Sequence[int], bool], Awaitable[int]]
+"""(numbers, whether the request can be split) → how many trees it has completed."""
+
+
 class RemotePRM(Scorer):
     """A PRM behind a server, which keeps what it has computed for as long as it has room."""
 
@@ -56,32 +62,26 @@ class RemotePRM(Scorer):
     def __init__(self, server: Server, model: str, on_too_long: OnTooLong) -> None:
         self.server = server
         self.on_too_long: OnTooLong = on_too_long
-        self.served = self._find(model)
+        (cards,) = server.together([server.ask("GET", "/v1/models", _models)])
+        names = [str(card["id"]) for card in cards]
+        if model not in names and (model or len(names) > 1):
+            raise ConfigError(
+                f"{server.shown}: {f'it has no model {model!r}' if model else 'it has several models'}; name one of "
+                f"{', '.join(names)} behind a #, e.g. {server.shown}#{names[0]}"
+            )
+        self.served = cards[names.index(model) if model else 0]
         """What the server says of the model."""
         self.model = str(self.served["id"])
 
-    def _find(self, wanted: str) -> dict[str, Any]:
-        """The wanted model of the server, or its only one."""
-        (cards,) = self.server.together([self.server.ask("GET", "/v1/models", _models)])
-        names = [str(card["id"]) for card in cards]
-        if not wanted and len(cards) == 1:
-            return cards[0]
-        if wanted not in names:
-            where = self.server.shown
-            raise ConfigError(
-                f"{where}: {f'it has no model {wanted!r}' if wanted else 'it has several models'}; name one of "
-                f"{', '.join(names)} behind a #, e.g. {where}#{names[0]}"
-            )
-        return cards[names.index(wanted)]
-
     @abstractmethod
-    def _requests(
+    def _prepare(
         self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores]
-    ) -> Iterable[Coroutine[Any, Any, int]]:
-        """Requests that fill in `found`; each gives how many trees it has completed."""
+    ) -> tuple[dict[int, int], Ask]:
+        """What to ask for, as numbers with their sizes in characters, and a function that asks for some of it and fills
+        in `found`.
+        """
 
     def close(self) -> None:
-        """End all connections."""
         self.server.close()
 
     def score_trees(
@@ -92,24 +92,21 @@ class RemotePRM(Scorer):
         progress: bool = False,
         advance: Advance = ignore,
     ) -> list[TreeScores]:
-        """The scores of all nodes of each tree, or only of the wanted ones."""
         wanted = [range(len(tree.nodes)) for tree in trees] if wanted is None else wanted
-        found = [TreeScores(self.outputs, self._nothing(tree)) for tree in trees]
+        found = [TreeScores(self.outputs, np.full((len(tree.nodes), len(self.outputs)), np.nan)) for tree in trees]
         with bar_on_stderr("scoring", len(trees), shown=progress) as bar:
 
-            async def counted(request: Coroutine[Any, Any, int]) -> None:
-                done = await request
+            async def counted(part: Sequence[int]) -> None:
+                done = await _by_halves(part, ask)
                 bar(done)
                 advance(done)
 
-            self.server.together([counted(one) for one in self._requests(trees, wanted, found)])
+            sizes, ask = self._prepare(trees, wanted, found)
+            self.server.together([counted(part) for part in _batches(sizes)])
         return found
 
-    def _nothing(self, tree: StepTree) -> np.ndarray:
-        return np.full((len(tree.nodes), len(self.outputs)), np.nan)
 
-
-async def _by_halves(part: Sequence[int], ask: Callable[[Sequence[int], bool], Awaitable[int]]) -> int:
+async def _by_halves(part: Sequence[int], ask: Ask) -> int:
     """How many trees `ask` completes; a request that is too much for the server is split in halves."""
     try:
         return await ask(part, len(part) > 1)
@@ -120,11 +117,11 @@ async def _by_halves(part: Sequence[int], ask: Callable[[Sequence[int], bool], A
     return await _by_halves(part[:half], ask) + await _by_halves(part[half:], ask)
 
 
-def _batches(numbers: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+def _batches(sizes: Mapping[int, int]) -> list[list[int]]:
     """The numbers in batches of one request each, limited in count and size."""
     parts: list[list[int]] = []
     room = 0
-    for number, size in zip(numbers, sizes, strict=True):
+    for number, size in sizes.items():
         if not parts or size > room or len(parts[-1]) == ITEMS_AT_ONCE:
             parts.append([])
             room = CHARACTERS_AT_ONCE
@@ -155,7 +152,7 @@ def compare_with(remote: RemotePRM, local: Scorer) -> float:
 
 
 class _Sizes:
-    """How many tokens problems, steps or whole trees have, as earlier answers have told; by hash, as texts are long."""
+    """How many tokens problems, steps or whole trees have, as earlier answers say; by hash, since texts are long."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -211,13 +208,13 @@ class PrismPRM(RemotePRM):
         return f"{self._identity}:{self.on_too_long}"
 
     def count_tokens(self, tree: StepTree) -> int:
-        """As earlier answers have told, or else the server."""
+        """From earlier answers, or else the server is asked."""
         known = self._sizes.of(tree)
         if known is None:
             body = {"model": self.model, "items": [_item(tree)]}
             self.server.together([self.server.ask("POST", "/v1/tokens", lambda said: self._note([tree], said), body)])
             known = self._sizes.of(tree)
-            assert known is not None, "what was told is noted"
+            assert known is not None, "the answer was noted"
         return known
 
     def _note(self, trees: Sequence[StepTree], answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -229,46 +226,40 @@ class PrismPRM(RemotePRM):
             self._sizes.note(tree, item)
         return items
 
-    def _requests(
+    def _prepare(
         self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores]
-    ) -> Iterable[Coroutine[Any, Any, int]]:
-        cut = [_without_others(tree, nodes) for tree, nodes in zip(trees, wanted, strict=True)]
-        asked = [i for i, nodes in enumerate(wanted) if len(nodes)]
-        for part in _batches(asked, [sum(map(len, cut[i][0].texts(range(len(cut[i][0].nodes))))) for i in asked]):
-            yield _by_halves(part, lambda some, can_split: self._ask(some, can_split, trees, cut, wanted, found))
+    ) -> tuple[dict[int, int], Ask]:
+        cut = {
+            i: _without_others(tree, nodes)
+            for i, (tree, nodes) in enumerate(zip(trees, wanted, strict=True))
+            if len(nodes)
+        }
 
-    async def _ask(
-        self, part: Sequence[int], can_split: bool, trees: Sequence[StepTree],
-        cut: Sequence[tuple[StepTree, list[int]]], wanted: Sequence[Sequence[int]], found: list[TreeScores],
-    ) -> int:  # fmt: skip
-        some = [cut[i][0] for i in part]
-        body = {"model": self.model, "items": list(map(_item, some)), "on_too_long": self.on_too_long}
+        async def ask(part: Sequence[int], can_split: bool) -> int:
+            some = [cut[i][0] for i in part]
 
-        def read(answer: dict[str, Any]) -> list[tuple[np.ndarray, list[int]]]:
-            self._check_weights(answer)
-            items = self._note(some, answer)
-            return [self._rows(item, len(tree.nodes)) for item, tree in zip(items, some, strict=True)]
+            def read(answer: dict[str, Any]) -> list[tuple[np.ndarray, list[int]]]:
+                # Scores of different weights must not be mixed; the server, or one behind a proxy, may have others now.
+                if (said := answer.get("model_hash", self._weights)) != self._weights:
+                    raise ModelError(
+                        f"{self.server.shown}: {self.model!r} has other weights than at the beginning ({said} instead "
+                        f"of {self._weights}). Serve the first ones again, or run the command again with a new --out."
+                    )
+                items = self._note(some, answer)
+                return [self._rows(item, len(tree.nodes)) for item, tree in zip(items, some, strict=True)]
 
-        answers = await self.server.ask("POST", "/v1/steps", read, body, can_split=can_split)
-        for i, (rows_NO, too_long) in zip(part, answers, strict=True):
-            kept = cut[i][1]
-            values_NO = self._nothing(trees[i])
-            asked_for = set(wanted[i])
-            for row, node in zip(rows_NO, kept, strict=True):
-                if node in asked_for:
-                    values_NO[node] = row
-            long = tuple(kept[node] for node in too_long if kept[node] in asked_for)
-            found[i] = TreeScores(self.outputs, values_NO, long)
-        return len(part)
+            body = {"model": self.model, "items": list(map(_item, some)), "on_too_long": self.on_too_long}
+            answers = await self.server.ask("POST", "/v1/steps", read, body, can_split=can_split)
+            for i, (rows_NO, too_long) in zip(part, answers, strict=True):
+                kept, asked_for = cut[i][1], set(wanted[i])
+                for row, node in zip(rows_NO, kept, strict=True):
+                    if node in asked_for:
+                        found[i].log_odds_NO[node] = row
+                long = tuple(kept[node] for node in too_long if kept[node] in asked_for)
+                found[i] = replace(found[i], too_long=long)
+            return len(part)
 
-    def _check_weights(self, answer: dict[str, Any]) -> None:
-        """Scores of different weights must not be mixed; the server, or one behind a proxy, may have others now."""
-        said = answer.get("model_hash", self._weights)
-        if said != self._weights:
-            raise ModelError(
-                f"{self.server.shown}: {self.model!r} has other weights than at the beginning ({said} instead of "
-                f"{self._weights}). Serve the first ones again, or run the command again with a new --out."
-            )
+        return {i: sum(len(step.text) for step in tree.nodes) for i, (tree, _) in cut.items()}, ask
 
     def _rows(self, item: dict[str, Any], count: int) -> tuple[np.ndarray, list[int]]:
         """The log-odds_NO of an item, and the nodes that were too long; a ValueError where it makes no sense."""
@@ -339,117 +330,114 @@ class VllmPRM(RemotePRM):
         return f"vllm:{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
 
     def can_score(self, step: str, depth: int) -> bool:
-        """Whether a step after this many others fits the family's layout."""
-        try:
-            self.family.step_ids(step, depth)
-        except DataError:
-            return False
-        return True
+        return self.family.can_read(step, depth)
 
     def count_tokens(self, tree: StepTree) -> int:
-        """How many tokens the tree is: the problem, and every step once."""
-        encoded = encode_tree(tree, self.family)
-        return len(encoded.prompt) + sum(map(len, encoded.ids))
+        return encode_tree(tree, self.family).num_tokens
 
-    def _requests(
+    def _prepare(
         self, trees: Sequence[StepTree], wanted: Sequence[Sequence[int]], found: list[TreeScores]
-    ) -> Iterable[Coroutine[Any, Any, int]]:
+    ) -> tuple[dict[int, int], Ask]:
         paths: list[_Path] = []
         for i, (tree, nodes) in enumerate(zip(trees, wanted, strict=True)):
             items, too_long = fit(tree, i, nodes, self.family, self.context, self.on_too_long)
-            found[i] = TreeScores(self.outputs, self._nothing(tree), tuple(too_long))
+            found[i] = replace(found[i], too_long=tuple(too_long))
             paths += [path for item in items for path in _paths(item)]
         left = Counter(path.tree for path in paths)
-        for part in _batches(range(len(paths)), [4 * len(path.ids) for path in paths]):
-            yield _by_halves(part, lambda some, can_split: self._ask([paths[i] for i in some], can_split, found, left))
 
-    async def _ask(self, paths: Sequence[_Path], can_split: bool, found: list[TreeScores], left: Counter[int]) -> int:
-        body = {
-            "model": self.model,
-            "input": [path.ids for path in paths],
-            "task": "token_classify",
-            "add_special_tokens": False,
-        }
-        rows = await self.server.ask("POST", "/pooling", lambda answer: _rows(answer, paths), body, can_split=can_split)
-        done = 0
-        for path, values in zip(paths, rows, strict=True):
-            scores = found[path.tree]
-            for node, value in zip(path.nodes, values, strict=True):
-                if node is not None:
-                    scores.log_odds_NO[node, 0] = self._sign * value
-            left[path.tree] -= 1
-            done += left[path.tree] == 0
-        return done
+        async def ask(part: Sequence[int], can_split: bool) -> int:
+            some = [paths[i] for i in part]
+            body = {
+                "model": self.model,
+                "input": [path.ids for path in some],
+                "task": "token_classify",
+                "add_special_tokens": False,
+            }
+            rows = await self.server.ask(
+                "POST", "/pooling", lambda answer: _read_pooling(answer, some), body, can_split=can_split
+            )
+            done = 0
+            for path, values in zip(some, rows, strict=True):
+                for node, value in zip(path.nodes, values, strict=True):
+                    if node is not None:
+                        found[path.tree].log_odds_NO[node, 0] = self._sign * value
+                left[path.tree] -= 1
+                done += left[path.tree] == 0
+            return done
+
+        return {i: 4 * len(path.ids) for i, path in enumerate(paths)}, ask
 
 
+@dataclass(frozen=True, slots=True)
 class _Path:
     """A sequence to send: from the prompt to a node that nothing wanted follows."""
 
-    def __init__(self, item: PackItem, leaf: int, wanted: set[int]) -> None:
-        encoded = item.tree
-        way: list[int] = []
-        while leaf != ROOT:
-            way.append(leaf)
-            leaf = encoded.parents[leaf]
-        way.reverse()
-        self.tree = item.index
-        self.ids = [*encoded.prompt, *(token for node in way for token in encoded.ids[node])]
-        self.reads = [encoded.starts[node] + encoded.reads[node] for node in way]
-        self.nodes = [_stands_for(item, encoded, node) if node in wanted else None for node in way]
-        """For each step of the sequence the node whose score is taken from it."""
-
-
-def _stands_for(item: PackItem, encoded: EncodedTree, node: int) -> int:
-    assert item.is_node is None or node == len(encoded.ids) - 1, "only the last of a shortened path is wanted"
-    return node if item.is_node is None else item.is_node
+    tree: int
+    ids: list[int]
+    reads: list[int]
+    """Where each step of the sequence is read."""
+    nodes: list[int | None]
+    """For each step of the sequence the node whose score is taken from it."""
 
 
 def _paths(item: PackItem) -> list[_Path]:
+    encoded = item.tree
     wanted = {node for group in item.groups for node in group}
     followed: set[int] = set()
     for node in wanted:
-        above = item.tree.parents[node]
+        above = encoded.parents[node]
         while above != ROOT and above not in followed:
             followed.add(above)
-            above = item.tree.parents[above]
-    taken: set[int] = set()
+            above = encoded.parents[above]
+    left = set(wanted)
     paths = []
     for leaf in sorted(wanted - followed):
-        path = _Path(item, leaf, wanted - taken)
-        taken |= {node for node in path.nodes if node is not None} if item.is_node is None else set()
-        paths.append(path)
+        way: list[int] = []
+        node = leaf
+        while node != ROOT:
+            way.append(node)
+            node = encoded.parents[node]
+        way.reverse()
+        if item.is_node is None:
+            nodes = [node if node in left else None for node in way]
+            left.difference_update(way)
+        else:
+            assert wanted == {len(encoded.ids) - 1}, "only the last of a shortened path is wanted"
+            nodes = [*[None] * (len(way) - 1), item.is_node]
+        ids = [*encoded.prompt, *(token for node in way for token in encoded.ids[node])]
+        paths.append(_Path(item.index, ids, [encoded.starts[node] + encoded.reads[node] for node in way], nodes))
     return paths
 
 
-def _rows(answer: dict[str, Any], paths: Sequence[_Path]) -> list[list[float]]:
+def _read_pooling(answer: dict[str, Any], paths: Sequence[_Path]) -> list[list[float]]:
     """The log-odds of each step of each sequence; a ValueError where the answer makes no sense."""
     data = answer.get("data")
     if not isinstance(data, list) or len(data) != len(paths) or not all(isinstance(one, dict) for one in data):
         raise ValueError(f"the answer has not one result for each of {len(paths)} sequences; is this vLLM's /pooling?")
-    return [_read(one.get("data"), path) for one, path in zip(data, paths, strict=True)]
-
-
-def _read(rows: Any, path: _Path) -> list[float]:
-    if isinstance(rows, list) and len(rows) == len(path.ids) != len(path.reads):  # a row for each token
-        rows = [rows[read] for read in path.reads]
-    if not isinstance(rows, list) or len(rows) != len(path.reads):
-        count = len(rows) if isinstance(rows, list) else "no"
-        raise ModelError(
-            f"the server gave {count} rows for {len(path.reads)} steps. Start vLLM with --pooler-config "
-            f"'{{\"step_tag_id\": {path.ids[path.reads[-1]]}}}'."
-        )
     found = []
-    for row in rows:
-        if not isinstance(row, list) or len(row) != 2 or not all(isinstance(p, int | float) for p in row):
-            raise ValueError(f"a row is not [P(wrong), P(right)]: {str(row)[:80]}")
-        wrong, right = map(float, row)
-        if not (0 <= wrong <= 1 and 0 <= right <= 1 and abs(wrong + right - 1) < 0.02):
-            raise ValueError(f"a row is no probabilities: {row}")
-        found.append(math.log(max(right, SMALLEST)) - math.log(max(wrong, SMALLEST)))
+    for one, path in zip(data, paths, strict=True):
+        rows = one.get("data")
+        if isinstance(rows, list) and len(rows) == len(path.ids) != len(path.reads):  # a row for each token
+            rows = [rows[read] for read in path.reads]
+        if not isinstance(rows, list) or len(rows) != len(path.reads):
+            count = len(rows) if isinstance(rows, list) else "no"
+            raise ModelError(
+                f"the server gave {count} rows for {len(path.reads)} steps. Start vLLM with --pooler-config "
+                f"'{{\"step_tag_id\": {path.ids[path.reads[-1]]}}}'."
+            )
+        values = []
+        for row in rows:
+            if not isinstance(row, list) or len(row) != 2 or not all(isinstance(p, int | float) for p in row):
+                raise ValueError(f"a row is not [P(wrong), P(right)]: {str(row)[:80]}")
+            wrong, right = map(float, row)
+            if not (0 <= wrong <= 1 and 0 <= right <= 1 and abs(wrong + right - 1) < 0.02):
+                raise ValueError(f"a row is no probabilities: {row}")
+            values.append(math.log(max(right, SMALLEST)) - math.log(max(wrong, SMALLEST)))
+        found.append(values)
     return found
 
 
-def _layout(place: str, family: str | None, settings: Mapping[str, str] | None) -> tuple[Any, Any, Any, bool]:
+def _layout(place: str, family: str | None, settings: Mapping[str, str] | None) -> tuple[Card, type[Family], Any, bool]:
     """Card, family and tokenizer of a PRM's folder or hub id, and whether its first label is a right step."""
     from transformers import AutoConfig
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from prism_prm import __version__
-from prism_prm.backends.critic_asking import verdicts_in_words
+from prism_prm.backends.critic_ledger import verdicts_in_words
 from prism_prm.evaluate.benchmarks import find_benchmark
 from prism_prm.evaluate.measure import (
     FIRST_ERRORS,

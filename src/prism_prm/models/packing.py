@@ -52,6 +52,11 @@ class EncodedTree:
         """How many tokens are needed to read the node."""
         return self.starts[node] + self.reads[node] + 1
 
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the prompt and of every node once."""
+        return len(self.prompt) + sum(map(len, self.ids))
+
 
 def encode_tree(tree: StepTree, family: Layout) -> EncodedTree:
     """The tree's token ids as the family lays them out."""
@@ -193,7 +198,7 @@ def _cheapest(
 
     longest = max(tree.path_tokens(node) for group in groups for node in group)
     best, least = whole, cost(whole)
-    limit = min(row_tokens, len(tree.prompt) + sum(map(len, tree.ids)))
+    limit = min(row_tokens, tree.num_tokens)
     while (limit := int(limit / 1.4)) > longest:
         parts = list(_split(tree, groups, limit, order))
         if cost(parts) < least:

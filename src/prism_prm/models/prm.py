@@ -244,11 +244,7 @@ class PRM(Scorer):
 
     def can_score(self, step: str, depth: int) -> bool:
         """Whether a step after this many others fits the family's layout; one without a token does not."""
-        try:
-            self.family.step_ids(step, depth)
-        except DataError:
-            return False
-        return True
+        return self.family.can_read(step, depth)
 
     def notes(self) -> list[str]:
         """What was left out of the scores."""
@@ -257,8 +253,7 @@ class PRM(Scorer):
 
     def count_tokens(self, tree: StepTree) -> int:
         """How many tokens the tree is: the problem, and every step once."""
-        encoded = self.encode_tree(tree)
-        return len(encoded.prompt) + sum(map(len, encoded.ids))
+        return self.encode_tree(tree).num_tokens
 
 
 Prm = PRM

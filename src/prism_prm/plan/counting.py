@@ -96,8 +96,7 @@ class CountingScorer(Scorer):
         )  # fmt: skip
 
     def count_tokens(self, tree: StepTree) -> int:
-        encoded = encode_tree(tree, self.prm.family)
-        return len(encoded.prompt) + sum(map(len, encoded.ids))
+        return encode_tree(tree, self.prm.family).num_tokens
 
     def score_trees(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prism_prm.aggregate import Choice, solution_score
-from prism_prm.backends.critic_asking import verdicts_in_words
+from prism_prm.backends.critic_ledger import verdicts_in_words
 from prism_prm.grading.code_benchmarks import count_packages, count_quirks
 from prism_prm.grading.graders import unguarded
 from prism_prm.report import (

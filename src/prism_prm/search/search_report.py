@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from prism_prm.arrays import Ints
-from prism_prm.backends.critic_asking import verdicts_in_words
+from prism_prm.backends.critic_ledger import verdicts_in_words
 from prism_prm.grading.graders import unguarded
 from prism_prm.report import NO_DATA, Report, draw_curve, escaped, finish, number, percent, signed_percent, styles
 from prism_prm.search.grade_pool import GradedPool

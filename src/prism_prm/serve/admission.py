@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from prism_prm.serve.settings import KeyRing, ServeSettings
 
 if TYPE_CHECKING:
-    from prism_prm.serve.engine import Engine
+    from prism_prm.serve.engine import ServeEngine
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class Gate:
     """The ASGI application around all routes. Of `paths`, metrics have the name; `open_paths` need no key."""
 
     def __init__(
-        self, app: ASGIApp, engine: Engine, keys: KeyRing, paths: Collection[str], open_paths: Collection[str]
+        self, app: ASGIApp, engine: ServeEngine, keys: KeyRing, paths: Collection[str], open_paths: Collection[str]
     ) -> None:
         self.app, self.engine, self.keys, self.paths, self.open_paths = app, engine, keys, paths, open_paths
         self.admission = engine.admission
@@ -247,9 +247,16 @@ class Gate:
         scope["owner"] = owner = self.keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
         if self.keys and owner is None:
             raise RefusedError(401, "A key is needed: Authorization: Bearer KEY.")
-        if not self.keys and self.admission.settings.is_local and not _is_address(headers.get(b"host", b"")):
+        if not self.keys and self.admission.settings.is_local:
             # A page of the web may reach this machine under a name of its own, but not under an address.
-            raise RefusedError(403, "Use this server's address or localhost, not a name; or give it keys.")
+            try:
+                name = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or "localhost"
+                if name != "localhost":
+                    ipaddress.ip_address(name)
+            except ValueError:
+                raise RefusedError(
+                    403, "Use this server's address or localhost, not a name; or give it keys."
+                ) from None
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         settings = self.admission.settings
@@ -311,14 +318,6 @@ class _Incoming:
         message = await self._receive()
         self.has_more = message.get("more_body", False)
         return message
-
-
-def _is_address(host: bytes) -> bool:
-    try:
-        name = urlsplit(f"//{host.decode('latin-1')}").hostname or "localhost"
-        return name == "localhost" or bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
 
 
 def log_failure(path: str, error: BaseException) -> None:

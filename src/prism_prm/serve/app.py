@@ -21,11 +21,11 @@ from fastapi.routing import APIRoute
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
+from swagger_ui_bundle import swagger_ui_path
 
 from prism_prm import __version__
 from prism_prm.aggregate import solution_score
-from prism_prm.backends.critic_asking import BudgetError
-from prism_prm.backends.critic_verdicts import CriticError
+from prism_prm.backends.critic import BudgetError, CriticError
 from prism_prm.errors import DataError, PrismError
 from prism_prm.models.load_settings import OnTooLong
 from prism_prm.net import ServerError
@@ -33,10 +33,9 @@ from prism_prm.rl.openrlhf import completion_in, problem_in
 from prism_prm.scorer import sigmoid
 from prism_prm.serve import schemas
 from prism_prm.serve.admission import HUNG_UP, UNEXPECTED, Gate, RefusedError, error_response, log_failure
-from prism_prm.serve.engine import Engine
-from prism_prm.serve.models import Item, ItemScores, ServedModel
-from prism_prm.serve.page_document import Document, Results, encode
-from prism_prm.serve.page_documents import find_documents, listing
+from prism_prm.serve.engine import ServeEngine
+from prism_prm.serve.models import ItemScores, ServedItem, ServedModel
+from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents, listing
 from prism_prm.serve.page_html import NAMES, own_file, served_page
 from prism_prm.serve.settings import KeyRing
 from prism_prm.steps import cut_steps
@@ -70,7 +69,7 @@ _answer_ids = itertools.count()
 class DocumentCache:
     """The documents of results, each made once for a state of its files."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: ShownResults) -> None:
         self.results = results
         self._bodies: dict[str, tuple[str, bytes]] = {}
         self._lock = threading.Lock()
@@ -91,7 +90,7 @@ class DocumentCache:
             return kept[1]
 
 
-def build_app(engine: Engine, keys: KeyRing, results: Results) -> Gate:
+def build_app(engine: ServeEngine, keys: KeyRing, results: ShownResults) -> Gate:
     """The application that serves an engine's models, and results to look at."""
 
     @asynccontextmanager
@@ -111,7 +110,22 @@ def build_app(engine: Engine, keys: KeyRing, results: Results) -> Gate:
     kinds = RefusedError, RequestValidationError, HTTPException, PrismError, TimeoutError, ConnectionError, Exception
     for kind in kinds:
         app.add_exception_handler(kind, _answer_error)
-    _add_docs(app)
+    # Swagger's page, with files that are installed and not fetched.
+    app.mount("/docs/files", StaticFiles(directory=swagger_ui_path), name="docs-files")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title="prism serve",
+            swagger_js_url="docs/files/swagger-ui-bundle.js",
+            swagger_css_url="docs/files/swagger-ui.css",
+            swagger_favicon_url="docs/files/favicon-32x32.png",
+        )
+
+    for path in app.openapi()["paths"].values():
+        for route in path.values():
+            route["responses"].pop("422", None)  # such bodies are answered with 400
     return Gate(app, engine, keys, {route.path for route in router.routes if isinstance(route, APIRoute)}, OPEN_PATHS)
 
 
@@ -145,27 +159,6 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case ConnectionError():
             return Response(status_code=HUNG_UP)
     return error_response(500, UNEXPECTED)  # the gate sees and logs it
-
-
-def _add_docs(app: FastAPI) -> None:
-    """Swagger's page at /docs, with files that are installed and not fetched."""
-    from swagger_ui_bundle import swagger_ui_path
-
-    app.mount("/docs/files", StaticFiles(directory=swagger_ui_path), name="docs-files")
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return get_swagger_ui_html(
-            openapi_url="openapi.json",
-            title="prism serve",
-            swagger_js_url="docs/files/swagger-ui-bundle.js",
-            swagger_css_url="docs/files/swagger-ui.css",
-            swagger_favicon_url="docs/files/favicon-32x32.png",
-        )
-
-    for path in app.openapi()["paths"].values():
-        for route in path.values():
-            route["responses"].pop("422", None)  # such bodies are answered with 400
 
 
 def _described(answer: type) -> dict[str, Any]:
@@ -254,7 +247,7 @@ async def steps(body: schemas.StepsRequest, request: Request) -> Response:
 async def tokens(body: schemas.StepsRequest, request: Request) -> Response:
     """How many tokens solutions and trees are, without scoring them."""
     model = _model(request, body.model)
-    engine: Engine = request.app.state.engine
+    engine: ServeEngine = request.app.state.engine
     items = await engine.encode(
         lambda: list(map(model.counted, _steps_items(model, body, "skip"))),
         request.scope["started"],
@@ -269,7 +262,17 @@ async def get_reward(
 ) -> Response:
     """The reward of each completion, as OpenRLHF asks for it: the score of its steps as one solution."""
     served = _model(request, model)
-    items, found = await _score(request, served, lambda: _reward_items(served, body))
+
+    def make() -> list[ServedItem]:
+        if len(body.query) != len(body.prompts):
+            raise DataError(f"{len(body.query)} queries, but {len(body.prompts)} prompts")
+        items = []
+        for number, (query, prompt) in enumerate(zip(body.query, body.prompts, strict=True)):
+            steps = cut_steps(_without_end(completion_in(query, prompt, number)))
+            items.append(served.item(StepTree.chain(problem_in(prompt), steps)))
+        return items
+
+    items, found = await _score(request, served, make)
     scores = [_judged(served, sigmoid(one.log_odds_NO[:, 0])) for one in found]
     rewards = [one["score"] or 0.0 for one in scores]
     logs = {
@@ -329,10 +332,10 @@ def _model(request: Request, name: str | None) -> ServedModel:
 
 
 async def _score(
-    request: Request, model: ServedModel, make: Callable[[], Sequence[Item]]
-) -> tuple[Sequence[Item], list[ItemScores]]:
+    request: Request, model: ServedModel, make: Callable[[], Sequence[ServedItem]]
+) -> tuple[Sequence[ServedItem], list[ItemScores]]:
     """Items and their scores; ends early when the client hangs up."""
-    engine: Engine = request.app.state.engine
+    engine: ServeEngine = request.app.state.engine
     scope = request.scope
 
     async def hung_up() -> None:
@@ -351,35 +354,34 @@ async def _score(
         gone.cancel()
 
 
-def _pooling_items(model: ServedModel, body: schemas.PoolingRequest) -> list[Item]:
+def _pooling_items(model: ServedModel, body: schemas.PoolingRequest) -> list[ServedItem]:
+    """Texts and token ids as they are. In a chat the problem is the user's turn and the steps are the assistant's, and
+    the layout is that of the PRM's family.
+    """
     if (body.messages is None) == (body.input is None):
         raise DataError("give messages or input")
-    if body.messages is not None:
-        return [_chat_item(model, body.messages)]
-    given: Any = body.input
-    inputs = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
-    return [
-        model.text(one, add_special_tokens=body.add_special_tokens) if isinstance(one, str) else model.sequence(one)
-        for one in inputs
-    ]
-
-
-def _chat_item(model: ServedModel, messages: Sequence[schemas.Message]) -> Item:
-    """The problem is the user's turn, the steps are the assistant's, and the layout is that of the PRM's family."""
-    turns = {"system": "", "user": "", "assistant": ""}
-    roles = ["system" if message.role == "developer" else message.role for message in messages]
+    if body.messages is None:
+        given: Any = body.input
+        inputs = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+        return [
+            model.text(one, add_special_tokens=body.add_special_tokens) if isinstance(one, str) else model.sequence(one)
+            for one in inputs
+        ]
+    roles = ["system" if message.role == "developer" else message.role for message in body.messages]
     if roles not in (["user", "assistant"], ["system", "user", "assistant"]):
         raise DataError(f"expected turns of user and assistant, perhaps after a system's; got {', '.join(roles)[:200]}")
-    turns |= {role: message.text for role, message in zip(roles, messages, strict=True)}
+    turns = {role: message.text for role, message in zip(roles, body.messages, strict=True)}
     *steps, rest = turns["assistant"].split(SEPARATOR)
     if rest.strip() and steps:
         raise DataError(f"text behind the last {SEPARATOR}; each step ends with one")
     if rest.strip():
         raise DataError(f"the assistant's turn has no {SEPARATOR}; each step ends with one")
-    return model.item(StepTree.chain(turns["user"], steps), turns["system"] if "system" in roles else None)
+    return [model.item(StepTree.chain(turns["user"], steps), turns.get("system"))]
 
 
-def _steps_items(model: ServedModel, body: schemas.StepsRequest, on_too_long: OnTooLong | None = None) -> list[Item]:
+def _steps_items(
+    model: ServedModel, body: schemas.StepsRequest, on_too_long: OnTooLong | None = None
+) -> list[ServedItem]:
     trees = [_tree(one, number) for number, one in enumerate(body.items)]
     num_on_paths = 0
     for tree in trees:
@@ -405,16 +407,6 @@ def _tree(given: schemas.Solution | schemas.Text | schemas.Tree, number: int) ->
     return StepTree(number, given.problem, tuple(map(Step, given.nodes)), tuple(given.parents), ())
 
 
-def _reward_items(model: ServedModel, body: schemas.RewardRequest) -> list[Item]:
-    if len(body.query) != len(body.prompts):
-        raise DataError(f"{len(body.query)} queries, but {len(body.prompts)} prompts")
-    items = []
-    for number, (query, prompt) in enumerate(zip(body.query, body.prompts, strict=True)):
-        steps = cut_steps(_without_end(completion_in(query, prompt, number)))
-        items.append(model.item(StepTree.chain(problem_in(prompt), steps)))
-    return items
-
-
 def _without_end(text: str) -> str:
     """A completion without white space and marks at its end; no regular expression, which may take quadratic time."""
     end = len(text)
@@ -432,7 +424,7 @@ def _answer(
     request: Request,
     model: ServedModel,
     kind: str,
-    items: Sequence[Item],
+    items: Sequence[ServedItem],
     found: Sequence[ItemScores],
     content: dict[str, Any],
 ) -> Response:
@@ -446,7 +438,7 @@ def _answer(
     return _json(head | content | {"usage": usage} | _warnings(request, items))
 
 
-def _warnings(request: Request, items: Sequence[Item]) -> dict[str, list[str]]:
+def _warnings(request: Request, items: Sequence[ServedItem]) -> dict[str, list[str]]:
     """What the answer says about parts of the request that were not scored; the log has each sentence once."""
     found = list(dict.fromkeys(warning for item in items for warning in item.warnings))
     logged: set[str] = request.app.state.logged
@@ -461,7 +453,7 @@ def _json(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-def _sizes(item: Item) -> dict[str, Any]:
+def _sizes(item: ServedItem) -> dict[str, Any]:
     """The tokens of an item."""
     encoded = item.encoded
     return {
@@ -471,7 +463,7 @@ def _sizes(item: Item) -> dict[str, Any]:
     }
 
 
-def _steps_answer(model: ServedModel, item: Item, scores: ItemScores, is_text: bool) -> dict[str, Any]:
+def _steps_answer(model: ServedModel, item: ServedItem, scores: ItemScores, is_text: bool) -> dict[str, Any]:
     """An item of the answer of /v1/steps; JSON has null for NaN."""
     tree = item.tree
     assert tree is not None, "steps come as trees"

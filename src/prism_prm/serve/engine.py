@@ -1,6 +1,6 @@
 """The queue and the one model thread: admitted requests wait in order and are scored in batches.
 
-A request that was cancelled, or whose deadline has passed, leaves the queue before it costs anything.
+A request that was canceled, or whose deadline has passed, leaves the queue before it costs anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from prism_prm.serve.admission import Admission, Reservation
-from prism_prm.serve.models import Item, ItemScores, ServedModel
+from prism_prm.serve.models import ItemScores, ServedItem, ServedModel
 from prism_prm.serve.settings import ServeSettings
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class _Job:
 
     model: str
     owner: Hashable
-    items: Sequence[Item]
+    items: Sequence[ServedItem]
     deadline: float
     future: asyncio.Future[list[ItemScores]]
     reservation: Reservation
@@ -64,7 +64,7 @@ class _Job:
     found: dict[int, ItemScores] = field(default_factory=dict)
 
     def is_over(self) -> bool:
-        """Whether nobody waits for it: it has its answer, or an error, or was cancelled, or its deadline has passed."""
+        """Whether nobody waits for it: it has its answer, or an error, or was canceled, or its deadline has passed."""
         return self.future.done() or self.deadline <= time.monotonic()
 
 
@@ -72,7 +72,7 @@ Part = tuple[_Job, int]
 """A job and the number of one of its items."""
 
 
-class Engine:
+class ServeEngine:
     """Scores items of requests; all methods but those of the model thread are called in the event loop."""
 
     def __init__(self, load: Callable[[], Sequence[ServedModel]], settings: ServeSettings) -> None:
@@ -97,6 +97,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        """Reads texts in a thread of its own: a long one must not keep others waiting."""
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
 
     def start(self) -> None:
@@ -131,22 +132,22 @@ class Engine:
     async def encode(self, make: Callable[[], T], since: float, num_bytes: int) -> T:
         """The result of work on the texts of a request of this size; TimeoutError at its deadline."""
         async with self.admission.admit(None, since, num_bytes):
-            return await self._read(make)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, make)
 
     async def score(
-        self, model: str, owner: Hashable, make: Callable[[], Sequence[Item]], since: float, num_bytes: int
-    ) -> tuple[Sequence[Item], list[ItemScores]]:
+        self, model: str, owner: Hashable, make: Callable[[], Sequence[ServedItem]], since: float, num_bytes: int
+    ) -> tuple[Sequence[ServedItem], list[ItemScores]]:
         """The items that `make` reads from a request of this size that came at `since` (monotonic), and their scores.
 
         TimeoutError at its deadline. Cancelled, it costs nothing more.
         """
 
-        def read() -> tuple[Sequence[Item], int]:
+        def read() -> tuple[Sequence[ServedItem], int]:
             items = make()
             return items, sum(self.models[model].work(owner, item) for item in items)
 
         async with self.admission.admit(model, since, num_bytes) as reservation:
-            items, work = await self._read(read)
+            items, work = await asyncio.get_running_loop().run_in_executor(self._readers, read)
             self.admission.note_density(sum(item.tokens for item in items), work, num_bytes)
             self.admission.count(reservation, sum(item.cost for item in items), work)
             if not items:
@@ -163,10 +164,6 @@ class Engine:
             finally:
                 with self._changed:
                     self._queue.pop(number, None)
-
-    async def _read(self, make: Callable[[], T]) -> T:
-        """In a thread of its own: a long text must not keep others waiting."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, make)
 
     # The model thread
 

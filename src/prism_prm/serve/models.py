@@ -40,7 +40,7 @@ CHARACTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ServedItem:
     """A tree to score."""
 
     tree: StepTree | None
@@ -88,26 +88,26 @@ class ServedModel:
         self.threshold = choose_threshold(None, card).value
         self.identity = self.model_hash = scorer.identity()
 
-    def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> Item:  # noqa: ARG002
+    def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> ServedItem:  # noqa: ARG002
         """A tree to score; a `system` message replaces the one that the PRM reads, and is ignored if it reads none."""
         letters = len(tree.problem) + sum(len(step.text) for step in tree.nodes)
-        return Item(tree, None, 1 + letters // CHARACTERS, warnings=self._ignored(system))
+        return ServedItem(tree, None, 1 + letters // CHARACTERS, warnings=self._ignored(system))
 
-    def text(self, text: str, *, add_special_tokens: bool) -> Item:  # noqa: ARG002
+    def text(self, text: str, *, add_special_tokens: bool) -> ServedItem:  # noqa: ARG002
         """A text that the client has laid out, with its control tokens."""
         return self.sequence(())
 
-    def sequence(self, ids: Sequence[int]) -> Item:  # noqa: ARG002
+    def sequence(self, ids: Sequence[int]) -> ServedItem:  # noqa: ARG002
         """Token ids, read at every step tag, as vLLM does."""
         raise DataError(f"{self.name!r} takes messages and steps; it has no tokens of its own", reason="wrong-type")
 
-    def counted(self, item: Item) -> Item:
+    def counted(self, item: ServedItem) -> ServedItem:
         """The item with its tokens as the scorer counts them, which may have to ask its server."""
         assert item.tree is not None, "only PRMs take sequences"
         return replace(item, tokens=self.scorer.count_tokens(item.tree))
 
-    def work(self, owner: Hashable, item: Item) -> int:  # noqa: ARG002
-        """Tokens that the model has to read for an item, as far as can be told before."""
+    def work(self, owner: Hashable, item: ServedItem) -> int:  # noqa: ARG002
+        """Tokens that the model has to read for an item, as far as it is known beforehand."""
         return item.cost
 
     def try_out(self) -> tuple[int, float]:
@@ -116,7 +116,7 @@ class ServedModel:
 
     def score(
         self,
-        asked: Sequence[tuple[Hashable, Item]],
+        asked: Sequence[tuple[Hashable, ServedItem]],
         is_over: Callable[[], bool] = lambda: False,  # noqa: ARG002
     ) -> list[ItemScores]:
         """The scores of each (owner, item). What items of one owner share is computed once.
@@ -164,7 +164,7 @@ class ServedPRM(ServedModel):
             with contextlib.suppress(ModelError):
                 self.cache = PrefixCache(prm, cache_bytes)
 
-    def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> Item:
+    def item(self, tree: StepTree, system: str | None = None, on_too_long: OnTooLong | None = None) -> ServedItem:
         prm, family = self.prm, self.family
         expected = family.chosen.get("system")
         warnings = () if expected else self._ignored(system)
@@ -181,9 +181,9 @@ class ServedPRM(ServedModel):
         elif num_long and family is not self.family:
             raise DataError("too long for the model's context, with a system message of its own", reason="too-long")
         again = num_long * prm.context if choice == "drop-left-steps" else 0
-        return Item(tree, encoded, _size(encoded), choice, again, warnings)
+        return ServedItem(tree, encoded, encoded.num_tokens, choice, again, warnings)
 
-    def text(self, text: str, *, add_special_tokens: bool) -> Item:
+    def text(self, text: str, *, add_special_tokens: bool) -> ServedItem:
         encoder = self.prm.family.text
         warnings = self._unread(encoder.unread(text, as_plain=False))
         return replace(self.sequence(encoder.layout(text, add_special_tokens=add_special_tokens)), warnings=warnings)
@@ -191,7 +191,7 @@ class ServedPRM(ServedModel):
     def _unread(self, parts: Sequence[str]) -> tuple[str, ...]:
         return (f"{self.name}'s tokenizer cannot read {listed(parts)}, so these were not scored",) * bool(parts)
 
-    def sequence(self, ids: Sequence[int]) -> Item:
+    def sequence(self, ids: Sequence[int]) -> ServedItem:
         prm = self.prm
         vocabulary = prm.module.backbone.get_input_embeddings().num_embeddings
         strange = next((i for i in ids if not 0 <= i < vocabulary), None)
@@ -208,12 +208,12 @@ class ServedPRM(ServedModel):
         steps = tuple(tuple(ids[start:end]) for start, end in zip(starts, ends, strict=False))
         reads = tuple(len(step) - 1 for step in steps)
         encoded = EncodedTree((), steps, reads, tuple(range(-1, len(steps) - 1)), tuple(starts[: len(steps)]))
-        return Item(None, encoded, len(ids))
+        return ServedItem(None, encoded, len(ids))
 
-    def counted(self, item: Item) -> Item:
+    def counted(self, item: ServedItem) -> ServedItem:
         return item
 
-    def work(self, owner: Hashable, item: Item) -> int:
+    def work(self, owner: Hashable, item: ServedItem) -> int:
         if self.cache is None or item.encoded is None:
             return item.cost
         return item.cost - self.cache.held_tokens(owner, item.encoded)
@@ -222,14 +222,14 @@ class ServedPRM(ServedModel):
         tree = self.prm.encode_tree(StepTree.chain(*SAMPLE))
         if _longest(tree) > self.prm.context:
             return 0, 0.0
-        count = math.ceil(TRIED / _size(tree))
+        count = math.ceil(TRIED / tree.num_tokens)
         score_encoded(self.prm, [tree])  # the first time takes longer
         started = time.monotonic()
         score_encoded(self.prm, [tree] * count)
-        return count * _size(tree), time.monotonic() - started
+        return count * tree.num_tokens, time.monotonic() - started
 
     def score(
-        self, asked: Sequence[tuple[Hashable, Item]], is_over: Callable[[], bool] = lambda: False
+        self, asked: Sequence[tuple[Hashable, ServedItem]], is_over: Callable[[], bool] = lambda: False
     ) -> list[ItemScores]:
         self._log_changed_files()
         found: dict[int, ItemScores] = {}
@@ -271,7 +271,7 @@ class ServedPRM(ServedModel):
             )  # fmt: skip
         self._changed = changed
 
-    def _score_too_long(self, item: Item, is_over: Callable[[], bool]) -> ItemScores:
+    def _score_too_long(self, item: ServedItem, is_over: Callable[[], bool]) -> ItemScores:
         """The scores of an item with steps beyond the context, about one forward pass after the other."""
         prm, tree = self.prm, item.tree
         assert tree is not None, "sequences that are too long were refused"
@@ -295,10 +295,6 @@ class ServedPRM(ServedModel):
 def served_model(name: str, scorer: Scorer, cache_bytes: int = 0) -> ServedModel:
     """A scorer under the name that clients use."""
     return ServedPRM(name, scorer, cache_bytes) if isinstance(scorer, PRM) else ServedModel(name, scorer)
-
-
-def _size(tree: EncodedTree) -> int:
-    return len(tree.prompt) + sum(map(len, tree.ids))
 
 
 def _longest(tree: EncodedTree) -> int:

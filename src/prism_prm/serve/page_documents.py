@@ -1,34 +1,151 @@
-"""The documents of results on disk, by what each place is: errors of evaluations, scores side by side, policies in
-training, and the searches of `searches.py`."""
+"""The documents of results on disk: what the page's views show, made from files when somebody looks.
+
+A place is an evaluation, a table of scores, a search, a policy in training, or re-ranked programs. A search has an
+overview of its problems, and for each of them the tree that it grew. Programs have the verdict on every test. Only how
+tests ended is shown: what hidden tests hold is in no result on disk.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Mapping, Sequence
-from functools import partial
+import json
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from prism_prm import __version__
 from prism_prm.aggregate import choose_aggregator, choose_threshold, solution_score
+from prism_prm.config import read_toml
+from prism_prm.data.pools import read_pool
 from prism_prm.errors import DataError, PrismError
 from prism_prm.evaluate.benchmarks import REDUNDANCY_THRESHOLD, Item, find_benchmark, read_benchmark
 from prism_prm.evaluate.measure import Steps, read_steps
 from prism_prm.evaluate.report import steps_file
 from prism_prm.evaluate.score_files import judgement
 from prism_prm.file_types import read_json, reading_parquet
-from prism_prm.paths import nearest
+from prism_prm.files import JsonLines
+from prism_prm.paths import nearest, own_name, split_name
+from prism_prm.report import plain_json
 from prism_prm.rl.looks import GREEDY, LOOKS, PROXY, VOTE, first_alarm, gold_of, read_looks
 from prism_prm.rl.samples import SAMPLES, read_samples
-from prism_prm.serve.page_document import Document, Place, Results
-from prism_prm.serve.page_searches import reranked_documents, search_documents
+from prism_prm.search.rounds import FOLDER, Seen, made_with, outline, read_rounds
+from prism_prm.tree import unique_names
 
+T = TypeVar("T")
+
+FEW, MANY = 4, 256
+"""Files to keep in memory: whole ones, and the little of each that every listing needs."""
+
+_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+"""What could end or change a block of JSON within HTML, as JSON may write it."""
 RIGHT, NOT_REDUNDANT = "right", "not redundant"
 """What a score is the probability of: in some classes, whether a step is redundant decides."""
+HEAD = 240
+"""Characters of a problem in the overview."""
+GRADES = ("problem_id", "answer", "correct", "status")
+OF_PROGRAMS = ("name", "solution", "public_tests", "hidden_tests")
+"""Columns of a table of solutions; tables of earlier versions lack those of programs."""
+AGAIN = "remove it, and run the command again"
+
+Rows = dict[int, list[dict[str, Any]]]
+"""The number of a problem → rows on its solutions."""
+About = Callable[[int], tuple[str, Mapping[int, Sequence[str]]]]
+"""The number of a problem → its text, and the rules that select each of its solutions."""
 
 
-def find_documents(results: Results, *, show_broken: bool = False) -> dict[str, Document]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """ShownResults on disk, and the name that they are shown under."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ShownResults:
+    """The places that are shown together, and what their texts are read from."""
+
+    places: tuple[Place, ...]
+    data: tuple[str, ...] = ()
+    """Files of the benchmark, or the solutions that were scored; by default those that the results name."""
+    split: str | None = None
+    """For labelled data and pairs: the split that was measured."""
+
+    @classmethod
+    def named(cls, given: Sequence[str | Path], data: Sequence[str] = (), split: str | None = None) -> ShownResults:
+        """Places given as `PLACE` or `NAME=PLACE`."""
+        pairs = [split_name(str(one)) for one in given]
+        places = [Place(name or own_name(path).removesuffix(".parquet"), Path(path)) for name, path in pairs]
+        return cls(tuple(places), tuple(data), split)
+
+    def id_of(self, place: Place, key: str = "") -> str:
+        """The id of a place's document, which stays the same while results grow."""
+        number = self.places.index(place)
+        return f"{number}-{key}" if key else str(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Something to look at."""
+
+    kind: str
+    """The view that shows it."""
+    title: str
+    body: Callable[[], Mapping[str, Any]]
+    """Makes what the view is given; called only when somebody looks."""
+    files: tuple[Path, ...] = ()
+    """What it is made from: when one of them changes, the document does."""
+    note: str = ""
+    """What else to know, in a line under the title."""
+    key: str = ""
+    """Tells it from other documents of its place; "" for the only one."""
+    listed: bool = True
+    """Whether people choose it by its title; views may load others by their id."""
+
+    def stamp(self) -> str:
+        """Changes whenever one of the files does."""
+        digest = hashlib.sha256(__version__.encode())
+        for file in self.files:
+            try:
+                found = file.stat()
+                state = f"{found.st_mtime_ns} {found.st_size}"
+            except OSError:
+                state = "gone"
+            digest.update(f"{file}: {state}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:32]
+
+
+def kept_until_changed(most: int, missing: Any = None) -> Callable[[Callable[[Path], T]], Callable[[Path], T]]:
+    """A function of a file, which reads it again only when it has changed; what `most` files hold is kept.
+
+    With `missing`, that is the result for a file that does not exist.
+    """
+
+    def keep(read: Callable[[Path], T]) -> Callable[[Path], T]:
+        known = lru_cache(maxsize=most)(lambda path, *_state: read(path))
+
+        def find(path: Path) -> T:
+            if missing is not None and not path.is_file():
+                return cast(T, missing)
+            state = path.stat()
+            return known(path, state.st_mtime_ns, state.st_size)
+
+        return find
+
+    return keep
+
+
+def encode(value: Any) -> bytes:
+    """JSON in ASCII, where nothing means anything to HTML: line separators and lone surrogates are escaped, too."""
+    return json.dumps(plain_json(value), allow_nan=False, separators=(",", ":")).translate(_HTML).encode("ascii")
+
+
+def find_documents(results: ShownResults, *, show_broken: bool = False) -> dict[str, Document]:
     """All documents by their ids, which stay the same while results grow.
 
     Args:
@@ -69,7 +186,7 @@ def listing(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
     ]
 
 
-def evaluation_documents(place: Place, results: Results) -> list[Document] | None:
+def evaluation_documents(place: Place, results: ShownResults) -> list[Document] | None:
     """The errors on all benchmarks that `prism eval` measured there."""
     metrics = place.path / "metrics.json"
     if not metrics.is_file() or not any(place.path.glob("*.steps.parquet")):
@@ -84,7 +201,7 @@ def evaluation_documents(place: Place, results: Results) -> list[Document] | Non
     return [Document("errors", title, partial(_errors, place.path, about, results), (metrics, *tables), note)]
 
 
-def _errors(folder: Path, about: Any, results: Results) -> dict[str, Any]:
+def _errors(folder: Path, about: Any, results: ShownResults) -> dict[str, Any]:
     """Each benchmark's counts and errors, and the items that have any."""
     redundancy = float(about["settings"].get("redundancy_threshold", REDUNDANCY_THRESHOLD))
     benchmarks: list[dict[str, Any]] = []
@@ -137,7 +254,7 @@ def _item(steps: Steps, number: int, item: Item, by_redundancy: Container[str]) 
     }
 
 
-def _items(bench: str, said: Any, results: Results, steps: Steps) -> dict[str, Item]:
+def _items(bench: str, said: Any, results: ShownResults, steps: Steps) -> dict[str, Item]:
     """The benchmark's items by name; those that were measured must be there, with the same content.
 
     Unnamed items are numbered, so their names say little. Tables of earlier versions have no content hash, so labels
@@ -152,7 +269,14 @@ def _items(bench: str, said: Any, results: Results, steps: Steps) -> dict[str, I
             raise
         raise DataError(f"{error} (the texts of {bench}; say where they are now with --data)") from error
     for number, name in enumerate(steps.items):
-        if name not in found or not _is_same(found[name], steps, number):
+        tree = found[name].tree if name in found else None
+        if tree is not None and steps.item_content is not None:
+            is_same = tree.content_hash() == steps.item_content[number]
+        elif tree is not None:
+            own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
+            labels = [judgement(node.label) for node in tree.nodes]
+            is_same = list(tree.parents) == steps.parent[own].tolist() and labels == steps.label[own].tolist()
+        if tree is None or not is_same:
             raise DataError(
                 f"{', '.join(data)}: the item {name} is not there, or says something else than what was measured; name "
                 f"the data of {bench} that was measured with --data",
@@ -161,15 +285,7 @@ def _items(bench: str, said: Any, results: Results, steps: Steps) -> dict[str, I
     return found
 
 
-def _is_same(item: Item, steps: Steps, number: int) -> bool:
-    if steps.item_content is not None:
-        return item.tree.content_hash() == steps.item_content[number]
-    own = slice(int(steps.starts[number]), int(steps.starts[number] + steps.lengths[number]))
-    labels = [judgement(node.label) for node in item.tree.nodes]
-    return bool(list(item.tree.parents) == steps.parent[own].tolist() and labels == steps.label[own].tolist())
-
-
-def scored_documents(place: Place, results: Results) -> list[Document] | None:
+def scored_documents(place: Place, results: ShownResults) -> list[Document] | None:
     """One document for all tables of scores; the first of them has it."""
     if not _is_table(place):
         return None
@@ -193,7 +309,7 @@ def _is_table(place: Place) -> bool:
         return False
 
 
-def _scored(tables: list[Place], results: Results) -> dict[str, Any]:
+def _scored(tables: list[Place], results: ShownResults) -> dict[str, Any]:
     from prism_prm.evaluate.score_files import (
         TreesToScore,
         card_of_scores,
@@ -236,7 +352,7 @@ def _scored(tables: list[Place], results: Results) -> dict[str, Any]:
     return {"prms": prms, "solutions": solutions}
 
 
-def run_documents(place: Place, _results: Results) -> list[Document] | None:
+def run_documents(place: Place, _results: ShownResults) -> list[Document] | None:
     """The run of a folder of `prism grpo`, which may still be running."""
     looks = place.path / LOOKS
     if not looks.is_file():
@@ -270,9 +386,213 @@ def _run(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-Find = Callable[[Place, Results], Sequence[Document] | None]
+def search_documents(place: Place, results: ShownResults) -> list[Document] | None:
+    """The searches in a folder of `prism search`, which may still run."""
+    folder = place.path
+    settings = folder / "settings.toml"
+    if not settings.is_file() or "search" not in read_toml(settings):
+        return None
+    found: list[Document] = []
+    files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jsonl"))}
+    for stem, rounds in files.items():
+        # Solutions that were sampled once and scored by several PRMs are a search for each. The first of these keeps
+        # the key that it had before it was scored.
+        scored = [pool.stem for pool in sorted((folder / "pools").glob(f"*-{stem}.jsonl")) if pool.stem not in files]
+        for number, name in enumerate(scored or [stem]):
+            found += _search(place, results, name if number else stem, name, rounds)
+    if not found and (folder / "metrics.json").is_file():
+        raise DataError(
+            f"{folder}: an earlier version made this search and kept no rounds; run it again with another --out",
+            reason="no-rounds",
+        )
+    return found
 
-SOURCES: dict[str, Find] = {
+
+def _search(place: Place, results: ShownResults, key: str, name: str, rounds: Path) -> list[Document]:
+    pool, table = place.path / "pools" / f"{name}.jsonl", place.path / "solutions" / f"{name}.parquet"
+    files = (rounds, pool, table)
+    how = made_with(rounds)
+    if name != rounds.stem:  # sampled without a PRM, and scored by this one
+        how |= {"method": "best-of-n", "prm": name.removesuffix(f"-{rounds.stem}")}
+    title = ", ".join(filter(None, [f"{place.name}: {how.get('method')}", f"n = {how.get('n')}", how.get("prm")]))
+    keys = [f"{key}-{number}" for number in range(len(_outline(rounds)))]
+    ids = [results.id_of(place, one) for one in keys]
+    overview = Document("search", title, partial(_overview, *files, how, ids), files, key=key)
+    trees = [
+        Document(
+            "tree", f"{title}, problem {number + 1}", partial(_tree, *files, how, number), files, key=one, listed=False
+        )
+        for number, one in enumerate(keys)
+    ]
+
+    def about(problem: int) -> tuple[str, dict[int, list[str]]]:
+        return (_pool(pool).problems[problem].problem.text if pool.is_file() else ""), {}
+
+    return [overview, *trees, *_program_documents(place, results, table, title, key, about)]
+
+
+def _overview(rounds: Path, pool: Path, table: Path, how: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+    graded, numbers = _solutions(table), _numbers(pool)
+    problems = []
+    for one, name in zip(_outline(rounds), ids, strict=False):
+        rows = graded.get(numbers.get(one.key, -1), [])
+        chosen = next((row for row in rows if row["chosen"]), None)
+        problems.append(
+            {"id": name, "text": one.key[:HEAD], "steps": one.num_steps, "rounds": one.num_rounds,
+             "running": not one.is_done, "right": None if chosen is None else chosen["correct"]}
+        )  # fmt: skip
+    return {"how": how, "problems": problems}
+
+
+def _tree(rounds: Path, pool: Path, table: Path, how: dict[str, Any], number: int) -> dict[str, Any]:
+    """One problem's search: all its steps, what was kept in every round, and its outcome."""
+    found = read_rounds(rounds, only=number)
+    if not found:
+        raise DataError(f"{rounds}: problem {number + 1} is not there any more: the search has begun again")
+    seen = found[0]
+    at_pool = _numbers(pool).get(seen.key, -1)
+    solutions = _pool(pool).problems[at_pool].solutions if at_pool >= 0 else ()
+    scores = [one.score for one in seen.steps]
+    for leaf, solution in zip(seen.result or (), solutions, strict=False):
+        # If steps were not scored as they were written, their solutions were, once they were whole.
+        path = [at for at in seen.path(leaf) if seen.steps[at - 1].text]
+        for at, score in zip(path, solution.scores or (), strict=False):
+            scores[at - 1] = scores[at - 1] if scores[at - 1] is not None else round(score, 4)
+    rows = _solutions(table).get(at_pool, [])
+    texts: dict[str, int] = {}
+    steps = [
+        [one.parent, texts.setdefault(one.text, len(texts)), score, value, one.ending, one.round, int(one.ahead),
+         *([] if one.likelihood is None else [one.likelihood])]
+        for one, score, value in zip(seen.steps, scores, _path_scores(seen, scores, how), strict=True)
+    ]  # fmt: skip
+    return {
+        "problem": seen.key, "how": how, "texts": list(texts), "steps": steps, "kept": seen.kept,
+        "result": seen.result, "chosen": next((k for k, row in enumerate(rows) if row["chosen"]), None),
+        "grades": [{name: row[name] for name in ("answer", "correct", "status")} for row in rows],
+    }  # fmt: skip
+
+
+def _path_scores(seen: Seen, scores: Sequence[float | None], how: dict[str, Any]) -> list[float | None]:
+    """The score of the path up to each step."""
+    paths: list[list[float] | None] = [[]]
+    values: list[float | None] = []
+    for one, score in zip(seen.steps, scores, strict=True):
+        before = paths[one.parent]
+        path = before if not one.text else None if before is None or score is None else [*before, score]
+        paths.append(path)
+        values.append(round(solution_score(path, how.get("aggregator", "min")), 4) if path else None)
+    return values
+
+
+def reranked_documents(place: Place, results: ShownResults) -> list[Document] | None:
+    """The programs of a folder of `prism rerank`."""
+    table, selected = place.path / "solutions.parquet", place.path / "selected.jsonl"
+    if not table.is_file() or not selected.is_file():
+        return None
+
+    def about(problem: int) -> tuple[str, dict[int, list[str]]]:
+        text, rules = "", dict[int, list[str]]()
+        for one in _selected(selected).get(problem, ()):
+            text = one["problem"]
+            if one["solution"] is not None:
+                rule = f"{one['rule']} ({one['prm']})" if one["prm"] else one["rule"]
+                rules.setdefault(one["solution"], []).append(rule)
+        return text, rules
+
+    return _program_documents(place, results, table, place.name, "programs", about) or None
+
+
+def _program_documents(
+    place: Place, results: ShownResults, table: Path, title: str, name: str, about: About
+) -> list[Document]:
+    """An overview of the problems of a table of solutions, and each of them; none if it has no programs."""
+    keys = {problem: f"{name}-program-{problem}" for problem in _problems(table)}
+    if not keys:
+        return []
+    ids = {problem: results.id_of(place, key) for problem, key in keys.items()}
+    overview = Document("programs", title, partial(_programs, table, ids), (table,), key=f"{name}-programs")
+    return [
+        overview,
+        *(
+            Document("program", title, partial(_program, table, about, problem), (table,), key=key, listed=False)
+            for problem, key in keys.items()
+        ),
+    ]
+
+
+def _programs(table: Path, ids: Mapping[int, str]) -> dict[str, Any]:
+    problems = []
+    for problem, name in ids.items():
+        rows = _solutions(table)[problem]
+        problems.append(
+            {"id": name, "name": rows[0]["name"] or f"problem {problem + 1}", "solutions": len(rows),
+             "right": sum(bool(row["correct"]) for row in rows)}
+        )  # fmt: skip
+    return {"problems": problems}
+
+
+def _program(table: Path, about: About, problem: int) -> dict[str, Any]:
+    rows = _solutions(table)[problem]
+    text, rules = about(problem)
+    times = Counter(row["answer"] for row in rows)
+    solutions = [
+        {"program": row["answer"], "correct": row["correct"], "status": row["status"],
+         "public": row["public_tests"] or [], "hidden": row["hidden_tests"] or [],
+         "selected": rules.get(row["solution"], ["the search"] if row["chosen"] else []),
+         "times": times[row["answer"]]}
+        for row in rows
+    ]  # fmt: skip
+    return {"name": rows[0]["name"], "problem": text, "solutions": solutions}
+
+
+_outline = kept_until_changed(MANY)(outline)
+_pool = kept_until_changed(FEW)(read_pool)
+
+
+@kept_until_changed(FEW, missing={})
+def _numbers(pool: Path) -> dict[str, int]:
+    """The key of a problem → its number in the pool."""
+    names = unique_names(entry.problem.text for entry in _pool(pool).problems)
+    return {name: number for number, name in enumerate(names)}
+
+
+@kept_until_changed(FEW, missing={})
+def _solutions(table: Path) -> Rows:
+    import pyarrow.parquet as pq
+
+    with reading_parquet(table, AGAIN):
+        known = set(pq.read_schema(table).names)
+        columns = [*GRADES, *(name for name in (*OF_PROGRAMS, "chosen") if name in known)]
+        rows = pq.read_table(table, columns=columns).to_pylist()
+    return _by_problem({"chosen": None} | row for row in rows)
+
+
+@kept_until_changed(MANY, missing=())
+def _problems(table: Path) -> tuple[int, ...]:
+    """The numbers of its problems, if these ask for programs."""
+    import pyarrow.parquet as pq
+
+    with reading_parquet(table, AGAIN):
+        if not {*GRADES, *OF_PROGRAMS} <= set(pq.read_schema(table).names):
+            return ()
+        found = pq.read_table(table, columns=["problem_id", "public_tests"])
+    has_programs = found["public_tests"].null_count < found.num_rows
+    return tuple(dict.fromkeys(found["problem_id"].to_pylist())) if has_programs else ()
+
+
+@kept_until_changed(FEW)
+def _selected(path: Path) -> Rows:
+    return _by_problem(JsonLines(path).read())
+
+
+def _by_problem(rows: Iterable[dict[str, Any]]) -> Rows:
+    found: Rows = {}
+    for row in rows:
+        found.setdefault(row["problem_id"], []).append(row)
+    return found
+
+
+SOURCES: dict[str, Callable[[Place, ShownResults], Sequence[Document] | None]] = {
     "an evaluation (`prism eval`)": evaluation_documents,
     "a table of scores (`prism score`)": scored_documents,
     "a search (`prism search`)": search_documents,

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from prism_prm.data.inputs import as_places, keep_inputs
 from prism_prm.files import write_text
-from prism_prm.serve.page_document import Document, Results, encode
-from prism_prm.serve.page_documents import find_documents, listing
+from prism_prm.serve.page_documents import Document, ShownResults, encode, find_documents, listing
 
 FOLDER = resources.files("prism_prm.serve") / "files"
 NAMES = tuple(sorted(file.name for file in FOLDER.iterdir() if file.name.endswith((".js", ".css"))))
@@ -56,7 +55,7 @@ def view_results(
         ['errors']
     """
     keep_inputs([*as_places(results), *as_places(data)], [out])
-    documents = find_documents(Results.named(as_places(results), tuple(map(str, as_places(data))), split))
+    documents = find_documents(ShownResults.named(as_places(results), tuple(map(str, as_places(data))), split))
     write_text(out, static_page(documents))
     return documents
 

@@ -12,8 +12,7 @@ from prism_prm.backends.open_scorer import PrmOptions, check_scorer, remote_plac
 from prism_prm.console import say
 from prism_prm.data.inputs import as_places
 from prism_prm.errors import ConfigError, MissingExtraError
-from prism_prm.serve.page_document import Results
-from prism_prm.serve.page_documents import find_documents
+from prism_prm.serve.page_documents import ShownResults, find_documents
 from prism_prm.serve.settings import ServeSettings, read_keys
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def serve_prms(
         >>> serve_prms({"mine": "my-prm"}, settings)  # doctest: +SKIP
     """
     settings = settings or ServeSettings()
-    shown = Results.named(as_places(results), tuple(map(str, as_places(data))), split)
+    shown = ShownResults.named(as_places(results), tuple(map(str, as_places(data))), split)
     if not prms and not shown.places:
         raise ConfigError("there is nothing to serve; name a PRM with --prm, or results to look at with --results")
     for package in PACKAGES:

@@ -20,9 +20,9 @@ from prism_prm.backends.open_scorer import PrmOptions
 from prism_prm.console import say
 from prism_prm.scorer import Scorer
 from prism_prm.serve.app import build_app
-from prism_prm.serve.engine import Engine
+from prism_prm.serve.engine import ServeEngine
 from prism_prm.serve.models import ServedModel, served_model
-from prism_prm.serve.page_document import Results
+from prism_prm.serve.page_documents import ShownResults
 from prism_prm.serve.settings import KeyRing, ServeSettings
 
 LINGER = 1.0
@@ -43,7 +43,7 @@ def make_server(
     keys: KeyRing,
     *,
     prm_options: PrmOptions | None = None,
-    results: Results | None = None,
+    results: ShownResults | None = None,
 ) -> DrainingServer:
     """A server that is not running yet."""
 
@@ -53,9 +53,9 @@ def make_server(
         return [served_model(name, open_prm(prm, how, name), size) for name, prm in prms.items()]
 
     sys.setswitchinterval(SWITCH)
-    engine = Engine(load, settings)
+    engine = ServeEngine(load, settings)
     config = uvicorn.Config(
-        build_app(engine, keys, results or Results(())),
+        build_app(engine, keys, results or ShownResults(())),
         http=with_client_timeout(settings.client_seconds),
         ws="none",
         lifespan="on",
@@ -98,7 +98,7 @@ def _most_connections() -> int:
 class DrainingServer(uvicorn.Server):
     """A server that on its first signal finishes what was accepted, and on its second ends at once."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: ServeEngine) -> None:
         super().__init__(config)
         self.engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None

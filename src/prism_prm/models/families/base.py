@@ -221,6 +221,14 @@ class Family(ABC):
     def step_ids(self, text: str, index: int) -> tuple[list[int], int]:
         """The ids of the step at position `index` (0 is the first), and the offset in them where it is read."""
 
+    def can_read(self, text: str, index: int) -> bool:
+        """Whether a step fits the layout at this position; one without a token does not."""
+        try:
+            self.step_ids(text, index)
+        except DataError:
+            return False
+        return True
+
     @abstractmethod
     def make_head(self, hidden_size: int, config: Any) -> nn.Module:
         """A fresh head; its parameters are named as in the published checkpoints."""

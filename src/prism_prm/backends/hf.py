@@ -1,26 +1,48 @@
-"""`hf:<id or folder>`: a causal language model of transformers, batched over problems, with key/values kept."""
+"""Local language models of transformers: the policy `hf:<id or folder>`, batched over problems, with key/values kept,
+and the critic `critic:hf:<id or folder>`."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
+import msgspec
 import torch
 
+from prism_prm.backends.critic_replies import CriticQuestion, Reply, TokenChoice
 from prism_prm.backends.decode import Context, Decoder, DecodeRow, Kept, check_decoding
-from prism_prm.backends.policy import Ending, Prompting, Sampling, StepRequest, Written, cut_at_stop, render
+from prism_prm.backends.openai import TOP
+from prism_prm.backends.policy import (
+    Ending,
+    Prompting,
+    Sampling,
+    StepRequest,
+    Written,
+    chat_text,
+    cut_at_stop,
+    render,
+)
 from prism_prm.errors import ModelError
 from prism_prm.models.attention import SHARED, attention_windows, set_kernel
 from prism_prm.models.load_lm import halving, hash_tensors, language_model, pick_device, pick_dtype, plain_config
 from prism_prm.models.model_files import local_folder, tokenizer_text
 
+T = TypeVar("T")
+
 SHARE_OF_MEMORY = 0.25
 CPU_BYTES = 2 * 10**9
 TAIL = 8
 """Tokens before a step that are decoded with it: some tokenizers write a token differently at the start of a text."""
+SECONDS_TO_GATHER = 0.005
+"""Questions that come within this time are answered in one batch."""
+ROWS_AT_ONCE = 64
+"""Tokens whose log-probabilities are ranked together: each has one per word of the vocabulary."""
 
 
 class HfPolicy:
@@ -135,15 +157,16 @@ class HfPolicy:
 
     def _is_over(self, row: DecodeRow) -> bool:
         token = row.tokens[-1]
-        return token in self.end_ids or any(self._stops(row, token, stop) for stop in row.stops)
-
-    def _stops(self, row: DecodeRow, token: int, stop: str) -> bool:
-        seen = self._may_stop.get((token, stop))
-        if seen is None:
-            # Only a token with the stop string's last character can complete it; bytes of one character show as �.
-            text = self._decode([token])
-            seen = self._may_stop[token, stop] = stop[-1] in text or "�" in text
-        return seen and stop in self._text(row)
+        if token in self.end_ids:
+            return True
+        for stop in row.stops:
+            if (token, stop) not in self._may_stop:
+                # Only a token with the stop string's last character can complete it; bytes of one character show as �.
+                text = self._decode([token])
+                self._may_stop[token, stop] = stop[-1] in text or "�" in text
+            if self._may_stop[token, stop] and stop in self._text(row):
+                return True
+        return False
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -200,3 +223,113 @@ def load_hf(
     model, tokenizer = language_model(folder, pick_dtype(dtype, target), target)
     check_decoding(model)
     return HfPolicy(model, tokenizer, name=f"hf:{name}", prompting=prompting, token_budget=token_budget)
+
+
+class LocalCritic:
+    """A language model of transformers. It continues turns, and gives log-probabilities."""
+
+    primes = True
+    kind = "local"
+    num_retries = 0
+
+    def __init__(self, place: str, *, dtype: str | None = None, device: str | None = None) -> None:
+        self.policy: HfPolicy = load_hf(place, dtype=dtype, device=device)
+        self.name = self.model = place
+        self._waiting: list[tuple[CriticQuestion, asyncio.Future[Reply]]] = []
+
+    def identity(self) -> str:
+        """The weights, the config and the tokenizer."""
+        return self.policy.identity()
+
+    def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of all, in order; in a thread, since a notebook has a loop of its own."""
+
+        async def together() -> list[T]:
+            return list(await asyncio.gather(*work))
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, together()).result()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    async def ask(self, question: CriticQuestion) -> Reply:
+        """One reply, made together with others that are asked at the same time."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        if not self._waiting:
+            loop.call_later(SECONDS_TO_GATHER, self._answer)
+        self._waiting.append((question, future))
+        return await future
+
+    def _answer(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        groups: dict[tuple[Any, ...], list[tuple[CriticQuestion, asyncio.Future[Reply]]]] = {}
+        for one, future in waiting:
+            how = (one.temperature, one.top_p, one.top_k, one.stops, one.log_probabilities)
+            groups.setdefault(how, []).append((one, future))
+        for some in groups.values():
+            try:
+                replies = self._write([question for question, _ in some])
+            except Exception as error:  # whatever it is, it is for those who asked; Ctrl-C ends the loop itself
+                for _, future in some:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for (_, future), reply in zip(some, replies, strict=True):
+                if not future.done():
+                    future.set_result(reply)
+
+    def _write(self, questions: Sequence[CriticQuestion]) -> list[Reply]:
+        start, first = time.monotonic(), questions[0]
+        texts = list(map(self._text, questions))
+        written = self.policy.write(
+            [
+                StepRequest(text, one.seed, one.max_tokens, keep=False)
+                for text, one in zip(texts, questions, strict=True)
+            ],
+            Sampling(temperature=first.temperature, top_p=first.top_p),
+            stops=first.stops,
+            top_k=first.top_k,
+        )
+        replies = []
+        for text, found in zip(texts, written, strict=True):
+            tokens = self._choices(text, found.ids) if first.log_probabilities else None
+            places = {stop: found.text.find(stop) for stop in first.stops if stop in found.text}
+            stop = min(places, key=places.__getitem__, default=None)
+            said = found.text if stop is None else found.text[: places[stop]]
+            num_read = len(self.policy.tokenizer(text)["input_ids"])
+            reason: Literal["length", "stop"] = "length" if found.ending == "cut" and stop is None else "stop"
+            replies.append(Reply(said, reason, num_read, found.num_tokens, stopped_by=stop, tokens=tokens))
+        seconds = round((time.monotonic() - start) / len(questions), 3)
+        return [msgspec.structs.replace(reply, seconds=seconds) for reply in replies]
+
+    def _text(self, question: CriticQuestion) -> str:
+        """The chat as text, up to where the critic continues."""
+        opening, begun = question.opening, question.begun
+        if not getattr(self.policy.tokenizer, "chat_template", None):
+            return "\n\n".join([*(content for _, content in question.turns), opening + begun if begun else ""])
+        text = chat_text(self.policy.tokenizer, question.turns)
+        return text + (opening if begun and not text.endswith(opening) else "") + begun
+
+    @torch.no_grad()
+    def _choices(self, text: str, written: tuple[int, ...]) -> tuple[TokenChoice, ...] | None:
+        """The likeliest tokens in the place of each one written after a text; of nothing, in the place of the first."""
+        model, tokenizer = self.policy.model, self.policy.tokenizer
+        ids = [*tokenizer(text)["input_ids"], *written[:-1]]
+        if len(ids) >= self.policy.context:
+            return None
+        num_places = max(1, len(written))
+        logits_NV = model(
+            input_ids=torch.tensor([ids], device=model.device), use_cache=False, logits_to_keep=num_places
+        ).logits[0, -num_places:]
+        found: list[TokenChoice] = []
+        for part_NV in logits_NV.split(ROWS_AT_ONCE):
+            best = torch.log_softmax(part_NV.float(), -1).topk(min(TOP, part_NV.shape[-1]))
+            for values, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                top: dict[str, float] = {}
+                for token, value in zip(tokens, values, strict=True):
+                    top.setdefault(tokenizer.decode([token]), value)
+                said = tokenizer.decode([written[len(found)]]) if written else ""
+                found.append(TokenChoice(said, tuple(top.items())))
+        return tuple(found)

@@ -1,0 +1,180 @@
+"""What a critic said and what it cost: replies are kept on disk, so that nothing is asked twice, and everything is
+counted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prism_prm.backends.critic_replies import Missing, Reading, Reply
+from prism_prm.errors import DataError, PrismError
+from prism_prm.files import JsonLines
+from prism_prm.job import locked_file
+
+MOST_FILES = 1000
+
+
+class Replies:
+    """All replies in a folder; this process appends to a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: dict[str, Reply] = {}
+        for path in sorted(folder.glob("replies-*.jsonl")):
+            try:
+                for line in JsonLines(path).read():
+                    self.found[line["key"]] = msgspec.convert(line["reply"], Reply)
+            except (msgspec.MsgspecError, KeyError, TypeError) as error:
+                raise DataError(f"{path}: not a file of replies ({error}); correct or remove it") from None
+        self._held = contextlib.ExitStack()
+        self._files: tuple[JsonLines, JsonLines] | None = None
+
+    def append(self, key: str, reply: Reply, about: dict[str, Any]) -> None:
+        """File a reply; it is on disk when this returns."""
+        lines, _ = self.files()
+        self.found[key] = reply
+        lines.append({"key": key, **about, "reply": msgspec.to_builtins(reply)})
+
+    def files(self) -> tuple[JsonLines, JsonLines]:
+        """This process's files of replies and of costs: the first ones that no other process holds."""
+        if self._files is not None:
+            return self._files
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for number in range(MOST_FILES):
+            path = self.folder / f"replies-{number:03}.jsonl"
+            try:
+                self._held.enter_context(locked_file(path))
+            except PrismError:
+                continue
+            self._files = JsonLines(path, sync=True), JsonLines(self.folder / f"ledger-{number:03}.jsonl")
+            return self._files
+        raise PrismError(f"{self.folder}: {MOST_FILES} processes are writing replies here; name another --replies")
+
+    def close(self) -> None:
+        """Release the files for other processes."""
+        for lines in self._files or ():
+            lines.close()
+        self._files = None
+        self._held.close()
+
+
+@dataclass(slots=True)
+class VerdictTally:
+    """What was read from answers; each answer counts once, however often it is used."""
+
+    tokens: int = 0
+    """Tokens of all replies behind it, new and kept."""
+    redrawn: int = 0
+    """Answers without a verdict that were drawn again."""
+    verdicts: Counter[str] = field(default_factory=Counter)
+    """How verdicts were read: `log-probabilities`, `votes`."""
+    missing: Counter[str] = field(default_factory=Counter)
+    """Answers without a verdict after all redraws, by kind."""
+    notes: Counter[str] = field(default_factory=Counter)
+    _counted: set[int] = field(default_factory=set)
+
+    def add(self, answer: Hashable, reading: Reading | Missing, redrawn: int, notes: Sequence[str]) -> None:
+        """What one answer says."""
+        if hash(answer) in self._counted:
+            return
+        self._counted.add(hash(answer))
+        self.redrawn += redrawn
+        self.notes.update(notes)
+        if isinstance(reading, str):
+            self.missing[reading] += 1
+        else:
+            self.notes.update(reading.notes)
+            self.verdicts["log-probabilities" if reading.by_log_probability else "votes"] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        """For metrics.json."""
+        return {
+            "redrawn": self.redrawn, "verdicts": dict(self.verdicts), "missing": dict(self.missing),
+            "notes": dict(self.notes),
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class CriticLedger:
+    """Counts since a critic was opened."""
+
+    price_prompt: float = 0.0
+    """Of a million tokens."""
+    price_completion: float = 0.0
+    requests: int = 0
+    reused: int = 0
+    """Replies that were kept from earlier requests."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: int = 0
+    """Requests whose tokens are guessed, because the server does not count them."""
+    seconds: float = 0.0
+    """Waiting times of all requests added up; many run at the same time."""
+    tally: VerdictTally = field(default_factory=VerdictTally)
+
+    def add(self, reply: Reply) -> None:
+        """A request that was answered."""
+        self.requests += 1
+        self.prompt_tokens += reply.prompt_tokens
+        self.completion_tokens += reply.completion_tokens
+        self.estimated += reply.estimated
+        self.seconds += reply.seconds
+
+    @property
+    def tokens(self) -> int:
+        """New tokens, read and written."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def cost(self) -> float:
+        """By the prices given."""
+        return (self.prompt_tokens * self.price_prompt + self.completion_tokens * self.price_completion) / 1e6
+
+    def as_json(self) -> dict[str, Any]:
+        """For metrics.json and the ledger's file."""
+        return {
+            "requests": self.requests, "reused": self.reused, "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens, "estimated": self.estimated, "seconds": round(self.seconds, 3),
+            "cost": round(self.cost, 6), **self.tally.as_json(),
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """In words."""
+        tally = self.tally
+        cost = f", cost {self.cost:.4g}" if self.cost else ""
+        guessed = f" (those of {self.estimated:,} requests are estimated)" if self.estimated else ""
+        found = [
+            f"{self.requests:,} requests and {self.reused:,} kept replies; new tokens: {self.prompt_tokens:,} read, "
+            f"{self.completion_tokens:,} written{guessed}; {self.seconds:,.0f} seconds of waiting{cost}"
+        ]
+        if tally.verdicts:
+            found.append(f"verdicts read by {_listed(tally.verdicts)}")
+        if tally.redrawn:
+            found.append(f"{tally.redrawn:,} answers without a verdict were drawn again")
+        if tally.missing:
+            found.append(f"answers without a verdict after all redraws: {_listed(tally.missing)}")
+        if tally.notes:
+            found.append(_listed(tally.notes))
+        return found
+
+
+def verdicts_in_words(summary: Mapping[str, Any]) -> str:
+    """How the verdicts behind some scores were read, and which were missing, from a critic's summary."""
+    names = {"log-probabilities": "the labels' log-probabilities", "votes": "what the critic wrote"}
+    how = " and ".join(f"{names[name]} ({count:,})" for name, count in summary["verdicts"].items()) or "nothing"
+    votes = f", mean of {summary['votes']} answers" if summary["votes"] > 1 else ""
+    missing = _listed(summary["missing"]) or "none"
+    return (
+        f"Verdicts were read from {how}{votes} (format `{summary['format']}`). Answers without a verdict: {missing} "
+        f"(`--on-missing {summary['on_missing']}`)."
+    )
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
