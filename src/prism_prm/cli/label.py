@@ -114,14 +114,15 @@ def label(
     report. Rerun the same command to resume a stopped run. With --ray the work is spread over cores, GPUs and machines.
     A server's key is read from $OPENAI_API_KEY.
     """
+    from prism_prm.config import read_settings
     from prism_prm.report import PAGE
-    from prism_prm.search.label_recipe import read_recipe
+    from prism_prm.search.label_recipe import LabelRecipe
     from prism_prm.search.label_task import label_task
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     if task is not None:
         given["task"] = task
-    chosen = read_recipe(recipe, given, assignments or [])
+    chosen = read_settings(LabelRecipe, recipe, assignments or [], given)
     opening = {"dtype": loading.dtype, "device": loading.device, "critic": critic}
     metrics = label_task(chosen, out, judges=judges, ray=cluster.given, loading=opening)
 

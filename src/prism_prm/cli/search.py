@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
     from prism_prm.models.load_settings import LoadSettings
     from prism_prm.ray.settings import RaySettings
-    from prism_prm.search.search_task import Point
+    from prism_prm.search.search_report import Point
 
 EXAMPLES = """
 **Examples**
@@ -120,12 +120,13 @@ def search(
     Rerun the same command to resume a stopped search. With --ray the work is spread over cores, GPUs and machines. A
     server's key is read from $OPENAI_API_KEY.
     """
+    from prism_prm.config import read_settings
     from prism_prm.report import PAGE
-    from prism_prm.search.search_recipe import read_recipe
+    from prism_prm.search.search_recipe import SearchRecipe
     from prism_prm.search.search_task import search_task
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
-    chosen = read_recipe(recipe, given, assignments or [])
+    chosen = read_settings(SearchRecipe, recipe, assignments or [], given)
     how = asdict(replace(loading, on_too_long="skip"))  # a solution too long for a PRM is no reason to stop
     how |= {"family": families_of(family, named_places(chosen.prm)), "critic": critic, "ray": cluster.given}
     points = search_task(chosen, out, loading=how, judges=judges, store=store)

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prism_prm.aggregate import log_score
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.console import Advance, ignore
 from prism_prm.data.pools import Pool
 from prism_prm.errors import ConfigError, DataError
 from prism_prm.search.grade_pool import GradedPool, check_measured
 from prism_prm.search.select import TIE, after_tests, relative_weights
-from prism_prm.search.step_scores import StepScores
+from prism_prm.search.step_scores import StepScores, log_scores_of
 from prism_prm.stats import Comparison, Interval, compare_means, mean_interval, number_clusters
 
 NUM_DRAWS = 1000
@@ -200,11 +199,6 @@ def compute_curves(
         points = tuple(mean_interval(of_n, clusters) for of_n in values)
         curves.append(Curve(*name, tuple(ns), values, clusters, points))
     return curves
-
-
-def log_scores_of(steps: StepScores, aggregator: str) -> Floats:
-    """The log of the score of each solution; −inf where it has none."""
-    return np.array([-np.inf if step is None else log_score(step, aggregator) for step in steps])
 
 
 def _of_problem(

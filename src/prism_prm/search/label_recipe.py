@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 from prism_prm.backends.policy import PolicySettings
-from prism_prm.config import Count, check, read_settings
+from prism_prm.config import Count, check
 from prism_prm.errors import ConfigError
 from prism_prm.grading.graders import Level
 from prism_prm.search.label_engine import AT_ONCE
@@ -68,8 +65,3 @@ class LabelRecipe:
         if not self.second_policy:
             return None
         return replace(self.policy, name=self.second_policy, model=self.second_model, tokenizer=self.second_tokenizer)
-
-
-def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> LabelRecipe:
-    """A recipe file, then the options that were given ("label.method" → value), then `--set` assignments."""
-    return read_settings(LabelRecipe, path, assignments, given)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from prism_prm.backends.policy import PolicySettings
-from prism_prm.config import Count, check, read_settings
+from prism_prm.config import Count, check
 from prism_prm.data.tasks import Errata, Level, Window
 from prism_prm.errors import ConfigError, SettingError
 from prism_prm.search.engine import AT_ONCE
@@ -83,8 +81,3 @@ class SearchRecipe:
     def ns(self) -> tuple[int, ...]:
         """The sizes to run, in order; greedy has one solution."""
         return (1,) if self.search.method == "greedy" else tuple(sorted(set(self.n)))
-
-
-def read_recipe(path: str | Path | None, given: Mapping[str, Any], assignments: Sequence[str]) -> SearchRecipe:
-    """A recipe file, then the options that were given ("search.method" → value), then `--set` assignments."""
-    return read_settings(SearchRecipe, path, assignments, given)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_prm.aggregate import Choice, card_values, choose_aggregator, choose_threshold, log_score
-from prism_prm.arrays import Floats
 from prism_prm.backends.open_scorer import check_scorer
 from prism_prm.backends.policy import Policy, check_policy, open_policy, policy_for_workers
 from prism_prm.console import progress, say
@@ -28,14 +27,14 @@ from prism_prm.search.curves import compute_curves
 from prism_prm.search.engine import Engine, RoundStats, Speedometer
 from prism_prm.search.grade_pool import GradedPool, grade_pool
 from prism_prm.search.methods import METHODS, SearchSettings
-from prism_prm.search.rerank_report import without_solution
 from prism_prm.search.rounds import FOLDER, Round, Rounds, ToldRound, told_round
 from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.search_report import Point, make_report
 from prism_prm.search.select import SELECTORS, Candidates
 from prism_prm.search.solutions import write_solutions
 from prism_prm.search.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.search.tree import Found
-from prism_prm.stats import Interval, mean_interval, number_clusters
+from prism_prm.stats import mean_interval, number_clusters
 from prism_prm.store import Request, ScoreStore
 from prism_prm.tree import StepTree, unique_names
 
@@ -44,37 +43,6 @@ if TYPE_CHECKING:
 
 CURVE_OF = {"argmax": "best-of-n", "majority": "majority", "weighted": "weighted", "public-tests": "public-tests"}
 """`--select` → the name of its curve in `prism rerank`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One search at one size."""
-
-    prm: str
-    """"" where there is none."""
-    aggregator: Choice[str] | None
-    """How the scores of steps became those of paths and solutions; None without a PRM."""
-    n: int
-    accuracy: Interval
-    oracle: Interval
-    """How often a right solution is among those found."""
-    policy_tokens: float
-    """Mean per problem."""
-    prm_tokens: float
-    solutions: float
-    """Mean per problem."""
-    seconds: float
-    """The time of the whole run over all problems; for independent samples, at the largest n."""
-    correct: Floats
-    """For each problem whether it was solved, or how likely."""
-    num_empty: int = 0
-    """Problems without a solution; they count as not solved."""
-
-    def empty_note(self) -> str:
-        """A line on these problems; "" where there are none."""
-        size = f"{self.prm}, n = {self.n}" if self.prm else f"n = {self.n}"
-        note = without_solution(self.num_empty, len(self.correct))
-        return note and f"{size}: {note}"
 
 
 def search_task(
@@ -117,8 +85,6 @@ def search_task(
         >>> point.prm, point.n
         ('my-prm', 4)
     """
-    from prism_prm.search.search_report import make_report
-
     out = Path(out)
     keep_inputs([recipe.task, recipe.task_data], [out / "pools", out / "metrics.json"])
     given = named_places(recipe.prm) if prms is None else prms
@@ -413,8 +379,3 @@ class _Run:
 
 def _label(prm: str, n: int) -> str:
     return f"{prm}-n{n}" if prm else f"n{n}"
-
-
-def plain_settings(recipe: SearchRecipe) -> dict[str, Any]:
-    """The resolved settings, for `metrics.json`."""
-    return asdict(recipe) | {"select": recipe.selector, "n": recipe.ns}

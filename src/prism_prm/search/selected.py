@@ -12,10 +12,9 @@ import numpy as np
 from prism_prm.aggregate import Choice
 from prism_prm.arrays import Floats
 from prism_prm.files import whole_file
-from prism_prm.search.curves import log_scores_of
 from prism_prm.search.grade_pool import GradedPool
 from prism_prm.search.select import SELECTORS, Candidates, relative_weights
-from prism_prm.search.step_scores import StepScores
+from prism_prm.search.step_scores import StepScores, log_scores_of
 
 RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted", "public-tests": "public-tests"}
 """A method of the curves → its selector; the first needs no PRM, and the last works with and without one."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_prm.aggregate import log_score
 from prism_prm.arrays import Floats
 from prism_prm.console import Advance, ignore
 from prism_prm.data.pools import Pool
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 StepScores = Sequence[Floats | None]
 """Step scores of each solution of a pool, in order; None means no score: ranked last, no weight."""
+
+
+def log_scores_of(steps: StepScores, aggregator: str) -> Floats:
+    """The log of the score of each solution; −inf where it has none."""
+    return np.array([-np.inf if step is None else log_score(step, aggregator) for step in steps])
 
 
 def scores_in_pool(pool: Pool) -> StepScores | None:
