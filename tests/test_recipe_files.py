@@ -8,7 +8,7 @@ import pytest
 
 from prism_prm.config import read_settings, read_toml
 from prism_prm.errors import ConfigError
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.train.recipe import load_recipe
 
 TRAIN = '[data]\ninputs = ["x"]\n[base]\nprm = "x"\n'

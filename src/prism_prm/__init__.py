@@ -61,13 +61,13 @@ if TYPE_CHECKING:
     from prism_prm.scorer import Scorer as Scorer
     from prism_prm.scorer import TreeScores as TreeScores
     from prism_prm.search.engine import search_problems as search_problems
-    from prism_prm.search.label_recipe import LabelRecipe as LabelRecipe
-    from prism_prm.search.label_settings import LabelSettings as LabelSettings
+    from prism_prm.search.label_rules import LabelSettings as LabelSettings
     from prism_prm.search.label_task import label_task as label_task
     from prism_prm.search.methods import SearchSettings as SearchSettings
+    from prism_prm.search.recipes import LabelRecipe as LabelRecipe
+    from prism_prm.search.recipes import SearchRecipe as SearchRecipe
     from prism_prm.search.rerank_pool import RerankSettings as RerankSettings
     from prism_prm.search.rerank_pool import rerank_pool as rerank_pool
-    from prism_prm.search.search_recipe import SearchRecipe as SearchRecipe
     from prism_prm.search.search_task import search_task as search_task
     from prism_prm.search.select import best_of_n as best_of_n
     from prism_prm.search.select import majority_vote as majority_vote
@@ -93,8 +93,8 @@ _EXPORTS = {
     "EvalSettings": "prism_prm.evaluate.evaluate_prm",
     "GrpoRecipe": "prism_prm.rl.recipe",
     "Judge": "prism_prm.grading.answer_judge",
-    "LabelRecipe": "prism_prm.search.label_recipe",
-    "LabelSettings": "prism_prm.search.label_settings",
+    "LabelRecipe": "prism_prm.search.recipes",
+    "LabelSettings": "prism_prm.search.label_rules",
     "ModelError": "prism_prm.errors",
     "PRM": "prism_prm.models.prm",
     "PRMReward": "prism_prm.rl.reward",
@@ -111,7 +111,7 @@ _EXPORTS = {
     "Sampling": "prism_prm.backends.policy",
     "Scorer": "prism_prm.scorer",
     "ScoringJob": "prism_prm.plan.plan_run",
-    "SearchRecipe": "prism_prm.search.search_recipe",
+    "SearchRecipe": "prism_prm.search.recipes",
     "SearchSettings": "prism_prm.search.methods",
     "ServeSettings": "prism_prm.serve.settings",
     "Step": "prism_prm.tree",

@@ -23,7 +23,7 @@ from prism_prm.data.tasks import TaskProblem, load_task
 from prism_prm.errors import PrismError
 from prism_prm.evaluate.benchmarks.prmbench import read_prmbench
 from prism_prm.evaluate.benchmarks.processbench import read_processbench
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.train.recipe import load_recipe
 
 STEP = {"text": "so x = 1", "rating": 1}

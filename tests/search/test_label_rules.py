@@ -8,8 +8,15 @@ import pytest
 
 from prism_prm import PrismError
 from prism_prm.errors import SettingError
-from prism_prm.search.label_settings import LabelSettings, Tally, find_rule
-from prism_prm.search.label_stopping import expected, first_error_chances, is_certain, is_decided
+from prism_prm.search.label_rules import (
+    LabelSettings,
+    Tally,
+    expected,
+    find_rule,
+    first_error_chances,
+    is_certain,
+    is_decided,
+)
 from prism_prm.stats import wilson
 
 

@@ -14,8 +14,7 @@ from prism_prm.backends.policy import Sampling
 from prism_prm.data.tasks import ProblemIndex, TaskProblem
 from prism_prm.search.label_checks import keep_agreed, measure_noise, scored_opinion
 from prism_prm.search.label_engine import Labeller, label_problems, label_trees, problem_of_tree
-from prism_prm.search.label_settings import LabelSettings
-from prism_prm.search.label_stopping import expected, first_error_chances
+from prism_prm.search.label_rules import LabelSettings, expected, first_error_chances
 from prism_prm.stats import wilson
 from prism_prm.tree import Estimate, Step, StepTree
 

@@ -24,7 +24,7 @@ from prism_prm.lab.world.problems import draw_problems
 from prism_prm.lab.world.settings import world_settings
 from prism_prm.lab.world.tokens import PRM_SETTINGS
 from prism_prm.search.engine import Engine
-from prism_prm.search.step_scores import scores_by_prm
+from prism_prm.search.grade_pool import scores_by_prm
 from prism_prm.search.tree import Found
 from prism_prm.store import ScoreStore
 

@@ -8,7 +8,7 @@ import pytest
 
 from prism_prm.config import read_settings
 from prism_prm.data.tasks import TASKS
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import SearchRecipe
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "search"
 POLICIES = {

@@ -20,9 +20,9 @@ from prism_prm import ray as prism_workers
 from prism_prm.cli.options import with_address
 from prism_prm.errors import ConfigError, DataError, MissingExtraError, ModelError, PrismError
 from prism_prm.job import Chunk, Finished, Here, Job, Local, Opening
-from prism_prm.ray import copies, pool
-from prism_prm.ray.cluster import Cluster, connected
-from prism_prm.ray.copies import FolderCopy
+from prism_prm.ray import cluster as copies
+from prism_prm.ray import pool
+from prism_prm.ray.cluster import Cluster, FolderCopy, connected
 from prism_prm.ray.pool import IN_FLIGHT, TRIES, Pool
 from prism_prm.ray.settings import RaySettings, is_address
 
@@ -513,7 +513,7 @@ def test_a_folder_is_packed_and_unpacked_once(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "prm" / "deep").mkdir(parents=True)
     (tmp_path / "prm" / "weights").write_bytes(bytes(range(100)))
     (tmp_path / "prm" / "deep" / "empty").touch()
-    monkeypatch.setattr("prism_prm.ray.copies.CHUNK", 30)
+    monkeypatch.setattr("prism_prm.ray.cluster.CHUNK", 30)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     got: list[bytes] = []
     ray: Any = SimpleNamespace(put=lambda chunk: chunk, get=lambda chunk: got.append(chunk) or chunk)

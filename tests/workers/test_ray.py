@@ -162,7 +162,7 @@ def test_a_node_without_the_folder_gets_one_copy(
 ) -> None:
     """All nodes are on this machine, so the folder has a name under which none of them sees it."""
     monkeypatch.setattr(pool, "pack", lambda ray, _folder: pack(ray, str(place / "prm")))
-    from prism_prm.ray.copies import pack
+    from prism_prm.ray.cluster import pack
 
     make = partial(_make, place="/elsewhere/prm", options={})
     settings = RaySettings(ray=cluster.address, workers=1)

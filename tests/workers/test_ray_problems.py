@@ -18,11 +18,10 @@ import pytest
 from prism_prm.backends.policy import PolicySettings, Sampling
 from prism_prm.ray.pool import Pool
 from prism_prm.ray.settings import RaySettings
-from prism_prm.search.label_recipe import LabelRecipe
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 from prism_prm.search.label_task import label_task
 from prism_prm.search.methods import SearchSettings
-from prism_prm.search.search_recipe import SearchRecipe
+from prism_prm.search.recipes import LabelRecipe, SearchRecipe
 from prism_prm.search.search_task import search_task
 from ray_cluster import RayCluster
 

@@ -70,7 +70,7 @@ PANELS = {
 
 @with_settings(
     given=Options(
-        "prism_prm.search.label_recipe:LabelRecipe",
+        "prism_prm.search.recipes:LabelRecipe",
         PANELS,
         names={
             "policy.name": "--policy", "label.rule": "--label-rule", "label.max_policy_tokens": "--budget",
@@ -116,8 +116,8 @@ def label(
     """
     from prism_prm.config import read_settings
     from prism_prm.report import PAGE
-    from prism_prm.search.label_recipe import LabelRecipe
     from prism_prm.search.label_task import label_task
+    from prism_prm.search.recipes import LabelRecipe
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}
     if task is not None:

@@ -80,7 +80,7 @@ PANELS = {
 
 @with_settings(
     given=Options(
-        "prism_prm.search.search_recipe:SearchRecipe",
+        "prism_prm.search.recipes:SearchRecipe",
         PANELS,
         names={"policy.name": "--policy", "n": "-n", "search.max_policy_tokens": "--budget"},
         parse={"n": numbers},
@@ -122,7 +122,7 @@ def search(
     """
     from prism_prm.config import read_settings
     from prism_prm.report import PAGE
-    from prism_prm.search.search_recipe import SearchRecipe
+    from prism_prm.search.recipes import SearchRecipe
     from prism_prm.search.search_task import search_task
 
     given |= {"policy.dtype": loading.dtype, "policy.device": loading.device}

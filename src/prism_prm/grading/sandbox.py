@@ -26,7 +26,7 @@ from typing import Any, Literal
 from prism_prm.config import Count, fault
 from prism_prm.errors import SettingError
 from prism_prm.grading import sandbox_policy as policy
-from prism_prm.grading.cores import available_cores
+from prism_prm.grading.process_pool import available_cores
 from prism_prm.grading.sandbox_policy import (
     FIRST_USER,
     LEVELS,

@@ -17,8 +17,7 @@ from prism_prm import __version__
 from prism_prm.console import say
 from prism_prm.errors import ConfigError, ModelError, PrismError
 from prism_prm.job import Chunk, Held, Result, Work
-from prism_prm.ray.cluster import Cluster
-from prism_prm.ray.copies import FolderCopy, pack
+from prism_prm.ray.cluster import Cluster, FolderCopy, pack
 from prism_prm.ray.worker import Broken, Finished, Lacks, Ready, Refusal, Worker
 
 IN_FLIGHT = 2

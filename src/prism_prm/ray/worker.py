@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from prism_prm import __version__
 from prism_prm.errors import ConfigError, DataError, ModelError, PrismError, is_out_of_memory
-from prism_prm.ray.copies import FolderCopy, unpack
+from prism_prm.ray.cluster import FolderCopy, unpack
 
 T = TypeVar("T")
 KINDS = (DataError, ConfigError, ModelError, PrismError)

@@ -19,9 +19,8 @@ from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.console import Advance, ignore
 from prism_prm.data.pools import Pool
 from prism_prm.errors import ConfigError, DataError
-from prism_prm.search.grade_pool import GradedPool, check_measured
+from prism_prm.search.grade_pool import GradedPool, StepScores, check_measured, log_scores_of
 from prism_prm.search.select import TIE, after_tests, relative_weights
-from prism_prm.search.step_scores import StepScores, log_scores_of
 from prism_prm.stats import Comparison, Interval, compare_means, mean_interval, number_clusters
 
 NUM_DRAWS = 1000

@@ -115,7 +115,7 @@ class Scoring:
 
 
 AT_ONCE = 32
-"""Problems that are searched side by side."""
+"""Problems that are searched or labelled side by side."""
 
 
 @dataclass(frozen=True, slots=True)

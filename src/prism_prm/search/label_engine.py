@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from prism_prm.backends.policy import Policy, StepRequest, write_steps
 from prism_prm.data.tasks import Grader, ProblemIndex, TaskProblem
-from prism_prm.search.engine import RoundStats
+from prism_prm.search.engine import AT_ONCE, RoundStats
 from prism_prm.search.label_methods import (
     AFTER_ERROR,
     METHODS,
@@ -20,14 +20,11 @@ from prism_prm.search.label_methods import (
     sample_solutions,
     together,
 )
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
 from prism_prm.tree import ROOT, StepTree, unique_names
 
 Judging = Callable[[Sequence[tuple[TaskProblem, str]]], list[bool]]
 """(problem, the whole solution) → whether it is right: the one seam between rollouts and truth."""
-
-AT_ONCE = 32
-"""Problems that are labelled side by side."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from prism_prm.backends.policy import StepRequest, Written, node_key
 from prism_prm.data.tasks import TaskProblem
-from prism_prm.search.label_settings import LabelSettings, Tally, find_rule
-from prism_prm.search.label_stopping import stopping
+from prism_prm.search.label_rules import LabelSettings, Tally, find_rule, stopping
 from prism_prm.steps import cut_with_ends, ends_in_code, ends_step, trimmed
 from prism_prm.tree import ROOT, Estimate, Step, StepTree
 

@@ -18,7 +18,7 @@ from prism_prm.stats import Interval
 from prism_prm.tree import Step, StepTree
 
 if TYPE_CHECKING:
-    from prism_prm.search.label_recipe import LabelRecipe
+    from prism_prm.search.recipes import LabelRecipe
 
 GAPS = (0.0, 0.25, 0.5, 0.75)
 """Pairs are counted from these gaps on."""

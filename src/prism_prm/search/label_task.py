@@ -28,9 +28,9 @@ from prism_prm.ray.settings import RaySettings
 from prism_prm.search.engine import RoundStats, Speedometer
 from prism_prm.search.label_checks import keep_agreed, measure_noise, scored_opinion
 from prism_prm.search.label_engine import Judging, Labelled, Labeller, by_answer, problem_of_tree
-from prism_prm.search.label_recipe import LabelRecipe
 from prism_prm.search.label_report import LabelRun, make_report
-from prism_prm.search.label_settings import LabelSettings
+from prism_prm.search.label_rules import LabelSettings
+from prism_prm.search.recipes import LabelRecipe
 from prism_prm.tree import StepTree, unique_names
 
 

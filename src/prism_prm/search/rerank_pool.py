@@ -21,11 +21,20 @@ from prism_prm.job import Here, Job, stoppable
 from prism_prm.paths import file_name
 from prism_prm.report import remove_report
 from prism_prm.search.curves import NUM_DRAWS, Curve, check_ns, compute_curves, largest
-from prism_prm.search.grade_pool import Grade, GradedPool, grade_chunk, with_task
+from prism_prm.search.grade_pool import (
+    Grade,
+    GradedPool,
+    StepScores,
+    grade_chunk,
+    grading_hash,
+    read_grades,
+    scores_in_pool,
+    scores_in_table,
+    with_task,
+    write_solutions,
+)
 from prism_prm.search.rerank_report import Results, make_report
-from prism_prm.search.selected import select_solutions, write_selected
-from prism_prm.search.solutions import grading_hash, read_grades, write_solutions
-from prism_prm.search.step_scores import StepScores, scores_in_pool, scores_in_table
+from prism_prm.search.select import select_solutions, write_selected
 
 if TYPE_CHECKING:
     from prism_prm.scorer import Scorer

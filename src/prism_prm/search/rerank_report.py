@@ -29,10 +29,8 @@ from prism_prm.report import (
     telling,
 )
 from prism_prm.search.curves import WITH_PRM, Curve, count_smaller
-from prism_prm.search.grade_pool import GradedPool
-from prism_prm.search.selected import Selection
-from prism_prm.search.solutions import write_table
-from prism_prm.search.step_scores import StepScores
+from prism_prm.search.grade_pool import GradedPool, StepScores, write_table
+from prism_prm.search.select import Selection
 from prism_prm.stats import Comparison
 
 

@@ -17,7 +17,7 @@ from prism_prm.search.rerank_report import add_answers, answer_counts, unlike_th
 from prism_prm.stats import Comparison, Interval, compare_means
 
 if TYPE_CHECKING:
-    from prism_prm.search.search_recipe import SearchRecipe
+    from prism_prm.search.recipes import SearchRecipe
 
 
 @dataclass(frozen=True, slots=True)

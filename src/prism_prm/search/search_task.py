@@ -25,14 +25,12 @@ from prism_prm.ray import executor_of
 from prism_prm.scorer import ScorerFacts, TreeScores
 from prism_prm.search.curves import compute_curves
 from prism_prm.search.engine import Engine, RoundStats, Speedometer
-from prism_prm.search.grade_pool import GradedPool, grade_pool
+from prism_prm.search.grade_pool import GradedPool, StepScores, grade_pool, scorable, scores_by_prm, write_solutions
 from prism_prm.search.methods import METHODS, SearchSettings
+from prism_prm.search.recipes import SearchRecipe
 from prism_prm.search.rounds import FOLDER, Round, Rounds, ToldRound, told_round
-from prism_prm.search.search_recipe import SearchRecipe
 from prism_prm.search.search_report import Point, make_report
 from prism_prm.search.select import SELECTORS, Candidates
-from prism_prm.search.solutions import write_solutions
-from prism_prm.search.step_scores import StepScores, scorable, scores_by_prm
 from prism_prm.search.tree import Found
 from prism_prm.stats import mean_interval, number_clusters
 from prism_prm.store import Request, ScoreStore
