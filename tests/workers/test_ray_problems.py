@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from prism_prm.backends.policy import PolicySettings, Sampling
-from prism_prm.ray.pool import Pool
+from prism_prm.ray.pool import RayPool
 from prism_prm.ray.settings import RaySettings
 from prism_prm.search.label_rules import LabelSettings
 from prism_prm.search.label_task import label_task
@@ -105,7 +105,7 @@ def kill_worker(
     import ray
 
     enough, killed = random.Random(seed).randrange(1, NUM_PROBLEMS - 4), list[int]()
-    answering = Pool._answering
+    answering = RayPool._answering
 
     def kills(self: Any) -> Any:
         """Portions were just given to all who are free. A worker is stopped to see whether it has answered."""
@@ -118,7 +118,7 @@ def kill_worker(
         return answering(self)
 
     with patch.context() as patched:
-        patched.setattr(Pool, "_answering", kills)
+        patched.setattr(RayPool, "_answering", kills)
         work(place, folder / "killed", RaySettings(ray=cluster.address, workers=2))
     assert killed
     assert any("was lost (The" in line for line in said), said

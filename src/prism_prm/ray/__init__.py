@@ -20,11 +20,11 @@ class Ray:
     def open(self, opening: Opening[Held], *, alike: Callable[[Held], str] | None = None) -> Iterator[Workers[Held]]:
         """The workers, until the block ends."""
         from prism_prm.ray.cluster import connected
-        from prism_prm.ray.pool import Pool
+        from prism_prm.ray.pool import RayPool
 
         with (
             connected(self.settings, loads=opening.loads) as cluster,
-            contextlib.closing(Pool(cluster, opening.make, opening.folders, alike)) as pool,
+            contextlib.closing(RayPool(cluster, opening.make, opening.folders, alike)) as pool,
         ):
             yield pool
 

@@ -23,7 +23,7 @@ from prism_prm.ray.settings import LOCAL, RaySettings
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Connection:
     """A cluster that this process is connected to, and what its workers are."""
 
     ray: Any
@@ -48,7 +48,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connected(settings: RaySettings, *, loads: bool = True) -> Iterator[Cluster]:
+def connected(settings: RaySettings, *, loads: bool = True) -> Iterator[Connection]:
     """The cluster of these settings; one that runs already, or that the caller has connected to, stays as it is.
 
     Workers that load no model (`loads`) get no GPU unless the settings say so.
@@ -115,7 +115,7 @@ def _connect(ray: Any, address: str) -> None:
         signal.signal(signal.SIGTERM, on_end)  # Ray would end the process without the line on how to resume
 
 
-def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Cluster:
+def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Connection:
     """The sizes that were not given, from what the cluster has now; what can never start is refused."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
@@ -127,7 +127,7 @@ def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Cluster:
     if not wanted or (wanted > room and settings.ray == LOCAL):
         sizes = Counter(_size(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
         raise ConfigError(
-            f"{where}: there is room for {room} of {Cluster(ray, wanted or 1, cpus, gpus, room).described()}, on "
+            f"{where}: there is room for {room} of {Connection(ray, wanted or 1, cpus, gpus, room).described()}, on "
             f"{' and '.join(f'{count} × {size}' for size, count in sizes.items())}. Ask for less with --workers, "
             "--cpus-per-worker or --gpus-per-worker"
             + ("." if settings.ray == LOCAL else ", or name --workers to wait for nodes that are still to come.")
@@ -137,7 +137,7 @@ def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Cluster:
             f"{where}: there is room for {room} of {wanted} workers, and no node has a GPU yet. To wait for more "
             "nodes, say what they bring: --gpus-per-worker 1, or --gpus-per-worker 0 to run on CPUs."
         )
-    return Cluster(ray, wanted, cpus, gpus, room)
+    return Connection(ray, wanted, cpus, gpus, room)
 
 
 def _room(node: Mapping[str, float], cpus: int, gpus: float) -> int:

@@ -17,8 +17,8 @@ from prism_prm import __version__
 from prism_prm.console import say
 from prism_prm.errors import ConfigError, ModelError, PrismError
 from prism_prm.job import Chunk, Held, Result, Work
-from prism_prm.ray.cluster import Cluster, FolderCopy, pack
-from prism_prm.ray.worker import Broken, Finished, Lacks, Ready, Refusal, Worker
+from prism_prm.ray.cluster import Connection, FolderCopy, pack
+from prism_prm.ray.worker import Broken, Done, Lacks, Ready, Refusal, Worker
 
 IN_FLIGHT = 2
 """Portions at a worker: one that it works on, and one that waits there, so that it never waits itself."""
@@ -68,12 +68,12 @@ class _Lost:
     """Whether its whole node is gone or out of reach, so that nothing is to be learned from it."""
 
 
-class Pool(Generic[Held]):
+class RayPool(Generic[Held]):
     """Workers of a cluster; see `Workers`."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Connection,
         make: Callable[[Mapping[str, str]], Held],
         folders: Sequence[str],
         alike: Callable[[Held], str] | None,
@@ -213,7 +213,7 @@ class Pool(Generic[Held]):
         ref, task = slot.queue.popleft()
         said = self._got(ref, f"{task.chunk.name}, on node {slot.node}")
         match said:
-            case Finished():
+            case Done():
                 slot.deaths = 0
                 slot.items += task.chunk.size
                 slot.seconds += said.seconds

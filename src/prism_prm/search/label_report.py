@@ -12,7 +12,7 @@ import numpy as np
 from prism_prm.data.pair_rules import annotated_pairs
 from prism_prm.report import Report, escaped, finish, number, percent, styles
 from prism_prm.search.label_checks import LabelNoise
-from prism_prm.search.label_engine import Labelled
+from prism_prm.search.label_engine import LabelResult
 from prism_prm.search.label_methods import METHODS
 from prism_prm.stats import Interval
 from prism_prm.tree import Step, StepTree
@@ -30,7 +30,7 @@ class LabelRun:
 
     recipe: LabelRecipe
     task: str
-    found: Mapping[str, Sequence[Labelled]]
+    found: Mapping[str, Sequence[LabelResult]]
     """By stage: "labels" has one per problem, "second" and "check" one per tree, where there are such stages."""
     trees: Sequence[StepTree]
     consensus: Counter[str]
@@ -98,7 +98,7 @@ def _metrics(run: LabelRun) -> dict[str, Any]:
     return metrics
 
 
-def _cost(found: Sequence[Labelled]) -> dict[str, int]:
+def _cost(found: Sequence[LabelResult]) -> dict[str, int]:
     return {
         "rollouts": sum(one.rollouts for one in found), "policy_tokens": sum(one.tokens for one in found),
     }  # fmt: skip

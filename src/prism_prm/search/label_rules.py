@@ -54,7 +54,7 @@ def find_rule(text: str) -> Rule:
 
 
 @dataclass(slots=True)
-class Tally:
+class RolloutTally:
     """The rollouts of one step so far."""
 
     hits: int = 0
@@ -106,16 +106,16 @@ class LabelSettings:
             raise SettingError("rule", self.rule, f"{self.method} stops at a threshold, which this rule has not")
 
 
-IsEnough = Callable[[Tally], bool]
+IsEnough = Callable[[RolloutTally], bool]
 
 
-def is_certain(tally: Tally, rule: Rule, most: int) -> bool:
+def is_certain(tally: RolloutTally, rule: Rule, most: int) -> bool:
     """Whether the label is the same however the rest of `most` rollouts goes."""
     needed = rule.needed(most)
     return tally.hits >= needed or tally.hits + most - tally.rollouts < needed
 
 
-def is_decided(tally: Tally, rule: Rule, most: int, level: float) -> bool:
+def is_decided(tally: RolloutTally, rule: Rule, most: int, level: float) -> bool:
     """Whether the label is certain, or the interval lies on one side of the threshold."""
     if is_certain(tally, rule, most):
         return True
@@ -161,7 +161,7 @@ def expected(value: float, settings: LabelSettings) -> Expected:
                 after[hits + more, done + count] += chance * share
         going = {}
         for (hits, done), chance in after.items():
-            if done == most or is_enough(Tally(hits, done)):
+            if done == most or is_enough(RolloutTally(hits, done)):
                 right += chance * rule.label(hits / done)
                 rollouts += chance * done
             else:

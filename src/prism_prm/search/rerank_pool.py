@@ -33,7 +33,7 @@ from prism_prm.search.grade_pool import (
     with_task,
     write_solutions,
 )
-from prism_prm.search.rerank_report import Results, make_report
+from prism_prm.search.rerank_report import RerankResults, make_report
 from prism_prm.search.select import select_solutions, write_selected
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def rerank_pool(
     settings: RerankSettings | None = None,
     store: str | Path | None = None,
     loading: Mapping[str, Any] | None = None,
-) -> Results:
+) -> RerankResults:
     """Select one of n solutions by every rule (Best-of-N, votes, with and without PRMs), measure it, and write a
     report.
 
@@ -121,8 +121,8 @@ def rerank_pool(
         loading: options of `load_prm`, for PRMs given as folders or hub ids; `family` may be a dict by PRM name.
 
     Returns:
-        `Results`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl), the
-        `curves` over n, the grades and the scores.
+        `RerankResults`: the `selections` (which solution each rule selects for each problem, also in selected.jsonl),
+        the `curves` over n, the grades and the scores.
 
     Raises:
         PrismError: a setting, an input or a model cannot be used; the message says what to change.
@@ -198,7 +198,7 @@ def rerank_pool(
                     seed=settings.seed, advance=advance,
                 )  # fmt: skip
         selections = select_solutions(graded, step_scores, own)
-        results = Results(
+        results = RerankResults(
             title, graded, step_scores, curves, aggregators, own, selections, settings.num_draws, settings.sandbox,
             tokens, critics,
         )  # fmt: skip

@@ -50,7 +50,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class RerankResults:
     """What was selected from a pool, and all that was measured on it."""
 
     title: str
@@ -169,7 +169,7 @@ _SIZE = (4.4, 3.7)
 """The size of a figure in inches: taller than most, for the long legend."""
 
 
-def make_report(results: Results) -> Report:
+def make_report(results: RerankResults) -> Report:
     """The page and its metrics."""
     pool = results.graded.pool
     subtitle = f"{number(len(pool.problems))} problems, {number(len(pool.solutions))} solutions"
@@ -203,7 +203,7 @@ solutions with equivalent answers; solutions without an answer cast no vote.
     return report
 
 
-def _finding(results: Results) -> str:
+def _finding(results: RerankResults) -> str:
     """The best rule at the most solutions, beside what needs no PRM."""
     most, one, majority = results.ns[-1], results.curve("mean"), results.curve("majority")
     plain = f"the majority vote {percent(majority.points[-1].value)} %, one solution {percent(one.points[-1].value)} %"
@@ -237,7 +237,7 @@ def unlike_the_benchmark(pools: Sequence[GradedPool]) -> list[str]:
     ] * bool(packages)
 
 
-def notes(results: Results) -> list[str]:
+def notes(results: RerankResults) -> list[str]:
     """What is special about this pool and its scores, a line each: nothing is left out in silence."""
     pool, graded = results.graded.pool, results.graded
     found = [without_solution(pool.num_empty, len(pool.problems))] if results.curves else []
@@ -261,7 +261,7 @@ def notes(results: Results) -> list[str]:
     return [note for note in found if note]
 
 
-def _draw_methods(results: Results, report: Report) -> None:
+def _draw_methods(results: RerankResults, report: Report) -> None:
     """As in the paper: accuracy against n, a line per PRM, and the vote that needs no PRM beside them."""
     systems = list(results.scores)
     methods = WITH_PRM if systems else ("majority",)
@@ -293,7 +293,7 @@ def row_name(curve: Curve, *, with_aggregator: bool) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _tabulate_own(results: Results, report: Report) -> None:
+def _tabulate_own(results: RerankResults, report: Report) -> None:
     """What people come for: every rule, with each PRM's own aggregator."""
     rows = []
     for curve in results.own_curves:
@@ -307,7 +307,7 @@ def _tabulate_own(results: Results, report: Report) -> None:
     report.table(headers, rows, caption=caption, best="columns", apart=(TITLES["oracle"],))
 
 
-def _add_example(results: Results, report: Report) -> None:
+def _add_example(results: RerankResults, report: Report) -> None:
     """A wrong solution, with what every PRM says of its steps."""
     entries = [(entry.problem.text, one) for entry in results.graded.pool.problems for one in entry.solutions]
     grades = [grade for of_problem in results.graded.grades for grade in of_problem]
@@ -324,7 +324,7 @@ def _add_example(results: Results, report: Report) -> None:
         report.example(problem, solution.steps, said, caption=telling("wrong solution", list(scores)))
 
 
-def _compare_aggregators(results: Results, report: Report) -> None:
+def _compare_aggregators(results: RerankResults, report: Report) -> None:
     """Which aggregator to use with a PRM."""
     report.text("## Other aggregators")
     style = styles([*results.aggregators, "majority"])
@@ -353,7 +353,7 @@ def _cell(found: Difference) -> str:
     return f"{signed_percent(found.gain)} (p {p_value(found.gain.p)})"
 
 
-def _tabulate_gains(results: Results, differences: Sequence[Difference], report: Report) -> None:
+def _tabulate_gains(results: RerankResults, differences: Sequence[Difference], report: Report) -> None:
     """Does a PRM help at all?"""
     most = results.ns[-1]
     at_most = {(d.a, d.aggregator, d.method): d for d in differences if d.n == most and not d.b}
@@ -368,7 +368,7 @@ def _tabulate_gains(results: Results, differences: Sequence[Difference], report:
         report.table(headers, rows, caption=caption, best="columns")
 
 
-def _tabulate_pairs(results: Results, differences: Sequence[Difference], report: Report) -> None:
+def _tabulate_pairs(results: RerankResults, differences: Sequence[Difference], report: Report) -> None:
     """Is one PRM better than another?"""
     rows: dict[str, list[str]] = {}
     for found in differences:
@@ -383,7 +383,7 @@ def _tabulate_pairs(results: Results, differences: Sequence[Difference], report:
         report.table(headers, list(rows.values()), caption=caption)
 
 
-def _tabulate_selected(results: Results, report: Report) -> None:
+def _tabulate_selected(results: RerankResults, report: Report) -> None:
     """What each rule selected from all solutions, in short; `selected.jsonl` has it all."""
     rows: dict[str, list[int]] = {}
     for one in results.selections:

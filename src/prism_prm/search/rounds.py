@@ -32,7 +32,7 @@ DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class SearchRound:
     """A round of one problem, as an engine tells of it."""
 
     problem: int
@@ -75,7 +75,7 @@ class Rounds:
         self._lines.append({"search": self._numbers[key], **told})
 
 
-def told_round(round: Round, *, likelihood: bool) -> ToldRound:
+def told_round(round: SearchRound, *, likelihood: bool) -> ToldRound:
     """What the file says of a round."""
     told: ToldRound = {"new": _steps(round.new, likelihood)}
     if round.looks_ahead:

@@ -32,7 +32,7 @@ class SearchNode:
 
     parent: SearchNode | None
     path: tuple[int, ...]
-    """Child numbers from the root to here: names the noise the step was sampled with."""
+    """Child numbers from the root to here: names the random numbers it was sampled with."""
     written: Written
     text: str
     """All that was written up to here, the prompt included."""
@@ -136,7 +136,7 @@ class FoundSolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """All that a search found for one problem."""
 
     problem: int
@@ -145,7 +145,7 @@ class Found:
     prm_tokens: int
 
 
-def found(problem: int, nodes: Sequence[SearchNode], spent: Spent) -> Found:
+def found(problem: int, nodes: Sequence[SearchNode], spent: Spent) -> SearchResult:
     """The record of a problem's solutions, in their order."""
     solutions = []
     for node in nodes:
@@ -160,4 +160,4 @@ def found(problem: int, nodes: Sequence[SearchNode], spent: Spent) -> Found:
                 node.all_log_odds(),
             )
         )
-    return Found(problem, tuple(solutions), spent.policy_tokens, spent.prm_tokens)
+    return SearchResult(problem, tuple(solutions), spent.policy_tokens, spent.prm_tokens)
