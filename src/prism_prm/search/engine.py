@@ -28,7 +28,7 @@ from prism_prm.job import Job, Opening, Workers
 from prism_prm.scorer import Scorer
 from prism_prm.search.methods import Children, Expand, Search, SearchSettings, find_method
 from prism_prm.search.rounds import SearchRound
-from prism_prm.search.tree import SearchNode, SearchResult, Spent, child, found, root
+from prism_prm.search.tree import FoundSolution, SearchNode, SearchResult, child, root
 from prism_prm.tree import Step, StepTree, unique_names
 
 Other = TypeVar("Other")
@@ -63,11 +63,11 @@ class Scoring:
             roots = set(self.session.roots)
             self.session.keep(node.scored for node in nodes if node.scored is not None and node.scored not in roots)
 
-    def finish(self, problem: int) -> Spent:
-        """Free a problem's prompt too; what its scores have cost."""
+    def finish(self, problem: int) -> int:
+        """Free a problem's prompt too; the PRM's tokens for it."""
         if self.session is not None:
             self.session.drop([self.session.roots[problem]])
-        return Spent(prm_tokens=self._tokens.pop(problem, 0))
+        return self._tokens.pop(problem, 0)
 
     def score_steps(self, new: Sequence[tuple[int, SearchNode]]) -> None:
         """Score new steps of (problem, node); a step after one that could not be scored has no score either."""
@@ -193,7 +193,8 @@ class _Running:
     key: str
     search: Search
     expansion: Expand
-    spent: Spent = field(default_factory=Spent)
+    tokens: int = 0
+    """Written by the policy so far."""
     alive: list[SearchNode] = field(default_factory=list)
     """Nodes that hold memory of the policy or the PRM."""
     finished: list[SearchNode] = field(default_factory=list)
@@ -204,14 +205,7 @@ class _Running:
 class SearchEngine:
     """Searches with one policy and at most one PRM."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        prm: Scorer | None,
-        settings: SearchSettings,
-        *,
-        at_once: int = AT_ONCE,
-    ) -> None:
+    def __init__(self, policy: Policy, prm: Scorer | None, settings: SearchSettings, *, at_once: int = AT_ONCE) -> None:
         self.policy = policy
         self.prm = prm
         self.settings = replace(settings, aggregator=choose_aggregator(settings.aggregator, card_values(prm)).value)
@@ -229,31 +223,34 @@ class SearchEngine:
             while waiting or active:
                 while waiting and len(active) < self.at_once:
                     i = waiting.popleft()
-                    active.append(self._start(i, problems[i], keys[i], scoring))
+                    start = root(self.policy.prompt(problems[i]))
+                    start.scored = scoring.root(i)
+                    search = self.method.run(start, self.settings)
+                    active.append(_Running(i, keys[i], search, next(search), alive=[start]))
                 rounds, done = self._round(active, scoring)
                 yield from rounds
                 active = [running for running in active if running not in done]
                 scoring.score_solutions({running.index: nodes for running, nodes in done.items()})
                 best = math.nan
                 for running, nodes in done.items():
-                    spent = running.spent + scoring.finish(running.index)
-                    yield found(running.index, nodes, spent)
+                    solutions = tuple(map(FoundSolution.of, nodes))
+                    yield SearchResult(running.index, solutions, running.tokens, scoring.finish(running.index))
                     scored = [node.log_score(self.settings.how) for node in nodes if node.probabilities() is not None]
                     best = np.fmax(best, math.exp(max(scored))) if scored else best
                 tokens = sum(node.written.num_tokens for one in rounds for node in one.new)
                 yield RoundStats(tokens, len(active), best)
 
-    def _start(self, index: int, problem: str, key: str, scoring: Scoring) -> _Running:
-        start = root(self.policy.prompt(problem))
-        start.scored = scoring.root(index)
-        search = self.method.run(start, self.settings)
-        return _Running(index, key, search, next(search), alive=[start])
-
     def _round(
         self, active: Sequence[_Running], scoring: Scoring
     ) -> tuple[list[SearchRound], dict[_Running, list[SearchNode]]]:
         """Answer every problem's expansion: what was written, and the solutions of those that are done."""
-        self._let_go(active, scoring)
+        for running in active:  # free what no expansion needs
+            needed = {*running.expansion.nodes, *running.expansion.keep}
+            for node in running.alive:
+                if node not in needed:
+                    node.state = node.scored = None
+            running.alive = [node for node in running.alive if node in needed]
+        scoring.keep(node for running in active for node in running.alive)
         grown = self._write(active)
         new = [
             (running.index, node)
@@ -281,7 +278,7 @@ class SearchEngine:
     def _answer(self, running: _Running, children: Children, flat: Sequence[SearchNode]) -> list[SearchNode] | None:
         """Hand an expansion's children to the search; its solutions if that was its last expansion."""
         limit = self.settings.max_policy_tokens
-        if limit is not None and running.spent.policy_tokens >= limit:
+        if limit is not None and running.tokens >= limit:
             running.search.close()
             return list(dict.fromkeys([*running.finished, *running.expansion.shown, *flat]))
         try:
@@ -289,16 +286,6 @@ class SearchEngine:
         except StopIteration as stop:
             return list(stop.value)
         return None
-
-    def _let_go(self, active: Sequence[_Running], scoring: Scoring) -> None:
-        """Free what no expansion needs."""
-        for running in active:
-            needed = {*running.expansion.nodes, *running.expansion.keep}
-            for node in running.alive:
-                if node not in needed:
-                    node.state = node.scored = None
-            running.alive = [node for node in running.alive if node in needed]
-        scoring.keep(node for running in active for node in running.alive)
 
     def _write(self, active: Sequence[_Running]) -> list[Children]:
         """The new children of every expansion."""
@@ -316,20 +303,16 @@ class SearchEngine:
                     key = node_key(settings.seed, running.key, (*node.path, number))
                     asks.append(StepRequest(node.text, key, room, expansion.greedy, node.state, start=node.start))
                     places.append((running, node, number))
-        written = self._write_within(asks)
+        # A solution that has used up its tokens is cut without asking.
+        said = iter(write_steps(self.policy, [ask for ask in asks if ask.max_tokens > 0], settings.sampling))
+        written = [next(said) if ask.max_tokens > 0 else Written("", "cut", 0, 0.0) for ask in asks]
         children = [child(node, number, one) for (_, node, number), one in zip(places, written, strict=True)]
         for (running, _, _), node in zip(places, children, strict=True):
             running.num_written += 1
             node.number = running.num_written
-            running.spent.policy_tokens += node.written.num_tokens
+            running.tokens += node.written.num_tokens
         flat = iter(children)
         return [[[next(flat) for _ in range(count)] for count in running.expansion.counts] for running in active]
-
-    def _write_within(self, asks: Sequence[StepRequest]) -> list[Written]:
-        """Ask the policy; a solution that has used up its tokens is cut without asking."""
-        able = [ask for ask in asks if ask.max_tokens > 0]
-        written = iter(write_steps(self.policy, able, self.settings.sampling))
-        return [next(written) if ask.max_tokens > 0 else Written("", "cut", 0, 0.0) for ask in asks]
 
 
 def search_problems(

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from prism_prm import grading
@@ -20,10 +21,9 @@ from prism_prm.aggregate import log_score
 from prism_prm.arrays import Bools, Floats, Ints
 from prism_prm.console import Advance, ignore
 from prism_prm.data.pools import Pool, PoolProblem
-from prism_prm.data.tasks import Grader, ProblemIndex, Task, TaskGrader, TaskProblem
+from prism_prm.data.tasks import Grader, ProblemIndex, Task, TaskGrader
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.grading.answer_judge import Key, Verdict
 from prism_prm.grading.extract import Extraction
 from prism_prm.job import KEY, Finished, is_made_for
 
@@ -128,8 +128,13 @@ def grade_pool(pool: Pool, grader: Grader, advance: Advance = ignore) -> GradedP
             correct = (solution.correct if _is_judged(entry) else None) if verdict is None else verdict.correct
             status = key.status if verdict is None or verdict.status == "ok" else verdict.status
             extraction = found[at + k]
-            tests = _tests(entry.problem, key, verdict)
-            of_problem.append(Grade(extraction.answer, extraction.method, correct, group, status, key.passed, *tests))
+            public = hidden = None
+            if (tests := entry.problem.tests) is not None:
+                num_public = len(tests.public) if tests.judged_on_public else 0
+                public, hidden = key.tests, () if verdict is None else verdict.tests[num_public:]
+            of_problem.append(
+                Grade(extraction.answer, extraction.method, correct, group, status, key.passed, public, hidden)
+            )
         grades.append(tuple(of_problem))
         at += len(entry.solutions)
     return GradedPool(pool, tuple(grades))
@@ -139,16 +144,6 @@ def grade_chunk(grader: Grader, entries: Mapping[str, PoolProblem]) -> Iterator[
     """Grade some problems of a pool."""
     grades = grade_pool(Pool(tuple(entries.values())), grader).grades
     yield from (Finished(key, own) for key, own in zip(entries, grades, strict=True))
-
-
-def _tests(
-    problem: TaskProblem, key: Key, verdict: Verdict | None
-) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """How the public and the hidden tests of a program ended."""
-    if problem.tests is None:
-        return None, None
-    num_public = len(problem.tests.public) if problem.tests.judged_on_public else 0
-    return key.tests, () if verdict is None else verdict.tests[num_public:]
 
 
 def check_measured(graded: GradedPool) -> None:
@@ -298,13 +293,6 @@ def read_grades(path: str | Path, pool: Pool, graded_as: str) -> GradedPool | No
 
     if not is_made_for(path, graded_as):
         return None
-    names = [field.name for field in fields(Grade)]
-    table = pq.read_table(path, columns=names)
-    rows = zip(*(table[name].to_pylist() for name in names), strict=True)
-    grades = iter([Grade(*map(_frozen, row)) for row in rows])
+    table = pq.read_table(path, columns=[field.name for field in fields(Grade)])
+    grades = iter(msgspec.convert(table.to_pylist(), list[Grade]))
     return GradedPool(pool, tuple(tuple(next(grades) for _ in entry.solutions) for entry in pool.problems))
-
-
-def _frozen(value: Any) -> Any:
-    """A list of the table as the tuple that it was."""
-    return tuple(value) if isinstance(value, list) else value

@@ -52,18 +52,8 @@ class _Active:
 class LabelEngine:
     """Labels with one policy and one judge."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        judge: Judging,
-        settings: LabelSettings,
-        *,
-        at_once: int = AT_ONCE,
-    ) -> None:
-        self.policy = policy
-        self.judge = judge
-        self.settings = settings
-        self.at_once = at_once
+    def __init__(self, policy: Policy, judge: Judging, settings: LabelSettings, *, at_once: int = AT_ONCE) -> None:
+        self.policy, self.judge, self.settings, self.at_once = policy, judge, settings, at_once
 
     def run(
         self, problems: Sequence[TaskProblem], keys: Sequence[str], trees: Sequence[StepTree] | None = None
@@ -133,12 +123,20 @@ class LabelEngine:
         """Label the steps that a tree has."""
         settings, budget = self.settings, RolloutBudget(self.settings.max_policy_tokens)
         target = Target(problem, key, 0, settings, self.policy.prompt(problem.text), budget=budget, grows=False)
-        _take_tree(target, tree, settings.sampling.stop)
+        target.ended, target.trunk = tree.ended, list(tree.trunk)
+        inner, last = set(tree.parents), tree.trunk[-1] if tree.trunk and tree.ended else None
+        for i, (step, parent) in enumerate(zip(tree.nodes, tree.parents, strict=True)):
+            # Where the tree does not say whether a step ends its solution, the policy decides.
+            num_rollouts = None if step.estimate is None else step.estimate.rollouts
+            before = target.prompt if parent == ROOT else target.nodes[parent].so_far
+            node = Node(
+                step.text, parent, before + step.text + (settings.sampling.stop if i in inner or num_rollouts else "")
+            )
+            target.nodes.append(node)
+            if i == last or num_rollouts == 0:
+                (node.verdict,) = self.judge([(problem, node.so_far[len(target.prompt) :])])
         unlabelled = frozenset(i for i, step in enumerate(tree.nodes) if step.label is None)
         target.skipped = unlabelled if len(unlabelled) < len(tree.nodes) else frozenset()
-        for node, end in zip(target.nodes, _ends(tree), strict=True):
-            if end:
-                (node.verdict,) = self.judge([(problem, node.so_far[len(target.prompt) :])])
         if tree.trunk and target.ended:
             target.right = target.nodes[tree.trunk[-1]].verdict
         yield []  # so that many can begin before the first batch
@@ -181,32 +179,10 @@ def _labelled(
     )
 
 
-def _ends(tree: StepTree) -> list[bool]:
-    """Which steps end their solution, as far as the tree says."""
-    last = tree.trunk[-1] if tree.trunk and tree.ended else None
-    return [
-        i == last or (step.estimate is not None and not step.estimate.rollouts) for i, step in enumerate(tree.nodes)
-    ]
-
-
-def _take_tree(target: Target, tree: StepTree, stop: str) -> None:
-    """The nodes of a tree; where it does not say whether a last step is the last one, the policy decides."""
-    target.ended, target.trunk = tree.ended, list(tree.trunk)
-    inner = set(tree.parents)
-    for i, (step, parent) in enumerate(zip(tree.nodes, tree.parents, strict=True)):
-        before = target.prompt if parent == ROOT else target.nodes[parent].so_far
-        goes_on = i in inner or (step.estimate is not None and step.estimate.rollouts > 0)
-        target.nodes.append(Node(step.text, parent, before + step.text + (stop if goes_on else "")))
-
-
 def label_problems(
-    problems: Sequence[TaskProblem],
-    policy: Policy,
-    judge: Judging,
-    settings: LabelSettings | None = None,
-    *,
-    at_once: int = AT_ONCE,
-) -> list[StepTree]:
+    problems: Sequence[TaskProblem], policy: Policy, judge: Judging, settings: LabelSettings | None = None,
+    *, at_once: int = AT_ONCE,
+) -> list[StepTree]:  # fmt: skip
     """Sample solutions of problems and label their steps by rollouts: trees in the order of the problems.
 
     Args:
@@ -223,13 +199,9 @@ def label_problems(
 
 
 def label_trees(
-    trees: Sequence[StepTree],
-    policy: Policy,
-    judge: Judging,
-    settings: LabelSettings | None = None,
-    *,
-    at_once: int = AT_ONCE,
-) -> list[StepTree]:
+    trees: Sequence[StepTree], policy: Policy, judge: Judging, settings: LabelSettings | None = None,
+    *, at_once: int = AT_ONCE,
+) -> list[StepTree]:  # fmt: skip
     """The same trees with labels from rollouts of a policy instead of those they had; nothing is added to them.
 
     Steps without a label stay without one, unless no step of the tree has any. For a second opinion, give the settings

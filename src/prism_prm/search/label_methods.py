@@ -54,7 +54,7 @@ class Node:
 
 @dataclass(eq=False, slots=True)
 class Target:
-    """A solution of a problem, and the candidates beside its steps."""
+    """What is labeled: a solution of a problem, and the candidates beside its steps."""
 
     problem: TaskProblem
     key: str
@@ -101,27 +101,25 @@ class Target:
         rule, level = find_rule(self.settings.rule), self.settings.confidence
         steps = []
         for node in self.nodes:
-            estimate = _estimate(node, level)
+            estimate = node.tally.estimate(level) if node.tally.rollouts else None
+            if node.verdict is not None:
+                value = float(node.verdict)
+                estimate = Estimate(value, 0, value, value)
             label = node.implied if estimate is None else rule.label(estimate.value)
             steps.append(Step(node.text, label, None if estimate is None else estimate.value, estimate=estimate))
         parents = tuple(node.parent for node in self.nodes)
         if self.settings.after_error == "drop" or self.settings.method == "binary":
-            steps = self._without_later_labels(steps)
+            # Steps after a wrong one lose their labels; their estimates stay.
+            is_over: list[bool] = []
+            for i, (step, node) in enumerate(zip(steps, self.nodes, strict=True)):
+                is_later = node.parent != ROOT and is_over[node.parent]
+                is_over.append(is_later or step.label == 0.0)
+                self.counts[AFTER_ERROR] += is_later and step.label is not None
+                steps[i] = replace(step, label=None) if is_later else step
         return StepTree(
             tree_id, self.problem.text, tuple(steps), parents, tuple(self.trunk), self.problem.name,
             self.problem.answer, self.ended,
         )  # fmt: skip
-
-    def _without_later_labels(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps, those after a wrong one without a label; their estimates stay."""
-        kept: list[Step] = []
-        is_over: list[bool] = []
-        for step, node in zip(steps, self.nodes, strict=True):
-            is_later = node.parent != ROOT and is_over[node.parent]
-            is_over.append(is_later or step.label == 0.0)
-            self.counts[AFTER_ERROR] += is_later and step.label is not None
-            kept.append(replace(step, label=None) if is_later else step)
-        return kept
 
 
 @dataclass(slots=True)
@@ -138,15 +136,9 @@ class RolloutBudget:
         return self.most is not None and self.tokens >= self.most
 
 
-def _estimate(node: Node, level: float) -> Estimate | None:
-    if node.verdict is not None:
-        value = float(node.verdict)
-        return Estimate(value, 0, value, value)
-    return node.tally.estimate(level) if node.tally.rollouts else None
-
-
 def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
-    """Let the policy solve a problem once per target; those that got a solution of their own."""
+    """Let the policy solve a problem once per target, and cut each solution into the steps of a trunk, without a last
+    step that was cut off; the targets that got a solution of their own."""
     if not targets:
         return []
     sampling = targets[0].settings.sampling
@@ -156,8 +148,19 @@ def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
     ]
     kept: dict[tuple[str, ...], Target] = {}
     for target, outcome in zip(targets, outcomes, strict=True):
-        target.budget.tokens += outcome.written.num_tokens
-        _take_solution(target, outcome, sampling.stop)
+        written = outcome.written
+        target.budget.tokens += written.num_tokens
+        target.ended, target.right = written.ending == "end", outcome.right
+        is_whole = target.ended or (written.text.endswith(sampling.stop) and ends_step(written.text))
+        for step, end in cut_with_ends(written.text, sampling.stop):
+            if end == len(written.text) and not is_whole:
+                target.counts["steps cut off by the limit on tokens"] += 1
+                continue
+            parent = target.trunk[-1] if target.trunk else ROOT
+            target.trunk.append(len(target.nodes))
+            target.nodes.append(Node(step, parent, target.prompt + written.text[:end], written.state))
+        if target.ended and target.nodes:
+            target.nodes[-1].verdict = outcome.right
         texts = tuple(node.text for node in target.nodes)
         if not texts:
             target.counts["solutions without a whole step"] += 1
@@ -166,23 +169,6 @@ def sample_solutions(targets: Sequence[Target]) -> Work[list[Target]]:
         else:
             kept[texts] = target
     return list(kept.values())
-
-
-def _take_solution(target: Target, outcome: Judged, stop: str) -> None:
-    """Cut a solution into the steps of a trunk; a last step that was cut off is none."""
-    written = outcome.written
-    target.ended = written.ending == "end"
-    target.right = outcome.right
-    is_whole = target.ended or (written.text.endswith(stop) and ends_step(written.text))
-    for step, end in cut_with_ends(written.text, stop):
-        if end == len(written.text) and not is_whole:
-            target.counts["steps cut off by the limit on tokens"] += 1
-            continue
-        target.trunk.append(len(target.nodes))
-        parent = target.trunk[-2] if len(target.trunk) > 1 else ROOT
-        target.nodes.append(Node(step, parent, target.prompt + written.text[:end], written.state))
-    if target.ended and target.nodes:
-        target.nodes[-1].verdict = outcome.right
 
 
 def sample_alternatives(target: Target, positions: Sequence[int]) -> Work[None]:
@@ -208,21 +194,16 @@ def sample_alternatives(target: Target, positions: Sequence[int]) -> Work[None]:
             target.budget.tokens += written.num_tokens
             before = target.prefix(position)[0]
             text = trimmed(written.text, in_code=ends_in_code(before[len(target.prompt) :]))
-            if reason := _no_candidate(text, written, known):
-                target.counts[reason] += 1
-                continue
-            known.add(text)
-            so_far = before + written.text
-            verdict = outcome.right if written.ending == "end" else None
-            target.nodes.append(Node(text, parent, so_far, written.state, verdict))
-
-
-def _no_candidate(text: str, written: Written, known: set[str]) -> str | None:
-    if written.ending == "cut":
-        return "steps cut off by the limit on tokens"
-    if not text:
-        return "ends without another step"
-    return "equal alternatives" if text in known else None
+            if written.ending == "cut":
+                target.counts["steps cut off by the limit on tokens"] += 1
+            elif not text:
+                target.counts["ends without another step"] += 1
+            elif text in known:
+                target.counts["equal alternatives"] += 1
+            else:
+                known.add(text)
+                verdict = outcome.right if written.ending == "end" else None
+                target.nodes.append(Node(text, parent, before + written.text, written.state, verdict))
 
 
 def roll_out(
@@ -242,19 +223,13 @@ def roll_out(
         for i, count in counts.items():
             node = target.nodes[i]
             first = node.tally.rollouts
-            keys = [target.rng_key(ROLLOUT, i, number) for number in range(first, first + count)]
-            asks += [
-                StepRequest(
-                    node.so_far,
-                    key,
-                    sampling.max_tokens,
-                    state=node.state,
-                    whole=True,
-                    keep=False,
-                    start=len(target.prompt),
+            for number in range(first, first + count):
+                key, start = target.rng_key(ROLLOUT, i, number), len(target.prompt)
+                asks.append(
+                    StepRequest(
+                        node.so_far, key, sampling.max_tokens, state=node.state, whole=True, keep=False, start=start
+                    )
                 )
-                for key in keys
-            ]
         outcomes = iter((yield asks))
         for i, count in counts.items():
             tally = target.nodes[i].tally
@@ -304,9 +279,6 @@ def binary(target: Target) -> Work[None]:
     """
     settings, rule = target.settings, find_rule(target.settings.rule)
 
-    def enough_of(which: list[int]) -> Work[None]:
-        return roll_out(target, which, stopping(settings), settings.per_round)
-
     right, wrong = -1, len(target.trunk)
     if target.right:
         right = len(target.trunk) - 1
@@ -315,7 +287,7 @@ def binary(target: Target) -> Work[None]:
     while wrong - right > 1:
         middle = (right + wrong) // 2
         node = target.nodes[target.trunk[middle]]
-        yield from enough_of([target.trunk[middle]])
+        yield from roll_out(target, [target.trunk[middle]], stopping(settings), settings.per_round)
         if not node.tally.rollouts:
             return  # the budget is spent
         if rule.label(node.tally.hits / node.tally.rollouts):
@@ -326,7 +298,7 @@ def binary(target: Target) -> Work[None]:
         target.nodes[target.trunk[position]].implied = 1.0
     if wrong < len(target.trunk):
         yield from sample_alternatives(target, [wrong])
-        yield from enough_of(target.children(wrong))
+        yield from roll_out(target, target.children(wrong), stopping(settings), settings.per_round)
 
 
 @dataclass(frozen=True, slots=True)

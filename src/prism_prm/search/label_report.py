@@ -62,7 +62,12 @@ def make_report(run: LabelRun) -> Report:
         caption="Steps by position, alternatives included",
     )
     if run.noise is not None:
-        _tabulate_noise(run.noise, report)
+        facts = metrics["label_noise"]
+        report.text("## How wrong the labels are")
+        caption = "Labels from rollouts against exact ones, 95 % intervals"
+        report.table(NOISE_HEADERS, noise_rows(facts), caption=caption)
+        report.text(noise_note(facts))
+        report.counts("reason", dict(sorted(run.noise.counts.items())), caption="Left out of this comparison")
     report.text(_introduction(run))
     return report
 
@@ -94,24 +99,18 @@ def _metrics(run: LabelRun) -> dict[str, Any]:
     if run.critic is not None:
         metrics["critic"] = run.critic
     if run.noise is not None:
-        metrics["label_noise"] = noise_facts(run.noise)
+        noise = run.noise
+        groups = {
+            name: {**asdict(group), "fpr": asdict(group.fpr), "fnr": asdict(group.fnr)}
+            for name, group in noise.groups.items()
+        }
+        numbers = {name: getattr(noise, name) for name in ("solved", "solved_wrongly", "solved_wrongly_unnoticed")}
+        metrics["label_noise"] = {**numbers, "groups": groups, "counts": dict(noise.counts)}
     return metrics
 
 
 def _cost(found: Sequence[LabelResult]) -> dict[str, int]:
-    return {
-        "rollouts": sum(one.rollouts for one in found), "policy_tokens": sum(one.tokens for one in found),
-    }  # fmt: skip
-
-
-def noise_facts(noise: LabelNoise) -> dict[str, Any]:
-    """The noise of labels for machines."""
-    groups = {
-        name: {**asdict(group), "fpr": asdict(group.fpr), "fnr": asdict(group.fnr)}
-        for name, group in noise.groups.items()
-    }
-    numbers = {name: getattr(noise, name) for name in ("solved", "solved_wrongly", "solved_wrongly_unnoticed")}
-    return {**numbers, "groups": groups, "counts": dict(noise.counts)}
+    return {"rollouts": sum(one.rollouts for one in found), "policy_tokens": sum(one.tokens for one in found)}
 
 
 def _finding(metrics: dict[str, Any]) -> str:
@@ -159,6 +158,10 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
         "num_problems": "problems", "num_trees": "trees", "num_steps": "steps", "num_labelled": "labelled steps",
         "num_right": "labelled right", "rollouts": "rollouts", "policy_tokens": "policy tokens",
     }  # fmt: skip
+    critic_costs = {}  # in this run; replies that were kept before cost nothing
+    if critic := metrics.get("critic"):
+        critic_costs["critic tokens"] = critic["prompt_tokens"] + critic["completion_tokens"]
+        critic_costs |= {"critic cost": critic["cost"]} if critic["cost"] else {}
     further = {"second_cost": "of the second policy", "check_cost": "for the check"}
     return [
         *([words, number(metrics[name])] for name, words in names.items()),
@@ -170,16 +173,8 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
         ["solutions with the right answer", solved],
         *([f"matched pairs, gap ≥ {least}", number(count)] for least, count in metrics["pairs"].items()),
         *([f"consensus: {words}", number(count)] for words, count in metrics.get("consensus", {}).items()),
-        *([name, number(count)] for name, count in _critic_costs(metrics.get("critic")).items()),
+        *([name, number(count)] for name, count in critic_costs.items()),
     ]
-
-
-def _critic_costs(critic: dict[str, Any] | None) -> dict[str, float]:
-    """What a critic read and wrote in this run; replies that were kept before cost nothing."""
-    if critic is None:
-        return {}
-    found = {"critic tokens": critic["prompt_tokens"] + critic["completion_tokens"]}
-    return found | ({"critic cost": critic["cost"]} if critic["cost"] else {})
 
 
 def _position_rows(trees: Sequence[StepTree]) -> list[list[str]]:
@@ -207,17 +202,11 @@ NOISE_HEADERS = ("steps", "wrong", "called right: FPR (%)", "right", "called wro
 
 def noise_rows(noise: dict[str, Any]) -> list[list[str]]:
     """The noise of labels by group, for a table."""
-
-    return [
-        [
-            name,
-            number(group["wrong"]),
-            percent(Interval(**group["fpr"])),
-            number(group["right"]),
-            percent(Interval(**group["fnr"])),
-        ]
-        for name, group in noise["groups"].items()
-    ]
+    rows = []
+    for name, group in noise["groups"].items():
+        fpr, fnr = (percent(Interval(**group[rate])) for rate in ("fpr", "fnr"))
+        rows.append([name, number(group["wrong"]), fpr, number(group["right"]), fnr])
+    return rows
 
 
 def noise_note(noise: dict[str, Any]) -> str:
@@ -226,14 +215,6 @@ def noise_note(noise: dict[str, Any]) -> str:
         f"Of {number(noise['solved'])} solutions with the right answer, {number(noise['solved_wrongly'])} have a wrong "
         f"step; in {number(noise['solved_wrongly_unnoticed'])} of them the labels call every wrong step right."
     )
-
-
-def _tabulate_noise(noise: LabelNoise, report: Report) -> None:
-    facts = noise_facts(noise)
-    report.text("## How wrong the labels are")
-    report.table(NOISE_HEADERS, noise_rows(facts), caption="Labels from rollouts against exact ones, 95 % intervals")
-    report.text(noise_note(facts))
-    report.counts("reason", dict(sorted(noise.counts.items())), caption="Left out of this comparison")
 
 
 def _introduction(run: LabelRun) -> str:

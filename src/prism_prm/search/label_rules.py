@@ -106,9 +106,6 @@ class LabelSettings:
             raise SettingError("rule", self.rule, f"{self.method} stops at a threshold, which this rule has not")
 
 
-IsEnough = Callable[[RolloutTally], bool]
-
-
 def is_certain(tally: RolloutTally, rule: Rule, most: int) -> bool:
     """Whether the label is the same however the rest of `most` rollouts goes."""
     needed = rule.needed(most)
@@ -124,7 +121,7 @@ def is_decided(tally: RolloutTally, rule: Rule, most: int, level: float) -> bool
     return not low <= rule.threshold <= high
 
 
-def stopping(settings: LabelSettings) -> IsEnough:
+def stopping(settings: LabelSettings) -> Callable[[RolloutTally], bool]:
     """When a step has enough rollouts, by the settings' method.
 
     Bisection stops only where the label is certain, so that its errors are those of the full number of rollouts.
@@ -157,7 +154,12 @@ def expected(value: float, settings: LabelSettings) -> Expected:
         after: dict[tuple[int, int], float] = defaultdict(float)
         for (hits, done), chance in going.items():
             count = min(size, most - done)
-            for more, share in enumerate(_binomial(count, value)):
+            shares = [1.0]  # the probabilities of 0, 1, … successes
+            for _ in range(count):
+                stay = [p * (1 - value) for p in shares] + [0.0]
+                rise = [0.0] + [p * value for p in shares]
+                shares = [a + b for a, b in zip(stay, rise, strict=True)]
+            for more, share in enumerate(shares):
                 after[hits + more, done + count] += chance * share
         going = {}
         for (hits, done), chance in after.items():
@@ -167,16 +169,6 @@ def expected(value: float, settings: LabelSettings) -> Expected:
             else:
                 going[hits, done] = chance
     return Expected(right, rollouts)
-
-
-def _binomial(count: int, chance: float) -> list[float]:
-    """The probabilities of 0, 1, … successes."""
-    found = [1.0]
-    for _ in range(count):
-        stay = [p * (1 - chance) for p in found] + [0.0]
-        rise = [0.0] + [p * chance for p in found]
-        found = [a + b for a, b in zip(stay, rise, strict=True)]
-    return found
 
 
 def first_error_chances(values: Sequence[float], settings: LabelSettings, *, ended: bool) -> list[float]:

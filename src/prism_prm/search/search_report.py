@@ -91,7 +91,19 @@ def make_report(
     problems = [entry.problem for entry in pools[0].pool.problems]
     report.notes(unguarded(recipe.sandbox, problems) + unlike_the_benchmark(pools))
     _draw(points, report)
-    _tabulate(points, report)
+    rows = [
+        [
+            point.prm or NO_DATA, str(point.n),
+            percent(point.accuracy), percent(point.oracle.value),
+            number(round(point.policy_tokens)), number(round(point.prm_tokens)), number(point.solutions, 1),
+            number(point.seconds, 1),
+        ]
+        for point in points
+    ]  # fmt: skip
+    headers = ["PRM", "n", "accuracy (%) ↑", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
+    caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
+    report.table(headers, rows, caption=caption, best="columns")
+    report.notes(point.empty_note() for point in points)
     report.notes(
         f"{escaped(name)}, on the solutions found: {verdicts_in_words(said)}" for name, said in critics.items()
     )
@@ -155,19 +167,3 @@ def _draw(points: Sequence[Point], report: Report) -> None:
             oracle = f"oracle ({first})" if first else "oracle"
             draw_curve(axes, [*map(x, ours)], [one.oracle.value for one in ours], oracle, style["oracle"])
             finish(axes, label, "accuracy (%)", ns=[*map(x, ours)])
-
-
-def _tabulate(points: Sequence[Point], report: Report) -> None:
-    rows = [
-        [
-            point.prm or NO_DATA, str(point.n),
-            percent(point.accuracy), percent(point.oracle.value),
-            number(round(point.policy_tokens)), number(round(point.prm_tokens)), number(point.solutions, 1),
-            number(point.seconds, 1),
-        ]
-        for point in points
-    ]  # fmt: skip
-    headers = ["PRM", "n", "accuracy (%) ↑", "oracle (%)", "policy tokens", "PRM tokens", "solutions", "seconds"]
-    caption = "Accuracy, and the budget: tokens and solutions are means per problem, seconds of the whole run"
-    report.table(headers, rows, caption=caption, best="columns")
-    report.notes(point.empty_note() for point in points)

@@ -8,7 +8,8 @@ The answer to a code problem is a program; programs that do the same on the publ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def weighted_vote(
     weights = np.asarray(scores, dtype=np.float64)
     if not (np.isfinite(weights) & (weights >= 0)).all():
         raise DataError(f"the weights of a vote are finite and not negative; got {weights.tolist()}")
-    keys = _keys(answers, judge)
+    with contextlib.nullcontext(judge) if judge is not None else Judge() as using:
+        keys = [key.key for key in using.keys(answers)]
     index = vote(keys, weights)
     return Vote(index, None if index is None else answers[index], _totals(keys, weights))
 
@@ -89,13 +91,6 @@ def majority_vote(answers: Sequence[str | None], *, judge: Judge | None = None) 
         '12'
     """
     return weighted_vote(answers, [1.0] * len(answers), judge=judge)
-
-
-def _keys(answers: Sequence[str | None], judge: Judge | None) -> list[str | None]:
-    if judge is not None:
-        return [key.key for key in judge.keys(answers)]
-    with Judge() as own:
-        return [key.key for key in own.keys(answers)]
 
 
 def _totals(keys: Sequence[str | None], weights: Floats) -> dict[str, float]:
@@ -158,8 +153,6 @@ SELECTORS: dict[str, Selector] = {
 
 RULES = {"majority": "majority", "best-of-n": "argmax", "weighted": "weighted", "public-tests": "public-tests"}
 """A method of the curves → its selector; the first needs no PRM, and the last works with and without one."""
-
-VOTES = ("majority", "weighted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,22 +217,15 @@ def _select(
         return Selection(*about, (), None, None, None, None)
     grade = grades[chosen]
     score = None if steps_N[chosen] is None else float(np.exp(log_scores_N[chosen]))
-    share = None if rule not in VOTES else _share(keys, relative_weights(log_scores_N), keys[chosen])
+    share = None
+    if rule in ("majority", "weighted"):
+        weights_N = relative_weights(log_scores_N)
+        total = float(weights_N[[key is not None for key in keys]].sum())
+        share = float(weights_N[[key == keys[chosen] for key in keys]].sum()) / total if total > 0 else None
     return Selection(*about, entry.solutions[chosen].steps, grade.answer, score, share, grade.correct)
-
-
-def _share(keys: Sequence[str | None], weights_N: Floats, winner: str | None) -> float | None:
-    votes = np.array([key is not None for key in keys])
-    total = float(weights_N[votes].sum())
-    return float(weights_N[[key == winner for key in keys]].sum()) / total if total > 0 else None
 
 
 def write_selected(path: str | Path, selections: Sequence[Selection]) -> None:
     """A line per problem and rule, whole or not at all."""
     with whole_file(path) as aside, aside.open("wb") as file:
-        file.writelines(_lines(selections))
-
-
-def _lines(selections: Sequence[Selection]) -> Iterator[bytes]:
-    for selection in selections:
-        yield msgspec.json.encode(selection) + b"\n"
+        file.writelines(msgspec.json.encode(selection) + b"\n" for selection in selections)
