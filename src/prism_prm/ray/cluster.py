@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,13 @@ def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Connection:
     cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
     if gpus is None:
         gpus = 1.0 if loads and any(node.get("GPU") for node in nodes) else 0.0
-    room = sum(_room(node, cpus, gpus) for node in nodes)
+    room = 0
+    for node in nodes:
+        fits = int(node.get("CPU", 0) // cpus)
+        if gpus:  # a worker with a part of a GPU has it on one GPU
+            whole = int(node.get("GPU", 0))
+            fits = min(fits, whole // int(gpus) if gpus >= 1 else whole * int(1 / gpus + 1e-6))
+        room += fits
     wanted = settings.workers or room
     where = "--ray" if settings.ray == LOCAL else f"--ray {settings.ray}"
     if not wanted or (wanted > room and settings.ray == LOCAL):
@@ -138,15 +144,6 @@ def _fitted(ray: Any, settings: RaySettings, loads: bool) -> Connection:
             "nodes, say what they bring: --gpus-per-worker 1, or --gpus-per-worker 0 to run on CPUs."
         )
     return Connection(ray, wanted, cpus, gpus, room)
-
-
-def _room(node: Mapping[str, float], cpus: int, gpus: float) -> int:
-    """How many workers fit on a node. A worker with a part of a GPU has it on one GPU."""
-    room = int(node.get("CPU", 0) // cpus)
-    if gpus:
-        whole = int(node.get("GPU", 0))
-        room = min(room, whole // int(gpus) if gpus >= 1 else whole * int(1 / gpus + 1e-6))
-    return room
 
 
 def _size(cpus: float, gpus: float) -> str:
@@ -176,25 +173,28 @@ def pack(ray: Any, folder: str) -> FolderCopy:
         name = path.relative_to(folder).as_posix()
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         refs = []
-        for chunk in _chunks(path):
-            digest.update(chunk)
-            refs.append(ray.put(chunk))
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                refs.append(ray.put(chunk))
         files.append((name, tuple(refs)))
     return FolderCopy(digest.hexdigest(), tuple(files))
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            yield chunk
-
-
 def unpack(copy: FolderCopy) -> str:
     """The copy as a folder of this node: written by whoever comes first, and used by all workers of the node."""
+    import fcntl
+
     import ray
 
-    folder = _own_folder() / copy.content
-    with _held(folder):
+    own = Path(tempfile.gettempdir()) / f"prism-prm-{os.getuid()}"
+    with writing(own):
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if own.stat().st_uid != os.getuid():
+        raise PrismError(f"{own} belongs to another user; remove it, or set TMPDIR")
+    folder = own / copy.content
+    with (own / f".{copy.content}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held until the file is closed; here it is worth waiting for
         if not folder.is_dir():
             with whole_folder(folder) as aside:
                 for name, refs in copy.files:
@@ -203,23 +203,3 @@ def unpack(copy: FolderCopy) -> str:
                         for ref in refs:
                             file.write(ray.get(ref))
     return str(folder)
-
-
-def _own_folder() -> Path:
-    """The folder of this node's copies, which nobody else may have put there."""
-    folder = Path(tempfile.gettempdir()) / f"prism-prm-{os.getuid()}"
-    with writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PrismError(f"{folder} belongs to another user; remove it, or set TMPDIR")
-    return folder
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder. Output is written by one process at a time; this is worth waiting for."""
-    import fcntl
-
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -189,7 +189,8 @@ def rerank_pool(
                     if (summary := scorer.summary(pool.trees())) is not None:
                         critics[name] = summary
         aggregators = tuple(dict.fromkeys(settings.aggregators or AGGREGATORS))
-        own = {prm: _own_aggregator(settings, card) for prm, card in cards.items()}
+        first = settings.aggregators[0] if settings.aggregators else None
+        own = {prm: Choice(first, GIVEN) if first else choose_aggregator(None, card) for prm, card in cards.items()}
         curves: list[Curve] = []
         if graded.measured:
             with progress("curves", len(graded.measured), unit="problems") as advance:
@@ -216,11 +217,6 @@ def _refuse_twice(names: Sequence[str]) -> None:
         raise ConfigError(
             f"Two sets of scores are called {twice[0]!r}; give them names, e.g. --scores old=scores.parquet"
         )
-
-
-def _own_aggregator(settings: RerankSettings, card: CardValues | None) -> Choice[str]:
-    """What selects by a PRM's scores."""
-    return Choice(settings.aggregators[0], GIVEN) if settings.aggregators else choose_aggregator(None, card)
 
 
 def _grade(job: Job, pool: Pool, settings: RerankSettings, chunk: int) -> tuple[GradedPool, str]:

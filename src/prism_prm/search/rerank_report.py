@@ -102,19 +102,18 @@ class RerankResults:
         pairs = [(prm, "") for prm in prms] + [(a, b) for i, b in enumerate(prms) for a in prms[i + 1 :]]
         found = []
         for a, b in pairs:
-            for how, other_how in self._compared_by(a, b):
+            # Each PRM's own aggregators where these differ, and then the same one for both.
+            if b:
+                own = (self.own_aggregator[a].value, self.own_aggregator[b].value)
+                compared = [own] * (own[0] != own[1]) + [(how, how) for how in self.aggregators]
+            else:
+                compared = [(how, "") for how in self.aggregators]
+            for how, other_how in compared:
                 for method in WITH_PRM:
                     curve = self.curve(method, a, how)
                     other = self.curve(method, b, other_how) if b else self.curve("majority")
                     found += [Difference(a, b, method, how, other_how, n, curve.minus(other, n)) for n in self.ns]
         return found
-
-    def _compared_by(self, a: str, b: str) -> list[tuple[str, str]]:
-        """Aggregators of A and B: each PRM's own where these differ, and then the same one for both."""
-        if not b:
-            return [(how, "") for how in self.aggregators]
-        own = (self.own_aggregator[a].value, self.own_aggregator[b].value)
-        return [own] * (own[0] != own[1]) + [(how, how) for how in self.aggregators]
 
     def metrics(self, differences: Sequence[Difference]) -> dict[str, Any]:
         """What goes into `metrics.json`."""
@@ -183,11 +182,20 @@ def make_report(results: RerankResults) -> Report:
     report.notes(notes(results))
     if results.curves:
         _add_example(results, report)
-        _tabulate_gains(results, differences, report)
-        _tabulate_pairs(results, differences, report)
+        _tabulate_differences(results, differences, report)
         if results.scores and len(results.aggregators) > 1:
             _compare_aggregators(results, report)
-    _tabulate_selected(results, report)
+    selected: dict[str, list[int]] = {}
+    for one in results.selections:
+        counts = selected.setdefault(" · ".join(filter(None, (one.prm, TITLES[one.rule]))), [0, 0, 0])
+        counts[0] += one.solution is not None
+        counts[1] += one.answer is not None
+        counts[2] += one.solution is None
+    report.table(
+        ["rule", "selected", "with an answer", "nothing to select"],
+        [[name, *map(number, counts)] for name, counts in selected.items()],
+        caption="Problems by whether the selected solution is right; `selected.jsonl` lists the selections",
+    )
     unscored = {f"no score from {prm}": results.num_unscored(prm) for prm in results.scores}
     add_answers(report, [results.graded], unscored)
     if results.curves:
@@ -353,23 +361,19 @@ def _cell(found: Difference) -> str:
     return f"{signed_percent(found.gain)} (p {p_value(found.gain.p)})"
 
 
-def _tabulate_gains(results: RerankResults, differences: Sequence[Difference], report: Report) -> None:
-    """Does a PRM help at all?"""
+def _tabulate_differences(results: RerankResults, differences: Sequence[Difference], report: Report) -> None:
+    """Does a PRM help at all, and is one better than another?"""
     most = results.ns[-1]
     at_most = {(d.a, d.aggregator, d.method): d for d in differences if d.n == most and not d.b}
-    rows = [
+    gains = [
         [f"{prm} · {how}", *(_cell(at_most[prm, how, method]) for method in WITH_PRM)]
         for prm in results.scores
         for how in results.aggregators
     ]
-    if rows:
+    if gains:
         headers = ["PRM · aggregator", *(TITLES[method] for method in WITH_PRM)]
         caption = f"Gain over the majority vote at n = {most} (percentage points, paired) ↑"
-        report.table(headers, rows, caption=caption, best="columns")
-
-
-def _tabulate_pairs(results: RerankResults, differences: Sequence[Difference], report: Report) -> None:
-    """Is one PRM better than another?"""
+        report.table(headers, gains, caption=caption, best="columns")
     rows: dict[str, list[str]] = {}
     for found in differences:
         if found.b:
@@ -381,21 +385,6 @@ def _tabulate_pairs(results: RerankResults, differences: Sequence[Difference], r
         headers = ["difference", *(f"n = {n}" for n in results.ns)]
         caption = "PRMs compared on the same pool (percentage points, paired), at the last n with its 95 % interval"
         report.table(headers, list(rows.values()), caption=caption)
-
-
-def _tabulate_selected(results: RerankResults, report: Report) -> None:
-    """What each rule selected from all solutions, in short; `selected.jsonl` has it all."""
-    rows: dict[str, list[int]] = {}
-    for one in results.selections:
-        counts = rows.setdefault(" · ".join(filter(None, (one.prm, TITLES[one.rule]))), [0, 0, 0])
-        counts[0] += one.solution is not None
-        counts[1] += one.answer is not None
-        counts[2] += one.solution is None
-    report.table(
-        ["rule", "selected", "with an answer", "nothing to select"],
-        [[name, *map(number, counts)] for name, counts in rows.items()],
-        caption="Problems by whether the selected solution is right; `selected.jsonl` lists the selections",
-    )
 
 
 def answer_counts(pools: Sequence[GradedPool]) -> dict[str, int]:
