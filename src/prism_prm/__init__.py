@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from prism_prm.plan.gpus import Cluster as Cluster
     from prism_prm.plan.plan_run import ScoringJob as ScoringJob
     from prism_prm.plan.plan_run import plan_run as plan_run
-    from prism_prm.ray.settings import RaySettings as RaySettings
+    from prism_prm.ray import RaySettings as RaySettings
     from prism_prm.report import Report as Report
     from prism_prm.rl.recipe import GrpoRecipe as GrpoRecipe
     from prism_prm.rl.reward import PRMReward as PRMReward
@@ -103,7 +103,7 @@ _EXPORTS = {
     "PolicySettings": "prism_prm.backends.policy",
     "PrismError": "prism_prm.errors",
     "Prm": "prism_prm.models.prm",
-    "RaySettings": "prism_prm.ray.settings",
+    "RaySettings": "prism_prm.ray",
     "ReadOptions": "prism_prm.data.draft",
     "Recipe": "prism_prm.train.recipe",
     "Report": "prism_prm.report",

@@ -20,11 +20,10 @@ from prism_prm import ray as prism_workers
 from prism_prm.cli.options import with_address
 from prism_prm.errors import ConfigError, DataError, MissingExtraError, ModelError, PrismError
 from prism_prm.job import Chunk, Finished, Here, Job, Local, Opening
+from prism_prm.ray import RaySettings, is_address, pool
 from prism_prm.ray import cluster as copies
-from prism_prm.ray import pool
 from prism_prm.ray.cluster import Connection, FolderCopy, connected
 from prism_prm.ray.pool import IN_FLIGHT, TRIES, RayPool
-from prism_prm.ray.settings import RaySettings, is_address
 
 
 class LostError(Exception):
@@ -603,7 +602,7 @@ import os, sys, types
 resources = {{"Alive": True, "Resources": {{"CPU": 2}}}}
 sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, nodes=lambda: [resources])
 from prism_prm.ray.cluster import connected
-from prism_prm.ray.settings import RaySettings
+from prism_prm.ray import RaySettings
 with connected(RaySettings(ray="auto", workers=1)):
     {end}
 """

@@ -30,8 +30,7 @@ from prism_prm.data.tables import write_pairs, write_trees
 from prism_prm.errors import DataError
 from prism_prm.evaluate.evaluate_prm import EvalSettings
 from prism_prm.job import Opening
-from prism_prm.ray import Ray, pool
-from prism_prm.ray.settings import RaySettings
+from prism_prm.ray import Ray, RaySettings, pool
 from prism_prm.store import Request, ScoreStore
 from prism_prm.tree import Step, StepPair, StepTree
 from ray_cluster import RayCluster

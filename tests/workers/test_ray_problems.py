@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from prism_prm.backends.policy import PolicySettings, Sampling
+from prism_prm.ray import RaySettings
 from prism_prm.ray.pool import RayPool
-from prism_prm.ray.settings import RaySettings
 from prism_prm.search.label_rules import LabelSettings
 from prism_prm.search.label_task import label_task
 from prism_prm.search.methods import SearchSettings

@@ -14,7 +14,7 @@ from prism_prm.console import say
 if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
     from prism_prm.models.load_settings import LoadSettings
-    from prism_prm.ray.settings import RaySettings
+    from prism_prm.ray import RaySettings
 
 EXAMPLES = """
 **Examples**

@@ -30,7 +30,7 @@ from prism_prm.paths import named_places
 if TYPE_CHECKING:
     from prism_prm.backends.critic_settings import CriticSettings
     from prism_prm.models.load_settings import LoadSettings
-    from prism_prm.ray.settings import RaySettings
+    from prism_prm.ray import RaySettings
     from prism_prm.search.rerank_pool import RerankSettings
     from prism_prm.search.rerank_report import RerankResults
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from prism_prm.errors import ConfigError, MissingExtraError, PrismError
 from prism_prm.files import whole_folder, writing
-from prism_prm.ray.settings import LOCAL, RaySettings
+from prism_prm.ray import LOCAL, RaySettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from prism_prm.errors import ConfigError, DataError
 from prism_prm.grading.graders import Level, unguarded
 from prism_prm.grading.problems import Packed
 from prism_prm.job import Finished, Here, Job, Opening, Workers, content_key, stoppable
-from prism_prm.ray import executor_of
-from prism_prm.ray.settings import RaySettings
+from prism_prm.ray import RaySettings, executor_of
 from prism_prm.search.engine import RoundStats, Speedometer, policy_identity, policy_workers
 from prism_prm.search.label_checks import keep_agreed, measure_noise, scored_opinion
 from prism_prm.search.label_engine import Judging, LabelEngine, LabelResult, by_answer, problem_of_tree

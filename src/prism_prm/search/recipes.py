@@ -47,7 +47,7 @@ class SearchRecipe:
     """A PRM: a folder, a hub id, a server (prism:URL, vllm:URL), a critic (critic:openai:URL, critic:hf:FOLDER), or
     NAME=place. Repeat to compare several."""
     at_once: Count = AT_ONCE
-    """The number of problems searched together: a portion, which a Ray worker gets at a time."""
+    """The number of problems searched together: a chunk, which a Ray worker gets at a time."""
     policy: PolicySettings = field(default_factory=PolicySettings)
     search: SearchSettings = field(default_factory=SearchSettings)
 
@@ -116,7 +116,7 @@ class LabelRecipe:
     check_limit: Count | None = None
     """Use only this many trees of that file, starting with the first."""
     at_once: Count = AT_ONCE
-    """The number of problems labelled together: a portion, which a Ray worker gets at a time."""
+    """The number of problems labelled together: a chunk, which a Ray worker gets at a time."""
     policy: PolicySettings = field(default_factory=PolicySettings)
     label: LabelSettings = field(default_factory=LabelSettings)
 
