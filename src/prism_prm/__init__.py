@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from prism_prm.evaluate.look_at import look_at as look_at
     from prism_prm.evaluate.score_files import score_files as score_files
     from prism_prm.evaluate.scores import steps_from_predictions as steps_from_predictions
-    from prism_prm.grading.answer_judge import Judge as Judge
     from prism_prm.grading.extract import extract_answer as extract_answer
+    from prism_prm.grading.graders import Judge as Judge
     from prism_prm.lab.demo.run_demo import run_demo as run_demo
     from prism_prm.lab.theory.report_theory import VerifierSettings as VerifierSettings
     from prism_prm.lab.theory.report_theory import report_theory as report_theory
@@ -92,7 +92,7 @@ _EXPORTS = {
     "DataError": "prism_prm.errors",
     "EvalSettings": "prism_prm.evaluate.evaluate_prm",
     "GrpoRecipe": "prism_prm.rl.recipe",
-    "Judge": "prism_prm.grading.answer_judge",
+    "Judge": "prism_prm.grading.graders",
     "LabelRecipe": "prism_prm.search.recipes",
     "LabelSettings": "prism_prm.search.label_rules",
     "ModelError": "prism_prm.errors",

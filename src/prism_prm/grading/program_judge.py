@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from prism_prm.console import Advance, ignore
 from prism_prm.grading import compare_outputs, value_codec
-from prism_prm.grading.answer_judge import Key, Status, Verdict
 from prism_prm.grading.compare_outputs import is_right, printed_key, returned_key, returned_right
+from prism_prm.grading.graders import Key, Status, Verdict
 from prism_prm.grading.problems import SECONDS, Case, ProgramTests
 from prism_prm.grading.process_pool import ProcessPool
 from prism_prm.grading.sandbox import Call, Program, RunResult, Sandbox

@@ -20,7 +20,7 @@ from prism_prm.aggregate import Choice
 from prism_prm.arrays import Bools, Floats
 from prism_prm.errors import DataError
 from prism_prm.files import whole_file
-from prism_prm.grading.answer_judge import Judge
+from prism_prm.grading.graders import Judge
 from prism_prm.search.grade_pool import GradedPool, StepScores, log_scores_of
 
 TIE = 1e-9
