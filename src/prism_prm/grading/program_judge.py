@@ -128,18 +128,20 @@ class ProgramJudge:
 
     def _keys(self, programs: Sequence[tuple[ProgramTests, str]]) -> list[Key]:
         trials = [_Trial(tests, program, tests.public) for tests, program in programs]
-        return [self._key(trial, runs) for trial, runs in zip(trials, self._run(trials), strict=True)]
-
-    def _key(self, trial: _Trial, runs: Sequence[RunResult]) -> Key:
-        if not runs:
-            return Key("", "no public tests")  # nothing tells the programs apart, so they are one group
-        ended = tuple(self._ending(trial.tests, case, run) for case, run in zip(trial.cases, runs, strict=True))
-        failed = next((run.status for run in runs if run.status != "ok"), None)
-        outputs = [] if failed else [self._output_key(trial.tests, run) for run in runs]
-        if failed or None in outputs:
-            return Key(None, failed or "error", passed=False, tests=ended)
-        digest = hashlib.blake2b(repr(outputs).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        return Key(digest, passed=set(ended) == {_PASSED}, tests=ended)
+        keys = []
+        for trial, runs in zip(trials, self._run(trials), strict=True):
+            if not runs:  # nothing tells the programs apart, so they are one group
+                keys.append(Key("", "no public tests"))
+                continue
+            ended = tuple(self._ending(trial.tests, case, run) for case, run in zip(trial.cases, runs, strict=True))
+            failed = next((run.status for run in runs if run.status != "ok"), None)
+            outputs = [] if failed else [self._output_key(trial.tests, run) for run in runs]
+            if failed or None in outputs:
+                keys.append(Key(None, failed or "error", passed=False, tests=ended))
+                continue
+            digest = hashlib.blake2b(repr(outputs).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            keys.append(Key(digest, passed=set(ended) == {_PASSED}, tests=ended))
+        return keys
 
     def _ending(self, tests: ProgramTests, case: Case, run: RunResult) -> str:
         """How one test ended."""

@@ -237,10 +237,13 @@ def _same_group(a: Group, b: Group, tolerance: float) -> bool:
         if sorted(names_a) != sorted(names_b) or len(parts) != len(others):
             return False
         for part in parts:
-            found = next((i for i, other in enumerate(others) if _same_member(part, other, tolerance)), None)
-            if found is None:
+            for i, other in enumerate(others):
+                has_other_name = isinstance(part, Named) and isinstance(other, Named) and part.name != other.name
+                if not has_other_name and _same(part, other, tolerance):
+                    del others[i]
+                    break
+            else:
                 return False
-            del others[found]
         return True
     may_differ = {"", "()", "[]"} if len(a.parts) > 2 else {"", "()"}
     if len(a.parts) != len(b.parts) or (len(kinds) > 1 and not kinds <= may_differ):
@@ -251,11 +254,6 @@ def _same_group(a: Group, b: Group, tolerance: float) -> bool:
     if bool(names_a) != bool(names_b) and have_names:  # a=2, x=3 is not a=2, a=3
         return False
     return all(_same(x, y, tolerance) for x, y in zip(a.parts, b.parts, strict=True))
-
-
-def _same_member(a: Form, b: Form, tolerance: float) -> bool:
-    has_other_name = isinstance(a, Named) and isinstance(b, Named) and a.name != b.name
-    return not has_other_name and _same(a, b, tolerance)
 
 
 def _names(group: Group) -> list[str]:

@@ -12,7 +12,7 @@ from prism_prm.search.engine import AT_ONCE, RoundStats
 from prism_prm.search.label_methods import (
     AFTER_ERROR,
     METHODS,
-    Judged,
+    Continuation,
     Node,
     RolloutBudget,
     Target,
@@ -95,7 +95,7 @@ class LabelEngine:
         found = dict(one for one in self.run(problems, keys, trees) if isinstance(one, tuple))
         return [found[i] for i in range(len(problems))]
 
-    def _answer(self, active: Sequence[_Active]) -> list[list[Judged]]:
+    def _answer(self, active: Sequence[_Active]) -> list[list[Continuation]]:
         """What the policy writes to every ask, and whether it is right."""
         asks = [(running, ask) for running in active for ask in running.asks]
         if not asks:
@@ -107,7 +107,7 @@ class LabelEngine:
             running, ask = asks[i]
             texts.append((running.problem, ask.text[len(running.prompt) :] + written[i].text))
         right = dict(zip(ended, self.judge(texts), strict=True))
-        outcomes = iter([Judged(one, right.get(i, False)) for i, one in enumerate(written)])
+        outcomes = iter([Continuation(one, right.get(i, False)) for i, one in enumerate(written)])
         return [[next(outcomes) for _ in running.asks] for running in active]
 
     def _sampled(self, problem: TaskProblem, key: str) -> Work[LabelResult]:

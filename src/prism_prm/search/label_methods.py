@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Continuation:
     """A text that the policy wrote."""
 
     written: Written
@@ -29,7 +29,7 @@ class Judged:
     """Whether it completes a right solution."""
 
 
-Work = Generator[list[StepRequest], list[Judged], T]
+Work = Generator[list[StepRequest], list[Continuation], T]
 SOLUTION, ALTERNATIVE, ROLLOUT = range(3)
 """What is sampled: the second number of a path that names random numbers."""
 AFTER_ERROR = "steps after a wrong one"

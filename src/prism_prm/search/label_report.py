@@ -56,11 +56,24 @@ def make_report(run: LabelRun) -> Report:
     _draw_values(run.trees, report)
     report.table(["", "count"], summary_rows(metrics), caption="What was labelled, and what it cost")
     report.counts("reason", metrics["left_out"], caption="Left out")
-    report.table(
-        ["position", "steps", "labelled", "right (%)", "mean value", "rollouts per step"],
-        _position_rows(run.trees),
-        caption="Steps by position, alternatives included",
-    )
+    at: dict[int, list[Step]] = {}
+    for tree in run.trees:
+        for depth, step in zip(tree.depths(), tree.nodes, strict=True):
+            at.setdefault(depth, []).append(step)
+    rows = []
+    for depth, steps in sorted(at.items()):
+        labels = [step.label for step in steps if step.label is not None]
+        estimates = [step.estimate for step in steps if step.estimate is not None]
+        rows.append(
+            [
+                str(depth + 1), number(len(steps)), number(len(labels)),
+                percent(float(np.mean([label > 0.5 for label in labels])) if labels else None),
+                number(float(np.mean([one.value for one in estimates])) if estimates else None, 2),
+                number(sum(one.rollouts for one in estimates) / len(steps), 1),
+            ]
+        )  # fmt: skip
+    headers = ["position", "steps", "labelled", "right (%)", "mean value", "rollouts per step"]
+    report.table(headers, rows, caption="Steps by position, alternatives included")
     if run.noise is not None:
         facts = metrics["label_noise"]
         report.text("## How wrong the labels are")
@@ -175,26 +188,6 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
         *([f"consensus: {words}", number(count)] for words, count in metrics.get("consensus", {}).items()),
         *([name, number(count)] for name, count in critic_costs.items()),
     ]
-
-
-def _position_rows(trees: Sequence[StepTree]) -> list[list[str]]:
-    at: dict[int, list[Step]] = {}
-    for tree in trees:
-        for depth, step in zip(tree.depths(), tree.nodes, strict=True):
-            at.setdefault(depth, []).append(step)
-    rows = []
-    for depth, steps in sorted(at.items()):
-        labels = [step.label for step in steps if step.label is not None]
-        estimates = [step.estimate for step in steps if step.estimate is not None]
-        rows.append(
-            [
-                str(depth + 1), number(len(steps)), number(len(labels)),
-                percent(float(np.mean([label > 0.5 for label in labels])) if labels else None),
-                number(float(np.mean([one.value for one in estimates])) if estimates else None, 2),
-                number(sum(one.rollouts for one in estimates) / len(steps), 1),
-            ]
-        )  # fmt: skip
-    return rows
 
 
 NOISE_HEADERS = ("steps", "wrong", "called right: FPR (%)", "right", "called wrong: FNR (%)")

@@ -1,4 +1,8 @@
-"""From rollouts to a label: the settings, the rules, and when a step has enough rollouts."""
+"""From rollouts to a label: the settings, the rules, and when a step has enough rollouts.
+
+Rollouts from a step are independent draws that succeed with its value, so what a method finds and costs follows from
+the values alone: `expected` computes it, for `docs/labels.md` and for the tests.
+"""
 
 from __future__ import annotations
 

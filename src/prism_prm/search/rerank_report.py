@@ -178,7 +178,16 @@ def make_report(results: RerankResults) -> Report:
     if results.curves:
         report.finding = _finding(results)
         _draw_methods(results, report)
-        _tabulate_own(results, report)
+        rows = []
+        for curve in results.own_curves:
+            *others, last = curve.points
+            cells = [row_name(curve, with_aggregator=False), *(percent(one.value) for one in others), percent(last)]
+            if results.tokens:
+                cells.append(number(results.tokens[curve.prm]) if curve.prm in results.tokens else NO_DATA)
+            rows.append(cells)
+        headers = ["selection", *(f"n = {n}" for n in results.ns), *["PRM tokens ↓"] * bool(results.tokens)]
+        caption = "Expected accuracy (%) ↑, at the last n with its 95 % interval over problems"
+        report.table(headers, rows, caption=caption, best="columns", apart=(TITLES["oracle"],))
     report.notes(notes(results))
     if results.curves:
         _add_example(results, report)
@@ -299,20 +308,6 @@ def row_name(curve: Curve, *, with_aggregator: bool) -> str:
     """How a way to select is called in tables."""
     parts = (curve.prm, TITLES[curve.method], curve.aggregator if with_aggregator else "")
     return " · ".join(part for part in parts if part)
-
-
-def _tabulate_own(results: RerankResults, report: Report) -> None:
-    """What people come for: every rule, with each PRM's own aggregator."""
-    rows = []
-    for curve in results.own_curves:
-        *others, last = curve.points
-        cells = [row_name(curve, with_aggregator=False), *(percent(point.value) for point in others), percent(last)]
-        if results.tokens:
-            cells.append(number(results.tokens[curve.prm]) if curve.prm in results.tokens else NO_DATA)
-        rows.append(cells)
-    headers = ["selection", *(f"n = {n}" for n in results.ns), *["PRM tokens ↓"] * bool(results.tokens)]
-    caption = "Expected accuracy (%) ↑, at the last n with its 95 % interval over problems"
-    report.table(headers, rows, caption=caption, best="columns", apart=(TITLES["oracle"],))
 
 
 def _add_example(results: RerankResults, report: Report) -> None:
